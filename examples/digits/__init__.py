@@ -1,0 +1,1 @@
+"""An application of lit_loader: a classifier of handwritten digits."""

@@ -1,0 +1,119 @@
+"""What a run leaves behind: ``metrics.json``, ``training.png`` and a few lines on the console."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from digits.history import History
+
+LOSS, ACCURACY, WAIT = "#4c72b0", "#55a868", "#8172b3"
+ACCENT = "#dd8452"
+
+
+def summary(history: History, test: dict[str, float], seconds: float) -> dict[str, Any]:
+    """Returns the figures of a run as JSON-ready values; times in milliseconds or seconds."""
+    waits = sorted(1000 * wait for wait in history.wait)
+    last = {name: value for name, value in (history.epochs or [{}])[-1].items() if name != "step"}
+    return {
+        **last,
+        **test,
+        "epochs": len(history.epoch_starts),
+        "steps": len(history.loss),
+        "fit_seconds": round(seconds, 2),
+        "wait_ms_median": round(statistics.median(waits), 3) if waits else None,
+        "wait_ms_p95": round(waits[int(0.95 * (len(waits) - 1))], 3) if waits else None,
+        "step_ms_median": round(1000 * statistics.median(history.step), 3) if waits else None,
+    }
+
+
+def write(directory: Path, history: History, figures: dict[str, Any]) -> None:
+    """Writes metrics.json and training.png."""
+    (directory / "metrics.json").write_text(json.dumps(figures, indent=2) + "\n")
+    # Without pyplot: no display, no global state.
+    figure = Figure(figsize=(8, 9), layout="constrained", dpi=130)
+    FigureCanvasAgg(figure)
+    loss, accuracy, wait = figure.subplots(3, 1, sharex=True)
+    _plot_loss(loss, history)
+    _plot_accuracy(accuracy, history, figures)
+    _plot_wait(wait, history, figures)
+    wait.set_xlabel("training step")
+    for axes in (loss, accuracy, wait):
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_title(axes.get_title(), loc="left", weight="bold")
+        axes.set_title("")
+        axes.legend(frameon=False, ncols=3, loc="lower right", bbox_to_anchor=(1, 0.98))
+    figure.savefig(directory / "training.png")
+
+
+def _plot_loss(axes: Any, history: History) -> None:
+    steps = range(1, len(history.loss) + 1)
+    axes.plot(steps, history.loss, color=LOSS, lw=0.8, alpha=0.6, label="training, each step")
+    _plot_epochs(axes, history, "val/loss", ACCENT, "validation")
+    axes.set(title="Loss", ylabel="cross entropy", yscale="log")
+
+
+def _plot_accuracy(axes: Any, history: History, figures: dict[str, Any]) -> None:
+    _plot_epochs(axes, history, "train/acc", ACCURACY, "training (augmented)")
+    _plot_epochs(axes, history, "val/acc", ACCENT, "validation")
+    if "test/acc" in figures:
+        test = figures["test/acc"]
+        axes.axhline(test, color="0.3", ls="--", lw=1, label=f"test: {test:.4f}")
+    shown = [e[k] for e in history.epochs for k in ("train/acc", "val/acc") if k in e]
+    # The first epochs would press the rest together at the top.
+    axes.set(
+        title="Accuracy", ylabel="share of digits", ylim=(max(0, min(shown[2:] or [0])), 1.005)
+    )
+
+
+def _plot_wait(axes: Any, history: History, figures: dict[str, Any]) -> None:
+    first = set(history.epoch_starts)
+    waits = [(step + 1, 1000 * wait, step in first) for step, wait in enumerate(history.wait)]
+    inside = [(step, wait) for step, wait, is_first in waits if not is_first]
+    starts = [(step, wait) for step, wait, is_first in waits if is_first]
+    if inside:
+        axes.plot(*zip(*inside, strict=True), ".", ms=3, color=WAIT, label="within an epoch")
+    if starts:
+        axes.plot(*zip(*starts, strict=True), "o", ms=4, color=ACCENT, label="an epoch's first")
+        axes.axhline(
+            figures["wait_ms_median"],
+            color="0.3",
+            ls="--",
+            lw=1,
+            label=f"median: {figures['wait_ms_median']:.2f} ms",
+        )
+    axes.set(title="Wait per step", ylabel="milliseconds", yscale="log")
+
+
+def _plot_epochs(axes: Any, history: History, name: str, color: str, label: str) -> None:
+    points = [(epoch["step"], epoch[name]) for epoch in history.epochs if name in epoch]
+    if points:
+        axes.plot(*zip(*points, strict=True), "o-", ms=3, color=color, label=label)
+
+
+def lines(directory: Path, figures: dict[str, Any]) -> list[str]:
+    """Returns the lines that end a run on the console."""
+    result = [
+        f"trained {figures['epochs']} epochs, {figures['steps']} steps in "
+        f"{figures['fit_seconds']:.1f} s; waited {figures['wait_ms_median']} ms for a batch "
+        f"(median; a step itself takes {figures['step_ms_median']} ms)"
+    ]
+    if "test/acc" in figures:
+        result.append(f"test/acc {figures['test/acc']:.4f}   test/loss {figures['test/loss']:.4f}")
+    described = {
+        "training.png": "loss, accuracy and wait for each step",
+        "metrics.json": "the figures above",
+        "csv/metrics.csv": "loss and accuracy of each epoch",
+        "checkpoints": "best.ckpt (validation accuracy) and last.ckpt",
+        "train.log": "this log",
+        ".hydra/config.yaml": "the configuration",
+    }
+    result.append(f"written to {directory}:")
+    result += [f"  {k:<20}{v}" for k, v in described.items() if (directory / k).exists()]
+    return result

@@ -1,0 +1,29 @@
+"""Trains a small network on scikit-learn's handwritten digits through LoaderDataModule.
+
+    python examples/train.py                              # two worker processes, about 15 seconds
+    python examples/train.py loader.num_workers=4 data.val.batch_size=512
+    python examples/train.py lit_loader/loader@loader=debug    # everything in this process
+    python examples/train.py --cfg job --package loader        # every loader option
+    python examples/train.py --info defaults                   # where the configuration comes from
+
+Everything is written into Hydra's run directory (``hydra.run.dir``), which is named at the end.
+"""
+
+from __future__ import annotations
+
+import hydra
+from omegaconf import DictConfig
+
+# torch and lightning are imported inside main: --help, --cfg and completion stay quick.
+
+
+@hydra.main(version_base="1.3", config_path="conf", config_name="train")
+def main(cfg: DictConfig) -> float | None:
+    """Trains, tests and reports; returns the metric that a sweeper is to maximise."""
+    from digits import pipeline
+
+    return pipeline.run(cfg)
+
+
+if __name__ == "__main__":
+    main()

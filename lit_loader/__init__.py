@@ -1,0 +1,80 @@
+"""lit_loader: PyTorch's DataLoader on one shared-memory arena, driven by Lightning and Hydra.
+
+Every public name is imported at its first use (PEP 562): Hydra loads its plugins, ours among them,
+in every application of an environment, and importing this package must therefore not import torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch.utils.data import get_worker_info
+
+    from lit_loader.collate import default_collate, default_convert
+    from lit_loader.config import LoaderConfig
+    from lit_loader.datamodule import LoaderDataModule
+    from lit_loader.errors import (
+        LitLoaderError,
+        LoaderError,
+        OptionError,
+        PinMemoryError,
+        StateError,
+        TransportError,
+        WorkerDiedError,
+        WorkerError,
+        WorkerTimeoutError,
+    )
+    from lit_loader.loader import DataLoader
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DataLoader",
+    "LitLoaderError",
+    "LoaderConfig",
+    "LoaderDataModule",
+    "LoaderError",
+    "OptionError",
+    "PinMemoryError",
+    "StateError",
+    "TransportError",
+    "WorkerDiedError",
+    "WorkerError",
+    "WorkerTimeoutError",
+    "__version__",
+    "default_collate",
+    "default_convert",
+    "get_worker_info",
+]
+
+_MODULE_OF = {
+    "DataLoader": "lit_loader.loader",
+    "LitLoaderError": "lit_loader.errors",
+    "LoaderConfig": "lit_loader.config",
+    "LoaderDataModule": "lit_loader.datamodule",
+    "LoaderError": "lit_loader.errors",
+    "OptionError": "lit_loader.errors",
+    "PinMemoryError": "lit_loader.errors",
+    "StateError": "lit_loader.errors",
+    "TransportError": "lit_loader.errors",
+    "WorkerDiedError": "lit_loader.errors",
+    "WorkerError": "lit_loader.errors",
+    "WorkerTimeoutError": "lit_loader.errors",
+    "default_collate": "lit_loader.collate",
+    "default_convert": "lit_loader.collate",
+    "get_worker_info": "torch.utils.data",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    globals()[name] = value  # found at once from now on
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

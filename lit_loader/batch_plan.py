@@ -1,0 +1,375 @@
+"""What each batch of an epoch holds: a pure function of (seed, epoch, batch number).
+
+::
+
+    sampler ──items──▶ global batches of batch_size * num_replicas items ──▶ this rank's batches
+    batch_sampler ──▶ groups of num_replicas batches ──────────────────────▶ this rank's batches
+
+- The epoch's stream of items is defined globally, the same on all ranks, and striped: item ``j``
+  goes to rank ``j % num_replicas``. A user's batch sampler is striped alike, a batch an item.
+- The loader's own orders are computed, so any position is reached at once. A user's sampler is
+  iterated as it is; a position is reached by its own ``load_state_dict``, or else by drawing its
+  indices again, which reads no data.
+- A user's sampler that draws from the global generators finds them seeded from (seed, epoch,
+  batch number), and they are put back afterwards: 26 us a batch. One that has a ``generator`` of
+  its own goes on with it from epoch to epoch, as with torch's loader; its state at the epoch's
+  start (3.2 KB) is then part of the position. Other generators that a sampler holds must be
+  handled by its own ``state_dict`` or ``set_epoch``.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from lit_loader.errors import StateError
+from lit_loader.sampling import (
+    CHUNK,
+    EpochOrder,
+    OrderedSampler,
+    Seed,
+    Shard,
+    ShuffledSampler,
+    resolve,
+)
+from lit_loader.seeding import derive, preserved, seed_globals
+
+__all__ = ["BatchPlan", "EpochBatches"]
+
+_SAMPLER_STREAM = 0x5A3F  # keeps a sampler's seeds apart from those of the batches it makes
+
+
+class BatchPlan:
+    """Which indices each batch of this rank holds, as a function of (seed, epoch, batch number).
+
+    Args:
+        sampler: An `OrderedSampler`, a `ShuffledSampler`, or any iterable of indices.
+        batch_sampler: Any iterable of batches, given instead of batch size and sampler.
+        batch_size: Samples a batch on this rank; None for single indices instead of lists.
+        drop_last: Leave off this rank's last batch if it is not full.
+        shard: This rank's share. A sampler that is a torch ``DistributedSampler`` shards itself
+            and is not sharded again.
+        seed: Base seed, or a function that gives it at the start of an epoch; the same one that
+            the `ShuffledSampler` has.
+    """
+
+    def __init__(
+        self,
+        sampler: Iterable[Any] | None,
+        batch_sampler: Iterable[Any] | None = None,
+        batch_size: int | None = 1,
+        drop_last: bool = False,
+        shard: Shard | None = None,
+        seed: Seed = 0,
+    ) -> None:
+        self.source: Any = sampler if batch_sampler is None else batch_sampler
+        self.single = batch_sampler is not None or batch_size is None
+        self.size = 1 if self.single or batch_size is None else batch_size
+        self.drop_last = drop_last
+        self.shard = shard or Shard()
+        self.seed = seed
+        self._owners: list[Any] = [self.source]
+        if isinstance(inner := getattr(self.source, "sampler", None), Iterable):
+            self._owners.append(inner)  # Lightning, too, looks for a batch sampler's sampler
+        self.num_replicas = self.shard.num_replicas
+        for owner in self._owners:
+            if isinstance(owner, DistributedSampler):
+                self.shard, self.num_replicas = Shard(), owner.num_replicas
+        self._epochs_seen = [0] * len(self._owners)
+
+    def __len__(self) -> int:
+        """Give this rank's number of batches in a full epoch.
+
+        Raises:
+            TypeError: If the sampler has no length.
+        """
+        share = self.shard.share(len(self.source))
+        return share // self.size if self.drop_last else -(-share // self.size)
+
+    @property
+    def global_size(self) -> int:
+        """Items (samples, or a batch sampler's batches) in one batch of every rank."""
+        return self.size * self.num_replicas
+
+    def samples_after(self, batches: int) -> int:
+        """Give how many items of the stream all ranks have got after ``batches`` batches each."""
+        samples = batches * self.global_size
+        length = self._stream_length()
+        return samples if length is None else min(samples, length)
+
+    def start_for(self, samples: int) -> int:
+        """Find the batch number at which ``samples`` items of the epoch have been delivered.
+
+        Args:
+            samples: What `samples_after` gave, perhaps for other ranks or another batch size.
+
+        Returns:
+            The number of the next batch, counted from 0.
+
+        Raises:
+            StateError: If the position lies within a batch of this plan.
+        """
+        length = self._stream_length()
+        if length is not None and samples >= length:
+            return -(-length // self.global_size)
+        batches, within = divmod(samples, self.global_size)
+        if within:
+            raise StateError(
+                f"the state's position of {samples} samples is not a multiple of batch_size * "
+                f"num_replicas = {self.size} * {self.num_replicas}: resume with a batch_size and "
+                f"num_replicas whose product divides it"
+            )
+        return batches
+
+    def _stream_length(self) -> int | None:
+        """Number of items that all ranks together go through in an epoch; None if unknown."""
+        try:
+            length = len(self.source)
+        except (TypeError, NotImplementedError):
+            return None
+        if self.num_replicas != self.shard.num_replicas:  # a DistributedSampler tells its share
+            return length * self.num_replicas
+        return min(length, self.shard.dealt(length))
+
+    def requested_epoch(self) -> int | None:
+        """Give the epoch that was set on the sampler since the last epoch began; None if none.
+
+        Programs call ``set_epoch`` on a sampler of theirs without telling the loader; for such
+        samplers a changed ``epoch`` attribute counts as a request.
+        """
+        for owner, seen in zip(self._owners, self._epochs_seen, strict=True):
+            if isinstance(owner, EpochOrder):
+                if owner.requested_epoch is not None:
+                    return owner.requested_epoch
+            elif callable(getattr(owner, "set_epoch", None)):
+                epoch = getattr(owner, "epoch", None)
+                if isinstance(epoch, int) and epoch >= 0 and epoch != seen:
+                    return epoch
+        return None
+
+    def batches(
+        self, epoch: int, start: int = 0, state: Mapping[str, Any] | None = None
+    ) -> EpochBatches:
+        """Give this rank's batches of an epoch; nothing is asked of the sampler before the first.
+
+        Args:
+            epoch: Epoch number; it is announced to samplers that have ``set_epoch``.
+            start: Number of the first batch, counted from 0; beyond the end there are none.
+            state: What `EpochBatches.state` gave at this position.
+
+        Raises:
+            StateError: When the first batch is asked for, if the sampler cannot take ``state``.
+        """
+        return EpochBatches(self, epoch, start, state)
+
+    def sampler_state(self) -> dict[str, Any] | None:
+        """Give what the sampler itself must remember between two epochs; None if nothing.
+
+        Returns:
+            Primitives, given back to `batches` with ``start=0``.
+        """
+        state: dict[str, Any] = {}
+        if generator := self.generator():
+            state["generator"] = _pack(generator)
+        if (stateful := self.stateful()) is not None:
+            state["sampler"] = copy.deepcopy(stateful.state_dict())
+        return state or None
+
+    def announce(self, epoch: int) -> None:
+        """Tell the samplers which epoch begins."""
+        for number, owner in enumerate(self._owners):
+            if isinstance(owner, EpochOrder):
+                owner.epoch, owner.requested_epoch = epoch, None
+            elif callable(getattr(owner, "set_epoch", None)):
+                owner.set_epoch(epoch)
+                self._epochs_seen[number] = epoch
+
+    def generator(self) -> torch.Generator | None:
+        """Give the generator that a sampler has of its own, which goes on from epoch to epoch."""
+        for owner in self._owners:
+            generator = getattr(owner, "generator", None)
+            if isinstance(generator, torch.Generator) and not isinstance(owner, EpochOrder):
+                return generator
+        return None
+
+    def stateful(self) -> Any:
+        """Give the sampler that can be asked for its position; None if none can."""
+        for owner in self._owners if type(self.source) is BatchSampler else [self.source]:
+            if _is_stateful(owner):
+                return owner
+        return None
+
+
+class EpochBatches(Iterator[Any]):
+    """The batches of one rank in one epoch, from `BatchPlan.batches`.
+
+    Attributes:
+        position: Number of the batch that comes next.
+    """
+
+    def __init__(
+        self, plan: BatchPlan, epoch: int, start: int, state: Mapping[str, Any] | None
+    ) -> None:
+        self.position = start
+        self._plan, self._epoch, self._given = plan, epoch, dict(state or {})
+        self._kept: dict[str, Any] = {}
+        self._stateful: tuple[str, Any] | None = None
+        self._batches = self._run()
+
+    def __next__(self) -> Any:
+        """Give the next batch: a list of indices, one index, or what the batch sampler yields."""
+        batch = next(self._batches)
+        self.position += 1
+        return batch
+
+    def state(self) -> dict[str, Any] | None:
+        """Give what `BatchPlan.batches` needs besides ``start`` to go on after the last batch.
+
+        Samplers are drawn from ahead of delivery, so ask right after each batch and keep the answer
+        with it. It costs nothing (None) for the loader's own orders and for samplers that are
+        functions of the seed.
+
+        Returns:
+            Primitives as far as the sampler's own state is; a new dict, nested parts not shared.
+        """
+        state = dict(self._kept)
+        if self._stateful is not None:
+            kind, stateful = self._stateful
+            state[kind] = copy.deepcopy(stateful.state_dict())
+        return state or None
+
+    def _run(self) -> Iterator[Any]:
+        self._plan.announce(self._epoch)
+        own = isinstance(self._plan.source, EpochOrder)
+        yield from self._computed(self._plan.source) if own else self._drawn()
+
+    def _computed(self, sampler: Any) -> Iterator[Any]:
+        plan, length, order = self._plan, len(sampler), sampler.order(self._epoch)
+        size, share = plan.size, plan.shard.share(length)
+        if plan.drop_last:
+            share -= share % size
+        step = max(1, CHUNK // size) * size
+        for start in range(self.position * size, share, step):
+            stop = min(start + step, share)
+            chunk = order(plan.shard.positions(start, stop, length)).tolist()
+            if plan.single:
+                yield from chunk
+            else:
+                for first in range(0, stop - start, size):
+                    yield chunk[first : first + size]
+
+    def _drawn(self) -> Iterator[Any]:
+        plan, start, given = self._plan, self.position, self._given
+        seed = derive(resolve(plan.seed), self._epoch, _SAMPLER_STREAM)
+        group_size = plan.size * plan.shard.num_replicas
+        self._begin_generator()
+        source, isolated = _reproducible(plan.source, seed)
+        items: Iterator[Any] | None = None
+        head: list[Any] = list(given.get("head", ()))
+        for number in itertools.count(start if given.keys() & {"sampler", "iterator"} else 0):
+            with preserved() if isolated else _NOTHING:
+                if isolated:
+                    seed_globals(derive(seed, number))
+                if items is None:
+                    items = self._open(source)
+                group = list(itertools.islice(items, group_size))
+            if plan.shard.tail == "pad" and len(head) < plan.shard.num_replicas - 1:
+                head += group[: plan.shard.num_replicas - 1 - len(head)]
+                if self._stateful is not None:
+                    self._kept["head"] = list(head)
+            mine = plan.shard.deal(group, head)
+            if number >= start and mine and not (plan.drop_last and len(mine) < plan.size):
+                yield mine[0] if plan.single else mine
+            if len(group) < group_size:
+                return
+
+    def _begin_generator(self) -> None:
+        """Bring a sampler's own generator to where it was when the epoch began, and note that."""
+        generator, packed = self._plan.generator(), self._given.get("generator")
+        if generator is not None:
+            if packed is not None:
+                state = bytearray(zlib.decompress(packed))
+                generator.set_state(torch.frombuffer(state, dtype=torch.uint8))
+            self._kept["generator"] = packed or _pack(generator)
+        elif packed is not None:
+            raise _unfit(self._plan.source, "a generator of its own")
+
+    def _open(self, source: Any) -> Any:
+        """Begin to iterate, where the state says if there is one."""
+        given = self._given
+        if (sampler := self._plan.stateful()) is not None:
+            self._stateful = ("sampler", sampler)
+            if "sampler" in given:
+                sampler.load_state_dict(copy.deepcopy(given["sampler"]))
+        items: Any = iter(source)
+        if sampler is None and _is_stateful(items):
+            self._stateful = ("iterator", items)
+            if "iterator" in given:
+                items.load_state_dict(copy.deepcopy(given["iterator"]))
+        for kind in ("sampler", "iterator"):
+            if kind in given and (self._stateful is None or kind != self._stateful[0]):
+                raise _unfit(self._plan.source, f"state_dict and load_state_dict (of the {kind})")
+        if "head" in given:
+            self._kept["head"] = list(given["head"])
+        return items
+
+
+_NOTHING: AbstractContextManager[None] = nullcontext()
+_RANDOM = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+_DRAWS_NOTHING = (
+    *(OrderedSampler, ShuffledSampler, SequentialSampler, DistributedSampler),
+    *(list, tuple, range, np.ndarray, torch.Tensor),
+)
+
+
+def _reproducible(source: Any, seed: int) -> tuple[Any, bool]:
+    """Make a sampler a function of a seed.
+
+    Returns:
+        The sampler to iterate, and whether it must be kept apart from the global generators.
+        torch's random samplers without a generator get one, in a copy: the user's must not change.
+    """
+    kind = type(source)
+    if kind in _RANDOM and source.generator is None:
+        source = copy.copy(source)
+        source.generator = torch.Generator().manual_seed(seed)
+        return source, False
+    if kind is BatchSampler:
+        inner, isolated = _reproducible(source.sampler, seed)
+        if inner is not source.sampler:
+            source = copy.copy(source)
+            source.sampler = inner
+        return source, isolated
+    return source, kind not in _RANDOM and kind not in _DRAWS_NOTHING
+
+
+def _is_stateful(thing: Any) -> bool:
+    methods = (getattr(thing, name, None) for name in ("state_dict", "load_state_dict"))
+    return all(map(callable, methods))
+
+
+def _pack(generator: torch.Generator) -> bytes:
+    """Give a generator's state as bytes: 3.2 KB, and 5 KB unpacked (half of them are zero)."""
+    return zlib.compress(generator.get_state().numpy().tobytes(), level=1)
+
+
+def _unfit(source: Any, what: str) -> StateError:
+    return StateError(
+        f"the state is of a sampler with {what}, which {type(source).__name__} has not: "
+        f"resume with the sampler that the state was taken from"
+    )

@@ -1,0 +1,380 @@
+"""`LoaderConfig`: every option of the loader, validated once, in one place.
+
+The order and the defaults are those of the ``DataLoader`` constructor, which builds a
+`LoaderConfig` to check what it was given; the data module and Hydra (``conf/lit_loader/loader``)
+build the very same object. A test holds the constructor, this dataclass and the YAML files equal.
+
+This module imports neither torch nor Hydra: Hydra loads its plugins, and through ours this file,
+in every application of an environment, and shell completion must stay quick.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import math
+import multiprocessing
+import numbers
+import operator
+import reprlib
+from collections.abc import Callable, Iterable
+from multiprocessing.context import BaseContext
+from typing import Any, NoReturn, get_type_hints
+
+from lit_loader.errors import OptionError
+
+__all__ = ["SEEDINGS", "SHARD_TAILS", "LoaderConfig", "hydra_schema"]
+
+SEEDINGS = ("batch", "sample", "worker")
+SHARD_TAILS = ("pad", "drop", "keep")
+
+
+@dataclasses.dataclass(frozen=True)
+class LoaderConfig:
+    """Every option of ``lit_loader.DataLoader`` except the dataset, validated on construction.
+
+    Immutable; `merged` makes a changed copy. Flags are normalised to ``bool`` (0 and 1 count) and
+    whole numbers, NumPy's too, to ``int``.
+
+    Attributes:
+        batch_size: Samples in a batch; None: samples are passed on one by one, uncollated.
+        shuffle: A new order every epoch; None: not shuffled (IterableDataset: its own order).
+        sampler: Iterable of sample indices, or a callable that makes one from the dataset;
+            None: every index once.
+        batch_sampler: Iterable of lists of indices, or a callable that makes one from the
+            dataset; takes the place of batch_size, shuffle, sampler and drop_last.
+        num_workers: Worker processes; 0: samples are loaded in the calling process.
+        collate_fn: Turns a list of samples into a batch; None: `default_collate`, or
+            `default_convert` where batch_size is None.
+        pin_memory: Copy batches into page-locked memory before they are given out.
+        drop_last: Leave off an epoch's last batch if it is smaller than batch_size.
+        timeout: Seconds to wait for a batch of the workers; 0: for ever.
+        worker_init_fn: Called with the worker's id (0 … num_workers - 1) in each worker, after
+            seeding and before the first sample; None: nothing is called.
+        multiprocessing_context: Start method ("fork", "spawn", "forkserver") or a context object;
+            None: Python's default.
+        generator: A torch.Generator: its initial seed takes the place of torch's where seed is
+            None, and it may be shared with samplers.
+        prefetch_factor: Batches under way for each worker (8 workers × 2 = 16 batches); None: 2
+            with workers, nothing ahead without.
+        persistent_workers: Keep the workers alive from epoch to epoch.
+        pin_memory_device: Deprecated in torch, kept for old programs: the accelerator whose
+            memory is pinned for; "": the current one.
+        in_order: Give batches out in the sampler's order; False: as they are finished.
+        seed: Base of all randomness, 0 … 2**64 - 1; None: taken from generator, else from
+            ``torch.initial_seed()``, drawing nothing.
+        seeding: What the random generators are seeded from, besides seed and epoch: the number of
+            the "batch", the index of the "sample", or the "worker" (torch's own scheme).
+        reseed_fn: Called with (dataset, seed) wherever the generators are seeded, for those that
+            cannot be found in the dataset; None: nothing is called.
+        num_replicas: Processes that share an epoch; None: not sharded.
+        rank: Number of this process among them, 0 … num_replicas - 1; None: not sharded.
+        shard_tail: What the ranks do with samples that cannot be split evenly: "pad" repeats some,
+            "drop" leaves them off, "keep" gives each sample once (ranks may differ in length).
+
+    Raises:
+        OptionError: An option or a combination is refused; the message is one line.
+    """
+
+    batch_size: int | None = 1
+    shuffle: bool | None = None
+    sampler: Any = None
+    batch_sampler: Any = None
+    num_workers: int = 0
+    collate_fn: Callable[..., Any] | None = None
+    pin_memory: bool = False
+    drop_last: bool = False
+    timeout: float = 0
+    worker_init_fn: Callable[..., Any] | None = None
+    multiprocessing_context: Any = None
+    generator: Any = None
+    prefetch_factor: int | None = None
+    persistent_workers: bool = False
+    pin_memory_device: str = ""
+    in_order: bool = True
+    seed: int | None = None
+    seeding: str = "batch"
+    reseed_fn: Callable[..., Any] | None = None
+    num_replicas: int | None = None
+    rank: int | None = None
+    shard_tail: str = "pad"
+
+    def __post_init__(self) -> None:
+        for name, check in _CHECKS.items():
+            # Frozen, so that a config handed around cannot lose its validity; normalising is the
+            # one moment at which it is written to.
+            object.__setattr__(self, name, check(name, getattr(self, name)))
+        self._check_batching()
+        self._check_workers()
+        self._check_sharding()
+
+    def _check_batching(self) -> None:
+        replaced = {
+            "batch_size": self.batch_size != 1,
+            "shuffle": bool(self.shuffle),
+            "sampler": self.sampler is not None,
+            "drop_last": self.drop_last,
+        }
+        for name, is_set in replaced.items():
+            if is_set and self.batch_sampler is not None:
+                default = getattr(LoaderConfig, name)
+                raise OptionError(
+                    f"batch_sampler takes the place of {name}: leave {name} at {default}, "
+                    f"got {name}={_short(getattr(self, name))} beside a batch_sampler"
+                )
+        if self.sampler is not None and self.shuffle:
+            raise OptionError(
+                "sampler decides the order itself: leave shuffle at None, got shuffle=True and "
+                f"sampler={_short(self.sampler)}"
+            )
+        if self.batch_size is None and self.drop_last:
+            raise OptionError(
+                "drop_last needs batches: set batch_size to a number or drop_last to False, "
+                "got drop_last=True and batch_size=None"
+            )
+
+    def _check_workers(self) -> None:
+        if self.num_workers:
+            return
+        for name in ("persistent_workers", "prefetch_factor", "timeout", "multiprocessing_context"):
+            value, default = getattr(self, name), getattr(LoaderConfig, name)
+            if value != default:
+                raise OptionError(
+                    f"{name} needs worker processes: set num_workers to at least 1 or leave "
+                    f"{name} at {default!r}, got {name}={_short(value)} and num_workers=0"
+                )
+
+    def _check_sharding(self) -> None:
+        if (self.rank is None) != (self.num_replicas is None):
+            raise OptionError(
+                "rank and num_replicas are given together or not at all, "
+                f"got rank={self.rank} and num_replicas={self.num_replicas}"
+            )
+        if self.rank is not None and self.rank >= (self.num_replicas or 0):
+            raise OptionError(
+                "rank must be less than num_replicas, "
+                f"got rank={self.rank} and num_replicas={self.num_replicas}"
+            )
+
+    def check_dataset_kind(self, iterable: bool) -> None:
+        """Refuses what an iterable-style dataset rules out; call it once the dataset is known.
+
+        Args:
+            iterable: Whether the dataset is a ``torch.utils.data.IterableDataset``.
+
+        Raises:
+            OptionError: shuffle, sampler or batch_sampler is set for an iterable-style dataset.
+        """
+        for name in ("shuffle", "sampler", "batch_sampler") if iterable else ():
+            value = getattr(self, name)
+            if value is not None and value is not False:
+                raise OptionError(
+                    f"{name} does not apply to an IterableDataset, which decides its own order: "
+                    f"leave {name} at None, got {name}={_short(value)}"
+                )
+
+    def with_samplers_for(self, dataset: object) -> LoaderConfig:
+        """Returns this config with sampler factories replaced by the samplers they make.
+
+        Args:
+            dataset: What a callable ``sampler`` or ``batch_sampler`` is called with.
+
+        Raises:
+            OptionError: A factory returned something that cannot be iterated.
+        """
+        made = {
+            name: getattr(self, name)(dataset)
+            for name in ("sampler", "batch_sampler")
+            if _is_factory(getattr(self, name))
+        }
+        for name, value in made.items():
+            if not _is_iterable(value):
+                raise OptionError(
+                    f"{name} factory must return an iterable, got {_short(value)} "
+                    f"from {_short(getattr(self, name))}"
+                )
+        return dataclasses.replace(self, **made) if made else self
+
+    @classmethod
+    def from_options(cls, **options: Any) -> LoaderConfig:
+        """Builds a config from keyword options; the ``_target_`` of every loader node in Hydra.
+
+        Raises:
+            OptionError: An option is unknown (the message names the nearest known one) or refused.
+        """
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name in options:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                advice = f"did you mean {near[0]!r}?" if near else f"options are {', '.join(known)}"
+                raise OptionError(f"unknown option {name!r}: {advice}")
+        return cls(**options)
+
+    def as_kwargs(self) -> dict[str, Any]:
+        """Returns the options as keywords for ``DataLoader(dataset, **kwargs)``.
+
+        Shallow: samplers, generators and callables are the same objects, never copies.
+        """
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    def merged(self, **overrides: Any) -> LoaderConfig:
+        """Returns a new validated config in which `overrides` replace this one's options.
+
+        Raises:
+            OptionError: An override is unknown, or the result is refused.
+        """
+        return self.from_options(**{**self.as_kwargs(), **overrides})
+
+
+def hydra_schema() -> type:
+    """Returns the dataclass that Hydra's ConfigStore holds as ``lit_loader/schema``.
+
+    It has `LoaderConfig`'s fields and defaults; whatever OmegaConf cannot type (callables,
+    samplers, contexts) is Any, so that a ``_target_`` node fits.
+    """
+    hints = get_type_hints(LoaderConfig)
+    simple = (bool, int, float, str, bool | None, int | None)
+    target = f"lit_loader.{LoaderConfig.__name__}.{LoaderConfig.from_options.__name__}"
+    fields: list[tuple[str, Any, Any]] = [
+        ("_target_", str, dataclasses.field(default=target)),
+        ("_convert_", str, dataclasses.field(default="all")),
+    ]
+    for field in dataclasses.fields(LoaderConfig):
+        hint = hints[field.name] if hints[field.name] in simple else Any
+        fields.append((field.name, hint, dataclasses.field(default=field.default)))
+    return dataclasses.make_dataclass("LoaderSchema", fields)
+
+
+# --- the check of each single option: returns the value, normalised, or raises ---
+
+
+def _short(value: object) -> str:
+    """A repr of bounded length on one line: a sampler's may print a million indices."""
+    try:
+        text = reprlib.repr(value)
+    except Exception:  # a broken __repr__ must not hide the message it was wanted for
+        text = f"<{type(value).__qualname__}>"
+    return " ".join(text.split())
+
+
+def _refuse(name: str, constraint: str, value: object) -> NoReturn:
+    raise OptionError(f"{name} must be {constraint}, got {name}={_short(value)}")
+
+
+def _flag(name: str, value: Any) -> bool:
+    # By name, because numpy.bool_ is no numbers.Integral and NumPy is not imported for this.
+    if isinstance(value, numbers.Integral) or type(value).__name__ in ("bool_", "bool"):
+        return bool(value)
+    _refuse(name, "True or False", value)
+
+
+def _whole(name: str, value: Any, *, low: int, high: float = math.inf) -> int:
+    unit = f"a whole number of at least {low}" + (f" and below {high}" if high < math.inf else "")
+    if isinstance(value, bool):
+        _refuse(name, unit, value)
+    try:
+        number = operator.index(value)
+    except TypeError:
+        _refuse(name, unit, value)
+    return number if low <= number < high else _refuse(name, unit, value)
+
+
+def _seconds(name: str, value: Any) -> float:
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not (number and 0 <= value < math.inf):  # NaN fails both comparisons
+        _refuse(name, "a finite number of seconds, 0 or more", value)
+    return value if isinstance(value, int) else float(value)  # a NumPy scalar is no primitive
+
+
+def _text(name: str, value: Any) -> str:
+    return value if isinstance(value, str) else _refuse(name, "a string", value)
+
+
+def _one_of(name: str, value: Any, *, choices: tuple[str, ...]) -> str:
+    if not isinstance(value, str) or value not in choices:
+        _refuse(name, f"one of {', '.join(map(repr, choices))}", value)
+    return value
+
+
+def _function(name: str, value: Any) -> Callable[..., Any]:
+    if isinstance(value, str):
+        raise OptionError(
+            f"{name} must be a callable, got the string {_short(value)}: pass the function itself, "
+            f"in Hydra as {{_target_: hydra.utils.get_method, path: {value}}}"
+        )
+    if not callable(value):
+        _refuse(name, "a callable", value)
+    return _undeferred(value)
+
+
+def _undeferred(value: Callable[..., Any]) -> Callable[..., Any]:
+    """A plain functools.partial in place of the one that Hydra makes of ``_partial_: true``.
+
+    Hydra's checks its target policy again at every call (about 150 µs, and a spawned worker would
+    import Hydra for it). The target was checked when it was made, and these functions run once for
+    each batch. Dataset and sampler factories, which run once, are left as they are.
+    """
+    if isinstance(value, functools.partial) and type(value).__module__.startswith("hydra."):
+        return functools.partial(value.func, *value.args, **value.keywords)
+    return value
+
+
+def _is_iterable(value: Any) -> bool:
+    # A class has an __iter__ of its instances, and old-style sequences have __getitem__ alone.
+    return not isinstance(value, type) and (
+        isinstance(value, Iterable) or hasattr(value, "__getitem__")
+    )
+
+
+def _is_factory(value: Any) -> bool:
+    return callable(value) and not _is_iterable(value)
+
+
+def _indices(name: str, value: Any) -> Any:
+    if isinstance(value, str) or not (_is_iterable(value) or _is_factory(value)):
+        _refuse(name, "an iterable, or a callable that makes one from the dataset", value)
+    return value
+
+
+def _context(name: str, value: Any) -> Any:
+    methods = multiprocessing.get_all_start_methods()
+    if not isinstance(value, BaseContext) and value not in methods:
+        _refuse(name, f"a multiprocessing context or one of {', '.join(map(repr, methods))}", value)
+    return value
+
+
+def _generator(name: str, value: Any) -> Any:
+    if not (hasattr(value, "initial_seed") and hasattr(value, "manual_seed")):
+        _refuse(name, "a torch.Generator", value)
+    return value
+
+
+def _or_none(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
+    return lambda name, value: None if value is None else check(name, value)
+
+
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "batch_size": _or_none(functools.partial(_whole, low=1)),
+    "shuffle": _or_none(_flag),
+    "sampler": _or_none(_indices),
+    "batch_sampler": _or_none(_indices),
+    "num_workers": functools.partial(_whole, low=0),
+    "collate_fn": _or_none(_function),
+    "pin_memory": _flag,
+    "drop_last": _flag,
+    "timeout": _seconds,
+    "worker_init_fn": _or_none(_function),
+    "multiprocessing_context": _or_none(_context),
+    "generator": _or_none(_generator),
+    "prefetch_factor": _or_none(functools.partial(_whole, low=1)),
+    "persistent_workers": _flag,
+    "pin_memory_device": _text,
+    "in_order": _flag,
+    "seed": _or_none(functools.partial(_whole, low=0, high=2**64)),
+    "seeding": functools.partial(_one_of, choices=SEEDINGS),
+    "reseed_fn": _or_none(_function),
+    "num_replicas": _or_none(functools.partial(_whole, low=1)),
+    "rank": _or_none(functools.partial(_whole, low=0)),
+    "shard_tail": functools.partial(_one_of, choices=SHARD_TAILS),
+}

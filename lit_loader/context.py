@@ -1,0 +1,41 @@
+"""Where a dataset is being read: the epoch, and this reader's share of an iterable dataset.
+
+Set by whoever reads (a worker process, or the parent with ``num_workers=0``), asked by datasets.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["get_epoch", "get_shard", "reading"]
+
+
+class _Reading:
+    """The state behind the functions of this module; one a process."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.shard = (0, 1)
+        self.shard_asked = False
+
+
+reading: Final = _Reading()
+
+
+def get_epoch() -> int:
+    """The epoch that is being loaded, in a worker as well as with ``num_workers=0``."""
+    return reading.epoch
+
+
+def get_shard() -> tuple[int, int]:
+    """This reader's share over ranks × workers, for an iterable dataset's ``__iter__``.
+
+    Returns:
+        ``(index, count)``: with 2 ranks and 3 workers, ``count`` is 6 and worker 1 of rank 1 has
+        ``index`` 4. Without ranks and workers ``(0, 1)``. Typical use::
+
+            index, count = lit_loader.get_shard()
+            yield from itertools.islice(samples, index, None, count)
+    """
+    reading.shard_asked = True
+    return reading.shard

@@ -1,0 +1,72 @@
+"""The exceptions of lit_loader, all in one tree.
+
+::
+
+    LitLoaderError                      everything below; never raised itself
+    ├── OptionError (ValueError)        an option, or a combination of options, is refused
+    ├── StateError (ValueError)         a checkpoint state does not fit this loader
+    └── LoaderError (RuntimeError)      something went wrong while data was being loaded
+        ├── WorkerError                 a worker's exception that cannot be raised as its own type
+        ├── WorkerDiedError             a worker process is gone (signal, exit code)
+        ├── WorkerTimeoutError          no batch arrived within ``timeout`` seconds (TimeoutError)
+        ├── TransportError (TypeError)  a batch or dataset holds something that cannot be carried
+        └── PinMemoryError              the pin-memory thread is gone
+
+An exception that user code raised in a worker keeps its own type: ``except KeyError`` around the
+training loop works as if the dataset had been indexed there. The branches also derive from the
+builtin that programs written for ``torch.utils.data.DataLoader`` catch (RuntimeError, ValueError).
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "LitLoaderError",
+    "LoaderError",
+    "OptionError",
+    "PinMemoryError",
+    "StateError",
+    "TransportError",
+    "WorkerDiedError",
+    "WorkerError",
+    "WorkerTimeoutError",
+]
+
+
+class LitLoaderError(Exception):
+    """Root of every exception that lit_loader raises on its own account."""
+
+
+class OptionError(LitLoaderError, ValueError):
+    """An option or a combination of options is refused; one line: option, constraint, value."""
+
+
+class StateError(LitLoaderError, ValueError):
+    """A state given to ``load_state_dict`` does not fit the loader that should take it."""
+
+
+class LoaderError(LitLoaderError, RuntimeError):
+    """Loading failed for a reason that lies outside of the user's own code."""
+
+
+class WorkerError(LoaderError):
+    """User code failed in a worker with an exception that cannot be raised here as its own type.
+
+    The message names the original type and holds its message, the worker's traceback and the
+    sample indices.
+    """
+
+
+class WorkerDiedError(LoaderError):
+    """A worker process ended without being told to: killed by a signal, or exited by itself."""
+
+
+class WorkerTimeoutError(LoaderError, TimeoutError):
+    """No batch arrived within ``timeout`` seconds."""
+
+
+class TransportError(LoaderError, TypeError):
+    """Something cannot travel between the processes; the message names it and its place."""
+
+
+class PinMemoryError(LoaderError):
+    """The pin-memory thread ended before the epoch did."""

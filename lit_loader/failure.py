@@ -1,0 +1,170 @@
+"""A worker's exception, written down so that it can be raised again in the parent.
+
+An exception keeps its type, its arguments and its attributes wherever those can be carried. The
+worker's traceback, the worker and the sample indices become part of its message, so that a log
+line with ``str(error)`` has all there is to know; where the type forms its message in a way of its
+own, they stand in the exception that is its ``__cause__``.
+"""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from typing import Any, NamedTuple
+
+from lit_loader.errors import WorkerError
+
+__all__ = ["Failure", "WorkerTraceback", "describe_indices"]
+
+_SHOWN_INDICES = 32
+
+
+class WorkerTraceback(Exception):
+    """Holds what was known in the worker; the ``__cause__`` of an exception raised again."""
+
+
+class _Verbatim(str):
+    """A message that ``KeyError``, which shows the repr of its argument, shows as it is."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def describe_indices(indices: Any) -> str:
+    """Name a batch's sample indices in a message, shortened when there are many."""
+    if indices is None:
+        return "an iterable dataset's next samples"
+    if isinstance(indices, list):
+        if len(indices) > _SHOWN_INDICES:
+            shown = ", ".join(map(repr, indices[:_SHOWN_INDICES]))
+            return f"indices [{shown}, … {len(indices)} in all]"
+        return f"indices {indices!r}"
+    return f"index {indices!r}"
+
+
+def _portable(value: Any) -> bool:
+    """Whether ``value`` survives the journey."""
+    try:
+        pickle.loads(pickle.dumps(value))
+    except Exception:
+        return False
+    return True
+
+
+class Failure(NamedTuple):
+    """What is left of an exception on its way.
+
+    Attributes:
+        kind: The exception's class, or None if that cannot be carried.
+        name: The class's qualified name.
+        message: ``str`` of the exception.
+        args: Its arguments, or None if they cannot be carried.
+        attributes: The entries of its ``__dict__`` that can be carried.
+        trace: The traceback as text.
+        where: Where it happened, for a reader: worker, batch, indices, stage.
+    """
+
+    kind: type[BaseException] | None
+    name: str
+    message: str
+    args: tuple[Any, ...] | None
+    attributes: dict[str, Any]
+    trace: str
+    where: str
+
+    @classmethod
+    def capture(cls, error: BaseException, where: str) -> Failure:
+        """Write ``error`` down, with its traceback."""
+        kind = type(error)
+        try:
+            message = str(error)
+        except Exception as broken:
+            message = f"<str() of the exception raised {type(broken).__name__}>"
+        attributes = getattr(error, "__dict__", {})
+        return cls(
+            kind=kind if _portable(kind) else None,
+            name=kind.__qualname__
+            if kind.__module__ == "builtins"
+            else f"{kind.__module__}.{kind.__qualname__}",
+            message=message,
+            args=error.args if _portable(error.args) else None,
+            attributes={k: v for k, v in attributes.items() if k != "__notes__" and _portable(v)},
+            trace="".join(traceback.format_exception(kind, error, error.__traceback__)),
+            where=where,
+        )
+
+    def pack(self, capacity: int) -> bytes:
+        """Write the failure as at most ``capacity`` bytes; what does not fit is shortened."""
+        data = pickle.dumps(tuple(self), pickle.HIGHEST_PROTOCOL)
+        if len(data) <= capacity:
+            return data
+        room = capacity // 8
+        short = Failure(
+            None,
+            self.name[:200],
+            self.message[:room],
+            None,
+            {},
+            self.trace[-room:],
+            self.where[:room],
+        )
+        return pickle.dumps(tuple(short), pickle.HIGHEST_PROTOCOL)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Failure:
+        """Read what :meth:`pack` wrote."""
+        return cls(*pickle.loads(data))
+
+    @property
+    def report(self) -> str:
+        """Everything known, for a reader."""
+        return f"{self.where}\nThe worker's traceback:\n{self.trace.rstrip()}"
+
+    def error(self) -> BaseException:
+        """Build the exception to raise.
+
+        Returns:
+            An exception of the original type, or a :class:`WorkerError` that names the type: if it
+            cannot be carried, or if it would mean something else where it is raised again
+            (StopIteration would end the consumer's loop, SystemExit the program).
+        """
+        error = self._original()
+        if error is None:
+            return WorkerError(f"{self.name}: {self.message}\n{self.report}")
+        if (
+            len(error.args) == 1
+            and isinstance(error.args[0], str)
+            and str(error)
+            in (
+                error.args[0],
+                repr(error.args[0]),
+            )
+        ):
+            error.args = (_Verbatim(f"{error.args[0]}\n{self.report}"),)
+        elif not error.args and not str(error):
+            error.args = (_Verbatim(self.report),)
+        else:
+            error.__cause__ = WorkerTraceback(f"\n{self.report}")
+        return error
+
+    def _original(self) -> BaseException | None:
+        if (
+            self.kind is None
+            or self.args is None
+            or not issubclass(self.kind, Exception)
+            or issubclass(self.kind, StopIteration)
+        ):
+            return None
+        try:
+            # Not kind(*args): a class with arguments of its own puts others into args.
+            error = self.kind.__new__(self.kind, *self.args)
+            error.args = self.args
+            error.__dict__.update(self.attributes)
+            if str(error) != self.message:
+                error = self.kind(*self.args)  # types such as UnicodeError keep fields elsewhere
+                error.__dict__.update(self.attributes)
+            return error if str(error) == self.message else None
+        except Exception:
+            return None

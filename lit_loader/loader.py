@@ -1,0 +1,403 @@
+"""`DataLoader`: the public face, with the names, meaning and defaults of torch's.
+
+It holds the options, gives out iterators, and keeps what outlives one of them: the persistent
+workers and the count of epochs. How batches are made and carried is told in `lit_loader.iterator`.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterable
+from multiprocessing.context import BaseContext
+from typing import Any, Final, Generic, TypeVar
+
+import torch
+from torch.utils.data import BatchSampler, Dataset, IterableDataset, default_collate
+from torch.utils.data import default_convert as torch_default_convert
+
+from lit_loader import pin_memory as pinning
+from lit_loader.batch_plan import BatchPlan
+from lit_loader.config import LoaderConfig
+from lit_loader.diagnosis import died
+from lit_loader.errors import OptionError, WorkerTimeoutError
+from lit_loader.iterator import (
+    Claim,
+    EpochStart,
+    InProcessIterator,
+    LoaderIterator,
+    MultiProcessIterator,
+)
+from lit_loader.loading import Recipe
+from lit_loader.sampling import EndlessSampler, OrderedSampler, Shard, ShuffledSampler
+from lit_loader.seeding import base_seed
+from lit_loader.worker_pool import WorkerDeath, WorkerPool
+
+__all__ = ["DataLoader"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+_DEFAULT_PREFETCH: Final = 2
+_FIXED: Final = frozenset(
+    {"dataset", "batch_size", "sampler", "batch_sampler", "drop_last", "persistent_workers"}
+)
+
+
+class DataLoader(Generic[T_co]):
+    """Loads batches of a dataset, in worker processes if wanted.
+
+    Takes the place of ``torch.utils.data.DataLoader``: the same arguments, in the same order, with
+    the same defaults. :class:`lit_loader.LoaderConfig` documents every one of them.
+
+    Nothing is started before the first ``next()`` of an iterator. With ``persistent_workers`` the
+    workers live until :meth:`close`, the end of a ``with`` block, or the loader's own end. Several
+    iterators of one loader may live at the same time, each gives a whole epoch; iterators and
+    loader may be used from any thread, one thread at a time being served.
+
+    Raises:
+        OptionError: An option, or a combination of options, is refused (a ValueError).
+    """
+
+    dataset: Dataset[T_co]
+    batch_size: int | None
+    num_workers: int
+    prefetch_factor: int | None
+    collate_fn: Callable[[list[Any]], Any]
+    worker_init_fn: Callable[[int], object] | None
+    generator: torch.Generator | None
+    sampler: Iterable[Any]
+    batch_sampler: Iterable[Any] | None
+    lock: threading.RLock
+
+    _built = False
+
+    def __init__(
+        self,
+        dataset: Dataset[T_co],
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Iterable[Any] | None = None,
+        batch_sampler: Iterable[Any] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], object] | None = None,
+        multiprocessing_context: str | BaseContext | None = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        seed: int | None = None,
+        seeding: str = "batch",
+        reseed_fn: Callable[[Any, int], object] | None = None,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shard_tail: str = "pad",
+    ) -> None:
+        options = locals()
+        config = LoaderConfig(**{name: options[name] for name in LoaderConfig.__dataclass_fields__})
+        self._iterable = isinstance(dataset, IterableDataset)
+        config.check_dataset_kind(self._iterable)
+        config = config.with_samplers_for(dataset)
+
+        self.dataset = dataset
+        self.num_workers = config.num_workers
+        self.prefetch_factor = config.prefetch_factor
+        if self.num_workers and self.prefetch_factor is None:
+            self.prefetch_factor = _DEFAULT_PREFETCH
+        self.pin_memory = config.pin_memory
+        self.pin_memory_device = config.pin_memory_device
+        self.timeout = config.timeout
+        self.worker_init_fn = config.worker_init_fn
+        self.multiprocessing_context = config.multiprocessing_context
+        self.in_order = config.in_order
+        self.drop_last = config.drop_last
+        self.persistent_workers = config.persistent_workers
+        self.generator = config.generator
+        self.seed = config.seed
+        self.seeding = config.seeding
+        self.reseed_fn = config.reseed_fn
+        self.num_replicas = config.num_replicas
+        self.rank = config.rank
+        self.shard_tail = config.shard_tail
+
+        self.batch_size = config.batch_size if config.batch_sampler is None else None
+        self.sampler, self.batch_sampler = self._samplers(config)
+        self.collate_fn = config.collate_fn or (
+            torch_default_convert if self.batch_sampler is None else default_collate
+        )
+        self._plan = self._make_plan(config)
+        self._next_epoch = 0
+        self._promised: int | None = None
+        self._warned_of_no_accelerator = False
+        self._reset_process_state()
+        self._built = True
+
+    def _reset_process_state(self) -> None:
+        """Begin with what belongs to one process: no workers yet, no iterators."""
+        self.lock = threading.RLock()
+        self._pool: WorkerPool | None = None
+        self._owner: Callable[[], MultiProcessIterator[Any] | None] = lambda: None
+        self._iterators: weakref.WeakSet[MultiProcessIterator[Any]] = weakref.WeakSet()
+
+    def _samplers(self, config: LoaderConfig) -> tuple[Iterable[Any], Iterable[Any] | None]:
+        sampler = config.sampler
+        if sampler is None:
+            if self._iterable:
+                sampler = EndlessSampler()
+            elif config.shuffle:
+                sampler = ShuffledSampler(self.dataset, self.generator, self._base_seed)
+            else:
+                sampler = OrderedSampler(self.dataset)  # type: ignore[arg-type]
+        if config.batch_sampler is not None or config.batch_size is None:
+            return sampler, config.batch_sampler
+        return sampler, BatchSampler(sampler, config.batch_size, config.drop_last)
+
+    def _make_plan(self, config: LoaderConfig) -> BatchPlan | None:
+        """Make the plan of every epoch; an iterable dataset has none."""
+        if self._iterable:
+            return None
+        shard = Shard()
+        if config.num_replicas is not None and config.rank is not None:
+            shard = Shard(config.rank, config.num_replicas, config.shard_tail)  # type: ignore[arg-type]
+        return BatchPlan(
+            self.sampler,
+            config.batch_sampler,
+            config.batch_size,
+            config.drop_last,
+            shard,
+            self._base_seed,
+        )
+
+    def _base_seed(self) -> int:
+        return base_seed(self.seed, self.generator)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self._built and name in _FIXED:
+            raise OptionError(
+                f"{name} cannot be changed once the loader is built, got {name}={value!r:.80}: "
+                "make a new loader"
+            )
+        super().__setattr__(name, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        for name in ("lock", "_pool", "_owner", "_iterators"):
+            del state[name]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._reset_process_state()
+
+    @property
+    def multiprocessing_context(self) -> BaseContext | None:
+        """The context that workers are started in; None: Python's default."""
+        return self._context
+
+    @multiprocessing_context.setter
+    def multiprocessing_context(self, value: str | BaseContext | None) -> None:
+        if value is not None:
+            LoaderConfig(num_workers=self.num_workers, multiprocessing_context=value)
+        self._context = multiprocessing.get_context(value) if isinstance(value, str) else value
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next iterator loads; without, epochs count up by themselves.
+
+        Args:
+            epoch: Epoch number, from 0.
+        """
+        self._next_epoch = epoch
+        set_epoch = getattr(self.sampler, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(epoch)
+
+    def __len__(self) -> int:
+        """Batches of a full epoch (of this rank).
+
+        Raises:
+            TypeError: The dataset or sampler has no length.
+        """
+        if self._plan is not None:
+            return len(self._plan)
+        samples: int = len(self.dataset)  # type: ignore[arg-type]
+        self._promised = samples
+        if self.batch_size is None:
+            return samples
+        return (
+            samples // self.batch_size if self.drop_last else math.ceil(samples / self.batch_size)
+        )
+
+    def __iter__(self) -> LoaderIterator[T_co]:
+        pin, device = self._pinning()
+        if self.num_workers == 0:
+            return InProcessIterator(self, pin)
+        iterator: MultiProcessIterator[T_co] = MultiProcessIterator(
+            self,
+            depth=self._depth(),
+            num_workers=self.num_workers,
+            in_order=self.in_order,
+            timeout=self.timeout,
+            pin=pin,
+            device=device,
+        )
+        self._iterators.add(iterator)
+        return iterator
+
+    def _depth(self) -> int:
+        return (self.prefetch_factor or _DEFAULT_PREFETCH) * self.num_workers
+
+    def _pinning(self) -> tuple[Callable[[Any], Any] | None, int | None]:
+        if not self.pin_memory:
+            return None, None
+        device = pinning.find_accelerator(self.pin_memory_device)
+        if device is None and not self._warned_of_no_accelerator:
+            self._warned_of_no_accelerator = True
+            warnings.warn(
+                "pin_memory=True has no effect: there is no accelerator to pin memory for",
+                stacklevel=3,
+            )
+        return (None if device is None else pinning.pin_batch), device
+
+    def recipe(self) -> Recipe:
+        """What a batch is made by."""
+        return Recipe(
+            dataset=self.dataset,
+            iterable=self._iterable,
+            batch_size=self.batch_size,
+            batched=self.batch_sampler is not None,
+            drop_last=self.drop_last,
+            collate_fn=self.collate_fn,
+            worker_init_fn=self.worker_init_fn,
+            seeding=self.seeding,
+            reseed_fn=self.reseed_fn,
+            rank=self.rank or 0,
+            num_replicas=self.num_replicas or 1,
+        )
+
+    def begin_epoch(self) -> EpochStart:
+        """Begin the epoch that comes next; called by an iterator at its first ``next()``."""
+        requested = None if self._plan is None else self._plan.requested_epoch()
+        epoch = self._next_epoch if requested is None else requested
+        self._next_epoch = epoch + 1
+        batches = None if self._plan is None else self._plan.batches(epoch)
+        return EpochStart(epoch, self._base_seed(), 0, batches)
+
+    def count_samples(self, samples: int) -> None:
+        """Compare the samples that an iterator has given out with what ``len()`` promised."""
+        if self._promised is not None and samples > self._promised:
+            cause = (
+                "; with several workers, its __iter__ must give each of them a share of its own "
+                "(lit_loader.get_shard)"
+                if self.num_workers
+                else ""
+            )
+            warnings.warn(
+                f"{type(self.dataset).__name__} promised {self._promised} samples by its __len__ "
+                f"(which len(loader) asked), but {samples} samples have been fetched{cause}",
+                stacklevel=4,
+            )
+
+    def claim(self, iterator: MultiProcessIterator[Any], start: EpochStart) -> Claim:
+        """Give workers to an iterator, for it alone.
+
+        Persistent workers go to the iterator that was begun last. One that they were taken from,
+        and that is used again nevertheless, gets workers of its own.
+        """
+        if not self.persistent_workers:
+            pool = self._start_pool(start)
+            return Claim(pool, lambda sound: pool.close())
+        owner = self._owner()
+        if owner is not None and owner is not iterator and owner.connected:
+            if iterator.superseded:
+                spare = self._start_pool(start)
+                return Claim(spare, lambda sound: spare.close())
+            owner.superseded = True
+            owner.disconnect(sound=True)
+        pool = self._resumed_pool() or self._start_pool(start)
+        self._pool, self._owner = pool, weakref.ref(iterator)
+        return Claim(pool, lambda sound: pool.cancel() if sound else pool.close())
+
+    def _resumed_pool(self) -> WorkerPool | None:
+        """The persistent workers, ready for a new epoch; None if new ones are to be started."""
+        pool, self._pool = self._pool, None
+        if pool is None or pool.closed:
+            return None
+        if pool.num_workers != self.num_workers:
+            pool.close()
+            return None
+        try:
+            if pool.resume(self.timeout or None):
+                return pool
+        except WorkerDeath as death:
+            pool.close()
+            raise died(death, {}) from None
+        except BaseException:
+            pool.close()
+            raise
+        pool.kill()
+        pool.close()
+        raise WorkerTimeoutError(
+            "a persistent worker did not leave the sample it is in within "
+            f"timeout={self.timeout:g} s of a new epoch's start, and was ended; iterate the loader "
+            "anew for new workers"
+        )
+
+    def _start_pool(self, start: EpochStart) -> WorkerPool:
+        return WorkerPool(
+            self.recipe(),
+            self.num_workers,
+            self._context or _default_context(),
+            in_flight=self._depth(),
+            seed=start.seed,
+            dealt=self._iterable or self.seeding == "worker",
+        )
+
+    def close(self) -> None:
+        """End the workers and let go of all that belongs to them; a second call does nothing.
+
+        Batches given out stay as they are. Iterators that are in use end with a LoaderError; the
+        loader itself can be iterated anew.
+        """
+        with self.lock:
+            for iterator in list(self._iterators):
+                iterator.close()
+            pool, self._pool = self._pool, None
+            if pool is not None:
+                pool.close()
+
+    def __enter__(self) -> DataLoader[T_co]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        batching = (
+            f"batch_size={self.batch_size}"
+            if self.batch_size is not None or self.batch_sampler is None
+            else f"batch_sampler={type(self.batch_sampler).__name__}"
+        )
+        return (
+            f"DataLoader({type(self.dataset).__name__}, {batching}, "
+            f"sampler={type(self.sampler).__name__}, num_workers={self.num_workers})"
+        )
+
+
+def _default_context() -> BaseContext:
+    """Python's default context, if it is one that can start workers.
+
+    joblib's loky sets a start method of its own in its processes, under which even an explicit
+    "spawn" fails in the child: there, workers are forked.
+    """
+    method = multiprocessing.get_start_method(allow_none=True)
+    if method is not None and method not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("fork")
+    return multiprocessing.get_context()

@@ -1,0 +1,152 @@
+"""Making one batch: seed, fetch, collate. The same code in a worker and with ``num_workers=0``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import default_collate as torch_default_collate
+
+from lit_loader.board import Progress
+from lit_loader.collate import default_collate
+from lit_loader.context import reading
+from lit_loader.fetch import EndOfData, Fetcher, IterableFetcher, MapFetcher
+from lit_loader.generators import find_generators
+from lit_loader.seeding import derive, sample_seed, seed_globals
+
+__all__ = ["BatchLoader", "Recipe"]
+
+_log = logging.getLogger(__name__)
+
+Empty = Callable[[Any, torch.dtype], "torch.Tensor | None"]
+"""Gives memory of a shape and dtype in the batch's slot, or None for private memory."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What it takes to make batches; travels to every worker.
+
+    Attributes:
+        dataset: The dataset.
+        iterable: Whether it is iterated rather than indexed.
+        batch_size: Samples a batch of an iterable dataset; None gives single samples.
+        batched: Whether a task's indices are a batch's list (else one index, not collated).
+        drop_last: Whether an iterable dataset's last batch is left off if it is not full.
+        collate_fn: Makes a batch of a list of samples (converts one sample, if not batched).
+        worker_init_fn: Called with the worker's id before its first fetch, or None.
+        seeding: ``"batch"``, ``"sample"`` or ``"worker"``.
+        reseed_fn: Called with the dataset and a seed wherever generators are seeded, or None.
+        rank: This process's place among the replicas.
+        num_replicas: Processes that share the dataset.
+    """
+
+    dataset: Any
+    iterable: bool
+    batch_size: int | None
+    batched: bool
+    drop_last: bool
+    collate_fn: Callable[[Any], Any]
+    worker_init_fn: Callable[[int], object] | None
+    seeding: str
+    reseed_fn: Callable[[Any, int], object] | None
+    rank: int
+    num_replicas: int
+
+
+class BatchLoader:
+    """Makes batches by a recipe, in whichever process it lives.
+
+    Args:
+        recipe: What to make.
+        worker: This reader's number among the loader's workers, 0 with ``num_workers=0``.
+        num_readers: Number of workers, 1 with ``num_workers=0``.
+    """
+
+    def __init__(self, recipe: Recipe, worker: int = 0, num_readers: int = 1) -> None:
+        self._recipe = recipe
+        self._share = (recipe.rank * num_readers + worker, recipe.num_replicas * num_readers)
+        self._collates_into_slot = recipe.collate_fn in (torch_default_collate, default_collate)
+        self._fetcher: Fetcher | None = None
+        self._held = find_generators(recipe.dataset, recipe.collate_fn)
+        if self._held.paths:
+            _log.debug("generators reseeded with the global ones: %s", ", ".join(self._held.paths))
+        self._seed = self._epoch = 0
+        self.samples = 0
+        """Samples of the batch made last."""
+
+    def begin_epoch(self) -> None:
+        """Take up an epoch: the next :meth:`load` iterates an iterable dataset anew."""
+        self._fetcher = None
+
+    def load(
+        self,
+        indices: Any,
+        number: int,
+        epoch: int,
+        seed: int,
+        progress: Progress,
+        on_collate: Callable[[], None] | None = None,
+        empty: Empty | None = None,
+    ) -> Any:
+        """Make the batch ``number``.
+
+        Args:
+            indices: The batch's indices; None for an iterable dataset.
+            number: Position of the batch in the epoch.
+            epoch: The epoch.
+            seed: Base seed of the epoch.
+            progress: Told of each sample before it is read.
+            on_collate: Called when all are read.
+            empty: Gives slot memory for what the default collate stacks.
+
+        Raises:
+            EndOfData: An iterable dataset has no more.
+            Cancelled: The batch is no longer wanted.
+        """
+        recipe = self._recipe
+        # At every batch: loaders with num_workers=0 may take turns in one process.
+        reading.epoch, reading.shard = epoch, self._share
+        if recipe.seeding != "worker":
+            self._seed, self._epoch = seed, epoch
+            self._reseed(derive(seed, epoch, number * recipe.num_replicas + recipe.rank))
+        if self._fetcher is None:
+            self._fetcher = _ENDED  # if iter(dataset) raises, there is nothing to go on with
+            self._fetcher = self._new_fetcher()
+        samples = self._fetcher.fetch(indices, progress)
+        self.samples = len(samples) if recipe.batched else 1
+        if on_collate is not None:
+            on_collate()
+        if recipe.seeding == "sample":
+            # For what collate_fn draws: whatever the samples have drawn before.
+            self._reseed(derive(seed, epoch, number * recipe.num_replicas + recipe.rank))
+        if self._collates_into_slot:
+            return default_collate(samples, empty)
+        return recipe.collate_fn(samples)
+
+    def _reseed_for(self, index: Any) -> None:
+        self._reseed(sample_seed(self._seed, self._epoch, index))
+
+    def _reseed(self, seed: int) -> None:
+        """Set every generator that the dataset may draw from."""
+        seed_globals(seed)
+        self._held.reseed(seed)
+        if self._recipe.reseed_fn is not None:
+            self._recipe.reseed_fn(self._recipe.dataset, seed)
+
+    def _new_fetcher(self) -> Fetcher:
+        recipe = self._recipe
+        if recipe.iterable:
+            return IterableFetcher(iter(recipe.dataset), recipe.batch_size, recipe.drop_last)
+        before_sample = self._reseed_for if recipe.seeding == "sample" else None
+        return MapFetcher(recipe.dataset, recipe.batched, before_sample)
+
+
+class _Ended:
+    def fetch(self, indices: Any, progress: Progress) -> Any:
+        raise EndOfData
+
+
+_ENDED = _Ended()

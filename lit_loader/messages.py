@@ -1,0 +1,246 @@
+"""What crosses the border between the parent and its workers, and how it is written down.
+
+Every message is :data:`SIZE` bytes, whatever it says. POSIX makes a pipe write of up to 512 bytes
+atomic, and since every read and every write has the same size, no reader ever sees half a message:
+neither side needs a lock, and a process killed at any instant leaves the pipes whole.
+
+::
+
+    parent ── Task ──────────────────────────▶ worker     (one pipe read by all, or one a worker)
+    parent ── Resume, Grant, Stop ───────────▶ worker     (one pipe a worker)
+    worker ── Result, Ack, Grow ─────────────▶ parent     (one pipe written by all)
+
+Batches do not travel in messages: a :class:`Task` names a slot of the arena that holds the task's
+indices (:func:`pack_indices`), and the :class:`Result` says where in that slot the batch lies.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from array import array
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "SIZE",
+    "Ack",
+    "Grant",
+    "Grow",
+    "Message",
+    "Result",
+    "Resume",
+    "Status",
+    "Stop",
+    "Task",
+    "pack_indices",
+    "unpack",
+    "unpack_indices",
+]
+
+# kind, status, worker, generation, and seven words of which one holds an unsigned seed.
+_LAYOUT: Final = struct.Struct("=BBHIQ6q")
+SIZE: Final = _LAYOUT.size
+
+_TASK, _RESUME, _GRANT, _STOP, _RESULT, _ACK, _GROW = range(7)
+
+
+class Task(NamedTuple):
+    """Load one batch into one slot.
+
+    Attributes:
+        generation: Counts the epochs begun on a pool; a worker drops a task of another one.
+        number: Position of the batch in the epoch, from 0.
+        epoch: Epoch that the batch belongs to.
+        seed: Base seed of the epoch.
+        offset: First byte of the slot in the arena's file.
+        capacity: Bytes of the slot.
+        nbytes: Bytes of packed indices at the start of the slot; 0 for an iterable dataset.
+    """
+
+    generation: int
+    number: int
+    epoch: int
+    seed: int
+    offset: int
+    capacity: int
+    nbytes: int
+
+    def pack(self) -> bytes:
+        """Return the message as :data:`SIZE` bytes."""
+        return _LAYOUT.pack(
+            _TASK,
+            0,
+            0,
+            self.generation,
+            self.seed,
+            self.number,
+            self.epoch,
+            self.offset,
+            self.capacity,
+            self.nbytes,
+            0,
+        )
+
+
+class Resume(NamedTuple):
+    """Begin a new generation: forget older tasks, iterate an iterable dataset anew, acknowledge."""
+
+    generation: int
+
+    def pack(self) -> bytes:
+        """Return the message as :data:`SIZE` bytes."""
+        return _LAYOUT.pack(_RESUME, 0, 0, self.generation, 0, 0, 0, 0, 0, 0, 0)
+
+
+class Grant(NamedTuple):
+    """A larger slot for the batch that did not fit the task's own."""
+
+    generation: int
+    number: int
+    offset: int
+    capacity: int
+
+    def pack(self) -> bytes:
+        """Return the message as :data:`SIZE` bytes."""
+        return _LAYOUT.pack(
+            _GRANT, 0, 0, self.generation, 0, self.number, 0, self.offset, self.capacity, 0, 0
+        )
+
+
+class Stop(NamedTuple):
+    """End the worker process."""
+
+    def pack(self) -> bytes:
+        """Return the message as :data:`SIZE` bytes."""
+        return _LAYOUT.pack(_STOP, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+
+
+class Status:
+    """How a task ended."""
+
+    BATCH: Final = 0
+    FAILURE: Final = 1
+    END: Final = 2
+
+
+class Result(NamedTuple):
+    """A task is done.
+
+    Attributes:
+        status: :attr:`Status.BATCH`, :attr:`Status.FAILURE` (an exception lies in the slot) or
+            :attr:`Status.END` (the worker's share of an iterable dataset is used up).
+        worker: Who did it.
+        generation: The task's.
+        number: The task's.
+        offset: The slot that holds the outcome (the task's, or the one granted instead).
+        at: Offset in the slot of the batch's descriptor, or of the failure.
+        nbytes: Bytes of that descriptor or failure.
+        samples: Samples of the batch.
+    """
+
+    status: int
+    worker: int
+    generation: int
+    number: int
+    offset: int
+    at: int
+    nbytes: int
+    samples: int
+
+    def pack(self) -> bytes:
+        """Return the message as :data:`SIZE` bytes."""
+        return _LAYOUT.pack(
+            _RESULT,
+            self.status,
+            self.worker,
+            self.generation,
+            0,
+            self.number,
+            0,
+            self.offset,
+            self.at,
+            self.nbytes,
+            self.samples,
+        )
+
+
+class Ack(NamedTuple):
+    """A worker has left every older generation behind."""
+
+    worker: int
+    generation: int
+
+    def pack(self) -> bytes:
+        """Return the message as :data:`SIZE` bytes."""
+        return _LAYOUT.pack(_ACK, 0, self.worker, self.generation, 0, 0, 0, 0, 0, 0, 0)
+
+
+class Grow(NamedTuple):
+    """A batch needs a slot of ``nbytes`` bytes; the worker waits for a :class:`Grant`."""
+
+    worker: int
+    generation: int
+    number: int
+    nbytes: int
+
+    def pack(self) -> bytes:
+        """Return the message as :data:`SIZE` bytes."""
+        return _LAYOUT.pack(
+            _GROW, 0, self.worker, self.generation, 0, self.number, 0, 0, 0, self.nbytes, 0
+        )
+
+
+Message = Task | Resume | Grant | Stop | Result | Ack | Grow
+
+
+def unpack(data: bytes, start: int = 0) -> Message:
+    """Read the message at ``data[start : start + SIZE]``."""
+    kind, status, worker, generation, seed, number, epoch, offset, a, nbytes, samples = (
+        _LAYOUT.unpack_from(data, start)
+    )
+    if kind == _RESULT:
+        return Result(status, worker, generation, number, offset, a, nbytes, samples)
+    if kind == _TASK:
+        return Task(generation, number, epoch, seed, offset, a, nbytes)
+    if kind == _RESUME:
+        return Resume(generation)
+    if kind == _ACK:
+        return Ack(worker, generation)
+    if kind == _GROW:
+        return Grow(worker, generation, number, nbytes)
+    if kind == _GRANT:
+        return Grant(generation, number, offset, a)
+    return Stop()
+
+
+_PICKLED: Final = b"p"
+_INT64: Final = b"q"
+_ONLY_INT: Final = {int}
+
+
+def pack_indices(indices: Any) -> bytes:
+    """Write one batch's indices down: 8 bytes each for a list of ints, a pickle for all else.
+
+    Raises:
+        Exception: Whatever pickling an index of the sampler's own making raises.
+    """
+    if type(indices) is list and set(map(type, indices)) == _ONLY_INT:
+        try:
+            return array("q", indices).tobytes() + _INT64
+        except OverflowError:
+            pass  # beyond 64 bits: as a pickle
+    return pickle.dumps(indices, pickle.HIGHEST_PROTOCOL) + _PICKLED
+
+
+def unpack_indices(packed: NDArray[np.uint8]) -> Any:
+    """Read what :func:`pack_indices` wrote; ``packed`` is not referred to afterwards."""
+    # The tag stands last, so that the integers begin where the slot does: aligned.
+    data = packed.tobytes()
+    if data[-1:] == _INT64:
+        indices = array("q")
+        indices.frombytes(data[:-1])
+        return indices.tolist()
+    return pickle.loads(data[:-1])

@@ -1,0 +1,209 @@
+"""The pin-memory thread: batches on their way to an accelerator pass through page-locked memory.
+
+::
+
+    source() ─batch─▶ [thread: pin] ─▶ queue ─▶ take()
+
+- The thread takes from ``source`` as long as that gives something, pins, and puts the batch, or
+  the exception that was raised instead, into the queue. It never drops anything.
+- The consumer takes from the queue. Whatever ends the thread, the last thing it puts is a mark, so
+  that a consumer never waits for a thread that is gone.
+- The queue needs no bound: no more batches than prefetched ones are ever under way.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from lit_loader.errors import PinMemoryError
+
+__all__ = ["PinMemoryThread", "find_accelerator", "pin_batch", "pin_tensor"]
+
+T = TypeVar("T")
+
+
+def pin_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """Copy a tensor into page-locked memory. Tests put another function in its place."""
+    return tensor.pin_memory()
+
+
+def find_accelerator(device: str = "") -> int | None:
+    """Find the accelerator to pin memory for.
+
+    Args:
+        device: A device such as ``"cuda:1"``; empty for the current one.
+
+    Returns:
+        Its index, or None if there is no accelerator.
+    """
+    if not torch.accelerator.is_available():
+        return None
+    if device:
+        index = torch.device(device).index
+        if index is not None:
+            return index
+    return torch.accelerator.current_device_index()
+
+
+def pin_batch(batch: Any) -> Any:
+    """Pin all tensors of a batch, keeping the type of everything that holds them.
+
+    Tensors are pinned wherever they lie in mappings, sequences, namedtuples and dataclasses; an
+    object with a ``pin_memory()`` method is replaced by what that returns; all else stays as it is.
+    A container whose class cannot be filled anew is given back as a plain dict or list.
+    """
+    if isinstance(batch, torch.Tensor):
+        return pin_tensor(batch)
+    if hasattr(batch, "pin_memory"):
+        return batch.pin_memory()
+    if isinstance(batch, str | bytes | bytearray):
+        return batch
+    if isinstance(batch, Mapping):
+        return _pin_mapping(batch)
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(pin_batch(item) for item in batch))
+    if isinstance(batch, Sequence):
+        return _pin_sequence(batch)
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        pinned = copy.copy(batch)
+        for field in dataclasses.fields(batch):
+            if hasattr(batch, field.name):
+                # object.__setattr__: a frozen dataclass is copied, not changed, too.
+                object.__setattr__(pinned, field.name, pin_batch(getattr(batch, field.name)))
+        return pinned
+    return batch
+
+
+def _pin_mapping(batch: Mapping[Any, Any]) -> Any:
+    pinned = {key: pin_batch(value) for key, value in batch.items()}
+    if type(batch) is dict:
+        return pinned
+    try:
+        clone: Any = copy.copy(batch)  # keeps what a subclass holds besides (a default_factory)
+        clone.update(pinned)
+        return clone
+    except Exception:
+        pass
+    try:
+        return type(batch)(pinned)  # type: ignore[call-arg]
+    except Exception:
+        return pinned
+
+
+def _pin_sequence(batch: Sequence[Any]) -> Any:
+    pinned = [pin_batch(item) for item in batch]
+    if type(batch) is list:
+        return pinned
+    if type(batch) is tuple:
+        return tuple(pinned)
+    try:
+        clone: Any = copy.copy(batch)
+        for position, item in enumerate(pinned):
+            clone[position] = item
+        return clone
+    except Exception:
+        pass
+    try:
+        return type(batch)(pinned)  # type: ignore[call-arg]
+    except Exception:
+        return pinned
+
+
+@dataclasses.dataclass
+class _Item(Generic[T]):
+    value: T | None = None
+    error: BaseException | None = None
+
+
+class PinMemoryThread(Generic[T]):
+    """Runs ``source`` and ``pin`` in a thread of its own, ahead of the consumer.
+
+    Args:
+        source: Gives the next item, waiting for it; None ends the thread, and so does an exception,
+            which is handed on to the consumer.
+        pin: Pins an item; its exception takes the place of the item.
+        device: Index of the accelerator to make current in the thread, or None.
+    """
+
+    def __init__(
+        self,
+        source: Callable[[], T | None],
+        pin: Callable[[T], T],
+        device: int | None = None,
+    ) -> None:
+        self._source = source
+        self._pin = pin
+        self._device = device
+        self._queue: queue.SimpleQueue[_Item[T] | None] = queue.SimpleQueue()
+        # A daemon, so that no mistake can keep the interpreter from ending; join() is called.
+        self._thread = threading.Thread(target=self._run, name="lit_loader pin memory", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            if self._device is not None:
+                # Without, the thread would open a context on device 0.
+                torch.accelerator.set_device_index(self._device)
+            while self._forward():
+                pass
+        except BaseException as error:
+            self._queue.put(_Item(error=error))
+        finally:
+            self._queue.put(None)
+
+    def _forward(self) -> bool:
+        """Pin and hand on one item; nothing of it stays behind in the thread."""
+        item = self._source()
+        if item is None:
+            return False
+        try:
+            pinned = _Item(self._pin(item))
+        except Exception as error:
+            pinned = _Item(error=error)
+        self._queue.put(pinned)
+        return True
+
+    def take(self, timeout: float | None = None) -> T:
+        """Return the next item.
+
+        Args:
+            timeout: Seconds to wait at most; None waits for ever.
+
+        Raises:
+            queue.Empty: The time is up.
+            PinMemoryError: The thread has ended.
+            Exception: What the source or the pinning raised.
+        """
+        item = self._queue.get(timeout=timeout)
+        if item is None:
+            self._queue.put(None)  # for whoever asks again
+            raise PinMemoryError(
+                "the pin-memory thread has ended and gives no more batches; iterate the loader anew"
+            )
+        if isinstance(item.error, Exception):
+            raise item.error
+        if item.error is not None:
+            raise PinMemoryError(
+                f"the pin-memory thread ended by {type(item.error).__name__}: {item.error}; "
+                "iterate the loader anew"
+            ) from item.error
+        return item.value  # type: ignore[return-value]
+
+    def left(self) -> list[T]:
+        """Wait for the thread, which must have been told to end; return the items not taken."""
+        if threading.current_thread() is self._thread:
+            return []  # the garbage collector, run by the thread itself, may end up here
+        self._thread.join()
+        items = []
+        while (item := self._queue.get()) is not None:
+            if item.error is None:
+                items.append(item.value)
+        self._queue.put(None)
+        return items  # type: ignore[return-value]

@@ -1,0 +1,85 @@
+"""Where in a batch the object sits that something cannot be done with.
+
+Asked only after a failure, so it may take its time: it tries again with every child.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+__all__ = ["Failure", "find_failure", "short_repr"]
+
+
+class Failure(NamedTuple):
+    """The innermost object that fails.
+
+    Attributes:
+        path: The expression that reaches it, as in ``batch['x'][3].label``.
+        value: The object.
+        error: What it fails with.
+    """
+
+    path: str
+    value: object
+    error: Exception
+
+
+def find_failure(
+    value: object, error: Exception, attempt: Callable[[object], object], name: str = "batch"
+) -> Failure:
+    """Follow a failure from ``value`` down to the innermost object that fails on its own.
+
+    Args:
+        value: The object that fails as a whole.
+        error: What it fails with.
+        attempt: Does again, with one object, what failed.
+        name: What the path begins with.
+    """
+    seen: set[int] = set()  # a structure may contain itself
+    # Of a structure too deep to follow, the whole is named: going down level by level takes ages.
+    while id(value) not in seen and not isinstance(error, RecursionError):
+        seen.add(id(value))
+        for step, child in _children(value):
+            try:
+                attempt(child)
+            except Exception as child_error:
+                name, value, error = name + step, child, child_error
+                break
+    return Failure(name, value, error)
+
+
+def short_repr(value: object) -> str:
+    """Return a repr of bounded length on one line, of objects too whose own repr fails."""
+    return " ".join(reprlib.repr(value).split())
+
+
+def _children(value: Any) -> Iterator[tuple[str, object]]:
+    if isinstance(value, Mapping):
+        for key in value:
+            yield f"[key {short_repr(key)}]", key
+            yield f"[{short_repr(key)}]", value[key]
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+        for field, child in zip(value._fields, value, strict=True):
+            yield f".{field}", child
+    elif isinstance(value, (list, tuple)):
+        for index, child in enumerate(value):
+            yield f"[{index}]", child
+    elif isinstance(value, (set, frozenset)):
+        for child in value:
+            yield f"[{short_repr(child)}]", child
+    if not isinstance(value, type):
+        yield from _attributes(value)
+
+
+def _attributes(value: Any) -> Iterator[tuple[str, object]]:
+    """What pickle would save of an object: its state, and not simply its ``__dict__``."""
+    try:
+        state = value.__reduce_ex__(5)[2]
+    except Exception:  # the object cannot even say what it consists of: it is the one
+        return
+    for part in state if isinstance(state, tuple) else (state,):
+        if isinstance(part, dict):
+            for attribute, child in part.items():
+                yield f".{attribute}", child

@@ -1,0 +1,296 @@
+"""Take a batch apart: a small pickle of its structure, and beside it the tensors and arrays.
+
+The pickle holds everything but bulk bytes. Each plain CPU tensor and each plain NumPy array is
+replaced by pickle protocol 5's out-of-band marker, so that unpickling asks for the parts one by
+one, in the order in which they were taken out; pickle's own memo keeps one object met twice one
+object. Other kinds of tensor are first expressed by plain ones:
+
+======================================  =====================================================
+plain strided CPU tensor                itself (with its attributes, if it has any)
+leaf that requires grad, Parameter      its values, and the flag
+conj / neg view                         the resolved values
+sparse COO, CSR, CSC, BSR, BSC          indices and values
+nested (strided, jagged)                as torch pickles them: values and offsets
+quantised                               integers, scales and zero points
+meta                                    shape, strides and dtype
+subclass without pickling of its own    its values and attributes
+other subclass                          as it pickles itself; what it holds is treated as here
+storage                                 a tensor of its bytes
+another device, a result of autograd    refused
+======================================  =====================================================
+
+`reducer_override` rather than `persistent_id`, which pickle would call for every int and str too.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import operator
+import pickle
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+__all__ = ["Part", "Refusal", "pickle_apart", "unpickle_together"]
+
+Part: TypeAlias = "torch.Tensor | npt.NDArray[Any]"
+
+COMPRESSED_LAYOUTS = {torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
+PLAIN_KINDS = frozenset("biufcmMSUV")
+"""NumPy dtype kinds whose bytes mean the same in another process (not objects, not StringDType)."""
+
+_MARKER = pickle.PickleBuffer(bytearray(1))
+_stays_in_pickle = functools.partial(operator.is_not, _MARKER)
+
+
+class Refusal(Exception):
+    """A tensor that cannot be carried; the message says what it is and what to do."""
+
+
+def pickle_apart(batch: object) -> tuple[io.BytesIO, list[Part]]:
+    """Return the pickle of ``batch`` and, in the order it asks for them, the parts left out.
+
+    Parts are plain tensors, and plain arrays of one byte or more; the list keeps them alive.
+
+    Raises:
+        Refusal: For a tensor that cannot be carried.
+        Exception: Whatever pickling an object of the batch raises.
+    """
+    file = io.BytesIO()
+    pickler = _Pickler(file, 5, buffer_callback=_stays_in_pickle)
+    pickler.parts = []
+    pickler.dump(batch)
+    return file, pickler.parts
+
+
+def unpickle_together(skeleton: memoryview, parts: Iterable[Part]) -> object:
+    """Return the batch that `pickle_apart` took apart, with ``parts`` in their places."""
+    return pickle.loads(skeleton, buffers=parts)
+
+
+class _Pickler(pickle.Pickler):
+    parts: list[Part]
+
+    def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
+        if kind is torch.Tensor:
+            if (
+                obj.layout is torch.strided
+                and obj.is_cpu
+                and not obj.requires_grad
+                and not obj.__dict__
+                and not obj.is_conj()
+                and not obj.is_neg()
+                and not obj.is_nested
+                and not obj.is_quantized
+            ):
+                self.parts.append(obj)
+                # A new tuple each time: pickle's memo would take a shared one for the first part.
+                return _given, (_MARKER,)
+            return _reduce_tensor(obj)
+        if kind is np.ndarray:
+            return self._reduce_array(obj)
+        if isinstance(obj, torch.Tensor):
+            return _reduce_subclass(obj)
+        if kind is torch.UntypedStorage:
+            return _storage, (_bytes_of(obj),)
+        if kind is torch.TypedStorage:  # met inside what torch's own reductions return
+            return _typed_storage, (obj._untyped_storage, obj.dtype)
+        return NotImplemented
+
+    def _reduce_array(self, array: npt.NDArray[Any]) -> Any:
+        dtype = array.dtype
+        if (
+            dtype.kind not in PLAIN_KINDS
+            or dtype.hasobject
+            or dtype.isbuiltin == 2  # registered by another package (ml_dtypes): its own business
+        ):
+            return NotImplemented
+        if array.nbytes == 0:
+            return np.empty, (array.shape, dtype)
+        self.parts.append(array)
+        if dtype.isbuiltin and dtype.metadata is None:
+            return _given, (_MARKER,)
+        # Field names, units, byte order and string lengths travel in the dtype's own pickle.
+        return _with_dtype, (_MARKER, dtype)
+
+
+def _reduce_tensor(tensor: torch.Tensor) -> Any:
+    """Reduce an exact ``torch.Tensor`` that is in some way not plain."""
+    _refuse_uncarried(tensor)
+    if tensor.__dict__:
+        reduced = _adorned(tensor, _given)
+    elif tensor.requires_grad:
+        reduced = _leaf, (tensor.detach(),)
+    elif tensor.is_quantized:
+        reduced = _reduce_quantised(tensor)
+    elif tensor.is_nested:
+        reduced = tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
+    elif tensor.is_meta:
+        reduced = _meta, (tuple(tensor.shape), tensor.stride(), tensor.dtype)
+    elif tensor.layout is torch.sparse_coo:
+        # Not by torch's own reduction, whose rebuilding keeps every sparse tensor on a list
+        # until the next torch.load: the slot would never come back.
+        reduced = (
+            _sparse_coo,
+            (tensor._indices(), tensor._values(), tuple(tensor.shape), tensor.is_coalesced()),
+        )
+    elif tensor.layout in COMPRESSED_LAYOUTS:
+        by_row = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
+        reduced = (
+            _sparse_compressed,
+            (
+                tensor.crow_indices() if by_row else tensor.ccol_indices(),
+                tensor.col_indices() if by_row else tensor.row_indices(),
+                tensor.values(),
+                tuple(tensor.shape),
+                tensor.layout,
+            ),
+        )
+    elif tensor.is_conj() or tensor.is_neg():
+        reduced = _given, (tensor.resolve_conj().resolve_neg(),)
+    else:
+        raise Refusal(
+            f"a tensor of layout {tensor.layout} cannot be carried between processes; "
+            "return tensor.to_dense()"
+        )
+    return reduced
+
+
+def _reduce_quantised(tensor: torch.Tensor) -> Any:
+    # Not by torch's own reduction: it pickles the whole storage of a view, and warns.
+    scheme = tensor.qscheme()
+    if scheme in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+        return _quantised, (tensor.int_repr(), tensor.q_scale(), tensor.q_zero_point())
+    if scheme in (torch.per_channel_affine, torch.per_channel_symmetric):
+        scales, zero_points = tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points()
+        axis = tensor.q_per_channel_axis()
+        return _quantised, (tensor.int_repr(), scales, zero_points, axis)
+    raise Refusal(
+        f"a quantised tensor of scheme {scheme} cannot be carried between processes; "
+        "return tensor.dequantize()"
+    )
+
+
+def _reduce_subclass(tensor: torch.Tensor) -> Any:
+    """Reduce an instance of a subclass of ``torch.Tensor``."""
+    kind = type(tensor)
+    with torch._C.DisableTorchFunctionSubclass():  # attributes are read here, nothing is computed
+        _refuse_uncarried(tensor)
+        if (
+            _pickles_itself(kind)
+            or kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+            or tensor.layout is not torch.strided
+            or tensor.is_quantized
+            or tensor.is_nested
+        ):
+            return NotImplemented
+        return _adorned(tensor, _subclass, kind)
+
+
+def _pickles_itself(kind: type[torch.Tensor]) -> bool:
+    """Whether a subclass says on its own how it is pickled, or has slots that pickle must see."""
+    if kind is torch.nn.Parameter:
+        return False
+    return (
+        kind.__reduce_ex__ is not torch.Tensor.__reduce_ex__
+        or kind.__reduce__ is not torch.Tensor.__reduce__
+        or kind.__setstate__ is not torch.Tensor.__setstate__
+        or getattr(kind, "__getstate__", None) is not getattr(torch.Tensor, "__getstate__", None)
+        or any(vars(base).get("__slots__") for base in kind.__mro__)
+    )
+
+
+def _refuse_uncarried(tensor: torch.Tensor) -> None:
+    if tensor.device.type not in ("cpu", "meta"):
+        raise Refusal(
+            f"a tensor of shape {tuple(tensor.shape)} on device {tensor.device} cannot be carried "
+            "between processes; return CPU tensors and use pin_memory=True"
+        )
+    if tensor.requires_grad and not tensor.is_leaf:
+        raise Refusal(
+            f"a tensor of shape {tuple(tensor.shape)} with history in autograd "
+            f"(grad_fn={type(tensor.grad_fn).__name__}) cannot be carried between processes; "
+            "return tensor.detach()"
+        )
+
+
+def _adorned(tensor: torch.Tensor, build: Callable[..., Any], *arguments: Any) -> Any:
+    """Reduce a tensor to a plain one over the same memory, and what is set on it afterwards."""
+    # As pickle's "state" and not as arguments, so that attributes may point back at the tensor.
+    state = tensor.requires_grad, dict(tensor.__dict__)
+    return build, (tensor.detach(), *arguments), state, None, None, _adorn
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    tensor = torch.empty(0, dtype=torch.uint8, device=storage.device)
+    return tensor.set_(storage)
+
+
+# What follows runs while a batch is unpickled. --------------------------------------------------
+
+
+def _given(part: Part) -> Part:
+    return part
+
+
+def _with_dtype(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    return array.view(dtype)
+
+
+def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
+    return tensor.untyped_storage()
+
+
+def _typed_storage(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.TypedStorage:
+    return torch.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
+
+
+def _leaf(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.requires_grad_()
+
+
+def _subclass(tensor: torch.Tensor, kind: type[torch.Tensor]) -> torch.Tensor:
+    return tensor.as_subclass(kind)
+
+
+def _adorn(tensor: torch.Tensor, state: tuple[bool, dict[str, Any]]) -> None:
+    requires_grad, attributes = state
+    tensor.__dict__.update(attributes)
+    if requires_grad:
+        with torch._C.DisableTorchFunctionSubclass():
+            tensor.requires_grad_()
+
+
+def _meta(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+
+
+def _quantised(integers: torch.Tensor, scale: Any, zero_point: Any, axis: int = -1) -> torch.Tensor:
+    if axis < 0:
+        return torch._make_per_tensor_quantized_tensor(integers, scale, zero_point)
+    return torch._make_per_channel_quantized_tensor(integers, scale, zero_point, axis)
+
+
+def _sparse_coo(
+    indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], coalesced: bool
+) -> torch.Tensor:
+    return torch.sparse_coo_tensor(
+        indices, values, shape, is_coalesced=coalesced, check_invariants=False
+    )
+
+
+def _sparse_compressed(
+    compressed: torch.Tensor,
+    plain: torch.Tensor,
+    values: torch.Tensor,
+    shape: tuple[int, ...],
+    layout: torch.layout,
+) -> torch.Tensor:
+    return torch.sparse_compressed_tensor(
+        compressed, plain, values, shape, layout=layout, check_invariants=False
+    )

@@ -1,0 +1,121 @@
+"""The loader's checkpoint state: a position and what it is a position in.
+
+A state is independent of the rank and of how the data is loaded (number of workers, start method,
+prefetching): all ranks give the same one. It is a plain dict of primitives, so that
+``torch.load(weights_only=True)`` reads it, and for map-style datasets a few hundred bytes long.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lit_loader.errors import StateError
+
+__all__ = ["ELASTIC", "VERSION", "LoaderState"]
+
+VERSION = 1
+"""Raised whenever an older reader would misunderstand a state."""
+
+ELASTIC = frozenset({"batch_size", "num_replicas"})
+"""Fingerprint fields that may differ, if the position in samples falls on a batch boundary."""
+
+_ADVICE = {
+    "dataset_length": "resume with the dataset that the state was taken from",
+    "num_workers": "an iterable dataset's position belongs to its workers: resume with as many",
+    "order": "resume with the same sampler or shuffle option",
+    "seed": "pass the state's seed as the loader's seed option",
+}
+_COUNTS = ("epoch", "batches", "samples")
+
+
+@dataclass(frozen=True)
+class LoaderState:
+    """A position in an epoch, with a fingerprint of everything that the position depends on.
+
+    Attributes:
+        epoch: Epoch number, counted from 0.
+        batches: Batches of this epoch delivered on each rank.
+        samples: Samples of this epoch delivered on all ranks together.
+        fingerprint: Names and values (int, float, str, bool, None) that make the order of the
+            samples and their random numbers, such as dataset_length, seed, seeding, order,
+            batch_size and num_replicas.
+        sampler: What a stateful sampler must remember; None for most.
+        workers: What each worker of an iterable dataset must remember; None for map-style ones.
+    """
+
+    epoch: int
+    batches: int
+    samples: int
+    fingerprint: Mapping[str, int | float | str | bool | None]
+    sampler: Any = None
+    workers: Any = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the state as a new dict of primitives that shares nothing with this loader."""
+        state: dict[str, Any] = {"version": VERSION}
+        state |= {name: int(getattr(self, name)) for name in _COUNTS}
+        state["fingerprint"] = dict(self.fingerprint)
+        for name in ("sampler", "workers"):
+            if (value := getattr(self, name)) is not None:
+                state[name] = copy.deepcopy(value)
+        return state
+
+    @classmethod
+    def from_dict(cls, state: Any) -> LoaderState:
+        """Read what `to_dict` gave.
+
+        Args:
+            state: The dict, as it is or from a checkpoint file; it is copied.
+
+        Raises:
+            StateError: If this is not a loader's state, or of a version that is not known here.
+        """
+        if not isinstance(state, Mapping) or "version" not in state:
+            raise StateError(
+                f"state must be the dict that state_dict() of a lit_loader.DataLoader gave, "
+                f"got {_short(state)}"
+            )
+        if state["version"] != VERSION:
+            raise StateError(
+                f"state has version {_short(state['version'])}, but only version {VERSION} is "
+                f"known here: resume with the release of lit_loader that the state was taken with"
+            )
+        for name in _COUNTS:
+            value = state.get(name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise StateError(f"state's {name} must be an int >= 0, got {_short(value)}")
+        if not isinstance(fingerprint := state.get("fingerprint"), Mapping):
+            raise StateError(f"state's fingerprint must be a dict, got {_short(fingerprint)}")
+        return cls(
+            **{name: state[name] for name in _COUNTS},
+            fingerprint=dict(fingerprint),
+            sampler=copy.deepcopy(state.get("sampler")),
+            workers=copy.deepcopy(state.get("workers")),
+        )
+
+    def check(self, fingerprint: Mapping[str, int | float | str | bool | None]) -> None:
+        """Make sure that the state is one of a loader like this one.
+
+        Args:
+            fingerprint: This loader's. `ELASTIC` fields are not compared: whether the position
+                fits them is the batch plan's to say.
+
+        Raises:
+            StateError: Names the first field, by name, that differs, and both values.
+        """
+        for name in sorted((self.fingerprint.keys() | fingerprint.keys()) - ELASTIC):
+            theirs, ours = self.fingerprint.get(name), fingerprint.get(name)
+            if theirs != ours:
+                advice = _ADVICE.get(name, f"resume with the same {name}")
+                raise StateError(
+                    f"state was taken with {name}={_short(theirs)}, but this loader has "
+                    f"{name}={_short(ours)}: {advice}"
+                )
+
+
+def _short(value: object) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,417 @@
+"""The worker process: takes tasks, makes batches, writes them into slots.
+
+::
+
+    task pipe ─Task─▶ indices ▶ fetch ▶ collate ▶ encode into the slot ─Result─▶ result pipe
+    control pipe ─Resume, Grant, Stop─▶                                ─Ack, Grow─▶
+
+- A worker of a map-style dataset pulls tasks from a pipe that all workers read; with an iterable
+  dataset its tasks come through its own control pipe, for it alone holds that share of the data.
+- Before each sample it compares the board's generation with its own, and leaves a batch that is
+  no longer wanted.
+- It holds no lock that another process could wait for. Killed at any instant, it leaves at most a
+  half-written slot, which nobody reads without its Result.
+- A thread waits for the parent's death and then ends the process, whatever it is doing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import select
+import signal
+import threading
+from collections import deque
+from dataclasses import dataclass
+from multiprocessing import reduction
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch.utils.data._utils import collate as torch_collate
+from torch.utils.data._utils import worker as torch_worker
+
+from lit_loader.arena import ArenaMap
+from lit_loader.board import Cancelled, Stage, StatusBoard
+from lit_loader.codec import SlotFull, SlotWriter, encode
+from lit_loader.errors import TransportError
+from lit_loader.failure import Failure, describe_indices
+from lit_loader.fetch import EndOfData
+from lit_loader.loading import BatchLoader, Recipe
+from lit_loader.messages import (
+    SIZE,
+    Ack,
+    Grant,
+    Grow,
+    Message,
+    Result,
+    Resume,
+    Status,
+    Stop,
+    Task,
+    unpack,
+    unpack_indices,
+)
+from lit_loader.seeding import seed_worker
+
+__all__ = ["Descriptor", "Links", "Payload", "worker_main"]
+
+
+class Descriptor:
+    """A file descriptor that goes along when a worker is started, by any start method."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _descriptor_from, (reduction.DupFd(self.fd),)
+
+
+def _descriptor_from(duplicate: Any) -> Descriptor:
+    return Descriptor(duplicate.detach())
+
+
+class Payload:
+    """The user's objects on their way to a worker.
+
+    Pickled apart from the rest, so that the worker is up, and can report it, when they cannot be
+    unpickled (a class that only ``__main__`` has, say).
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe: Recipe | None = recipe
+        self._pickled: bytes = b""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # multiprocessing's pickler, for what only it can carry: locks, queues, shared tensors.
+        return _payload_from, (bytes(reduction.ForkingPickler.dumps(self._recipe)),)
+
+    def open(self) -> Recipe:
+        """Return the objects.
+
+        Raises:
+            Exception: Whatever unpickling them raises.
+        """
+        if self._recipe is None:
+            self._recipe = pickle.loads(self._pickled)
+        return self._recipe
+
+
+def _payload_from(pickled: bytes) -> Payload:
+    payload = Payload.__new__(Payload)
+    payload._recipe, payload._pickled = None, pickled
+    return payload
+
+
+@dataclass(frozen=True)
+class Links:
+    """What connects one worker with its parent.
+
+    Attributes:
+        worker: The worker's number, from 0.
+        num_workers: How many there are.
+        seed: The worker's own seed (base seed + its number).
+        generation: The generation it begins with.
+        parent: Process id of the parent.
+        arena: The arena's file.
+        mapped: Bytes of it to map.
+        board_bytes: Bytes of the status board at its start.
+        tasks: Read end of the task pipe all workers share, or None if tasks are dealt.
+        control: Read end of the pipe for this worker alone.
+        results: Write end of the result pipe.
+    """
+
+    worker: int
+    num_workers: int
+    seed: int
+    generation: int
+    parent: int
+    arena: Descriptor
+    mapped: int
+    board_bytes: int
+    tasks: Descriptor | None
+    control: Descriptor
+    results: Descriptor
+
+
+class _Stopped(Exception):
+    """The parent asked this worker to end."""
+
+
+def worker_main(links: Links, payload: Payload) -> None:
+    """Be a worker until told to stop, or until the parent is gone."""
+    _reset_signals()
+    _follow_parent(links.parent)
+    torch.set_num_threads(1)
+    # A forked worker would inherit what the thread that started it happened to be in.
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        torch.autocast("cpu", enabled=False),
+        contextlib.suppress(BrokenPipeError, _Stopped),
+    ):
+        _Worker(links, payload).run()
+
+
+def _reset_signals() -> None:
+    """Ignore Ctrl-C (it is the parent's to act on), and never run a handler of the parent's."""
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
+
+
+def _follow_parent(parent: int) -> None:
+    """End this process when the parent does, even from within user code.
+
+    A pidfd sees the parent itself die; a pipe's end, as multiprocessing has it, may be held open
+    by any process that was forked meanwhile. PR_SET_PDEATHSIG would follow the *thread* that
+    started the worker.
+    """
+    sentinel: int | None
+    try:
+        sentinel = os.pidfd_open(parent)
+    except ProcessLookupError:
+        _leave()
+    except (AttributeError, OSError):
+        process = multiprocessing.parent_process()
+        sentinel = None if process is None else int(process.sentinel)
+    if sentinel is None:
+        return
+
+    def wait() -> None:
+        poll = select.poll()
+        poll.register(sentinel, select.POLLIN)
+        poll.poll()
+        _leave()
+
+    threading.Thread(target=wait, name="lit_loader parent watch", daemon=True).start()
+
+
+def _leave() -> NoReturn:
+    os._exit(1)
+
+
+class _Worker:
+    """The loop and what it needs.
+
+    Takes a Task, puts a Result; takes a Resume, puts an Ack; ends by Stop. Never writes outside
+    the slot of the task at hand, and nowhere once the task's generation has passed.
+    """
+
+    def __init__(self, links: Links, payload: Payload) -> None:
+        self._id = links.worker
+        self._arena = ArenaMap(links.arena.fd, links.mapped, links.board_bytes)
+        self._board = StatusBoard(self._arena.board)
+        self._progress = self._board.progress(self._id)
+        self._progress.generation = links.generation
+        self._writers: dict[int, SlotWriter] = {}
+        self._tasks = None if links.tasks is None else links.tasks.fd
+        self._control = links.control.fd
+        self._results = links.results.fd
+        self._inbox: deque[Message] = deque()
+        self._poll = select.poll()
+        for fd in (self._tasks, self._control):
+            if fd is not None:
+                self._poll.register(fd, select.POLLIN)
+        self._number = -1
+        self._loader: BatchLoader | None = None
+        self._broken: Failure | None = None
+        self._initialise(links, payload)
+
+    def _initialise(self, links: Links, payload: Payload) -> None:
+        """Unpack the user's objects, seed, call worker_init_fn; a failure answers every task."""
+        self._board.enter(self._id, Stage.INITIALISING, -1)
+        where = f"in DataLoader worker {self._id} (pid {os.getpid()}), "
+        try:
+            seed_worker(links.seed)
+            where += "while its dataset was unpickled"
+            recipe = payload.open()
+            _set_worker_info(links, recipe.dataset)
+            _collate_privately()
+            where = where.replace("while its dataset was unpickled", "in worker_init_fn")
+            if recipe.worker_init_fn is not None:
+                recipe.worker_init_fn(self._id)
+            self._loader = BatchLoader(recipe, links.worker, links.num_workers)
+        except BaseException as error:
+            self._broken = Failure.capture(error, where)
+
+    def run(self) -> None:
+        """Serve until Stop."""
+        while True:
+            self._board.enter(self._id, Stage.IDLE, -1)
+            message = self._receive()
+            if isinstance(message, Task):
+                if message.generation == self._progress.generation:
+                    with contextlib.suppress(Cancelled):
+                        self._serve(message)
+            elif isinstance(message, Resume):
+                self._resume(message)
+            elif isinstance(message, Stop):
+                return
+
+    def _receive(self) -> Message:
+        """Take the next message: from the shared pipe if it has one, else whichever comes."""
+        if self._inbox:
+            return self._inbox.popleft()
+        if self._tasks is not None:
+            try:
+                return _message_or_stop(os.read(self._tasks, SIZE))
+            except BlockingIOError:
+                pass
+        while True:
+            for fd, _ in self._poll.poll():
+                # Another worker may have been faster: then there is nothing to read.
+                with contextlib.suppress(BlockingIOError):
+                    return _message_or_stop(os.read(fd, SIZE))
+
+    def _resume(self, message: Resume) -> None:
+        self._progress.generation = message.generation
+        if self._loader is not None:
+            self._loader.begin_epoch()
+        self._send(Ack(self._id, message.generation))
+
+    def _serve(self, task: Task) -> None:
+        """Make the task's batch, or write down why there is none."""
+        self._number = task.number
+        self._board.enter(self._id, Stage.FETCHING, task.number)
+        writer = self._writer(task.offset, task.capacity)
+        indices = None
+        if self._broken is not None:
+            self._fail(task, self._broken)
+            return
+        try:
+            if task.nbytes:
+                indices = unpack_indices(writer.memory[: task.nbytes])
+            writer.reset()
+            batch = self._load(task, indices, writer)
+            self._board.enter(self._id, Stage.ENCODING, task.number)
+            offset, at, nbytes = self._encode(batch, task, writer)
+        except (Cancelled, _Stopped):
+            raise
+        except EndOfData:
+            self._send_result(task, Status.END, task.offset, 0, 0)
+        except BaseException as error:
+            where = (
+                f"in DataLoader worker {self._id} (pid {os.getpid()}), batch {task.number}, "
+                f"{describe_indices(indices)}"
+            )
+            self._fail(task, Failure.capture(error, where))
+        else:
+            self._send_result(task, Status.BATCH, offset, at, nbytes)
+
+    def _load(self, task: Task, indices: Any, writer: SlotWriter) -> Any:
+        assert self._loader is not None
+        return self._loader.load(
+            indices,
+            task.number,
+            task.epoch,
+            task.seed,
+            self._progress,
+            self._on_collate,
+            writer.empty,
+        )
+
+    def _on_collate(self) -> None:
+        self._board.enter(self._id, Stage.COLLATING, self._number)
+
+    def _encode(self, batch: Any, task: Task, writer: SlotWriter) -> tuple[int, int, int]:
+        """Write the batch into the task's slot, or into a larger one that the parent grants."""
+        offset = task.offset
+        while True:
+            try:
+                return (offset, *encode(batch, writer))
+            except SlotFull as full:
+                self._send(Grow(self._id, task.generation, task.number, full.nbytes))
+                grant = self._await_grant(task)
+                offset = grant.offset
+                writer = self._writer(grant.offset, grant.capacity)
+                writer.reset()
+
+    def _await_grant(self, task: Task) -> Grant:
+        """Wait for the larger slot; what else comes is kept for later."""
+        while True:
+            message = self._receive_control()
+            if isinstance(message, Grant):
+                if (message.generation, message.number) == (task.generation, task.number):
+                    if message.capacity == 0:
+                        raise TransportError(
+                            "the batch needs more shared memory than can be had (see the "
+                            "parent's limits: ulimit -v, the temporary directory's disk)"
+                        )
+                    return message
+            elif isinstance(message, Task):
+                self._inbox.append(message)
+            else:
+                self._inbox.append(message)
+                raise Cancelled
+
+    def _receive_control(self) -> Message:
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        poll.poll()
+        return _message_or_stop(os.read(self._control, SIZE))
+
+    def _writer(self, offset: int, capacity: int) -> SlotWriter:
+        writer = self._writers.get(offset)
+        if writer is None:
+            writer = self._writers[offset] = SlotWriter(self._arena.memory(offset, capacity))
+        return writer
+
+    def _fail(self, task: Task, failure: Failure) -> None:
+        memory = self._arena.memory(task.offset, task.capacity)
+        packed = failure.pack(task.capacity)
+        memory[: len(packed)] = np.frombuffer(packed, np.uint8)
+        self._send_result(task, Status.FAILURE, task.offset, 0, len(packed))
+
+    def _send_result(self, task: Task, status: int, offset: int, at: int, nbytes: int) -> None:
+        samples = 0 if self._loader is None else self._loader.samples
+        self._send(
+            Result(status, self._id, task.generation, task.number, offset, at, nbytes, samples)
+        )
+
+    def _send(self, message: Result | Ack | Grow) -> None:
+        os.write(self._results, message.pack())
+
+
+def _message_or_stop(data: bytes) -> Message:
+    """Read a message; the pipe's end (the parent is gone, or gave this worker up) means Stop."""
+    return unpack(data) if data else Stop()
+
+
+def _set_worker_info(links: Links, dataset: Any) -> None:
+    """Make ``torch.utils.data.get_worker_info()`` answer, which third-party datasets call.
+
+    Private reach into torch, with no public way: the variable behind a public function. Watched by
+    ``tests/test_private_reach.py``.
+    """
+    torch_worker._worker_info = torch_worker.WorkerInfo(
+        id=links.worker, num_workers=links.num_workers, seed=links.seed, dataset=dataset
+    )
+
+
+def _collate_privately() -> None:
+    """Keep torch's ``default_collate`` from making a shared-memory file for every tensor.
+
+    It does so whenever ``get_worker_info()`` answers, which would cost a custom ``collate_fn`` that
+    calls it more than all the rest. The table is the one that torch's documentation tells users to
+    extend; a user's own entry is left alone. Watched by ``tests/test_private_reach.py``.
+    """
+    table = torch_collate.default_collate_fn_map
+    if table.get(torch.Tensor) is torch_collate.collate_tensor_fn:
+        table[torch.Tensor] = _stack
+
+
+def _stack(samples: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
+    first = samples[0]
+    if first.is_nested or first.layout is not torch.strided:
+        refused: torch.Tensor = torch_collate.collate_tensor_fn(
+            samples, collate_fn_map=collate_fn_map
+        )
+        return refused  # or rather: it raises, with its own words
+    return torch.stack(samples, 0)

@@ -1,0 +1,498 @@
+"""The parent's side of the workers: start, feed, watch, resume and stop them.
+
+::
+
+    submit ─Task─▶ task pipe ──────▶ worker 0..n-1 ─Result─▶ result pipe ─▶ receive
+      └─ indices ─▶ slot                 │ batch ─▶ slot          │
+    resume ─Resume─▶ control pipes ──────┘◀── sentinels ── poll ──┘
+
+- :meth:`WorkerPool.submit` takes a slot, writes the indices into it and sends the task.
+- :meth:`WorkerPool.receive` waits in one ``poll`` for results, for a worker's death and for
+  :meth:`WorkerPool.wake`; nothing is looked at in intervals.
+- One thread may submit while another receives. Everything else is for one thread at a time.
+- A slot in flight belongs to the pool until its result is in, or until every worker has
+  acknowledged a newer generation; only then can nobody write into it any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import select
+import signal
+import time
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from multiprocessing.connection import wait as wait_for
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_loader.arena import Arena, Slot
+from lit_loader.board import BoardRow, StatusBoard, board_bytes
+from lit_loader.errors import LoaderError
+from lit_loader.failure import Failure
+from lit_loader.loading import Recipe
+from lit_loader.messages import (
+    SIZE,
+    Ack,
+    Grant,
+    Grow,
+    Result,
+    Resume,
+    Status,
+    Stop,
+    Task,
+    pack_indices,
+    unpack,
+)
+from lit_loader.worker import Descriptor, Links, Payload, worker_main
+
+__all__ = ["Outcome", "WorkerDeath", "WorkerPool"]
+
+STOP_GRACE: Final = 2.0
+"""Seconds that a worker has to finish the sample it is in, before it is terminated."""
+
+TERMINATE_GRACE: Final = 1.0
+"""Seconds that a terminated worker has before it is killed."""
+
+_READ_AT_ONCE: Final = 64 * SIZE
+_WAKE: Final = b"w"
+
+
+class Outcome(NamedTuple):
+    """What became of a task.
+
+    Attributes:
+        number: The task's.
+        memory: The batch's slot (uint8, to be kept while the batch is in use), or None.
+        at: Offset of the batch's descriptor in ``memory``.
+        nbytes: Bytes of the descriptor.
+        failure: What went wrong in the worker, or None. Neither memory nor failure: the worker's
+            share of an iterable dataset has ended.
+        samples: Samples of the batch.
+    """
+
+    number: int
+    memory: NDArray[np.uint8] | None
+    at: int
+    nbytes: int
+    failure: Failure | None
+    samples: int = 0
+
+
+class WorkerDeath(Exception):
+    """A worker ended without being told to.
+
+    Attributes:
+        worker: Its number.
+        pid: Its process id.
+        exitcode: As in :attr:`multiprocessing.Process.exitcode`.
+        row: Its last row of the status board.
+    """
+
+    def __init__(self, worker: int, pid: int, exitcode: int, row: BoardRow) -> None:
+        super().__init__(worker, pid, exitcode, row)
+        self.worker = worker
+        self.pid = pid
+        self.exitcode = exitcode
+        self.row = row
+
+
+class WorkerPool:
+    """A set of worker processes with their arena and pipes. Starts them at once.
+
+    Args:
+        recipe: What the workers make.
+        num_workers: How many, at least 1.
+        context: How to start them.
+        in_flight: Tasks that may be under way at the same time.
+        seed: Base seed of the workers' own seeds.
+        dealt: Tasks are sent to a worker by number instead of being pulled.
+        slot_bytes: Bytes a slot, None for the arena's own choice.
+
+    Raises:
+        LoaderError: No worker can be started from here, or there is no memory.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        num_workers: int,
+        context: BaseContext,
+        in_flight: int,
+        seed: int,
+        dealt: bool,
+        slot_bytes: int | None = None,
+    ) -> None:
+        if multiprocessing.current_process().daemon:
+            raise LoaderError(
+                f"num_workers={num_workers} inside a daemonic process, which may not start "
+                "processes: use num_workers=0 there, or make the process non-daemonic"
+            )
+        self.num_workers = num_workers
+        self._generation = 1
+        self._outbox = _Outbox()
+        self._in_flight: dict[int, list[Slot]] = {}
+        self._events: deque[Result | Ack | Grow] = deque()
+        size = board_bytes(num_workers)
+        self._arena = Arena(size, in_flight, slot_bytes=slot_bytes)
+        self._keep = in_flight + 2
+        self._board = StatusBoard(self._arena.board)
+        self._board.generation = self._generation
+        self._own = _Resources(self._arena, self._board)
+        self._finalizer = weakref.finalize(self, self._own.close)
+        try:
+            self._start(recipe, context, seed, dealt)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, recipe: Recipe, context: BaseContext, seed: int, dealt: bool) -> None:
+        own = self._own
+        tasks, self._tasks = own.pipe()
+        self._results, results = own.pipe()
+        os.set_blocking(results, True)  # a worker with a result waits until there is room
+        self._woken, self._wake = own.pipe()
+        self._poll = select.poll()
+        self._poll.register(self._results, select.POLLIN)
+        self._poll.register(self._woken, select.POLLIN)
+        self._control: list[int] = []
+        self._workers_by_sentinel: dict[int, int] = {}
+        payload = Payload(recipe)
+        for worker in range(self.num_workers):
+            control, to_control = own.pipe()
+            self._control.append(to_control)
+            own.controls.append(to_control)
+            links = Links(
+                worker=worker,
+                num_workers=self.num_workers,
+                seed=seed + worker,
+                generation=self._generation,
+                parent=os.getpid(),
+                arena=Descriptor(self._arena.fd),
+                mapped=self._arena.mapped,
+                board_bytes=len(self._arena.board),
+                tasks=None if dealt else Descriptor(tasks),
+                control=Descriptor(control),
+                results=Descriptor(results),
+            )
+            process = context.Process(  # type: ignore[attr-defined]
+                target=worker_main,
+                args=(links, payload),
+                name=f"lit_loader worker {worker}",
+                daemon=True,
+            )
+            own.processes.append(process)
+            with _quiet_start(context):
+                process.start()
+            self._workers_by_sentinel[process.sentinel] = worker
+            self._poll.register(process.sentinel, select.POLLIN)
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers."""
+        return [process.pid or 0 for process in self._own.processes]
+
+    def rows(self) -> list[BoardRow]:
+        """What every worker is doing."""
+        return [self._board.read(worker) for worker in range(self.num_workers)]
+
+    def submit(
+        self, number: int, indices: Any, epoch: int, seed: int, worker: int | None = None
+    ) -> None:
+        """Send a task.
+
+        Args:
+            number: Position of the batch in the epoch.
+            indices: Its indices, None for an iterable dataset.
+            epoch: Its epoch.
+            seed: Base seed of the epoch.
+            worker: Who is to do it, where tasks are dealt.
+
+        Raises:
+            Exception: The indices cannot be pickled.
+        """
+        packed = b"" if indices is None else pack_indices(indices)
+        slot = self._arena.acquire(len(packed))
+        if packed:
+            slot.memory[: len(packed)] = np.frombuffer(packed, np.uint8)
+        self._in_flight[number] = [slot]
+        task = Task(self._generation, number, epoch, seed, slot.offset, slot.capacity, len(packed))
+        self._outbox.send(self._tasks if worker is None else self._control[worker], task.pack())
+
+    def receive(self, timeout: float | None = None) -> Outcome | None:
+        """Wait for the next task to be done.
+
+        Args:
+            timeout: Seconds to wait at most; None waits for ever.
+
+        Returns:
+            The outcome, or None when the time is up or :meth:`wake` was called.
+
+        Raises:
+            WorkerDeath: A worker is gone. What it and the others had finished came out before.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            if not self._events and not self._read_results():
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                if not self._wait(left):
+                    return None
+                continue
+            event = self._events.popleft()
+            if isinstance(event, Grow):
+                self._grow(event)
+            elif isinstance(event, Result) and event.generation == self._generation:
+                return self._outcome(event)
+
+    def _read_results(self) -> bool:
+        """Take in what workers have sent; returns whether there was anything."""
+        try:
+            data = os.read(self._results, _READ_AT_ONCE)
+        except BlockingIOError:
+            return False
+        self._outbox.flush()
+        for start in range(0, len(data), SIZE):
+            self._events.append(unpack(data, start))  # type: ignore[arg-type]
+        return True
+
+    def _wait(self, timeout: float | None) -> bool:
+        """Wait for something to happen; returns False on timeout or wake-up."""
+        ready = self._poll.poll(None if timeout is None else timeout * 1000)
+        if not ready:
+            return False
+        fds = {fd for fd, _ in ready}
+        if self._results in fds:
+            return True
+        if self._woken in fds:
+            os.read(self._woken, 1)
+            return False
+        # A result may have come in between the poll and now: it goes first.
+        if self._read_results():
+            return True
+        self._raise_death(min(fds))
+        return True
+
+    def _raise_death(self, sentinel: int) -> None:
+        worker = self._workers_by_sentinel[sentinel]
+        process = self._own.processes[worker]
+        process.join()
+        raise WorkerDeath(worker, process.pid or 0, process.exitcode or 0, self._board.read(worker))
+
+    def _outcome(self, result: Result) -> Outcome:
+        slots = self._in_flight.pop(result.number)
+        slot = next(slot for slot in slots if slot.offset == result.offset)
+        for other in slots:
+            if other is not slot:
+                self._arena.release(other)
+        end = result.at + result.nbytes
+        if result.status == Status.BATCH:
+            memory = self._arena.lease(slot, end)
+            return Outcome(result.number, memory, result.at, result.nbytes, None, result.samples)
+        failure = None
+        if result.status == Status.FAILURE:
+            failure = Failure.unpack(slot.memory[result.at : end].tobytes())
+        self._arena.release(slot)
+        return Outcome(result.number, None, 0, 0, failure)
+
+    def _grow(self, message: Grow) -> None:
+        """Grant a worker the larger slot that its batch needs."""
+        if message.generation != self._generation:
+            return
+        try:
+            slot = self._arena.acquire(message.nbytes)
+        except LoaderError:
+            grant = Grant(message.generation, message.number, 0, 0)
+        else:
+            self._in_flight[message.number].append(slot)
+            grant = Grant(message.generation, message.number, slot.offset, slot.capacity)
+        self._outbox.send(self._control[message.worker], grant.pack())
+
+    def wake(self) -> None:
+        """Let a :meth:`receive` that waits in another thread return None."""
+        os.write(self._wake, _WAKE)
+
+    def cancel(self) -> None:
+        """Let the workers drop all tasks; they finish no more than the sample they are in."""
+        self._generation += 1
+        self._board.generation = self._generation
+        self._outbox.clear()
+
+    def resume(self, timeout: float | None = None) -> bool:
+        """Begin a new epoch: every worker forgets older tasks and acknowledges.
+
+        Args:
+            timeout: Seconds to wait at most; None waits for ever.
+
+        Returns:
+            Whether all have acknowledged in time.
+
+        Raises:
+            WorkerDeath: A worker is gone.
+        """
+        self.cancel()
+        message = Resume(self._generation).pack()
+        for control in self._control:
+            self._outbox.send(control, message)
+        missing = set(range(self.num_workers))
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while missing:
+            if not self._events and not self._read_results():
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                if not self._wait(left) and left == 0.0:
+                    return False
+                continue
+            event = self._events.popleft()
+            if isinstance(event, Ack) and event.generation == self._generation:
+                missing.discard(event.worker)
+        for slots in self._in_flight.values():
+            for slot in slots:
+                self._arena.release(slot, used=False)
+        self._in_flight.clear()
+        self._arena.trim(self._keep)
+        return True
+
+    @property
+    def closed(self) -> bool:
+        """Whether the workers are gone, or belong to another process than this one."""
+        return not self._finalizer.alive or self._own.pid != os.getpid()
+
+    def kill(self) -> None:
+        """End the workers without asking; :meth:`close` is still to be called."""
+        for process in self._own.processes:
+            process.kill()
+
+    def close(self) -> None:
+        """Stop the workers and let go of everything; a second call does nothing."""
+        self._finalizer()
+
+
+class _Resources:
+    """What must be given back when a pool ends; knows nothing of the pool, so that it can."""
+
+    def __init__(self, arena: Arena, board: StatusBoard) -> None:
+        self.pid = os.getpid()
+        self.processes: list[BaseProcess] = []
+        self._arena = arena
+        self._board = board
+        self._fds: list[int] = []
+        self.controls: list[int] = []
+
+    def pipe(self) -> tuple[int, int]:
+        """Open a pipe that blocks at neither end; returns (read end, write end)."""
+        ends = os.pipe()
+        self._fds += ends
+        for end in ends:
+            os.set_blocking(end, False)
+        return ends
+
+    def close(self) -> None:
+        """End the processes, in steps of growing force; close the files."""
+        if os.getpid() != self.pid:
+            return  # a forked copy: everything here belongs to the process that made it
+        self._board.generation += 1
+        started = [process for process in self.processes if process.pid is not None]
+        for control in self.controls:
+            with contextlib.suppress(OSError):
+                os.write(control, Stop().pack())
+        for step, grace in ((None, STOP_GRACE), ("terminate", TERMINATE_GRACE), ("kill", None)):
+            alive = [process for process in started if process.is_alive()]
+            if not alive:
+                break
+            if step is not None:
+                for process in alive:
+                    getattr(process, step)()
+            _join(alive, grace)
+        for process in started:
+            process.join()
+            process.close()
+        self.processes.clear()
+        for fd in self._fds:
+            os.close(fd)
+        self._fds.clear()
+        self._board.release()
+        self._arena.close()
+
+
+def _join(processes: list[BaseProcess], timeout: float | None) -> None:
+    """Wait until all have ended, or the time is up."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    waiting = {process.sentinel for process in processes}
+    while waiting:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        ended = wait_for(list(waiting), left)
+        if not ended:
+            return
+        waiting.difference_update(ended)
+
+
+class _Outbox:
+    """Writes messages into pipes that do not block, and keeps what there is no room for.
+
+    A pipe holds about 1,000 messages, and far fewer where a user has very many pipes. What does
+    not go in waits here until results show that workers have taken some.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[int, bytes]] = deque()
+
+    def send(self, fd: int, data: bytes) -> None:
+        """Write a message, behind those that wait."""
+        if self._waiting:
+            self._waiting.append((fd, data))
+            self.flush()
+            return
+        try:
+            os.write(fd, data)
+        except BlockingIOError:
+            self._waiting.append((fd, data))
+
+    def flush(self) -> None:
+        """Write what waits, as far as there is room."""
+        while self._waiting:
+            fd, data = self._waiting.popleft()
+            try:
+                os.write(fd, data)
+            except BlockingIOError:
+                self._waiting.appendleft((fd, data))
+                return
+
+    def clear(self) -> None:
+        """Forget what waits."""
+        self._waiting.clear()
+
+
+@contextlib.contextmanager
+def _quiet_start(context: BaseContext) -> Iterator[None]:
+    """Start a process with signals held back until it has reset its handlers.
+
+    Without, a Ctrl-C in that moment would run the parent's handler in the worker. Helper processes
+    of multiprocessing are started beforehand, or they would keep the signals blocked for good.
+    """
+    method = context.get_start_method()
+    if method == "forkserver":
+        from multiprocessing import forkserver
+
+        forkserver.ensure_running()
+    if method != "fork":
+        from multiprocessing import resource_tracker
+
+        resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        with warnings.catch_warnings():
+            # Python 3.12 warns of any fork while threads live, and torch always has some. What
+            # could go wrong in the child is locks held by them; the worker takes none of those.
+            warnings.filterwarnings(
+                "ignore", message=".*multi-threaded.*fork", category=DeprecationWarning
+            )
+            yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,7 @@
+"""Black-box parity with ``torch.utils.data.DataLoader``: one set of tests, both loaders.
+
+Every test takes the fixture ``loader_class``, which is torch's class (the *oracle*: it shows that
+the test states a fact about torch) and ours. Where the two differ on purpose, the test asks
+``is_oracle`` and says what is expected of each. Oracle runs that take more than about a second are
+marked ``dear_oracle`` and only run with ``pytest -m ""``.
+"""

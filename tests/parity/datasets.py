@@ -1,0 +1,285 @@
+"""Datasets, samplers and callables of the parity tests.
+
+They live at module level so that spawn and forkserver can import them.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+# What ``worker_init_fn`` left in this process, for a dataset to read back.
+INIT_LOG: dict[str, Any] = {}
+
+
+class Squares(Dataset):
+    """``index * index`` for ``length`` indices."""
+
+    def __init__(self, length: int = 10) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        return index * index
+
+
+class Call(Dataset):
+    """``function(index)`` for ``length`` indices; ``function`` may use closures under fork."""
+
+    def __init__(self, function: Any, length: int = 10) -> None:
+        self.function = function
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.function(index)
+
+
+class NoLength(Dataset):
+    """Map-style without ``__len__``: usable with a sampler."""
+
+    def __getitem__(self, index: int) -> int:
+        return index + 100
+
+
+class Many(Squares):
+    """Fetches a whole batch at once, and gives the type of what it was asked with."""
+
+    def __getitem__(self, index: int) -> int:
+        raise AssertionError("__getitems__ must be used")
+
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[int, str]]:
+        return [(index, type(indices).__name__) for index in indices]
+
+
+class Stream(IterableDataset):
+    """The same numbers in every worker."""
+
+    def __init__(self, length: int = 10) -> None:
+        self.length = length
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.length))
+
+
+class SizedStream(Stream):
+    """A stream with a promised length, which may be a lie."""
+
+    def __init__(self, length: int = 10, promised: int | None = None) -> None:
+        super().__init__(length)
+        self.promised = length if promised is None else promised
+
+    def __len__(self) -> int:
+        return self.promised
+
+
+class Shares(IterableDataset):
+    """Worker ``i`` gives the items of ``shares[i]``; the parent gives all of them."""
+
+    def __init__(self, *shares: Sequence[int]) -> None:
+        self.shares = shares
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        if info is None:
+            return iter([item for share in self.shares for item in share])
+        return iter(self.shares[info.id])
+
+
+class Interval(IterableDataset):
+    """``range(start, end)``; ``split_interval`` cuts it among the workers."""
+
+    def __init__(self, start: int, end: int) -> None:
+        self.start = start
+        self.end = end
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.start, self.end))
+
+
+def split_interval(worker_id: int) -> None:
+    """``worker_init_fn`` that configures the worker's own copy of an ``Interval``."""
+    info = get_worker_info()
+    assert info is not None and info.id == worker_id
+    dataset = info.dataset
+    share = -(-(dataset.end - dataset.start) // info.num_workers)
+    dataset.start += worker_id * share
+    dataset.end = min(dataset.start + share, dataset.end)
+
+
+class StumblingStream(IterableDataset):
+    """An iterator (not a generator) that raises at one item and then goes on."""
+
+    def __init__(self, length: int, at: int) -> None:
+        self.length = length
+        self.at = at
+
+    def __iter__(self) -> StumblingStream:
+        self.position = -1
+        return self
+
+    def __next__(self) -> int:
+        self.position += 1
+        if self.position == self.at:
+            raise ValueError(f"stumbled at {self.at}")
+        if self.position >= self.length:
+            raise StopIteration
+        return self.position
+
+
+class Rendezvous(Dataset):
+    """The first ``parties`` samples wait for each other, so that every worker takes part.
+
+    Sample values come from ``describe``.
+    """
+
+    def __init__(self, barrier: Any, parties: int, describe: Any, length: int = 4) -> None:
+        self.barrier = barrier
+        self.parties = parties
+        self.describe = describe
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        if index < self.parties:
+            self.barrier.wait(30)
+        return self.describe()
+
+
+class Noise(Dataset):
+    """One number from each global generator, as a row."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        row = [random.random(), float(np.random.rand()), float(torch.rand(()))]
+        return torch.tensor(row, dtype=torch.float64)
+
+
+class CountingCalls(Dataset):
+    """How many samples this copy of the dataset has given so far."""
+
+    def __init__(self, length: int = 4) -> None:
+        self.length = length
+        self.calls = 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        self.calls += 1
+        return self.calls
+
+
+class CountingSampler:
+    """``range(length)`` that remembers how many indices were drawn, and in which process."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.drawn = 0
+        self.pids: set[int] = set()
+
+    def __iter__(self) -> Iterator[int]:
+        for index in range(self.length):
+            self.drawn += 1
+            self.pids.add(os.getpid())
+            yield index
+
+    def __len__(self) -> int:
+        return self.length
+
+
+class GetItemSampler:
+    """Iterable through ``__getitem__`` alone, the old way."""
+
+    def __getitem__(self, position: int) -> int:
+        if position >= 4:
+            raise IndexError(position)
+        return 3 - position
+
+    def __len__(self) -> int:
+        return 4
+
+
+class ReversedBatches:
+    """A batch sampler that is no list and no torch class: it can be iterated again and again."""
+
+    def __init__(self, length: int, kind: type = list) -> None:
+        self.length = length
+        self.kind = kind
+
+    def __iter__(self) -> Iterator[Any]:
+        for start in range(0, self.length, 2):
+            yield self.kind([start + 1, start])
+
+    def __len__(self) -> int:
+        return self.length // 2
+
+
+class TwoPartError(Exception):
+    """Cannot be made from one message."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(f"{what} because {why}")
+        self.what = what
+
+
+def log_worker(worker_id: int) -> None:
+    """``worker_init_fn`` that notes all there is to know when it runs."""
+    info = get_worker_info()
+    assert info is not None
+    INIT_LOG.update(
+        worker_id=worker_id,
+        info_id=info.id,
+        num_workers=info.num_workers,
+        info_seed=info.seed,
+        torch_seed=torch.initial_seed(),
+        random=random.random(),
+        numpy=float(np.random.rand()),
+        torch=float(torch.rand(())),
+        pid=os.getpid(),
+    )
+
+
+def read_init_log() -> dict[str, Any]:
+    """What ``log_worker`` noted in this process."""
+    return dict(INIT_LOG)
+
+
+def describe_worker(_: Any = None) -> dict[str, Any]:
+    """The facts about this process that a loader promises."""
+    info = get_worker_info()
+    return {
+        "pid": os.getpid(),
+        "threads": torch.get_num_threads(),
+        "id": None if info is None else info.id,
+        "num_workers": None if info is None else info.num_workers,
+    }
+
+
+def reseed_torch(worker_id: int) -> None:
+    """``worker_init_fn`` with which users pin the seed by themselves."""
+    torch.manual_seed(12345)
+
+
+def torch_seed(_: Any = None) -> int:
+    """The seed torch's global generator was last given."""
+    return torch.initial_seed()
+
+
+def square(index: int) -> int:
+    """``index * index``."""
+    return index * index

@@ -1,0 +1,317 @@
+"""The constructor: names, defaults, attributes, what is refused and what may change later."""
+
+from __future__ import annotations
+
+import inspect
+import multiprocessing
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+
+from .datasets import Squares, Stream
+from .tools import as_is, flat, is_oracle
+
+DEFAULTS = {
+    "batch_size": 1,
+    "num_workers": 0,
+    "prefetch_factor": None,
+    "timeout": 0,
+    "pin_memory": False,
+    "pin_memory_device": "",
+    "drop_last": False,
+    "worker_init_fn": None,
+    "generator": None,
+    "multiprocessing_context": None,
+    "persistent_workers": False,
+    "in_order": True,
+}
+
+
+@pytest.mark.ours_only
+def test_the_signature_begins_with_torchs(loader_class):
+    def shape(cls):
+        parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
+        return {p.name: (p.default, p.kind) for p in parameters}
+
+    theirs, ours = shape(torch.utils.data.DataLoader), shape(loader_class)
+    assert list(ours)[: len(theirs)] == list(theirs)
+    assert {name: ours[name] for name in theirs} == theirs
+    extra = [name for name in ours if name not in theirs]
+    assert all(ours[name][1] is inspect.Parameter.KEYWORD_ONLY for name in extra)
+
+
+def test_options_by_position(loader_class):
+    loader = loader_class(Squares(6), 4, False, [5, 4, 3, 2, 1])
+    assert flat(loader) == [25, 16, 9, 4, 1]
+    assert loader.batch_size == 4
+
+
+@pytest.mark.parametrize("name", list(DEFAULTS))
+def test_default_attributes(loader_class, name):
+    assert getattr(loader_class(Squares()), name) == DEFAULTS[name]
+
+
+def test_given_options_are_attributes(loader_class):
+    dataset, generator = Squares(), torch.Generator()
+    options: dict[str, Any] = {
+        "batch_size": 3,
+        "num_workers": 1,
+        "collate_fn": as_is,
+        "pin_memory": False,
+        "drop_last": True,
+        "timeout": 7,
+        "worker_init_fn": print,
+        "generator": generator,
+        "prefetch_factor": 5,
+        "persistent_workers": True,
+        "in_order": False,
+    }
+    loader = loader_class(dataset, **options)
+    assert loader.dataset is dataset
+    for name, value in options.items():
+        assert getattr(loader, name) == value, name
+
+
+def test_prefetch_factor_is_two_with_workers(loader_class):
+    assert loader_class(Squares(), num_workers=1).prefetch_factor == 2
+
+
+def test_default_collate_fn_is_readable(loader_class):
+    assert torch.equal(loader_class(Squares()).collate_fn([1, 2]), torch.tensor([1, 2]))
+    assert loader_class(Squares(), batch_size=None).collate_fn("text") == "text"
+
+
+@pytest.mark.parametrize(("shuffle", "kind"), [(False, SequentialSampler), (True, RandomSampler)])
+def test_default_samplers_are_torchs(loader_class, shuffle, kind):
+    loader = loader_class(Squares(), batch_size=4, shuffle=shuffle, drop_last=True)
+    assert isinstance(loader.sampler, kind)
+    assert isinstance(loader.batch_sampler, BatchSampler)
+    assert loader.batch_sampler.sampler is loader.sampler
+    assert (loader.batch_sampler.batch_size, loader.batch_sampler.drop_last) == (4, True)
+    assert len(loader.sampler) == 10
+
+
+def test_the_generator_reaches_the_random_sampler(loader_class):
+    generator = torch.Generator()
+    loader = loader_class(Squares(), shuffle=True, generator=generator)
+    assert loader.sampler.generator is generator
+
+
+def test_a_given_sampler_is_kept(loader_class):
+    sampler = [3, 1]
+    loader = loader_class(Squares(), sampler=sampler, batch_size=2)
+    assert loader.sampler is sampler
+    assert loader.batch_sampler.sampler is sampler
+
+
+def test_a_given_batch_sampler_is_kept_and_hides_the_batch_size(loader_class):
+    batches = [[0, 1], [2]]
+    loader = loader_class(Squares(), batch_sampler=batches)
+    assert loader.batch_sampler is batches
+    assert loader.batch_size is None
+    assert loader.drop_last is False
+    assert isinstance(loader.sampler, SequentialSampler)
+
+
+def test_without_batching_there_is_no_batch_sampler(loader_class):
+    loader = loader_class(Squares(), batch_size=None)
+    assert loader.batch_sampler is None
+    assert isinstance(loader.sampler, SequentialSampler)
+
+
+def test_iterable_dataset_has_sampler_attributes(loader_class):
+    loader = loader_class(Stream(), batch_size=3)
+    assert isinstance(loader.batch_sampler, BatchSampler)
+    assert loader.batch_sampler.batch_size == 3
+    assert loader.sampler is not None
+    assert loader_class(Stream(), batch_size=None).batch_sampler is None
+
+
+# What each refusal must name: the option, in a message of one line (ours).
+REFUSED = {
+    "num_workers": {"num_workers": -1},
+    "timeout": {"timeout": -1, "num_workers": 1},
+    "prefetch_factor": {"prefetch_factor": -1, "num_workers": 1},
+    "prefetch_factor without workers": {"prefetch_factor": 2},
+    "persistent_workers without workers": {"persistent_workers": True},
+    "multiprocessing_context without workers": {"multiprocessing_context": "spawn"},
+    "multiprocessing_context unknown": {"multiprocessing_context": "thread", "num_workers": 1},
+    "batch_size zero": {"batch_size": 0},
+    "batch_size negative": {"batch_size": -4},
+    "batch_size bool": {"batch_size": True},
+    "batch_size float": {"batch_size": 2.5},
+    "drop_last without batches": {"batch_size": None, "drop_last": True},
+    "sampler with shuffle": {"sampler": [0], "shuffle": True},
+    "batch_sampler with batch_size": {"batch_sampler": [[0]], "batch_size": 2},
+    "batch_sampler with no batch_size": {"batch_sampler": [[0]], "batch_size": None},
+    "batch_sampler with shuffle": {"batch_sampler": [[0]], "shuffle": True},
+    "batch_sampler with sampler": {"batch_sampler": [[0]], "sampler": [0]},
+    "batch_sampler with drop_last": {"batch_sampler": [[0]], "drop_last": True},
+}
+REFUSED_FOR_STREAMS = {
+    "shuffle": {"shuffle": True},
+    "sampler": {"sampler": [0]},
+    "batch_sampler": {"batch_sampler": [[0]]},
+}
+
+
+def assert_refused(loader_class, dataset, name, options):
+    with pytest.raises(ValueError) as caught:
+        loader_class(dataset, **options)
+    if not is_oracle(loader_class):
+        message = str(caught.value)
+        assert "\n" not in message
+        assert name.split()[0] in message
+        assert any(repr(value) in message for value in options.values()), message
+
+
+@pytest.mark.parametrize("name", list(REFUSED))
+def test_refused_options(loader_class, name):
+    assert_refused(loader_class, Squares(), name, REFUSED[name])
+
+
+@pytest.mark.parametrize("name", list(REFUSED_FOR_STREAMS))
+def test_refused_with_an_iterable_dataset(loader_class, name):
+    assert_refused(loader_class, Stream(), name, REFUSED_FOR_STREAMS[name])
+
+
+# Torch takes these and fails later, or with an AssertionError or TypeError.
+REFUSED_BY_OURS = {
+    "timeout without workers": {"timeout": 3},
+    "prefetch_factor zero": {"prefetch_factor": 0, "num_workers": 1},
+    "num_workers text": {"num_workers": "2"},
+    "num_workers float": {"num_workers": 1.5},
+    "collate_fn not callable": {"collate_fn": 3},
+    "worker_init_fn not callable": {"worker_init_fn": 3, "num_workers": 1},
+    "sampler not iterable": {"sampler": 3},
+    "batch_sampler not iterable": {"batch_sampler": 3},
+}
+
+
+@pytest.mark.ours_only
+@pytest.mark.parametrize("name", list(REFUSED_BY_OURS))
+def test_refused_by_ours_at_construction(loader_class, name):
+    assert_refused(loader_class, Squares(), name, REFUSED_BY_OURS[name])
+
+
+def test_a_context_of_a_wrong_type_is_refused(loader_class):
+    with pytest.raises((ValueError, TypeError), match="multiprocessing_context"):
+        loader_class(Squares(), num_workers=1, multiprocessing_context=object())
+
+
+@pytest.mark.parametrize("dataset", [Squares(), Stream()], ids=["map", "iterable"])
+def test_options_that_are_allowed_together(loader_class, dataset):
+    loader_class(dataset, shuffle=False)
+    loader_class(dataset, batch_size=None, shuffle=None)
+    loader_class(dataset, sampler=None, batch_sampler=None)
+
+
+def test_more_options_that_are_allowed_together(loader_class):
+    loader_class(Squares(), batch_size=None, shuffle=True)
+    loader_class(Squares(), sampler=[1], shuffle=False)
+    loader_class(Squares(), batch_sampler=[[1]], batch_size=1, shuffle=False, drop_last=False)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"],
+)
+def test_attributes_that_cannot_be_reassigned(loader_class, name):
+    loader = loader_class(Squares(), batch_size=2)
+    before = getattr(loader, name)
+    with pytest.raises(ValueError, match=name):
+        setattr(loader, name, before)
+    assert getattr(loader, name) is before
+
+
+def test_num_workers_can_be_reassigned(loader_class):
+    loader = loader_class(Squares(6), batch_size=2, num_workers=2)
+    loader.num_workers = 0
+    assert flat(loader) == [0, 1, 4, 9, 16, 25]
+    loader.num_workers = 1
+    assert flat(loader) == [0, 1, 4, 9, 16, 25]
+
+
+@pytest.mark.ours_only
+def test_workers_can_be_added_to_a_loader_without(loader_class):
+    loader = loader_class(Squares(6), batch_size=2)
+    loader.num_workers = 1
+    assert flat(loader) == [0, 1, 4, 9, 16, 25]
+
+
+def test_collate_fn_can_be_reassigned(loader_class, num_workers):
+    loader = loader_class(Squares(4), batch_size=2, num_workers=num_workers)
+    list(loader)
+    loader.collate_fn = as_is
+    assert list(loader) == [[0, 1], [4, 9]]
+
+
+@pytest.mark.parametrize("name", ["timeout", "pin_memory", "generator", "in_order", "note"])
+def test_other_attributes_can_be_set(loader_class, name):
+    loader = loader_class(Squares(), num_workers=1)
+    value = {"timeout": 5, "pin_memory": False, "generator": torch.Generator()}.get(name, False)
+    setattr(loader, name, value)
+    assert getattr(loader, name) is value
+
+
+def test_the_context_is_given_by_name_or_object(loader_class):
+    loader = loader_class(Squares(), num_workers=1, multiprocessing_context="fork")
+    assert loader.multiprocessing_context.get_start_method() == "fork"
+    context = multiprocessing.get_context("spawn")
+    loader.multiprocessing_context = context
+    assert loader.multiprocessing_context.get_start_method() == "spawn"
+    with pytest.raises(ValueError, match="multiprocessing_context"):
+        loader.multiprocessing_context = "thread"
+    loader.multiprocessing_context = None
+    assert loader.multiprocessing_context is None
+
+
+def test_subscripts_are_types(loader_class):
+    annotated = loader_class[int]
+    assert annotated(Squares(2)).batch_size == 1
+
+    class OfInts(loader_class[int]):
+        pass
+
+    assert flat(OfInts(Squares(3))) == [0, 1, 4]
+
+
+def test_subclasses(loader_class):
+    class Named(loader_class):
+        def __init__(self, *args, name, **kwargs):
+            self.name = name
+            super().__init__(*args, **kwargs)
+            self.seen = 0
+
+        def __iter__(self):
+            for batch in super().__iter__():
+                self.seen += 1
+                yield batch
+
+        def __len__(self):
+            return super().__len__() + 1
+
+    loader = Named(Squares(4), batch_size=2, name="train")
+    assert flat(loader) == [0, 1, 4, 9]
+    assert (loader.name, loader.seen, len(loader)) == ("train", 2, 3)
+    with pytest.raises(ValueError, match="batch_size"):
+        loader.batch_size = 3
+
+
+@pytest.mark.parametrize("dataset", [Squares(), Stream()], ids=["map", "iterable"])
+def test_building_a_loader_gives_no_warning(loader_class, dataset):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loader_class(dataset)
+        loader_class(dataset, batch_size=4, num_workers=1, persistent_workers=True, timeout=5)
+        loader_class(dataset, batch_size=None, num_workers=1, prefetch_factor=3, in_order=False)
+
+
+def test_more_workers_than_processors(loader_class):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loader_class(Squares(), num_workers=4096)
+    assert len(caught) == (1 if is_oracle(loader_class) else 0)

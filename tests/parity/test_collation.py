@@ -1,0 +1,441 @@
+"""What a batch holds: default collation and conversion, custom ``collate_fn``, every kind of value.
+
+Each case runs in-process and through workers: what is returned must be the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import decimal
+import enum
+from collections import OrderedDict, defaultdict, namedtuple
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from .datasets import Call
+from .tools import as_is, is_oracle, raises
+
+Point = namedtuple("Point", ["x", "y"])
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+@dataclasses.dataclass
+class Record:
+    name: str
+    value: torch.Tensor
+
+
+class Tagged(torch.Tensor):
+    """A plain Python subclass of Tensor."""
+
+
+def load(loader_class, num_workers, sample, **options) -> list[Any]:
+    """All batches of four samples, each ``sample(index)``."""
+    options.setdefault("batch_size", 2)
+    return list(loader_class(Call(sample, length=4), num_workers=num_workers, **options))
+
+
+def same(left: Any, right: Any) -> bool:
+    """Deep equality with exact types, dtypes and shapes."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, torch.Tensor):
+        return left.dtype == right.dtype and torch.equal(left, right)
+    if isinstance(left, np.ndarray):
+        return left.dtype == right.dtype and np.array_equal(left, right)
+    if isinstance(left, dict):
+        return list(left) == list(right) and all(same(left[k], right[k]) for k in left)
+    if isinstance(left, (list, tuple)):
+        return len(left) == len(right) and all(map(same, left, right))
+    return left == right
+
+
+BATCHED = {
+    "int": (lambda i: i, torch.tensor([0, 1])),
+    "float": (lambda i: i + 0.5, torch.tensor([0.5, 1.5], dtype=torch.float64)),
+    "bool": (lambda i: i == 1, torch.tensor([False, True])),
+    "str": (lambda i: f"s{i}", ["s0", "s1"]),
+    "bytes": (lambda i: bytes([i]), [b"\0", b"\1"]),
+    "tensor": (lambda i: torch.full((2,), i), torch.tensor([[0, 0], [1, 1]])),
+    "scalar tensor": (lambda i: torch.tensor(i), torch.tensor([0, 1])),
+    "ndarray": (
+        lambda i: np.full((1, 2), i, dtype=np.float32),
+        torch.tensor([[[0, 0]], [[1, 1]]], dtype=torch.float32),
+    ),
+    "0-d ndarray": (lambda i: np.array(i, dtype=np.int16), torch.tensor([0, 1], dtype=torch.int16)),
+    "numpy scalar": (lambda i: np.float32(i), torch.tensor([0, 1], dtype=torch.float32)),
+    "numpy bool": (lambda i: np.bool_(i), torch.tensor([False, True])),
+    "tuple": (lambda i: (i, f"s{i}"), [torch.tensor([0, 1]), ("s0", "s1")]),
+    "list": (lambda i: [i, i * 2], [torch.tensor([0, 1]), torch.tensor([0, 2])]),
+    "dict": (
+        lambda i: {"b": i, "a": {"c": torch.tensor([i])}},
+        {"b": torch.tensor([0, 1]), "a": {"c": torch.tensor([[0], [1]])}},
+    ),
+    "OrderedDict": (
+        lambda i: OrderedDict(z=i, y="t"),
+        OrderedDict(z=torch.tensor([0, 1]), y=["t", "t"]),
+    ),
+    "namedtuple": (lambda i: Point(i, f"s{i}"), Point(torch.tensor([0, 1]), ["s0", "s1"])),
+    "nested": (
+        lambda i: ({"p": Point(i, [i])},),
+        [{"p": Point(torch.tensor([0, 1]), [torch.tensor([0, 1])])}],
+    ),
+    "empty dict": (lambda i: {}, {}),
+    "zero-size": (lambda i: torch.empty(0, 3), torch.empty(2, 0, 3)),
+}
+
+
+@pytest.mark.parametrize("name", list(BATCHED))
+def test_default_collation(loader_class, num_workers, name):
+    sample, expected = BATCHED[name]
+    first = load(loader_class, num_workers, sample)[0]
+    if name in {"tuple", "nested", "namedtuple"}:
+        # Torch turns the strings of a tuple's column into a tuple or a list, by its version.
+        first, expected = _columns_as_lists(first), _columns_as_lists(expected)
+    assert same(first, expected)
+
+
+def _columns_as_lists(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        made = [_columns_as_lists(item) for item in value]
+        return made
+    if isinstance(value, dict):
+        return {key: _columns_as_lists(item) for key, item in value.items()}
+    return value
+
+
+CONVERTED = {
+    "ndarray": (lambda i: np.full(2, i), torch.tensor([0, 0])),
+    "ndarray in a dict": (lambda i: {"a": np.zeros(1)}, {"a": torch.zeros(1, dtype=torch.float64)}),
+    "numpy text": (lambda i: np.array(["x", "y"]), np.array(["x", "y"])),
+    "numpy scalar": (lambda i: np.float32(2), torch.tensor(2.0)),
+    "str": (lambda i: "text", "text"),
+    "bytes": (lambda i: b"raw", b"raw"),
+    "int": (lambda i: 3, 3),
+    "None": (lambda i: None, None),
+    "list": (lambda i: [1, np.ones(1)], [1, torch.ones(1, dtype=torch.float64)]),
+    "tuple": (lambda i: (1, "a"), [1, "a"]),
+    "namedtuple": (
+        lambda i: Point(1, np.ones(1)),
+        Point(1, torch.ones(1, dtype=torch.float64)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(CONVERTED))
+def test_conversion_without_batching(loader_class, num_workers, name):
+    sample, expected = CONVERTED[name]
+    assert same(load(loader_class, num_workers, sample, batch_size=None)[0], expected)
+
+
+def test_custom_collate_fn(loader_class, num_workers):
+    batches = load(loader_class, num_workers, int, collate_fn=lambda samples: sum(samples))
+    assert batches == [1, 5]
+
+
+def test_custom_collate_fn_without_batching(loader_class, num_workers):
+    batches = load(loader_class, num_workers, int, batch_size=None, collate_fn=lambda x: -x)
+    assert batches == [0, -1, -2, -3]
+
+
+def test_collate_fn_gets_a_list(loader_class, num_workers):
+    batches = load(loader_class, num_workers, str, collate_fn=lambda samples: type(samples))
+    assert batches == [list, list]
+
+
+def test_collate_fn_may_be_an_object_or_a_bound_method(loader_class, num_workers):
+    class Adder:
+        def __init__(self, much):
+            self.much = much
+
+        def __call__(self, samples):
+            return self.add(samples)
+
+        def add(self, samples):
+            return [sample + self.much for sample in samples]
+
+    for collate in (Adder(10), Adder(10).add):
+        assert load(loader_class, num_workers, int, collate_fn=collate) == [[10, 11], [12, 13]]
+
+
+@pytest.mark.parametrize("sample", [None, False, True, 0, "", (), [], {}], ids=repr)
+def test_falsy_samples_and_batches_are_delivered(loader_class, num_workers, sample):
+    constant = {0: sample}
+    batches = load(loader_class, num_workers, lambda i: constant[0], collate_fn=as_is)
+    assert batches == [[sample, sample]] * 2
+    batches = load(loader_class, num_workers, int, collate_fn=lambda samples: constant[0])
+    assert batches == [sample] * 2
+
+
+def test_tensors_are_tensors_and_writable(loader_class, num_workers):
+    for batch in load(loader_class, num_workers, lambda i: torch.full((3,), float(i))):
+        assert type(batch) is torch.Tensor
+        batch.add_(1)
+        batch.requires_grad_().sum().backward()
+        assert batch.grad.tolist() == [[1, 1, 1]] * 2
+        batch.detach().numpy()[:] = 5
+        assert batch.detach().unique().tolist() == [5]
+
+
+def test_changing_a_batch_changes_no_other(loader_class, num_workers):
+    loader = loader_class(torch.arange(40), batch_size=2, num_workers=num_workers)
+    held = []
+    for batch in loader:
+        batch += 100
+        held.append(batch)
+    assert torch.cat(held).tolist() == list(range(100, 140))
+    assert torch.equal(torch.cat(list(loader)), torch.arange(40))
+
+
+def test_a_held_batch_outlives_loader_and_iterator(loader_class, num_workers):
+    loader = loader_class(torch.arange(40), batch_size=2, num_workers=num_workers)
+    iterator = iter(loader)
+    first = next(iterator)
+    del iterator
+    again = list(loader)
+    del loader
+    assert first.tolist() == [0, 1]
+    assert torch.cat(again).tolist() == list(range(40))
+
+
+def test_a_view_keeps_its_batch_alive(loader_class, num_workers):
+    loader = loader_class(torch.arange(400).view(100, 4), batch_size=2, num_workers=num_workers)
+    columns = [batch[:, 1] for batch in loader]
+    arrays = [batch.numpy() for batch in loader]
+    assert torch.cat(columns).tolist() == list(range(1, 400, 4))
+    assert np.concatenate(arrays).ravel().tolist() == list(range(400))
+
+
+def test_a_large_batch(loader_class, num_workers):
+    def sample(index):
+        return torch.full((1 << 20,), index, dtype=torch.float32)
+
+    batches = load(loader_class, num_workers, sample)
+    assert [batch[:, -1].tolist() for batch in batches] == [[0, 1], [2, 3]]
+    assert all(batch.shape == (2, 1 << 20) for batch in batches)
+
+
+def test_batches_of_growing_size(loader_class, num_workers):
+    def sample(index):
+        return torch.full((10 ** (2 * index),), index)
+
+    batches = load(loader_class, num_workers, sample, batch_size=1)
+    assert [batch.numel() for batch in batches] == [1, 100, 10_000, 1_000_000]
+    assert [int(batch.max()) for batch in batches] == [0, 1, 2, 3]
+
+
+DTYPES = [
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+    torch.uint16, torch.uint32, torch.uint64, torch.float16, torch.bfloat16, torch.float32,
+    torch.float64, torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype(loader_class, num_workers, dtype):
+    value = torch.tensor([0, 1, 1, 0]).to(dtype)
+    batch = load(loader_class, num_workers, lambda i: value, batch_size=None)[0]
+    assert batch.dtype == dtype
+    assert torch.equal(batch.view(torch.uint8), value.view(torch.uint8))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.empty(0),
+        lambda: torch.empty(3, 0, 2),
+        lambda: torch.tensor(5),
+        lambda: torch.arange(12).view(3, 4).t(),
+        lambda: torch.arange(12)[::3],
+        lambda: torch.arange(3).expand(4, 3),
+        lambda: torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last),
+    ],
+    ids=["empty", "zero-size", "0-d", "transposed", "strided", "expanded", "channels_last"],
+)
+def test_every_layout(loader_class, num_workers, make):
+    value = make()
+    batch = load(loader_class, num_workers, lambda i: value, batch_size=None)[0]
+    assert batch.shape == value.shape
+    assert torch.equal(batch, value)
+
+
+@pytest.mark.ours_only
+def test_lazy_conjugation_is_carried(loader_class, num_workers):
+    """Torch's queues lose the bit, so that the values arrive unconjugated."""
+    value = torch.tensor([1 + 2j, 3 - 1j]).conj()
+    batch = load(loader_class, num_workers, lambda i: value, batch_size=None)[0]
+    assert torch.equal(batch, value)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse (invariant|CSR):UserWarning")
+def test_sparse_tensors(loader_class, num_workers):
+    coo = torch.tensor([[0.0, 2.0], [3.0, 0.0]]).to_sparse()
+    csr = torch.tensor([[0.0, 2.0], [3.0, 0.0]]).to_sparse_csr()
+    batch = load(loader_class, num_workers, lambda i: (coo, csr), batch_size=None)[0]
+    for got, sent in zip(batch, (coo, csr), strict=True):
+        assert got.layout == sent.layout
+        assert torch.equal(got.to_dense(), sent.to_dense())
+
+
+def nested_sample(layout):
+    with_rows = [torch.arange(2.0), torch.arange(3.0)]
+    return torch.nested.nested_tensor(with_rows, layout=layout)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+def test_nested_tensors(loader_class, num_workers, layout):
+    batch = load(loader_class, num_workers, lambda i: nested_sample(layout), batch_size=None)[0]
+    assert batch.is_nested
+    assert [row.tolist() for row in batch.unbind()] == [[0, 1], [0, 1, 2]]
+
+
+def test_a_leaf_keeps_requires_grad(loader_class, num_workers):
+    def sample(index):
+        return torch.ones(2, requires_grad=True)
+
+    batch = load(loader_class, num_workers, sample, batch_size=None)[0]
+    assert batch.requires_grad
+    assert batch.is_leaf
+
+
+def test_parameters(loader_class, num_workers):
+    def sample(index):
+        return torch.nn.Parameter(torch.ones(2))
+
+    batch = load(loader_class, num_workers, sample, batch_size=None)[0]
+    assert isinstance(batch, torch.nn.Parameter)
+
+
+def test_tensor_subclasses(loader_class, num_workers):
+    def sample(index):
+        return torch.arange(3).as_subclass(Tagged)
+
+    batch = load(loader_class, num_workers, sample, batch_size=None)[0]
+    assert type(batch) is Tagged
+    assert batch.tolist() == [0, 1, 2]
+
+
+def test_tensors_that_share_storage_still_do(loader_class, num_workers):
+    def sample(index):
+        base = torch.arange(6)
+        return [base, base, base[2:], base.view(2, 3).t()]
+
+    base, twin, tail, turned = load(loader_class, num_workers, sample, batch_size=None)[0]
+    base[5] = 50
+    assert twin[5] == 50
+    assert tail[3] == 50
+    assert turned[2, 1] == 50
+
+
+def test_a_small_view_of_a_large_tensor(loader_class, num_workers):
+    large = torch.arange(1_000_000)
+    batch = load(loader_class, num_workers, lambda i: large[i : i + 2], collate_fn=as_is)[1]
+    assert [view.tolist() for view in batch] == [[2, 3], [3, 4]]
+
+
+ARRAYS = {
+    "float16": np.arange(4, dtype=np.float16),
+    "big-endian": np.arange(4, dtype=">i4"),
+    "unicode": np.array(["a", "bcd"]),
+    "bytes": np.array([b"a", b"bcd"]),
+    "object": np.array([1, "two", None], dtype=object),
+    "structured": np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")]),
+    "datetime": np.array(["2020-01-01"], dtype="datetime64[D]"),
+    "complex": np.array([1 + 2j]),
+    "fortran": np.asfortranarray(np.arange(6).reshape(2, 3)),
+    "empty": np.empty((0, 3)),
+    "0-d": np.array(7),
+}
+
+
+@pytest.mark.parametrize("name", list(ARRAYS))
+def test_numpy_arrays_pass_unchanged(loader_class, num_workers, name):
+    value = ARRAYS[name]
+    batch = load(loader_class, num_workers, lambda i: value, batch_size=None, collate_fn=as_is)[0]
+    assert type(batch) is np.ndarray
+    native = value.dtype.newbyteorder("=")
+    assert batch.dtype in ([value.dtype, native] if is_oracle(loader_class) else [value.dtype])
+    assert batch.shape == value.shape
+    assert batch.tolist() == value.tolist()
+
+
+OBJECTS = {
+    "record": Record("a", torch.ones(1)),
+    "enum": Colour.RED,
+    "path": PurePosixPath("a/b"),
+    "date": datetime.datetime(2020, 1, 2),
+    "decimal": decimal.Decimal("1.5"),
+    "set": {1, 2},
+    "frozenset": frozenset("ab"),
+    "complex": 1 + 2j,
+    "huge int": 2**100,
+    "defaultdict": defaultdict(list, a=[1]),
+    "bytearray": bytearray(b"abc"),
+    "class": Record,
+    "large bytes": b"x" * 3_000_000,
+    "large text": "é" * 1_000_000,
+    "deep list": [[[[[[1]]]]]],
+    "ellipsis": ...,
+    "range": range(3),
+    "slice": slice(1, 2),
+    "dtype": torch.float16,
+    "device": torch.device("cpu"),
+    "size": torch.Size([1, 2]),
+    "numpy scalar": np.float32(3),
+}
+
+
+@pytest.mark.parametrize("name", list(OBJECTS))
+def test_python_objects_pass_unchanged(loader_class, num_workers, name):
+    value = OBJECTS[name]
+    batch = load(loader_class, num_workers, lambda i: value, batch_size=None, collate_fn=as_is)[0]
+    assert type(batch) is type(value)
+    assert batch == value
+
+
+def test_many_small_tensors(loader_class, num_workers):
+    def sample(index):
+        return [torch.tensor([index, position]) for position in range(300)]
+
+    batch = load(loader_class, num_workers, sample, batch_size=None)[3]
+    assert [tensor.tolist() for tensor in batch] == [[3, position] for position in range(300)]
+
+
+@pytest.mark.parametrize(
+    ("sample", "error"),
+    [
+        (lambda i: torch.zeros(i + 1), RuntimeError),
+        (lambda i: object(), TypeError),
+        (lambda i: [0] * (i + 1), RuntimeError),
+        (lambda i: None, TypeError),
+        (lambda i: {"a": 1} if i == 0 else {"b": 1}, KeyError),
+        (lambda i: np.array(["x"]), TypeError),
+    ],
+    ids=["shapes", "object", "lengths", "None", "keys", "numpy text"],
+)
+def test_what_cannot_be_collated(loader_class, num_workers, sample, error):
+    with raises(error):
+        load(loader_class, num_workers, sample)
+
+
+def test_inference_mode_in_the_consumer(loader_class, num_workers):
+    with torch.inference_mode():
+        batches = load(loader_class, num_workers, lambda i: torch.tensor([float(i)]))
+        assert [batch.flatten().tolist() for batch in batches] == [[0, 1], [2, 3]]
+
+
+def test_no_grad_in_the_consumer(loader_class, num_workers):
+    with torch.no_grad():
+        batches = load(loader_class, num_workers, lambda i: torch.tensor([float(i)]))
+    weight = torch.ones(1, requires_grad=True)
+    (batches[0] * weight).sum().backward()
+    assert weight.grad.item() == 1

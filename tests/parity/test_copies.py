@@ -1,0 +1,70 @@
+"""A loader that was never iterated can be pickled and copied, like any configuration."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch.utils.data import RandomSampler
+
+from .datasets import Squares, Stream
+from .tools import as_is, flat
+
+
+def by_pickle(loader):
+    return pickle.loads(pickle.dumps(loader))
+
+
+@pytest.fixture(params=[copy.copy, copy.deepcopy, by_pickle], ids=["copy", "deepcopy", "pickle"])
+def duplicate(request):
+    return request.param
+
+
+def test_map_style(loader_class, num_workers, duplicate):
+    loader = loader_class(Squares(5), batch_size=2, num_workers=num_workers, collate_fn=as_is)
+    twin = duplicate(loader)
+    assert type(twin) is loader_class
+    assert twin is not loader
+    assert list(twin) == list(loader) == [[0, 1], [4, 9], [16]]
+    assert (twin.batch_size, twin.num_workers, len(twin)) == (2, num_workers, 3)
+
+
+def test_iterable_style(loader_class, duplicate):
+    twin = duplicate(loader_class(Stream(5), batch_size=2))
+    assert flat(twin) == [0, 1, 2, 3, 4]
+
+
+def test_shuffled_with_a_generator(loader_class, duplicate):
+    generator = torch.Generator().manual_seed(3)
+    twin = duplicate(loader_class(range(20), shuffle=True, generator=generator))
+    assert isinstance(twin.sampler, RandomSampler)
+    assert sorted(flat(twin)) == list(range(20))
+
+
+def test_a_copy_shares_the_dataset(loader_class):
+    loader = loader_class(Squares(5))
+    assert copy.copy(loader).dataset is loader.dataset
+    assert copy.deepcopy(loader).dataset is not loader.dataset
+
+
+def test_a_copy_still_refuses_reassignment(loader_class, duplicate):
+    twin = duplicate(loader_class(Squares(5), batch_size=2))
+    with pytest.raises(ValueError, match="batch_size"):
+        twin.batch_size = 3
+    twin.num_workers = 1
+    assert twin.num_workers == 1
+
+
+def test_copies_with_persistent_workers_are_independent(loader_class, duplicate):
+    loader = loader_class(Squares(6), num_workers=1, persistent_workers=True)
+    twin = duplicate(loader)
+    pairs = [(int(a), int(b)) for a, b in zip(loader, twin, strict=True)]
+    assert pairs == [(i * i, i * i) for i in range(6)]
+
+
+def test_a_loader_in_a_reference_cycle_can_be_used(loader_class, num_workers):
+    loader = loader_class(Squares(3), num_workers=num_workers)
+    loader.owner = {"loader": loader}
+    assert flat(loader) == [0, 1, 4]

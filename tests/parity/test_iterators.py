@@ -1,0 +1,273 @@
+"""Iterators: begun, shared, abandoned, in threads and child processes, in and out of order."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import threading
+from collections.abc import Iterable, Iterator, Sized
+
+import pytest
+import torch
+
+from .datasets import Call, CountingSampler, Rendezvous, Squares, Stream
+from .tools import as_is, flat, lists
+
+OPTIONS = [
+    {"num_workers": 0},
+    {"num_workers": 2},
+    {"num_workers": 2, "persistent_workers": True},
+]
+
+
+@pytest.fixture(params=OPTIONS, ids=["in-process", "workers", "persistent"])
+def options(request):
+    return request.param
+
+
+def test_protocols(loader_class, options):
+    loader = loader_class(Squares(3), **options)
+    assert isinstance(loader, Iterable)
+    assert isinstance(loader, Sized)
+    iterator = iter(loader)
+    assert isinstance(iterator, Iterator)
+    assert iter(iterator) is iterator
+    assert flat(iterator) == [0, 1, 4]
+
+
+def test_an_exhausted_iterator_stays_exhausted(loader_class, options):
+    iterator = iter(loader_class(Squares(3), **options))
+    assert flat(iterator) == [0, 1, 4]
+    for _ in range(3):
+        with pytest.raises(StopIteration):
+            next(iterator)
+
+
+def test_enumerate_zip_and_unpacking(loader_class, options):
+    loader = loader_class(Squares(3), **options)
+    assert [i for i, _ in enumerate(loader)] == [0, 1, 2]
+    assert [int(a) + b for a, b in zip(loader, range(3), strict=True)] == [0, 2, 6]
+    first, *rest = loader
+    assert (int(first), len(rest)) == (0, 2)
+
+
+def test_many_epochs(loader_class, options):
+    loader = loader_class(Squares(4), batch_size=3, **options)
+    for _ in range(4):
+        assert lists(loader) == [[0, 1, 4], [9]]
+
+
+@pytest.mark.parametrize("taken", [0, 1, 3])
+def test_an_abandoned_epoch_leaves_nothing_behind(loader_class, options, taken):
+    loader = loader_class(Squares(30), batch_size=2, **options)
+    whole = lists(loader)
+    for _ in range(3):
+        iterator = iter(loader)
+        for expected in whole[:taken]:
+            assert next(iterator).tolist() == expected
+        del iterator
+        assert lists(loader) == whole
+
+
+def test_an_abandoned_stream_begins_anew(loader_class, options):
+    loader = loader_class(Stream(50), batch_size=2, **options)
+    whole = lists(loader)
+    for batch in loader:
+        assert batch.tolist() == [0, 1]
+        break
+    assert lists(loader) == whole
+
+
+def test_the_consumers_exception_ends_an_epoch_like_break(loader_class, options):
+    loader = loader_class(Squares(30), **options)
+    with pytest.raises(ZeroDivisionError):
+        for batch in loader:
+            1 / int(batch)
+    assert len(list(loader)) == 30
+
+
+def test_an_iterator_outlives_its_loader(loader_class, options):
+    iterator = iter(loader_class(Squares(6), **options))
+    assert flat(iterator) == [0, 1, 4, 9, 16, 25]
+
+
+def test_several_live_iterators(loader_class, num_workers):
+    loader = loader_class(Squares(6), batch_size=2, num_workers=num_workers)
+    pairs = [(a.tolist(), b.tolist()) for a, b in zip(loader, loader, strict=True)]
+    assert pairs == [([0, 1],) * 2, ([4, 9],) * 2, ([16, 25],) * 2]
+
+
+def test_iterators_begun_at_different_times(loader_class, num_workers):
+    loader = loader_class(Squares(4), num_workers=num_workers)
+    first = iter(loader)
+    assert int(next(first)) == 0
+    second = iter(loader)
+    assert int(next(second)) == 0
+    assert flat(first) == [1, 4, 9]
+    assert flat(second) == [1, 4, 9]
+
+
+def test_nested_iteration(loader_class, num_workers):
+    loader = loader_class(range(3), num_workers=num_workers)
+    pairs = [(int(a), int(b)) for a in loader for b in loader]
+    assert pairs == [(a, b) for a in range(3) for b in range(3)]
+
+
+def test_shuffled_iterators_are_independent(loader_class, num_workers):
+    loader = loader_class(range(40), shuffle=True, num_workers=num_workers)
+    first, second = iter(loader), iter(loader)
+    pairs = list(zip(flat(first), flat(second), strict=True))
+    assert sorted(a for a, _ in pairs) == sorted(b for _, b in pairs) == list(range(40))
+    assert any(a != b for a, b in pairs)
+
+
+def test_the_newest_iterator_of_persistent_workers_gives_a_whole_epoch(loader_class):
+    loader = loader_class(Squares(8), batch_size=2, num_workers=2, persistent_workers=True)
+    first = iter(loader)
+    next(first)
+    second = iter(loader)
+    assert flat(second) == [i * i for i in range(8)]
+
+
+def test_two_loaders_of_one_dataset(loader_class, options):
+    dataset = Squares(4)
+    left, right = (loader_class(dataset, batch_size=2, **options) for _ in range(2))
+    assert [(a.tolist(), b.tolist()) for a, b in zip(left, right, strict=True)] == [
+        ([0, 1], [0, 1]),
+        ([4, 9], [4, 9]),
+    ]
+
+
+def test_a_loader_used_in_a_thread(loader_class, options):
+    found = []
+    thread = threading.Thread(
+        target=lambda: found.append(flat(loader_class(Squares(5), **options)))
+    )
+    thread.start()
+    thread.join(60)
+    assert found == [[0, 1, 4, 9, 16]]
+
+
+def test_an_iterator_handed_to_a_thread(loader_class, options):
+    iterator = iter(loader_class(Squares(20), **options))
+    values = [int(next(iterator))]
+    thread = threading.Thread(target=lambda: values.extend(flat(iterator)))
+    thread.start()
+    thread.join(60)
+    assert values == [i * i for i in range(20)]
+
+
+def test_loaders_in_several_threads(loader_class, num_workers):
+    found = {}
+
+    def run(length):
+        found[length] = flat(loader_class(Squares(length), batch_size=2, num_workers=num_workers))
+
+    threads = [threading.Thread(target=run, args=(length,)) for length in (5, 6, 7)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found == {length: [i * i for i in range(length)] for length in (5, 6, 7)}
+
+
+def load_and_send(loader_class, connection, options):
+    connection.send(flat(loader_class(Squares(5), **options)))
+    connection.close()
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.dear_oracle)])
+def test_a_loader_in_a_child_process(loader_class, options, method):
+    if method == "spawn" and options.get("num_workers") == 0:
+        pytest.skip("shown by the options with workers")
+    context = multiprocessing.get_context(method)
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=load_and_send, args=(loader_class, sender, options))
+    child.start()
+    sender.close()
+    with receiver:
+        assert receiver.recv() == [0, 1, 4, 9, 16]
+    child.join(60)
+    assert child.exitcode == 0
+    child.close()
+
+
+def test_a_forked_child_does_not_disturb_the_parents_iterator(loader_class):
+    loader = loader_class(Squares(12), num_workers=2, persistent_workers=True)
+    iterator = iter(loader)
+    assert int(next(iterator)) == 0
+    child = multiprocessing.get_context("fork").Process(target=int)
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    child.close()
+    assert flat(iterator) == [i * i for i in range(1, 12)]
+    assert len(list(loader)) == 12
+
+
+class OvertakenBy:
+    """The first sample waits at a gate, which another one or the consumer opens."""
+
+    def __init__(self, gate, opener):
+        self.gate = gate
+        self.opener = opener
+
+    def __call__(self, index):
+        if index == self.opener:
+            self.gate.open()
+        if index == 0:
+            assert self.gate.wait()
+        return index
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_batches_keep_their_order_however_the_workers_finish(loader_class, gate, persistent):
+    loader = loader_class(
+        Call(OvertakenBy(gate, opener=1), 12), num_workers=2, persistent_workers=persistent
+    )
+    assert flat(loader) == list(range(12))
+
+
+def test_out_of_order_a_slow_batch_is_overtaken(loader_class, gate):
+    loader = loader_class(Call(OvertakenBy(gate, opener=None), 12), num_workers=2, in_order=False)
+    iterator = iter(loader)
+    early = [int(next(iterator)) for _ in range(5)]
+    assert 0 not in early
+    gate.open()
+    assert sorted(early + flat(iterator)) == list(range(12))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_out_of_order_epochs_are_complete(loader_class, num_workers):
+    loader = loader_class(Squares(21), batch_size=2, num_workers=num_workers, in_order=False)
+    for _ in range(3):
+        assert sorted(flat(loader)) == [i * i for i in range(21)]
+
+
+def test_workers_work_at_the_same_time(loader_class):
+    dataset = Rendezvous(multiprocessing.Barrier(2), 2, int, length=6)
+    loader = loader_class(dataset, num_workers=2, prefetch_factor=1)
+    assert flat(loader) == [0] * 6
+
+
+def test_an_iterator_cannot_be_pickled(loader_class, options):
+    iterator = iter(loader_class(Squares(3), **options))
+    with pytest.raises((NotImplementedError, TypeError)):
+        pickle.dumps(iterator)
+    assert flat(iterator) == [0, 1, 4]
+
+
+def test_changing_the_options_of_a_loader_spares_its_iterators(loader_class, num_workers):
+    loader = loader_class(Squares(6), batch_size=2, num_workers=num_workers, collate_fn=as_is)
+    iterator = iter(loader)
+    assert next(iterator) == [0, 1]
+    loader.collate_fn = torch.tensor
+    assert list(iterator) == [[4, 9], [16, 25]]
+
+
+def test_a_sampler_of_a_million(loader_class):
+    sampler = CountingSampler(1_000_000)
+    loader = loader_class(Squares(10), sampler=sampler, batch_size=1000, num_workers=1)
+    iterator = iter(loader)
+    assert next(iterator)[:3].tolist() == [0, 1, 4]
+    assert sampler.drawn <= 5_000

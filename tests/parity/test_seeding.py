@@ -1,0 +1,131 @@
+"""Reproducibility: what is the same for the same seed, and what must differ."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from .datasets import Noise, Stream
+from .tools import flat
+
+
+def noise(loader_class, num_workers, seed=None, **options):
+    """All random rows of an epoch, as nested lists."""
+    if seed is not None:
+        options["generator"] = torch.Generator().manual_seed(seed)
+    loader = loader_class(Noise(), batch_size=2, num_workers=num_workers, **options)
+    return torch.cat(list(loader)).tolist()
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_fresh_loaders_with_the_same_generator_seed_agree(loader_class, num_workers):
+    first = noise(loader_class, num_workers, seed=42)
+    assert first == noise(loader_class, num_workers, seed=42)
+    assert first != noise(loader_class, num_workers, seed=43)
+
+
+def test_fresh_loaders_after_the_same_manual_seed_agree(loader_class):
+    rows = []
+    for seed in (7, 7, 8):
+        torch.manual_seed(seed)
+        rows.append(noise(loader_class, 2))
+    assert rows[0] == rows[1]
+    assert rows[0] != rows[2]
+
+
+def test_in_process_noise_after_seeding_everything_agrees(loader_class):
+    rows = []
+    for _ in range(2):
+        torch.manual_seed(7)
+        random.seed(7)
+        np.random.seed(7)
+        rows.append(noise(loader_class, 0))
+    assert rows[0] == rows[1]
+
+
+def test_no_two_samples_draw_the_same_numbers(loader_class, num_workers):
+    rows = noise(loader_class, num_workers)
+    for column in zip(*rows, strict=True):
+        assert len(set(column)) == len(rows)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_epochs_draw_different_numbers(loader_class, persistent):
+    loader = loader_class(Noise(), batch_size=2, num_workers=2, persistent_workers=persistent)
+    first, second = (torch.cat(list(loader)) for _ in range(2))
+    assert not (first == second).any()
+
+
+def test_in_process_epochs_draw_different_numbers(loader_class):
+    loader = loader_class(Noise(), batch_size=2)
+    first, second = (torch.cat(list(loader)) for _ in range(2))
+    assert not (first == second).any()
+
+
+@pytest.mark.parametrize("by", ["generator", "manual_seed"])
+def test_shuffled_orders_follow_the_seed(loader_class, num_workers, by):
+    def epochs(seed):
+        options = {}
+        if by == "generator":
+            options["generator"] = torch.Generator().manual_seed(seed)
+        else:
+            torch.manual_seed(seed)
+        loader = loader_class(
+            range(60), batch_size=7, shuffle=True, num_workers=num_workers, **options
+        )
+        return [flat(loader) for _ in range(2)]
+
+    assert epochs(42) == epochs(42)
+    assert epochs(42) != epochs(43)
+    assert epochs(42)[0] != epochs(42)[1]
+
+
+def test_the_order_does_not_depend_on_the_number_of_workers(loader_class):
+    orders = [
+        flat(
+            loader_class(
+                range(60), shuffle=True, num_workers=n, generator=torch.Generator().manual_seed(3)
+            )
+        )
+        for n in range(3)
+    ]
+    assert orders[0] == orders[1] == orders[2]
+
+
+@pytest.mark.ours_only
+def test_noise_does_not_depend_on_the_number_of_workers(loader_class):
+    rows = [noise(loader_class, n, seed=3) for n in range(3)]
+    assert rows[0] == rows[1] == rows[2]
+
+
+def test_a_given_generator_spares_the_global_one(loader_class, num_workers):
+    options = {"shuffle": True, "generator": torch.Generator()}
+    before = torch.get_rng_state()
+    list(loader_class(range(20), num_workers=num_workers, **options))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_workers_spare_the_global_generators_of_the_parent(loader_class):
+    states = random.getstate(), np.random.get_state()[1].tolist()
+    list(loader_class(Noise(), num_workers=2))
+    assert random.getstate() == states[0]
+    assert np.random.get_state()[1].tolist() == states[1]
+
+
+def test_a_dataset_without_randomness_is_the_same_every_epoch(loader_class):
+    loader = loader_class(Stream(5), batch_size=2, num_workers=1, persistent_workers=True)
+    assert flat(loader) == flat(loader) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.ours_only
+def test_in_process_loading_restores_the_global_generators(loader_class):
+    """Torch draws the samples' random numbers from the caller's generators; ours seeds its own."""
+    options = {"generator": torch.Generator().manual_seed(1)}
+    states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
+    list(loader_class(Noise(), **options))
+    assert random.getstate() == states[0]
+    assert np.random.get_state()[1].tolist() == states[1]
+    assert torch.equal(torch.get_rng_state(), states[2])

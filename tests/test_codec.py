@@ -1,0 +1,1003 @@
+"""What goes into a slot comes out of it: values, kinds, sharing, lifetimes, refusals."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+import gc
+import io
+import multiprocessing
+import pathlib
+import pickle
+import re
+import threading
+import warnings
+import weakref
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from lit_loader.codec import SlotFull, SlotWriter, decode, encode
+from lit_loader.errors import TransportError
+from lit_loader.slot import ALIGNMENT
+
+CAPACITY = 1 << 20
+
+pytestmark = [  # of torch's own, on making the tensors that these tests send
+    pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental"),
+    pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled"),
+]
+
+
+class Lease(np.ndarray):
+    """A slot's memory, of a class of its own as the arena's leases are; its base is an array."""
+
+
+def new_slot(capacity: int = CAPACITY, fill: int = 0xA5) -> Lease:
+    return np.full(capacity, fill, np.uint8).view(Lease)
+
+
+def carry(batch: object, capacity: int = CAPACITY) -> Any:
+    """Encode into one slot, decode from a copy of it, as another process would see it."""
+    slot = new_slot(capacity)
+    offset, nbytes = encode(batch, SlotWriter(slot))
+    return decode(slot.copy(), offset, nbytes)
+
+
+def check_tensor(got: torch.Tensor, sent: torch.Tensor) -> None:
+    assert type(got) is type(sent)
+    assert (got.dtype, got.shape, got.layout) == (sent.dtype, sent.shape, sent.layout)
+    assert got.requires_grad == sent.requires_grad
+    assert not got.is_inference()
+    if got.numel() and got.layout is torch.strided:
+        assert raw_bytes(got) == raw_bytes(sent)
+
+
+def raw_bytes(tensor: torch.Tensor) -> bytes:
+    plain = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
+    return bytes(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
+
+
+@dataclasses.dataclass
+class Sample:
+    image: torch.Tensor
+    label: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenSample:
+    image: torch.Tensor
+    label: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class SlottedSample:
+    __slots__ = ("image",)
+    image: torch.Tensor
+
+    def __reduce__(self) -> Any:
+        return SlottedSample, (self.image,)
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+class Record(dict):
+    """A dict with an attribute."""
+
+
+class Tagged(torch.Tensor):
+    """A plain subclass: values and attributes."""
+
+
+class Shy(torch.Tensor):
+    """A subclass that refuses every operation and every attribute read through torch."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise AssertionError(f"{func} was called")
+
+
+class Slotted(torch.Tensor):
+    """A subclass with a slot, which torch's own reduction has to carry."""
+
+    __slots__ = ("secret",)
+
+
+class OwnPickling(torch.Tensor):
+    """A subclass that says itself how it is pickled."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return make_own_pickling, (self.as_subclass(torch.Tensor),)
+
+
+def make_own_pickling(values: torch.Tensor) -> OwnPickling:
+    return (values + 1).as_subclass(OwnPickling)
+
+
+class Pair(torch.Tensor):
+    """A wrapper subclass: two tensors behind one shape, no memory of its own."""
+
+    @staticmethod
+    def __new__(cls, left: torch.Tensor, right: torch.Tensor) -> Pair:
+        return torch.Tensor._make_wrapper_subclass(cls, left.shape, dtype=left.dtype)
+
+    def __init__(self, left: torch.Tensor, right: torch.Tensor) -> None:
+        self.left, self.right = left, right
+
+    def __tensor_flatten__(self) -> Any:
+        return ["left", "right"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: Any, meta: Any, size: Any, stride: Any) -> Pair:
+        return Pair(inner["left"], inner["right"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotImplementedError(f"{func} of a pair")
+
+
+class Refusing:
+    """An object whose pickling and whose repr both fail."""
+
+    def __reduce__(self) -> Any:
+        raise ValueError("not me")
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr either")
+
+
+class Unreadable:
+    """Pickles well, and fails to unpickle."""
+
+    def __reduce__(self) -> Any:
+        return int, ("not a number",)
+
+
+WITHOUT_ELEMENTS = re.compile(
+    r"torch\.(u?int[1-7]|q.*|bits.*|float4.*)"
+)  # torch cannot compute with them
+DTYPES = sorted(
+    {
+        dtype
+        for dtype in vars(torch).values()
+        if isinstance(dtype, torch.dtype) and not WITHOUT_ELEMENTS.fullmatch(str(dtype))
+    },
+    key=str,
+)
+
+
+def random_tensor(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    count = dtype.itemsize
+    for size in shape:
+        count *= size
+    values = torch.arange(count, dtype=torch.int64).mul(37).remainder(101).to(torch.uint8)
+    if dtype is torch.bool:
+        return values.bool().reshape(shape)
+    return values.view(dtype).reshape(shape)
+
+
+class TestDtypes:
+    def test_the_list_covers_the_families(self) -> None:
+        names = {str(dtype) for dtype in DTYPES}
+        assert names >= {
+            *("torch.bfloat16", "torch.float8_e4m3fn", "torch.float8_e5m2", "torch.bool"),
+            *("torch.complex32", "torch.complex64", "torch.complex128", "torch.uint16"),
+            *("torch.uint32", "torch.uint64", "torch.int8", "torch.float16", "torch.float64"),
+        }
+
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+    @pytest.mark.parametrize("shape", [(), (1,), (3, 5), (0,), (2, 0, 3)], ids=str)
+    def test_every_dtype_and_shape(self, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+        sent = random_tensor(dtype, *shape)
+        got = carry(sent)
+        check_tensor(got, sent)
+        assert got.untyped_storage().nbytes() == sent.numel() * dtype.itemsize
+
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+    def test_every_dtype_transposed(self, dtype: torch.dtype) -> None:
+        sent = random_tensor(dtype, 3, 5).t()
+        got = carry(sent)
+        check_tensor(got, sent)
+        assert got.stride() == (1, 5)
+
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+    def test_every_dtype_in_slot_memory(self, dtype: torch.dtype) -> None:
+        slot = new_slot()
+        writer = SlotWriter(slot)
+        made = writer.empty((3, 5), dtype)
+        assert made is not None
+        made.copy_(random_tensor(dtype, 3, 5))
+        position = writer.position
+        got = decode(slot, *encode(made, writer))
+        assert got.data_ptr() == made.data_ptr()
+        assert writer.position < position + 512  # a descriptor, and no copy
+        check_tensor(got, random_tensor(dtype, 3, 5))
+
+
+class TestStrides:
+    def test_orders_of_memory_stay(self) -> None:
+        image = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+        got = carry([image, image.clone().permute(3, 1, 0, 2)])
+        assert got[0].is_contiguous(memory_format=torch.channels_last)
+        assert torch.equal(got[0], image)
+        assert torch.equal(got[1], image.permute(3, 1, 0, 2))
+
+    def test_expanded_stays_cheap(self) -> None:
+        sent = torch.randn(3, 1).expand(3, 100_000)
+        got = carry(sent, capacity=4096)
+        assert got.stride() == (1, 0) and torch.equal(got, sent)
+
+    def test_sparse_view_is_packed(self) -> None:
+        big = torch.arange(100_000.0)
+        got = carry(big[::100], capacity=8192)
+        assert got.stride() == (1,) and torch.equal(got, big[::100])
+        rows = carry(big.view(1000, 100).t()[::10], capacity=1 << 16)
+        assert torch.equal(rows, big.view(1000, 100).t()[::10])
+
+    def test_close_view_keeps_its_strides(self) -> None:
+        sent = torch.randn(4, 6)[:, :4]
+        got = carry(sent)
+        assert got.stride() == (6, 1) and torch.equal(got, sent)
+
+    def test_small_view_does_not_bring_its_storage(self) -> None:
+        dataset = torch.randn(1000, 1000)
+        sent = [dataset[i] for i in range(4)]
+        got = carry(sent, capacity=1 << 15)
+        assert [g.untyped_storage().nbytes() for g in got] == [4000] * 4
+        for index, row in enumerate(got):
+            check_tensor(row, sent[index])
+
+    def test_many_dimensions(self) -> None:
+        sent = torch.arange(6.0).reshape((2, 3, *[1] * 50))
+        check_tensor(carry(sent), sent)
+
+    def test_conj_and_neg_views_are_resolved(self) -> None:
+        sent = torch.randn(3, 4, dtype=torch.complex64)
+        for view in (sent.conj(), sent.conj().imag, sent.t().conj()):
+            got = carry(view)
+            assert not got.is_conj() and not got.is_neg()
+            assert torch.equal(got, view.resolve_conj().resolve_neg())
+
+
+class TestSharing:
+    def test_same_object_stays_one(self) -> None:
+        tensor, array = torch.randn(3), np.ones(3)
+        got = carry([tensor, {"again": tensor}, array, array])
+        assert got[0] is got[1]["again"] and got[2] is got[3]
+
+    def test_overlapping_views_share_one_storage(self) -> None:
+        x = torch.randn(4, 6)
+        views = [x[1:], x, x.t(), x[:, ::3], x.view(-1)[5:9], x.view(torch.int32)]
+        got = carry(views)
+        assert len({g.untyped_storage().data_ptr() for g in got}) == 1
+        assert len({g.untyped_storage()._cdata for g in got}) == 1
+        got[1].fill_(7.0)
+        assert all(bool((g == 7).all()) for g in got[:5])
+        assert bool((got[5] == torch.tensor(7.0).view(torch.int32)).all())
+
+    def test_overlap_of_unlike_dtypes(self) -> None:
+        raw = torch.arange(64, dtype=torch.uint8)
+        views = [raw[1:20], raw[8:40].view(torch.float64), raw[3:10]]
+        got = carry(views)
+        for g, v in zip(got, views, strict=True):
+            check_tensor(g, v)
+        got[0][:] = 0
+        assert got[2].sum() == 0
+        assert len({g.untyped_storage()._cdata for g in got}) == 1
+
+    def test_overlap_that_no_storage_can_hold(self) -> None:
+        raw = bytearray(range(64))
+        views = [
+            torch.frombuffer(raw, dtype=torch.float32, count=4, offset=0),
+            torch.frombuffer(raw, dtype=torch.float32, count=4, offset=2),
+        ]
+        got = carry(views)
+        for g, v in zip(got, views, strict=True):
+            check_tensor(g, v)
+        got[0].zero_()
+        assert bytes(got[1].numpy().tobytes())[:14] == bytes(14)
+
+    def test_tensors_and_arrays_over_the_same_bytes(self) -> None:
+        array = np.arange(12, dtype=np.float32).reshape(3, 4)
+        got = carry([array, torch.from_numpy(array)[1:], array[::-1], array.T])
+        got[0][:] = 5
+        assert bool((got[1] == 5).all()) and (got[2] == 5).all() and (got[3] == 5).all()
+
+    def test_neighbours_do_not_share(self) -> None:
+        x = torch.arange(8.0)
+        got = carry([x[:4], x[4:]])
+        got[0].fill_(-1)
+        assert torch.equal(got[1], torch.arange(4.0, 8.0))
+        assert got[0].untyped_storage()._cdata != got[1].untyped_storage()._cdata
+
+    def test_views_in_slot_memory(self) -> None:
+        slot = new_slot()
+        writer = SlotWriter(slot)
+        x = writer.empty((4, 4), torch.float32)
+        assert x is not None
+        x.copy_(torch.arange(16.0).view(4, 4))
+        expected = [x.clone(), x.t().clone(), x[1:].clone(), x.numpy().copy()]
+        got = decode(slot, *encode([x, x.t(), x[1:], x.numpy()], writer))
+        for g, e in zip(got[:3], expected, strict=False):
+            assert torch.equal(g, e)
+        assert (got[3] == expected[3]).all()
+        got[0].zero_()
+        assert got[2].sum() == 0 and got[3].sum() == 0
+
+    def test_parameter_and_its_data(self) -> None:
+        parameter = torch.nn.Parameter(torch.randn(3))
+        got = carry([parameter, parameter.data])
+        with torch.no_grad():
+            got[1].zero_()
+        assert bool((got[0] == 0).all())
+
+
+class TestKinds:
+    def test_leaf_keeps_its_flag(self) -> None:
+        sent = torch.randn(2, 3, requires_grad=True)
+        got = carry(sent)
+        check_tensor(got, sent)
+        assert got.is_leaf
+        got.sum().backward()
+        assert got.grad is not None
+
+    @pytest.mark.parametrize("requires_grad", [True, False])
+    def test_parameter(self, requires_grad: bool) -> None:
+        sent = torch.nn.Parameter(torch.randn(2, 3), requires_grad=requires_grad)
+        check_tensor(carry(sent), sent)
+
+    def test_attributes_travel(self) -> None:
+        sent = torch.randn(3)
+        sent.note, sent.me = {"mask": torch.ones(2)}, sent
+        got = carry(sent)
+        assert torch.equal(got.note["mask"], torch.ones(2)) and got.me is got
+        check_tensor(got, sent)
+
+    def test_plain_subclass(self) -> None:
+        sent = torch.randn(3, 4).as_subclass(Tagged)
+        sent.source = pathlib.PurePosixPath("a/b")
+        got = carry([sent, sent])
+        assert type(got[0]) is Tagged and got[0] is got[1]
+        assert got[0].source == sent.source
+        check_tensor(got[0].as_subclass(torch.Tensor), sent.as_subclass(torch.Tensor))
+
+    @pytest.mark.parametrize("requires_grad", [True, False])
+    def test_nothing_is_asked_of_a_subclass(self, requires_grad: bool) -> None:
+        with torch._C.DisableTorchFunctionSubclass():
+            sent = torch.ones(3).as_subclass(Shy).requires_grad_(requires_grad)
+        sent.note = "kept"
+        got = carry([sent, (sent,)])
+        assert type(got[0]) is Shy and got[0] is got[1][0] and got[0].note == "kept"
+        with torch._C.DisableTorchFunctionSubclass():
+            assert got[0].requires_grad is requires_grad
+            assert got[0].tolist() == [1.0] * 3
+
+    def test_subclass_with_slots(self) -> None:
+        sent = torch.arange(3.0).as_subclass(Slotted)
+        sent.secret = 7
+        got = carry(sent)
+        assert type(got) is Slotted and got.secret == 7 and got.tolist() == [0, 1, 2]
+
+    def test_storages(self) -> None:
+        tensor = torch.arange(3.0)
+        storage, got, empty = carry([tensor.untyped_storage(), tensor, torch.UntypedStorage(0)])
+        assert type(storage) is torch.UntypedStorage and storage.nbytes() == 12
+        assert storage._cdata == got.untyped_storage()._cdata and empty.nbytes() == 0
+
+    def test_subclass_with_its_own_pickling(self) -> None:
+        got = carry(torch.zeros(3).as_subclass(OwnPickling))
+        assert type(got) is OwnPickling
+        assert torch.equal(got.as_subclass(torch.Tensor), torch.ones(3))
+
+    def test_wrapper_subclass(self) -> None:
+        left, right = torch.randn(2, 3), torch.randn(2, 3)
+        got = carry(Pair(left, right))
+        assert type(got) is Pair and got.shape == (2, 3)
+        assert torch.equal(got.left, left) and torch.equal(got.right, right)
+
+    @pytest.mark.parametrize("coalesced", [True, False])
+    def test_sparse_coo(self, coalesced: bool) -> None:
+        sent = torch.sparse_coo_tensor([[0, 1, 1], [2, 0, 0]], [3.0, 4.0, 5.0], (2, 3))
+        sent = sent.coalesce() if coalesced else sent
+        got = carry(sent)
+        assert got.is_coalesced() is coalesced and got._nnz() == sent._nnz()
+        assert torch.equal(got.to_dense(), sent.to_dense())
+
+    @pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta")
+    @pytest.mark.parametrize("name", ["csr", "csc", "bsr", "bsc"])
+    def test_sparse_compressed(self, name: str) -> None:
+        dense = torch.tensor([[1.0, 0, 2, 0], [0, 0, 0, 0], [0, 3, 0, 4], [0, 0, 5, 0]])
+        block = {"blocksize": (2, 2)} if name[0] == "b" else {}
+        sent = getattr(dense, f"to_sparse_{name}")(**block)
+        got = carry(sent)
+        assert got.layout is sent.layout and torch.equal(got.to_dense(), dense)
+
+    @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype")
+    @pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+    def test_nested(self, layout: torch.layout) -> None:
+        rows = [torch.randn(2, 3), torch.randn(4, 3)]
+        got = carry(torch.nested.nested_tensor(rows, layout=layout))
+        assert got.is_nested and got.layout is layout
+        for mine, row in zip(got.unbind(), rows, strict=True):
+            assert torch.equal(mine, row)
+
+    def test_meta(self) -> None:
+        got = carry(torch.empty(2, 3, dtype=torch.bfloat16, device="meta").t())
+        assert got.is_meta and got.shape == (3, 2) and got.stride() == (1, 3)
+        assert got.dtype is torch.bfloat16
+
+    @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*[Qq]uanti")
+    @pytest.mark.parametrize("dtype", [torch.qint8, torch.quint8, torch.qint32], ids=str)
+    def test_quantised(self, dtype: torch.dtype) -> None:
+        sent = torch.quantize_per_tensor(torch.arange(6.0), 0.5, 3, dtype)[2:]
+        got = carry(sent)
+        assert got.dtype is dtype and (got.q_scale(), got.q_zero_point()) == (0.5, 3)
+        assert torch.equal(got.dequantize(), sent.dequantize())
+
+    @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*[Qq]uanti")
+    def test_quantised_by_channel(self) -> None:
+        scales, zero_points = torch.tensor([0.1, 0.5]), torch.tensor([1, 2])
+        sent = torch.quantize_per_channel(torch.randn(3, 2), scales, zero_points, 1, torch.qint8)
+        got = carry(sent)
+        assert got.q_per_channel_axis() == 1
+        assert torch.equal(got.dequantize(), sent.dequantize())
+
+    def test_inference_tensor_becomes_normal(self) -> None:
+        with torch.inference_mode():
+            sent = torch.ones(3)
+            slot = new_slot()
+            place = encode([sent, sent.bfloat16(), torch.ones(0)], SlotWriter(slot))
+            got = decode(slot, *place)
+            assert torch.is_inference_mode_enabled()
+        for tensor in got:
+            assert not tensor.is_inference()
+            tensor.add_(1)
+        assert torch.equal(got[0], torch.full((3,), 2.0))
+
+    def test_under_another_default_device(self) -> None:
+        slot = new_slot()
+        sent = [torch.ones(3), torch.ones(3, dtype=torch.bfloat16), torch.ones(0)]
+        place = encode(sent, SlotWriter(slot))
+        with torch.device("meta"):
+            got = decode(slot, *place)
+        for mine, other in zip(got, sent, strict=True):
+            check_tensor(mine, other)
+
+    def test_module_state_and_packed_sequence(self) -> None:
+        module = torch.nn.Linear(3, 2)
+        packed = torch.nn.utils.rnn.pack_sequence([torch.ones(3, 1), torch.ones(2, 1)])
+        state, got = carry((module.state_dict(), packed))
+        assert torch.equal(state["weight"], module.weight)
+        assert torch.equal(got.data, packed.data) and type(got) is type(packed)
+
+
+class TestArrays:
+    @pytest.mark.parametrize(
+        "array",
+        [
+            np.arange(6, dtype=np.int16).reshape(2, 3),
+            np.array(["a", "long ünïcode"]),
+            np.array([b"x", b"yz"]),
+            np.array(["2020-01-01", "NaT"], "datetime64[ns]"),
+            np.array([3, 4], "timedelta64[s]"),
+            np.arange(4, dtype=">f8"),
+            np.array([(1, 2.5, "x")], [("a", "<i4"), ("b", "<f8"), ("c", "<U3")]),
+            np.zeros(3, np.dtype([("a", "i1"), ("b", "f8", (2, 2))], align=True)),
+            np.array([b"ab", b"cd"], "V2"),
+            np.array([1, "two", None], object),
+            np.array([({"a": 1}, 2)], [("o", object), ("n", int)]),
+            np.array(2.5),
+            np.array([True, False]),
+            np.arange(3, dtype=np.longdouble),
+            np.arange(3, dtype=np.clongdouble),
+            np.zeros((0, 3), np.float32),
+            np.zeros(2, "S0"),
+            np.zeros(3, np.dtype("f4", metadata={"unit": "m"})),
+        ],
+        ids=lambda array: str(array.dtype)[:20],
+    )
+    def test_every_dtype(self, array: np.ndarray) -> None:
+        got = carry({"x": array})["x"]
+        assert type(got) is np.ndarray and got.flags.writeable
+        assert (got.dtype, got.shape) == (array.dtype, array.shape)
+        assert got.dtype.metadata == array.dtype.metadata
+        assert str(got.tolist()) == str(array.tolist())
+
+    @pytest.mark.skipif(not hasattr(np.dtypes, "StringDType"), reason="NumPy 2")
+    def test_variable_strings(self) -> None:
+        array = np.array(["short", "long " * 50], np.dtypes.StringDType())
+        assert carry(array).tolist() == array.tolist()
+
+    def test_orders_of_memory_stay(self) -> None:
+        array = np.asfortranarray(np.arange(24.0).reshape(4, 6))
+        got = carry([array, np.arange(6)[::-1], np.broadcast_to(np.float32(3), (1000, 1000))])
+        assert got[0].flags.f_contiguous and (got[0] == array).all()
+        assert got[1].tolist() == [5, 4, 3, 2, 1, 0] and got[1].strides == (-8,)
+        assert got[2].strides == (0, 0) and got[2].shape == (1000, 1000)
+
+    def test_sparse_view_is_packed(self) -> None:
+        big = np.arange(100_000.0)
+        got = carry(big[::100], capacity=16384)
+        assert (got == big[::100]).all() and got.strides == (8,)
+
+    def test_read_only_arrives_writable(self) -> None:
+        array = np.arange(4)
+        array.flags.writeable = False
+        got = carry(array)
+        got[0] = 9
+        assert array[0] == 0
+
+    @pytest.mark.filterwarnings("ignore:the matrix subclass")
+    def test_subclasses(self, tmp_path: pathlib.Path) -> None:
+        record = np.rec.array([(1, 2.0)], dtype=[("a", int), ("b", float)])
+        masked = np.ma.masked_array([1, 2, 3], mask=[0, 1, 0])
+        matrix = np.matrix([[1, 2], [3, 4]])
+        mapped = np.memmap(tmp_path / "x", np.int32, "w+", shape=(3,))
+        mapped[:] = [1, 2, 3]
+        got = carry([record, masked, matrix, mapped])
+        assert [type(g) for g in got] == [type(r) for r in (record, masked, matrix, mapped)]
+        assert got[0].a.tolist() == [1] and got[1].tolist() == [1, None, 3]
+        assert (got[2] == matrix).all() and got[3].tolist() == [1, 2, 3]
+
+    def test_scalars_stay_scalars(self) -> None:
+        sent = [np.float32(1.5), np.int64(3), np.bool_(True), np.datetime64("2020"), np.str_("a")]
+        got = carry(sent)
+        assert got == sent and [type(g) for g in got] == [type(s) for s in sent]
+
+
+class TestObjects:
+    @pytest.mark.parametrize(
+        "batch",
+        [
+            None,
+            3,
+            "text",
+            b"x" * 100_000,
+            bytearray(b"y" * 100_000),
+            {1, 2},
+            frozenset("ab"),
+            collections.OrderedDict(b=1, a=2),
+            collections.defaultdict(list, {"a": [1]}),
+            Color.RED,
+            pathlib.PurePosixPath("a/b"),
+            Point(1, "b"),
+            range(3),
+            1 + 2j,
+            2**100,
+            float,
+            len,
+            Ellipsis,
+            slice(1, 2),
+        ],
+        ids=lambda batch: type(batch).__name__,
+    )
+    def test_plain_values(self, batch: object) -> None:
+        got = carry(batch)
+        assert got == batch and type(got) is type(batch)
+
+    def test_containers_of_tensors(self) -> None:
+        x = torch.arange(3.0)
+        record = Record(x=x.clone())
+        record.note = "kept"
+        sent = [
+            Point(x.clone(), [x.clone()]),
+            Sample(x.clone(), "a"),
+            FrozenSample(x.clone(), {"k": x.clone()}),
+            SlottedSample(x.clone()),
+            record,
+            {(1, 2): x.clone()},
+        ]
+        got = carry(sent)
+        assert [type(g) for g in got] == [type(s) for s in sent]
+        assert got[4].note == "kept"
+        for tensor in (
+            *(got[0].x, got[0].y[0], got[1].image, got[2].image, got[2].label["k"]),
+            *(got[3].image, got[4]["x"], got[5][1, 2]),
+        ):
+            assert torch.equal(tensor, x)
+
+    def test_batch_that_holds_itself(self) -> None:
+        sent: list[Any] = [torch.ones(2)]
+        sent.append(sent)
+        got = carry(sent)
+        assert got[1] is got and torch.equal(got[0], torch.ones(2))
+
+    def test_pickle_buffers_of_others(self) -> None:
+        assert carry([pickle.PickleBuffer(b"abc"), torch.ones(1)])[0] == b"abc"
+
+
+class TestLifetime:
+    def batch(self) -> tuple[Any, weakref.ref[Lease]]:
+        slot = new_slot()
+        sent = {
+            "tensor": torch.arange(12.0).view(3, 4),
+            "half": torch.ones(3, dtype=torch.bfloat16),
+            "array": np.arange(4),
+            "record": np.zeros(2, [("a", "i4"), ("b", "f4")]),
+            "sparse": torch.eye(2).to_sparse(),
+            "text": "nothing that looks into the slot",
+            "empty": torch.ones(0),
+            "number": np.float32(1),
+        }
+        place = encode(sent, SlotWriter(slot))
+        return decode(slot, *place), weakref.ref(slot)
+
+    @pytest.mark.parametrize(
+        "keep",
+        [
+            lambda b: b["tensor"],
+            lambda b: b["half"],
+            lambda b: b["array"],
+            lambda b: b["record"],
+            lambda b: b["sparse"],
+            lambda b: b["tensor"].untyped_storage(),
+            lambda b: b["tensor"][1:, 2],
+            lambda b: b["tensor"].numpy(),
+            lambda b: b["tensor"].numpy()[1:].T,
+            lambda b: b["half"].view(torch.int16),
+            lambda b: b["array"][2:],
+            lambda b: b["array"][2:].view(np.uint8)[::2],
+            lambda b: b["record"]["b"],
+            lambda b: torch.from_numpy(b["array"])[1:].numpy(),
+            lambda b: memoryview(b["array"]),
+            lambda b: b["tensor"].detach().requires_grad_().view(-1),
+            lambda b: b["sparse"]._values(),
+        ],
+    )
+    def test_any_view_keeps_the_slot_and_the_last_frees_it(self, keep: Any) -> None:
+        batch, slot = self.batch()
+        kept = keep(batch)
+        del batch
+        gc.collect()
+        assert slot() is not None
+        del kept
+        assert slot() is None  # at once, no collection needed
+
+    @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype")
+    @pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta")
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda: torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)]),
+            lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+            lambda: torch.eye(4).to_sparse_csr(),
+            lambda: torch.eye(4).to_sparse_bsc((2, 2)),
+            lambda: Pair(torch.ones(3), torch.ones(3)),
+            lambda: torch.nn.Parameter(torch.ones(3)),
+            lambda: torch.ones(3).as_subclass(Tagged),
+            lambda: torch.ones(3).as_subclass(Slotted),
+            lambda: torch.nn.Linear(3, 2),
+            lambda: torch.ones(2, 3).untyped_storage(),
+            lambda: [torch.ones(2, 3).t()] * 2,
+        ],
+        ids=[
+            "nested",
+            "jagged",
+            "csr",
+            "bsc",
+            "wrapper",
+            "parameter",
+            "subclass",
+            "slots",
+            "module",
+        ]
+        + ["storage", "twice"],
+    )
+    def test_every_kind_keeps_the_slot_and_frees_it(self, make: Any) -> None:
+        slot = new_slot()
+        alive = weakref.ref(slot)
+        batch = decode(slot, *encode(make(), SlotWriter(slot)))
+        del slot
+        assert alive() is not None
+        del batch
+        assert alive() is None
+
+    @pytest.mark.parametrize("key", ["text", "empty", "number"])
+    def test_what_needs_no_slot_frees_it(self, key: str) -> None:
+        batch, slot = self.batch()
+        kept = batch[key]
+        del batch
+        assert slot() is None
+        assert kept is not None
+
+    def test_saving_a_small_tensor_is_small(self) -> None:
+        batch, slot = self.batch()
+        file = io.BytesIO()
+        torch.save(batch["tensor"], file)
+        assert len(file.getvalue()) < 4096
+        file.seek(0)
+        loaded = torch.load(file)
+        del batch
+        assert slot() is None and loaded.shape == (3, 4)
+
+    def test_decoding_warns_of_nothing_and_gives_ordinary_tensors(self) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            batch, _ = self.batch()
+        assert batch["tensor"].is_leaf and not batch["tensor"]._is_view()
+        assert not batch["half"]._is_view()
+        batch["half"].detach_()
+
+    def test_many_threads_decode_at_once(self) -> None:
+        slot = new_slot()
+        writer = SlotWriter(slot)
+        places = [encode([torch.full((5,), float(n)), n], writer) for n in range(50)]
+        wrong: list[int] = []
+
+        def read() -> None:
+            for n, place in enumerate(places):
+                tensor, number = decode(slot, *place)
+                if number != n or not bool((tensor == n).all()):
+                    wrong.append(n)
+
+        threads = [threading.Thread(target=read) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert wrong == []
+
+
+def encode_in_child(path: pathlib.Path, wire: Any) -> None:
+    slot = np.memmap(path, np.uint8, "r+")
+    writer = SlotWriter(slot)
+    image = writer.empty((3, 4), torch.float32)
+    assert image is not None
+    image.copy_(torch.arange(12.0).view(3, 4))
+    wire.send(encode({"image": image, "point": Point(np.arange(3), "a")}, writer))
+    wire.close()
+
+
+class TestProcesses:
+    @pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
+    @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork")
+    def test_another_process_encodes(self, method: str, tmp_path: pathlib.Path) -> None:
+        path = tmp_path / "slot"
+        path.write_bytes(bytes(4096))
+        context = multiprocessing.get_context(method)
+        receiver, sender = context.Pipe(duplex=False)
+        child = context.Process(target=encode_in_child, args=(path, sender))
+        child.start()
+        sender.close()
+        place = receiver.recv()
+        child.join()
+        receiver.close()
+        got = decode(np.memmap(path, np.uint8, "r+"), *place)
+        assert torch.equal(got["image"], torch.arange(12.0).view(3, 4))
+        assert type(got["point"]) is Point and got["point"].x.tolist() == [0, 1, 2]
+        assert child.exitcode == 0
+        child.close()
+
+
+class TestSlots:
+    def test_writer_hands_out_aligned_memory(self) -> None:
+        slot = new_slot(4096)
+        writer = SlotWriter(slot)
+        first, second = writer.empty((3,), torch.uint8), writer.empty((2, 2), torch.float64)
+        assert first is not None and second is not None
+        assert (first.data_ptr() - writer.base) % ALIGNMENT == 0
+        assert second.data_ptr() - first.data_ptr() == ALIGNMENT
+        assert writer.empty((0, 4), torch.float32) is None
+        assert writer.empty((4096,), torch.uint8) is None
+        writer.reset(100)
+        again = writer.empty((1,), torch.bfloat16)
+        assert again is not None and again.data_ptr() == writer.base + 128
+
+    def test_full_slot_says_how_much_is_needed(self) -> None:
+        small = SlotWriter(new_slot(1024))
+        inside = small.empty((16,), torch.float32)
+        assert inside is not None
+        inside.copy_(torch.arange(16.0))
+        batch = {"inside": inside, "large": torch.ones(1000), "half": torch.ones(3).bfloat16()}
+        before = small.position
+        with pytest.raises(SlotFull) as full:
+            encode(batch, small)
+        assert small.position == before
+        slot = new_slot(full.value.nbytes)
+        got = decode(slot, *encode(batch, SlotWriter(slot)))
+        inside.zero_()
+        assert torch.equal(got["inside"], torch.arange(16.0))
+        assert torch.equal(got["large"], torch.ones(1000))
+
+    @pytest.mark.parametrize("count", [1, 20, 300])
+    def test_needed_size_always_suffices(self, count: int) -> None:
+        big = torch.arange(40_000, dtype=torch.uint8)
+        batch = [big[i * 7 : i * 7 + 5] for i in range(count)] + [big[5000 + i :] for i in range(3)]
+        with pytest.raises(SlotFull) as full:
+            encode(batch, SlotWriter(new_slot(0)))
+        slot = new_slot(full.value.nbytes)
+        for mine, sent in zip(decode(slot, *encode(batch, SlotWriter(slot))), batch, strict=True):
+            assert torch.equal(mine, sent)
+
+    def test_slot_memory_of_an_earlier_batch_is_copied(self) -> None:
+        writer = SlotWriter(new_slot())
+        old = writer.empty((64,), torch.float32)
+        assert old is not None
+        old.fill_(3.0)
+        writer.reset(4096)
+        got = decode(writer.memory, *encode(old, writer))
+        assert got.data_ptr() >= writer.base + 4096 and bool((got == 3).all())
+
+    def test_reserved_head_is_left_alone(self) -> None:
+        slot = new_slot()
+        writer = SlotWriter(slot)
+        writer.reset(1000)
+        offset, _ = encode([torch.zeros(10), np.zeros(10), "x"], writer)
+        assert (np.asarray(slot[:1000]) == 0xA5).all() and offset >= 1000
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("batch", "words"),
+        [
+            (
+                {"x": [1, lambda: 0]},
+                r"^batch\['x'\]\[1\]: <function .* of type builtins.function cannot be pickled",
+            ),
+            (
+                Point(1, threading.Lock()),
+                r"^batch\.y: <unlocked .* of type _thread.lock cannot be pickled",
+            ),
+            (Sample(torch.ones(1), (i for i in ())), r"^batch\.label: <generator"),
+            ([Refusing()], r"^batch\[0\]: <Refusing instance at .*ValueError: not me"),
+            (
+                {"a": {1: [io.BytesIO, open]}, "b": [memoryview(b"")]},
+                r"^batch\['b'\]\[0\]: <memory",
+            ),
+            (
+                {"x": (torch.ones(2, requires_grad=True) * 2,)},
+                r"^batch\['x'\]\[0\]: a tensor of shape \(2,\) with history .*detach\(\)",
+            ),
+        ],
+    )
+    def test_the_place_is_named(self, batch: object, words: str) -> None:
+        with pytest.raises(TransportError, match=words) as refused:
+            encode(batch, SlotWriter(new_slot()))
+        assert "\n" not in str(refused.value)
+        assert isinstance(refused.value.__cause__, Exception)
+
+    def test_local_class(self) -> None:
+        class Local:
+            pass
+
+        sample = Sample(torch.ones(1))
+        sample.part = Local()
+        with pytest.raises(TransportError, match=r"^batch\[2\]\.part: .*Local.*cannot be pickled"):
+            encode([1, 2, sample], SlotWriter(new_slot()))
+
+    def test_long_reprs_are_shortened(self) -> None:
+        with pytest.raises(TransportError) as refused:
+            encode([{"k" * 1000: iter(()), "f": (i for i in ())}], SlotWriter(new_slot()))
+        assert len(str(refused.value)) < 400
+
+    def test_endless_depth_is_an_error_and_no_crash(self) -> None:
+        deep: list[Any] = []
+        for _ in range(100_000):
+            deep = [deep]
+        with pytest.raises(TransportError, match="RecursionError"):
+            encode(deep, SlotWriter(new_slot()))
+
+    @pytest.mark.parametrize("mkldnn", [torch.backends.mkldnn.is_available()])
+    def test_opaque_layout(self, mkldnn: bool) -> None:
+        if not mkldnn:
+            pytest.skip("built without oneDNN")
+        with pytest.raises(TransportError, match=r"layout torch\._mkldnn.*to_dense\(\)"):
+            encode([torch.ones(2, 2).to_mkldnn()], SlotWriter(new_slot()))
+
+    def test_what_cannot_be_unpickled(self) -> None:
+        slot = new_slot()
+        place = encode([torch.ones(1), Unreadable()], SlotWriter(slot))
+        with pytest.raises(TransportError, match=r"cannot be unpickled here .ValueError: invalid"):
+            decode(slot, *place)
+
+    @pytest.mark.gpu
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+    def test_other_devices(self) -> None:
+        with pytest.raises(
+            TransportError, match=r"^batch\['x'\]: .* on device cuda:0 .*pin_memory"
+        ):
+            encode({"x": torch.ones(2, device="cuda")}, SlotWriter(new_slot()))
+
+
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(max_size=5)
+    | st.binary(max_size=50)
+    | st.builds(
+        random_tensor,
+        st.sampled_from(DTYPES),
+        st.integers(0, 3),
+        st.integers(1, 4),
+    )
+    | hnp.arrays(
+        hnp.integer_dtypes() | hnp.unicode_string_dtypes() | hnp.datetime64_dtypes(),
+        hnp.array_shapes(min_dims=0, max_dims=3, max_side=4, min_side=0),
+    )
+)
+BATCHES = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(max_size=3), inner, max_size=4)
+        | st.tuples(inner, inner)
+        | st.builds(Point, inner, inner)
+        | inner.map(lambda value: [value, value])
+    ),
+    max_leaves=12,
+)
+
+
+def check_equal(got: Any, sent: Any) -> None:
+    assert type(got) is type(sent)
+    if isinstance(sent, torch.Tensor):
+        check_tensor(got, sent)
+    elif isinstance(sent, np.ndarray):
+        assert (got.dtype, got.shape) == (sent.dtype, sent.shape)
+        assert got.tobytes() == sent.tobytes()
+    elif isinstance(sent, dict):
+        assert list(got) == list(sent)
+        for key in sent:
+            check_equal(got[key], sent[key])
+    elif isinstance(sent, (list, tuple)):
+        assert len(got) == len(sent)
+        for mine, other in zip(got, sent, strict=True):
+            check_equal(mine, other)
+    else:
+        assert got == sent
+
+
+class TestRoundTrips:
+    @settings(
+        max_examples=150,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    @given(BATCHES)
+    def test_any_structure(self, batch: object) -> None:
+        check_equal(carry(batch), batch)
+
+    @settings(max_examples=150, deadline=None, derandomize=True)
+    @given(
+        st.lists(
+            st.tuples(
+                st.integers(0, 60),
+                st.integers(0, 40),
+                st.integers(1, 5),
+                st.sampled_from([torch.uint8, torch.int16, torch.float32, torch.complex128]),
+                st.booleans(),
+            ),
+            max_size=8,
+        )
+    )
+    def test_any_overlap(self, cuts: list[Any]) -> None:
+        """Views cut from one storage: equal, sharing exactly where they shared."""
+        raw = torch.arange(2048).remainder(251).to(torch.uint8)
+        sent: list[Any] = []
+        for begin, length, step, dtype, as_array in cuts:
+            size = dtype.itemsize
+            view = raw[begin * size : min(2048, (begin + length) * size) // size * size]
+            view = view.view(dtype)[::step]
+            sent.append(view.numpy() if as_array else view)
+        got = carry(sent)
+        check_equal(got, sent)
+        for mine, theirs in zip(got, sent, strict=True):
+            one, other = torch.as_tensor(mine), torch.as_tensor(theirs)
+            one.zero_(), other.zero_()
+            check_equal(got, sent)

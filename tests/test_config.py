@@ -1,0 +1,287 @@
+"""LoaderConfig: what it accepts, what it refuses and in which words; one truth in four places."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import multiprocessing
+import re
+import subprocess
+import sys
+from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from torch.utils.data import RandomSampler, TensorDataset, WeightedRandomSampler
+
+import lit_loader
+from lit_loader import LoaderConfig, OptionError
+
+LOADER_CONF = Path(__file__).parent.parent / "conf" / "lit_loader" / "loader"
+NAMES = [field.name for field in fields(LoaderConfig)]
+
+
+def options_of(file: str) -> dict[str, object]:
+    content = yaml.safe_load((LOADER_CONF / file).read_text())
+    return {name: value for name, value in content.items() if name != "defaults" and name[0] != "_"}
+
+
+# --- one truth in four places ---
+
+
+def test_dataclass_equals_constructor() -> None:
+    signature = inspect.signature(lit_loader.DataLoader.__init__).parameters
+    constructor = {n: p.default for n, p in signature.items() if n not in ("self", "dataset")}
+    assert list(constructor) == NAMES
+    assert constructor == {field.name: field.default for field in fields(LoaderConfig)}
+
+
+def test_constructor_begins_as_torchs() -> None:
+    theirs = inspect.signature(torch.utils.data.DataLoader.__init__).parameters
+    ours = inspect.signature(lit_loader.DataLoader.__init__).parameters
+    shared = [(p.name, p.kind, p.default) for p in theirs.values()]
+    assert [(p.name, p.kind, p.default) for p in ours.values()][: len(shared)] == shared
+
+
+def test_default_yaml_equals_dataclass() -> None:
+    assert list(options_of("default.yaml")) == NAMES
+    assert options_of("default.yaml") == {f.name: f.default for f in fields(LoaderConfig)}
+
+
+def test_default_yaml_comments_every_key() -> None:
+    lines = dict(
+        line.split(":", 1) for line in (LOADER_CONF / "default.yaml").read_text().splitlines()
+        if line.split(":", 1)[0] in NAMES
+    )  # fmt: skip
+    assert list(lines) == NAMES
+    for name, line in lines.items():
+        value, _, comment = line.partition(" # ")
+        assert comment, f"{name} has no comment"
+        assert value.strip() != "null" or "null: " in comment, name
+
+
+def test_inherit_yaml_equals_dataclass() -> None:
+    assert options_of("inherit.yaml") == {name: f"${{loader.{name}}}" for name in NAMES}
+    assert list(options_of("inherit.yaml")) == NAMES
+
+
+def test_every_attribute_is_documented() -> None:
+    attributes = (inspect.getdoc(LoaderConfig) or "").split("Attributes:\n")[1].split("Raises:")[0]
+    assert re.findall(r"^    (\w+): \w", attributes, re.MULTILINE) == NAMES
+
+
+def test_module_imports_neither_torch_nor_hydra() -> None:
+    code = (
+        "import sys, lit_loader.config; "
+        "assert not {'torch', 'hydra', 'omegaconf', 'numpy', 'lightning'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+# --- accepted, and normalised ---
+
+
+def test_flags_and_numbers_are_normalised() -> None:
+    config = LoaderConfig(
+        batch_size=np.int64(3), shuffle=1, drop_last=np.bool_(True), pin_memory=0, num_workers=2,
+        timeout=np.float32(2.5), prefetch_factor=np.uint8(4), seed=np.int64(7),
+    )  # fmt: skip
+    assert (config.batch_size, config.prefetch_factor, config.seed) == (3, 4, 7)
+    assert all(type(v) is int for v in (config.batch_size, config.prefetch_factor, config.seed))
+    assert (config.shuffle, config.drop_last, config.pin_memory) == (True, True, False)
+    assert all(type(v) is bool for v in (config.shuffle, config.drop_last, config.pin_memory))
+    assert config.timeout == 2.5
+    assert type(config.timeout) is float
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"shuffle": False, "sampler": [3, 1]},
+        {"batch_sampler": [[0], [1, 2]], "shuffle": 0, "drop_last": 0},
+        {"batch_size": None, "shuffle": True},
+        {"sampler": range(3)},
+        {"sampler": np.arange(3)},
+        {"batch_sampler": np.arange(4).reshape(2, 2)},
+        {"sampler": RandomSampler},  # a class is a factory
+        {"multiprocessing_context": "spawn", "num_workers": 1},
+        {"multiprocessing_context": multiprocessing.get_context("fork"), "num_workers": 1},
+        {"timeout": 5, "persistent_workers": True, "prefetch_factor": 1, "num_workers": 1},
+        {"generator": torch.Generator()},
+        {"num_replicas": 4, "rank": 3, "shard_tail": "keep"},
+        {"seed": 2**64 - 1, "seeding": "sample"},
+        {"pin_memory_device": "cuda:1"},
+    ],
+)
+def test_accepted(options: dict[str, object]) -> None:
+    config = LoaderConfig(**options)  # type: ignore[arg-type]
+    for name, value in options.items():
+        assert getattr(config, name) is value or getattr(config, name) == value
+
+
+# --- refused ---
+
+REFUSED = [
+    ({"batch_size": 0}, "batch_size must be a whole number of at least 1, got batch_size=0"),
+    ({"batch_size": 1.0}, "batch_size must be a whole number of at least 1, got batch_size=1.0"),
+    ({"batch_size": True}, "batch_size must be a whole number of at least 1, got batch_size=True"),
+    ({"num_workers": "2"}, "num_workers must be a whole number of at least 0, got num_workers='2'"),
+    ({"num_workers": -1}, "num_workers must be a whole number of at least 0, got num_workers=-1"),
+    ({"num_workers": None}, "num_workers must be a whole number of at least 0"),
+    ({"shuffle": "no"}, "shuffle must be True or False, got shuffle='no'"),
+    ({"in_order": None}, "in_order must be True or False, got in_order=None"),
+    ({"timeout": -1}, "timeout must be a finite number of seconds, 0 or more, got timeout=-1"),
+    ({"timeout": math.nan, "num_workers": 1}, "got timeout=nan"),
+    ({"timeout": math.inf, "num_workers": 1}, "got timeout=inf"),
+    ({"timeout": True, "num_workers": 1}, "got timeout=True"),
+    ({"prefetch_factor": 0, "num_workers": 1}, "prefetch_factor must be a whole number of at"),
+    ({"sampler": 5}, "sampler must be an iterable, or a callable that makes one from the dataset"),
+    ({"batch_sampler": "ab"}, "batch_sampler must be an iterable, or a callable"),
+    ({"sampler": [1], "shuffle": True}, "sampler decides the order itself: leave shuffle at None"),
+    (
+        {"batch_sampler": [[1]], "batch_size": 8},
+        "batch_sampler takes the place of batch_size: leave batch_size at 1, got batch_size=8",
+    ),
+    ({"batch_sampler": [[1]], "batch_size": None}, "leave batch_size at 1, got batch_size=None"),
+    ({"batch_sampler": [[1]], "shuffle": True}, "batch_sampler takes the place of shuffle"),
+    ({"batch_sampler": [[1]], "sampler": [1]}, "batch_sampler takes the place of sampler"),
+    ({"batch_sampler": [[1]], "drop_last": True}, "batch_sampler takes the place of drop_last"),
+    ({"batch_size": None, "drop_last": True}, "drop_last needs batches: set batch_size"),
+    (
+        {"persistent_workers": True},
+        "persistent_workers needs worker processes: set num_workers to at least 1 or leave "
+        "persistent_workers at False, got persistent_workers=True and num_workers=0",
+    ),
+    ({"prefetch_factor": 2}, "prefetch_factor needs worker processes: set num_workers to"),
+    ({"timeout": 3}, "timeout needs worker processes: set num_workers to at least 1 or leave"),
+    ({"multiprocessing_context": "fork"}, "multiprocessing_context needs worker processes"),
+    (
+        {"multiprocessing_context": "frok", "num_workers": 1},
+        "multiprocessing_context must be a multiprocessing context or one of 'fork', ",
+    ),
+    ({"multiprocessing_context": 3, "num_workers": 1}, "got multiprocessing_context=3"),
+    (
+        {"collate_fn": "my.collate"},
+        "collate_fn must be a callable, got the string 'my.collate': pass the function itself, "
+        "in Hydra as {_target_: hydra.utils.get_method, path: my.collate}",
+    ),
+    ({"worker_init_fn": 3}, "worker_init_fn must be a callable, got worker_init_fn=3"),
+    ({"reseed_fn": {}}, "reseed_fn must be a callable, got reseed_fn={}"),
+    ({"generator": 42}, "generator must be a torch.Generator, got generator=42"),
+    ({"pin_memory_device": None}, "pin_memory_device must be a string, got"),
+    ({"seed": -1}, "seed must be a whole number of at least 0 and below 18446744073709551616"),
+    ({"seed": 2**64}, "got seed=18446744073709551616"),
+    ({"seeding": "batches"}, "seeding must be one of 'batch', 'sample', 'worker', got seeding="),
+    ({"seeding": ["batch"]}, "seeding must be one of 'batch', 'sample', 'worker', got seeding=["),
+    ({"shard_tail": None}, "shard_tail must be one of 'pad', 'drop', 'keep', got shard_tail=None"),
+    ({"rank": 0}, "rank and num_replicas are given together or not at all, got rank=0 and num"),
+    ({"num_replicas": 2}, "rank and num_replicas are given together or not at all, got rank=None"),
+    ({"rank": 2, "num_replicas": 2}, "rank must be less than num_replicas, got rank=2 and num_rep"),
+    ({"rank": 0, "num_replicas": 0}, "num_replicas must be a whole number of at least 1"),
+    ({"num_worker": 4}, "unknown option 'num_worker': did you mean 'num_workers'?"),
+    ({"colour": 4}, "unknown option 'colour': options are batch_size, shuffle, sampler, "),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED, ids=[str(o) for o, _ in REFUSED])
+def test_refused_in_one_line(options: dict[str, object], message: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        LoaderConfig.from_options(**options)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert isinstance(caught.value, ValueError)
+
+
+def test_message_is_short_whatever_the_repr() -> None:
+    class Broken:
+        def __repr__(self) -> str:
+            raise RuntimeError("no repr")
+
+    for value in ("x\n" * 10_000, list(range(10_000)), Broken()):
+        with pytest.raises(OptionError) as caught:
+            LoaderConfig(num_workers=value)  # type: ignore[arg-type]
+        assert len(str(caught.value)) < 200
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["shuffle", "sampler", "batch_sampler"])
+def test_iterable_dataset_rules_out(name: str) -> None:
+    config = LoaderConfig(**{name: True if name == "shuffle" else [[0]]})  # type: ignore[arg-type]
+    config.check_dataset_kind(iterable=False)
+    with pytest.raises(OptionError, match=f"^{name} does not apply to an IterableDataset, "):
+        config.check_dataset_kind(iterable=True)
+
+
+def test_iterable_dataset_allows_unset_and_false_shuffle() -> None:
+    LoaderConfig().check_dataset_kind(iterable=True)
+    LoaderConfig(shuffle=False).check_dataset_kind(iterable=True)
+
+
+# --- copies and conversions ---
+
+
+def test_is_immutable() -> None:
+    with pytest.raises(FrozenInstanceError):
+        LoaderConfig().batch_size = 2  # type: ignore[misc]
+
+
+def test_as_kwargs_is_shallow_and_complete() -> None:
+    sampler, generator = [1, 2], torch.Generator()
+    kwargs = LoaderConfig(sampler=sampler, generator=generator).as_kwargs()
+    assert list(kwargs) == NAMES
+    assert kwargs["sampler"] is sampler
+    assert kwargs["generator"] is generator
+
+
+def test_merged_overrides_and_validates() -> None:
+    config = LoaderConfig(batch_size=4, num_workers=2)
+    merged = config.merged(batch_size=8, persistent_workers=True)
+    assert (merged.batch_size, merged.num_workers, merged.persistent_workers) == (8, 2, True)
+    assert config.batch_size == 4
+    with pytest.raises(OptionError, match="persistent_workers needs worker processes"):
+        merged.merged(num_workers=0)
+    with pytest.raises(OptionError, match="did you mean 'batch_size'"):
+        config.merged(batchsize=2)
+
+
+def weighted(dataset: TensorDataset) -> WeightedRandomSampler:
+    return WeightedRandomSampler(torch.ones(len(dataset)), num_samples=5)
+
+
+def test_sampler_factories_are_called_with_the_dataset() -> None:
+    dataset = TensorDataset(torch.arange(3))
+    sampler = LoaderConfig(sampler=weighted).with_samplers_for(dataset).sampler
+    assert isinstance(sampler, WeightedRandomSampler)
+    assert len(sampler.weights) == 3
+    made = LoaderConfig(sampler=RandomSampler).with_samplers_for(dataset)
+    assert isinstance(made.sampler, RandomSampler)
+    plain = LoaderConfig(sampler=[0])
+    assert plain.with_samplers_for(dataset) is plain
+    with pytest.raises(OptionError, match="batch_sampler factory must return an iterable, got 3"):
+        LoaderConfig(batch_sampler=len).with_samplers_for(dataset)
+
+
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+def test_hydras_deferred_partial_becomes_a_plain_one() -> None:
+    from hydra.utils import instantiate
+
+    deferred = instantiate({"_target_": f"{__name__}.add", "_partial_": True, "a": 1})
+    assert type(deferred) is not functools.partial  # else the unwrapping has become needless
+    collate = LoaderConfig(collate_fn=deferred).collate_fn
+    assert type(collate) is functools.partial
+    assert collate(b=2) == 3
+
+
+def test_a_users_own_partial_is_left_alone() -> None:
+    class Mine(functools.partial):  # type: ignore[type-arg]
+        pass
+
+    mine = Mine(add, 1)
+    assert LoaderConfig(collate_fn=mine).collate_fn is mine

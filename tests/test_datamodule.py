@@ -1,0 +1,386 @@
+"""LoaderDataModule: splits and options, and its life under a real Trainer."""
+
+from __future__ import annotations
+
+import pickle
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.tuner import Tuner
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
+from torch.utils.data import (
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+import lit_loader
+from lit_loader import LoaderConfig, LoaderDataModule, OptionError
+
+SPLITS = ("train", "val", "test", "predict")
+
+
+class Points(Dataset[Tensor]):
+    """Vectors that hold their own index; counts how often it was made."""
+
+    made = 0
+
+    def __init__(self, length: int = 12) -> None:
+        type(self).made += 1
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.full((3,), float(index))
+
+
+class Stream(IterableDataset[Tensor]):
+    def __iter__(self) -> Any:
+        return iter(torch.zeros(4, 3))
+
+
+class Model(LightningModule):
+    """Records the first column of each batch it is trained on."""
+
+    def __init__(self, fail_at: int = -1) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 1)
+        self.fail_at = fail_at
+        self.seen: dict[str, list[list[float]]] = {split: [] for split in SPLITS}
+
+    def _see(self, split: str, batch: Tensor) -> Tensor:
+        self.seen[split].append(batch[:, 0].tolist())
+        return self.layer(batch).mean()
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        if batch_idx == self.fail_at:
+            raise LookupError("in the training loop")
+        return self._see("train", batch)
+
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        self._see("val", batch)
+
+    def test_step(self, batch: Tensor, batch_idx: int) -> None:
+        self._see("test", batch)
+
+    def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return self._see("predict", batch)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+class PlainModel(Model):
+    """Without validation."""
+
+    validation_step = LightningModule.validation_step  # type: ignore[assignment]
+
+
+def trainer(tmp_path: Path, **options: Any) -> Trainer:
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    defaults: dict[str, Any] = {
+        "accelerator": "cpu", "max_epochs": 1, "enable_checkpointing": False,
+        "default_root_dir": tmp_path, **quiet,
+    }  # fmt: skip
+    return Trainer(**{**defaults, **options})
+
+
+class CloseCounter:
+    """Stands in for a loader's close, in the order of calls."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.closed: list[Any] = []
+        close = lit_loader.DataLoader.close
+
+        def counting(loader: Any) -> None:
+            self.closed.append(loader)
+            close(loader)
+
+        monkeypatch.setattr(lit_loader.DataLoader, "close", counting)
+
+
+# --- datasets and factories ---
+
+
+def test_factories_are_called_in_setup_and_once() -> None:
+    before = Points.made
+    data = LoaderDataModule({"train": lambda: Points(4), "val": Points, "test": Points})
+    assert Points.made == before
+    data.setup("fit")
+    data.setup("fit")
+    data.setup("validate")
+    assert Points.made == before + 2
+    assert isinstance(data.datasets["val"], Points)
+    assert data.datasets["test"] is Points
+    data.setup(None)
+    assert Points.made == before + 3
+
+
+@pytest.mark.parametrize(
+    "dataset", [Points(), Stream(), [1, 2, 3], range(4), torch.zeros(3, 2), {0: "a"}]
+)
+def test_what_is_a_dataset(dataset: Any) -> None:
+    data = LoaderDataModule({"train": dataset})
+    data.setup("fit")
+    assert data.train_dataloader().dataset is dataset
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([Points()],), "datasets must be a mapping from split to dataset or factory, got list"),
+        (({"dev": Points},), "datasets has an unknown split 'dev': use 'train', 'val', 'test', 'p"),
+        (({"train": None},), "datasets['train'] must be a dataset or a factory without arguments"),
+        (({"train": Points}, [1]), "loader must be a mapping of options or a LoaderConfig, got li"),
+        (
+            ({"train": Points}, {"num_worker": 1}),
+            "loader: unknown option 'num_worker': did you mean 'num_workers'?",
+        ),
+        (
+            ({"train": Points}, {}, {"timeout": 3}),
+            "train: timeout needs worker processes: set num_workers to at least 1 or leave",
+        ),
+    ],
+)
+def test_refused_in_one_line(arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        LoaderDataModule(*arguments)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_factory_must_make_a_dataset() -> None:
+    data = LoaderDataModule({"train": lambda: 3})  # type: ignore[dict-item, return-value]
+    message = r"datasets\['train'\] factory must make a dataset, got int"
+    with pytest.raises(OptionError, match=message):
+        data.setup("fit")
+
+
+def test_missing_split_and_unknown_stage() -> None:
+    data = LoaderDataModule({"train": Points})
+    message = "datasets has no 'test' split, which 'test' needs: given are 'train'"
+    with pytest.raises(OptionError, match=message):
+        data.setup("test")
+    with pytest.raises(OptionError, match="stage must be one of 'fit', .* got 'training'"):
+        data.setup("training")
+
+
+# --- options ---
+
+
+def test_options_are_laid_over_the_common_ones() -> None:
+    data = LoaderDataModule(
+        {"train": Points, "val": Points, "test": Points},
+        loader={"batch_size": 4},
+        train={"shuffle": True},
+        val={"batch_size": 6},
+        test=LoaderConfig(drop_last=True),
+    )
+    assert data.configs["train"] == LoaderConfig(batch_size=4, shuffle=True)
+    assert data.configs["val"] == LoaderConfig(batch_size=6)
+    assert data.configs["test"] == LoaderConfig(drop_last=True)
+    assert data.configs["predict"] == LoaderConfig(batch_size=4)
+
+
+def test_loaders_are_fresh_and_configured() -> None:
+    data = LoaderDataModule({"train": Points}, {"batch_size": 4}, {"shuffle": True})
+    data.setup("fit")
+    first, second = data.train_dataloader(), data.train_dataloader()
+    assert first is not second
+    assert isinstance(first, lit_loader.DataLoader)
+    assert isinstance(first.sampler, RandomSampler)
+    assert (len(first), first.batch_size) == (3, 4)
+
+
+def test_iterable_dataset_refuses_shuffle() -> None:
+    data = LoaderDataModule({"train": Stream}, train={"shuffle": True})
+    data.setup("fit")
+    with pytest.raises(OptionError, match="^shuffle does not apply to an IterableDataset"):
+        data.train_dataloader()
+
+
+def test_sampler_factory_gets_the_dataset() -> None:
+    def factory(dataset: Points) -> WeightedRandomSampler:
+        return WeightedRandomSampler(torch.ones(len(dataset)), num_samples=5)
+
+    data = LoaderDataModule({"train": Points}, train={"sampler": factory})
+    data.setup("fit")
+    assert len(data.train_dataloader()) == 5
+
+
+def test_several_loaders_for_one_split() -> None:
+    class Several(LoaderDataModule):
+        def val_dataloader(self) -> list[Any]:
+            return [super().val_dataloader(), self.make_loader("val", Points(5))]
+
+    data = Several({"train": Points, "val": Points}, {"batch_size": 5})
+    data.setup("fit")
+    assert [len(loader) for loader in data.val_dataloader()] == [3, 1]
+
+
+# --- under the Trainer ---
+
+
+def test_fit_validate_test_predict(tmp_path: Path) -> None:
+    model = Model()
+    data = LoaderDataModule(dict.fromkeys(SPLITS, Points), {"batch_size": 5})
+    run = trainer(tmp_path, num_sanity_val_steps=0)
+    run.fit(model, datamodule=data)
+    run.test(model, datamodule=data, verbose=False)
+    run.predict(model, datamodule=data)
+    whole = [[0.0, 1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0, 9.0], [10.0, 11.0]]
+    assert model.seen == dict.fromkeys(SPLITS, whole)
+
+
+def test_fit_with_persistent_workers_for_several_epochs(tmp_path: Path) -> None:
+    model = Model()
+    data = LoaderDataModule(
+        {"train": Points, "val": Points},
+        {"batch_size": 4, "num_workers": 2, "persistent_workers": True},
+        train={"shuffle": True},
+    )
+    trainer(tmp_path, max_epochs=3, num_sanity_val_steps=0).fit(model, datamodule=data)
+    epochs = [model.seen["train"][i : i + 3] for i in (0, 3, 6)]
+    for epoch in epochs:
+        assert sorted(chain.from_iterable(epoch)) == list(range(12))
+    assert epochs[0] != epochs[1] != epochs[2]
+    assert sorted(chain.from_iterable(model.seen["val"])) == sorted([*range(12)] * 3)
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
+def test_fit_without_a_validation_split(tmp_path: Path) -> None:
+    data = LoaderDataModule({"train": Points})
+    assert is_overridden("train_dataloader", data)
+    assert not is_overridden("val_dataloader", data)
+    model = Model()
+    trainer(tmp_path).fit(model, datamodule=data)
+    assert model.seen["val"] == []
+    with pytest.raises(OptionError, match="datasets has no 'val' split"):
+        trainer(tmp_path).validate(model, datamodule=data)
+
+
+def test_overfitting_reads_the_same_batches(tmp_path: Path) -> None:
+    model = Model()
+    options = {"batch_size": 4, "shuffle": True}
+    data = LoaderDataModule({"train": Points, "val": Points}, options)
+    trainer(tmp_path, overfit_batches=2, max_epochs=2).fit(model, datamodule=data)
+    assert model.seen["train"] == [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]] * 2
+    assert data.configs["train"].shuffle is True
+    assert isinstance(data.train_dataloader().sampler, SequentialSampler)
+
+
+def test_ranks_come_from_the_trainer_unless_given() -> None:
+    class Parallel:
+        distributed_sampler_kwargs = {"num_replicas": 4, "rank": 3}  # noqa: RUF012
+        overfit_batches = 0.0
+
+    data = LoaderDataModule(
+        {"train": Points, "val": Points},
+        {"shard_tail": "keep"},
+        val={"num_replicas": 2, "rank": 0},
+    )
+    data.trainer = Parallel()  # type: ignore[assignment]
+    configs = {split: data._with_trainer(split, data.configs[split]) for split in ("train", "val")}
+    assert configs["train"] == LoaderConfig(num_replicas=4, rank=3, shard_tail="keep")
+    assert configs["val"] == LoaderConfig(num_replicas=2, rank=0, shard_tail="keep")
+
+
+def test_a_single_device_is_not_sharded(tmp_path: Path) -> None:
+    data = LoaderDataModule({"train": Points})
+    data.trainer = trainer(tmp_path)
+    assert data._with_trainer("train", data.configs["train"]) is data.configs["train"]
+
+
+def test_batch_size_finder(tmp_path: Path) -> None:
+    data = LoaderDataModule({"train": lambda: Points(64)}, {"batch_size": 2})
+    assert data.batch_size == 2
+    found = Tuner(trainer(tmp_path)).scale_batch_size(
+        PlainModel(), datamodule=data, max_trials=2, steps_per_trial=1
+    )
+    assert found == data.batch_size == 4
+    assert {config.batch_size for config in data.configs.values()} == {4}
+
+
+# --- closing ---
+
+
+def test_teardown_closes_every_loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counter = CloseCounter(monkeypatch)
+    data = LoaderDataModule({"train": Points, "val": Points}, {"batch_size": 4, "num_workers": 1})
+    trainer(tmp_path).fit(Model(), datamodule=data)
+    assert len(set(counter.closed)) == 2
+    data.teardown("fit")
+    data.close()
+
+
+def test_exception_closes_every_loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counter = CloseCounter(monkeypatch)
+    data = LoaderDataModule({"train": Points}, {"num_workers": 1})
+    with pytest.raises(LookupError, match="in the training loop"):
+        trainer(tmp_path).fit(PlainModel(fail_at=1), datamodule=data)
+    assert len(set(counter.closed)) == 1
+
+
+def test_a_loader_outlives_a_data_module_that_nobody_holds() -> None:
+    data = LoaderDataModule({"train": lambda: Points(3)})
+    data.setup("fit")
+    loader = data.train_dataloader()
+    del data
+    assert len(list(loader)) == 3
+
+
+# --- printing, pickling, hyperparameters ---
+
+
+def test_printing_makes_no_loader() -> None:
+    data = LoaderDataModule({"train": Points(), "val": lambda: Points(), "test": Points})
+    text = (
+        "LoaderDataModule(train: Points, batch_size=1; val: factory <lambda>, batch_size=1; "
+        "test: factory Points, batch_size=1)"
+    )
+    assert str(data) == repr(data) == text
+    assert not data._loaders
+
+
+def test_pickles_without_its_loaders() -> None:
+    data = LoaderDataModule({"train": Points}, {"batch_size": 4})
+    data.setup("fit")
+    loader = data.train_dataloader()
+    copy = pickle.loads(pickle.dumps(data))
+    assert len(copy.train_dataloader()) == 3
+    assert not is_overridden("val_dataloader", copy)
+    assert list(data._loaders) == [loader]
+    copy.close()
+
+
+def test_hyperparameters_survive_a_safe_checkpoint(tmp_path: Path) -> None:
+    class Save(Callback):
+        def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+            trainer.save_checkpoint(tmp_path / "run.ckpt")
+
+    data = LoaderDataModule(
+        {"train": TensorDataset(torch.zeros(4, 3))},
+        {"batch_size": 2, "timeout": torch.tensor(2.5).item(), "num_workers": 1},
+        {"collate_fn": stack, "generator": torch.Generator()},
+    )
+    run = trainer(tmp_path, callbacks=[Save()], enable_checkpointing=False)
+    run.fit(PlainModel(), datamodule=data)
+    checkpoint = torch.load(tmp_path / "run.ckpt", weights_only=True)
+    hyperparameters = checkpoint[LoaderDataModule.CHECKPOINT_HYPER_PARAMS_KEY]
+    assert set(hyperparameters) == {"loader", "train"}
+    assert hyperparameters["train"]["batch_size"] == 2
+    assert "collate_fn" not in hyperparameters["train"]
+
+
+def stack(samples: list[tuple[Tensor]]) -> Tensor:
+    return torch.stack([sample[0] for sample in samples])

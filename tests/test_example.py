@@ -1,0 +1,110 @@
+"""examples/train.py as a user runs it: another process, from some other directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+TRAIN = Path(__file__).parent.parent / "examples" / "train.py"
+
+
+def run(directory: Path, *arguments: str, code: int = 0) -> str:
+    """Runs train.py in `directory`, checks its exit code and returns all it printed."""
+    done = subprocess.run(
+        [sys.executable, str(TRAIN), *arguments],
+        cwd=directory, timeout=110, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env={**os.environ, "COLUMNS": "160"}, check=False,
+    )  # fmt: skip
+    assert done.returncode == code, done.stdout
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The main job, as the README names it: run directory and console output."""
+    cwd = tmp_path_factory.mktemp("elsewhere")
+    printed = run(cwd)
+    (directory,) = (cwd / "outputs" / "train" / "runs").iterdir()
+    return directory, printed
+
+
+def test_main_job_learns(job: tuple[Path, str]) -> None:
+    directory, printed = job
+    metrics = json.loads((directory / "metrics.json").read_text())
+    assert metrics["test/acc"] >= 0.95
+    assert f"test/acc {metrics['test/acc']:.4f}" in printed
+    assert (metrics["epochs"], metrics["steps"]) == (20, 340)
+
+
+def test_main_job_writes_what_it_says(job: tuple[Path, str]) -> None:
+    directory, printed = job
+    assert f"written to {directory}:" in printed
+    named = printed.split("written to")[1].splitlines()[1:]
+    files = {line.split()[0] for line in named}
+    assert files == {
+        "training.png", "metrics.json", "csv/metrics.csv", "checkpoints", "train.log",
+        ".hydra/config.yaml",
+    }  # fmt: skip
+    for file in files:
+        assert (directory / file).exists()
+    assert (directory / "training.png").read_bytes().startswith(b"\x89PNG")
+    assert len((directory / "csv" / "metrics.csv").read_text().splitlines()) > 20
+
+
+def test_main_job_leaves_a_safe_checkpoint(job: tuple[Path, str]) -> None:
+    directory, _ = job
+    checkpoint = torch.load(directory / "checkpoints" / "best.ckpt", weights_only=True)
+    assert checkpoint["datamodule_hyper_parameters"]["train"]["num_workers"] == 2
+
+
+def test_main_job_prints_nothing_stray(job: tuple[Path, str]) -> None:
+    _, printed = job
+    assert "Epoch 19/19" in printed
+    for word in ("Warning", "warning", "INFO", "Traceback", "litlogger"):
+        assert word not in printed
+
+
+def test_overrides_reach_the_loaders(tmp_path: Path) -> None:
+    printed = run(
+        tmp_path, "trainer.max_epochs=1", "loader.num_workers=1", "data.val.batch_size=512",
+        "loader.multiprocessing_context=spawn", f"hydra.run.dir={tmp_path / 'run'}", "test=false",
+    )  # fmt: skip
+    assert "val: factory Digits, batch_size=512" in printed
+    assert "test/acc" not in printed
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["steps"] == 17
+
+
+@pytest.mark.parametrize("override", ["debug=fdr", "debug=overfit"])
+def test_debug_configurations(tmp_path: Path, override: str) -> None:
+    printed = run(tmp_path, override, "trainer.max_epochs=2")
+    assert "Warning" not in printed
+    (directory,) = (tmp_path / "outputs" / "debug" / "runs").iterdir()
+    assert f"written to {directory}:" in printed
+
+
+def test_mistyped_options_are_refused(tmp_path: Path) -> None:
+    assert "Key 'num_worker' not in 'LoaderSchema'" in run(tmp_path, "loader.num_worker=4", code=1)
+    printed = run(tmp_path, "+loader.nun_workers=4", code=1)
+    assert "unknown option 'nun_workers': did you mean 'num_workers'?" in printed
+
+
+def test_showing_the_configuration_imports_no_torch(tmp_path: Path) -> None:
+    code = f"""
+import runpy, sys
+sys.argv = ["train.py", "--cfg", "job", "--package", "loader"]
+sys.path.insert(0, {str(TRAIN.parent)!r})
+runpy.run_path({str(TRAIN)!r}, run_name="__main__")
+assert not {{"torch", "lightning"}} & set(sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, timeout=60, text=True, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "# @package loader" in done.stdout
+    assert "num_workers: 2" in done.stdout

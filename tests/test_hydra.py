@@ -1,0 +1,220 @@
+"""The configuration as an application sees it: found, typed, inherited, instantiated."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.errors import ConfigCompositionException, InstantiationException
+from hydra.utils import instantiate
+from omegaconf import DictConfig, MissingMandatoryValue, OmegaConf
+from torch.utils.data import Dataset, WeightedRandomSampler
+
+from lit_loader import LoaderConfig, LoaderDataModule
+
+Compose = Callable[..., DictConfig]
+
+# What an application writes; it knows nothing of where lit_loader keeps its files.
+APPLICATION = f"""
+defaults:
+  - lit_loader/datamodule@data: default
+  - _self_
+data:
+  datasets:
+    train: {{_target_: {__name__}.Numbers, length: 12, _partial_: true}}
+    val: {{_target_: {__name__}.Numbers, length: 6, _partial_: true}}
+"""
+
+
+class Numbers(Dataset[int]):
+    """0, 1, 2, ..."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        return range(self.length)[index]
+
+
+class PadCollate:
+    """A callable class, configured by a list."""
+
+    def __init__(self, pads: list[int]) -> None:
+        self.pads = pads
+
+    def __call__(self, samples: list[int]) -> list[int]:
+        return samples + self.pads
+
+
+def plain_collate(samples: list[int]) -> list[int]:
+    return samples
+
+
+def offset_collate(samples: list[int], offset: int) -> list[int]:
+    return [sample + offset for sample in samples]
+
+
+def rare_first(dataset: Numbers, num_samples: int) -> WeightedRandomSampler:
+    return WeightedRandomSampler(torch.ones(len(dataset)), num_samples)
+
+
+@pytest.fixture
+def application(tmp_path: Path) -> Iterator[Compose]:
+    (tmp_path / "app.yaml").write_text(APPLICATION)
+    with initialize_config_dir(str(tmp_path), version_base="1.3"):
+        yield lambda *overrides, **kwargs: compose("app", overrides=list(overrides), **kwargs)
+
+
+def module(cfg: DictConfig) -> LoaderDataModule:
+    made = instantiate(cfg.data)
+    assert isinstance(made, LoaderDataModule)
+    return made
+
+
+# --- found and inherited ---
+
+
+def test_defaults_give_the_default_config(application: Compose) -> None:
+    cfg = application()
+    assert instantiate(cfg.loader) == LoaderConfig()
+    data = module(cfg)
+    assert data.configs["val"] == LoaderConfig()
+    assert data.configs["train"] == LoaderConfig(shuffle=True)
+
+
+def test_common_option_reaches_every_split(application: Compose) -> None:
+    data = module(application("loader.num_workers=4", "loader.batch_size=32"))
+    assert {c.num_workers for c in data.configs.values()} == {4}
+    assert {c.batch_size for c in data.configs.values()} == {32}
+
+
+def test_split_option_reaches_one_split(application: Compose) -> None:
+    data = module(application("loader.batch_size=32", "data.val.batch_size=512"))
+    sizes = {split: config.batch_size for split, config in data.configs.items()}
+    assert sizes == {"train": 32, "val": 512, "test": 32, "predict": 32}
+
+
+def test_presets(application: Compose) -> None:
+    workers = instantiate(application("lit_loader/loader@loader=workers").loader)
+    assert (workers.num_workers, workers.persistent_workers) == (2, True)
+    debug = instantiate(application("lit_loader/loader@loader=debug").loader)
+    assert debug == LoaderConfig()
+
+
+def test_groups_are_namespaced(application: Compose) -> None:
+    """Nothing of ours may fill a group called `loader` or `datamodule` of an application."""
+    root = Path(__file__).parent.parent / "conf"
+    assert [path.name for path in root.iterdir()] == ["lit_loader"]
+
+
+def test_schema_is_registered_outside_of_the_loader_group() -> None:
+    from hydra.core.config_store import ConfigStore
+
+    assert ConfigStore.instance().list("lit_loader") == ["schema.yaml"]
+
+
+# --- refused ---
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("loader.num_worker=4", "Key 'num_worker' not in 'LoaderSchema'"),
+        ("data.val.num_worker=4", "Key 'num_worker' not in 'LoaderSchema'"),
+        ("loader.num_workers=two", "Value 'two' of type 'str' could not be converted to Integer"),
+        ("loader.shuffle=maybe", "Value 'maybe' is not a valid bool"),
+        ("loader.batch_size=1.5", "could not be converted to Integer"),
+    ],
+)
+def test_refused_while_composing(application: Compose, override: str, message: str) -> None:
+    with pytest.raises(ConfigCompositionException) as caught:
+        application(override)
+    assert message in f"{caught.value}{caught.value.__cause__}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["+loader.nun_workers=4"], "unknown option 'nun_workers': did you mean 'num_workers'?"),
+        (["+data.val.batchsize=4"], "unknown option 'batchsize': did you mean 'batch_size'?"),
+        (["loader.num_workers=-1"], "num_workers must be a whole number of at least 0, got num_"),
+        (["loader.persistent_workers=true"], "persistent_workers needs worker processes: set num_"),
+        (["loader.collate_fn=my.collate"], "in Hydra as {_target_: hydra.utils.get_method, path: "),
+        (["loader.seeding=sampel"], "seeding must be one of 'batch', 'sample', 'worker'"),
+        (["data.datasets=null"], "datasets must be a mapping from split to dataset or factory"),
+        (["+data.datasets.dev=${data.datasets.val}"], "datasets has an unknown split 'dev'"),
+    ],
+)
+def test_refused_while_instantiating(
+    application: Compose, overrides: list[str], message: str
+) -> None:
+    with pytest.raises(InstantiationException) as caught:
+        module(application(*overrides))
+    (line,) = [line for line in str(caught.value).splitlines() if message in line]
+    assert line.startswith("OptionError(")
+
+
+def test_datasets_are_mandatory(tmp_path: Path) -> None:
+    (tmp_path / "app.yaml").write_text("defaults: [{lit_loader/datamodule@data: default}]")
+    with initialize_config_dir(str(tmp_path), version_base="1.3"):
+        cfg = compose("app")
+    with pytest.raises(MissingMandatoryValue, match="data.datasets"):
+        instantiate(cfg.data)
+
+
+# --- callables and containers ---
+
+
+def test_callable_class_gets_plain_containers(application: Compose) -> None:
+    target = f"{{_target_: {__name__}.PadCollate, pads: [7, 8]}}"
+    collate = module(application(f"loader.collate_fn={target}")).configs["train"].collate_fn
+    assert isinstance(collate, PadCollate)
+    assert type(collate.pads) is list
+    assert pickle.loads(pickle.dumps(collate))([1]) == [1, 7, 8]
+
+
+def test_function_by_get_method(application: Compose) -> None:
+    target = f"{{_target_: hydra.utils.get_method, path: {__name__}.plain_collate}}"
+    config = instantiate(application(f"loader.collate_fn={target}").loader)
+    assert config.collate_fn is plain_collate
+
+
+def test_partial_function_carries_nothing_of_hydra(application: Compose) -> None:
+    target = f"{{_target_: {__name__}.offset_collate, _partial_: true, offset: 10}}"
+    collate = module(application(f"data.val.collate_fn={target}")).configs["val"].collate_fn
+    assert type(collate) is functools.partial
+    assert b"hydra" not in pickle.dumps(collate).replace(__name__.encode(), b"")
+    assert collate([1, 2]) == [11, 12]
+
+
+def test_sampler_factory_is_called_with_the_dataset(application: Compose) -> None:
+    target = f"{{_target_: {__name__}.rare_first, _partial_: true, num_samples: 4}}"
+    data = module(application(f"data.train.sampler={target}", "data.train.shuffle=null"))
+    data.setup("fit")
+    loader = data.train_dataloader()
+    assert isinstance(loader.sampler, WeightedRandomSampler)
+    assert len(loader.sampler.weights) == 12
+    assert len(loader) == 4
+
+
+def test_data_module_holds_no_config_nodes(application: Compose) -> None:
+    data = module(application())
+    assert not [v for v in vars(data).values() if OmegaConf.is_config(v)]
+    assert type(data.datasets) is dict
+
+
+def test_loads_through_workers(application: Compose) -> None:
+    data = module(application("loader.num_workers=1", "loader.batch_size=4"))
+    data.setup("fit")
+    values: list[Any] = [batch.tolist() for batch in data.val_dataloader()]
+    data.close()
+    assert values == [[0, 1, 2, 3], [4, 5]]

@@ -1,0 +1,89 @@
+"""The package itself: lazy imports, public names, and what the distributions hold."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import lit_loader
+
+ROOT = Path(__file__).parent.parent
+
+
+def run_python(code: str) -> None:
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
+
+
+def test_import_is_light() -> None:
+    run_python(
+        "import sys, lit_loader; dir(lit_loader); lit_loader.LoaderConfig; lit_loader.OptionError; "
+        "heavy = {'torch', 'lightning', 'hydra', 'omegaconf', 'numpy'} & set(sys.modules); "
+        "assert not heavy, heavy"
+    )
+
+
+def test_loader_imports_neither_lightning_nor_hydra() -> None:
+    run_python(
+        "import sys, lit_loader; lit_loader.DataLoader; "
+        "heavy = {'lightning', 'hydra', 'omegaconf'} & set(sys.modules); assert not heavy, heavy"
+    )
+
+
+def test_public_names_are_sorted_and_found() -> None:
+    assert lit_loader.__all__ == sorted(lit_loader.__all__)
+    assert set(lit_loader._MODULE_OF) == set(lit_loader.__all__) - {"__version__"}
+    for name in lit_loader.__all__:
+        assert getattr(lit_loader, name) is not None
+        assert name in dir(lit_loader)
+
+
+def test_every_error_is_public() -> None:
+    from lit_loader import errors
+
+    assert set(errors.__all__) <= set(lit_loader.__all__)
+
+
+def test_unknown_name() -> None:
+    with pytest.raises(AttributeError, match="module 'lit_loader' has no attribute 'Dataloader'"):
+        _ = lit_loader.Dataloader
+
+
+def test_get_worker_info_is_torchs() -> None:
+    import torch.utils.data
+
+    assert lit_loader.get_worker_info is torch.utils.data.get_worker_info
+
+
+@pytest.fixture(scope="module")
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("dist")
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-d", target],
+        cwd=ROOT, check=True, timeout=100, capture_output=True,
+    )  # fmt: skip
+    return target
+
+
+def test_wheel_holds_conf_plugin_and_type_marker(distributions: Path) -> None:
+    (wheel,) = distributions.glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    conf = {f"lit_loader/{p.relative_to(ROOT)}" for p in (ROOT / "conf").rglob("*.yaml")}
+    assert conf
+    assert names >= conf | {"lit_loader/py.typed", "hydra_plugins/lit_loader_searchpath.py"}
+    roots = {name.split("/")[0] for name in names if ".dist-info" not in name}
+    assert roots == {"lit_loader", "hydra_plugins"}
+
+
+def test_sdist_builds_and_tests_anywhere(distributions: Path) -> None:
+    (sdist,) = distributions.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.split("/", 1)[1] for name in archive.getnames()}
+    assert names >= {
+        ".ci/run", "LICENSE", "README.md", "conf/lit_loader/loader/default.yaml",
+        "constraints.txt", "examples/train.py", "pyproject.toml", "tests/test_package.py",
+    }  # fmt: skip

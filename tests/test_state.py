@@ -1,0 +1,150 @@
+"""The checkpoint state: round trips, independence, and a clear refusal of what does not fit."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from lit_loader.errors import StateError
+from lit_loader.state import ELASTIC, VERSION, LoaderState
+
+FINGERPRINT: dict[str, int | float | str | bool | None] = {
+    "dataset_length": 1_281_167,
+    "seed": 2**64 - 1,
+    "seeding": "batch",
+    "order": "shuffled",
+    "batch_size": 256,
+    "num_replicas": 8,
+    "drop_last": False,
+    "shard_tail": "pad",
+}
+
+
+def make(**changes: Any) -> LoaderState:
+    fields: dict[str, Any] = {"epoch": 3, "batches": 10, "samples": 20_480}
+    return LoaderState(**(fields | {"fingerprint": FINGERPRINT} | changes))
+
+
+def through_torch(state: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """Save and load like a checkpoint; also give the size in bytes."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True), len(file.getvalue())
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        make(),
+        make(epoch=0, batches=0, samples=0),
+        make(sampler={"generator": bytes(range(256)), "head": [1, 2], "sampler": {"yielded": 7}}),
+        make(workers=[{"position": 1}, None]),
+    ],
+)
+def test_states_survive_a_checkpoint_file(state: LoaderState) -> None:
+    loaded, _ = through_torch(state.to_dict())
+    assert loaded == state.to_dict()
+    assert LoaderState.from_dict(loaded) == state
+
+
+def test_states_are_small() -> None:
+    assert len(pickle.dumps(make().to_dict())) < 400
+    assert through_torch(make().to_dict())[1] < 2000
+
+
+def test_states_have_a_version_and_only_what_is_needed() -> None:
+    assert make().to_dict() == {
+        "version": VERSION,
+        "epoch": 3,
+        "batches": 10,
+        "samples": 20_480,
+        "fingerprint": FINGERPRINT,
+    }
+
+
+def test_a_state_given_out_shares_nothing() -> None:
+    sampler = {"seen": [1, 2]}
+    state = make(sampler=sampler)
+    first = state.to_dict()
+    sampler["seen"].append(3)
+    first["fingerprint"]["seed"] = 0
+    assert first["sampler"] == {"seen": [1, 2]}
+    assert state.to_dict()["fingerprint"]["seed"] == 2**64 - 1
+    read = LoaderState.from_dict(first)
+    first["sampler"]["seen"].append(4)
+    assert read.sampler == {"seen": [1, 2]}
+
+
+def refused(state: Any) -> str:
+    with pytest.raises(StateError) as caught:
+        LoaderState.from_dict(state)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize("state", [None, [], {}, {"epoch": 1}, "x" * 1000])
+def test_what_is_no_state_is_refused(state: Any) -> None:
+    message = refused(state)
+    assert message.startswith("state must be the dict that state_dict() of a lit_loader.DataLoader")
+    assert len(message) < 200
+
+
+@pytest.mark.parametrize("version", [0, VERSION + 1, "1", None])
+def test_unknown_versions_are_refused(version: Any) -> None:
+    assert refused(make().to_dict() | {"version": version}) == (
+        f"state has version {version!r}, but only version 1 is known here: "
+        f"resume with the release of lit_loader that the state was taken with"
+    )
+
+
+@pytest.mark.parametrize("name", ["epoch", "batches", "samples"])
+@pytest.mark.parametrize("value", [-1, 1.0, "1", None, True])
+def test_bad_counts_are_refused(name: str, value: Any) -> None:
+    expected = f"state's {name} must be an int >= 0, got {value!r}"
+    assert refused(make().to_dict() | {name: value}) == expected
+
+
+def test_a_bad_fingerprint_is_refused() -> None:
+    expected = "state's fingerprint must be a dict, got [1]"
+    assert refused(make().to_dict() | {"fingerprint": [1]}) == expected
+
+
+def test_an_equal_fingerprint_fits() -> None:
+    make().check(dict(FINGERPRINT))
+
+
+@pytest.mark.parametrize("name", sorted(ELASTIC))
+def test_elastic_fields_may_differ(name: str) -> None:
+    make().check(FINGERPRINT | {name: 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "advice"),
+    [
+        ("dataset_length", 7, "resume with the dataset that the state was taken from"),
+        ("seed", 0, "pass the state's seed as the loader's seed option"),
+        ("seeding", "sample", "resume with the same seeding"),
+        ("order", "ordered", "resume with the same sampler or shuffle option"),
+        ("num_workers", 4, "an iterable dataset's position belongs to its workers: resume with as"),
+    ],
+)
+def test_other_fields_may_not(name: str, value: Any, advice: str) -> None:
+    expected = (
+        f"state was taken with {name}={FINGERPRINT.get(name)!r}, but this loader has "
+        f"{name}={value!r}: {advice}"
+    )
+    with pytest.raises(StateError, match=f"^{re.escape(expected)}"):
+        make().check(FINGERPRINT | {name: value})
+
+
+def test_a_field_that_is_missing_here_is_a_difference() -> None:
+    fingerprint = {name: value for name, value in FINGERPRINT.items() if name != "seed"}
+    with pytest.raises(StateError, match="but this loader has seed=None"):
+        make().check(fingerprint)
