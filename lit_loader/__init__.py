@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from lit_loader.collate import default_collate, default_convert
     from lit_loader.config import LoaderConfig
+    from lit_loader.context import get_epoch, get_shard
     from lit_loader.datamodule import LoaderDataModule
     from lit_loader.errors import (
         LitLoaderError,
@@ -46,6 +47,8 @@ __all__ = [
     "__version__",
     "default_collate",
     "default_convert",
+    "get_epoch",
+    "get_shard",
     "get_worker_info",
 ]
 
@@ -64,6 +67,8 @@ _MODULE_OF = {
     "WorkerTimeoutError": "lit_loader.errors",
     "default_collate": "lit_loader.collate",
     "default_convert": "lit_loader.collate",
+    "get_epoch": "lit_loader.context",
+    "get_shard": "lit_loader.context",
     "get_worker_info": "torch.utils.data",
 }
 

@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import default_convert as default_convert
 from torch.utils.data._utils import collate as rules
 
-__all__ = ["Empty", "default_collate", "default_convert"]
+__all__ = ["Empty", "collate_privately", "default_collate", "default_convert"]
 
 Empty: TypeAlias = Callable[[Sequence[int], torch.dtype], "torch.Tensor | None"]
 """Gives an uninitialised contiguous tensor in slot memory, or None where there is no room."""
@@ -62,6 +62,23 @@ def default_collate(samples: Sequence[Any], empty: Empty | None = None) -> Any:
     if isinstance(first, Sequence):
         return _collate_sequences(samples, empty)
     return rules.default_collate(samples)  # type: ignore[no-untyped-call]  # raises its TypeError
+
+
+def collate_privately() -> None:
+    """Keep torch's own ``default_collate``, in this process, from using shared memory.
+
+    In a worker it makes a shared-memory file for every tensor, which would cost a custom
+    ``collate_fn`` that calls it more than all the rest. A rule of the user's own is left alone.
+    """
+    table = rules.default_collate_fn_map
+    if table.get(torch.Tensor) is rules.collate_tensor_fn:
+        table[torch.Tensor] = _stack_privately
+
+
+def _stack_privately(
+    samples: Sequence[torch.Tensor], *, collate_fn_map: Any = None
+) -> torch.Tensor:
+    return _collate_tensors(samples, None)
 
 
 def _rule(element: object) -> Callable[..., Any] | None:
@@ -196,6 +213,7 @@ _TORCH_DTYPES = {
 
 _OWN_RULES: dict[Callable[..., Any], Callable[[Any, Empty | None], Any]] = {
     rules.collate_tensor_fn: _collate_tensors,
+    _stack_privately: _collate_tensors,
     rules.collate_numpy_array_fn: _collate_arrays,
     rules.collate_numpy_scalar_fn: _collate_scalars,
     rules.collate_float_fn: _collate_floats,

@@ -7,7 +7,8 @@ elsewhere, so that the two can be timed apart.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import copy
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from lit_loader.board import Progress
@@ -82,13 +83,22 @@ class IterableFetcher:
     """Reads samples of an iterable dataset, in the order in which it gives them.
 
     Args:
-        iterator: ``iter(dataset)``.
+        dataset: The dataset; iterated at once.
         batch_size: Samples a batch; None gives single samples.
         drop_last: Leave off a last batch that is not full.
+        state: What :meth:`state` gave where reading is to go on; None begins at the start.
     """
 
-    def __init__(self, iterator: Iterator[Any], batch_size: int | None, drop_last: bool) -> None:
-        self._iterator = iterator
+    def __init__(
+        self, dataset: Any, batch_size: int | None, drop_last: bool, state: Any = None
+    ) -> None:
+        if state is not None and _has_state(dataset):
+            dataset.load_state_dict(state)
+        self._iterator: Any = iter(dataset)
+        # The iterator knows best where it is; a dataset that keeps its own place comes second.
+        self._stateful: Any = next(filter(_has_state, (self._iterator, dataset)), None)
+        if state is not None and _has_state(self._iterator) and self._iterator is not dataset:
+            self._iterator.load_state_dict(state)
         self._batch_size = batch_size
         self._drop_last = drop_last
         self._ended = False
@@ -111,3 +121,13 @@ class IterableFetcher:
             if not samples or self._drop_last:
                 raise EndOfData from None
         return samples[0] if self._batch_size is None else samples
+
+    def state(self) -> Any:
+        """Return what the dataset or its iterator needs to go on from here; None if it cannot."""
+        return None if self._stateful is None else copy.deepcopy(self._stateful.state_dict())
+
+
+def _has_state(candidate: Any) -> bool:
+    return callable(getattr(candidate, "state_dict", None)) and callable(
+        getattr(candidate, "load_state_dict", None)
+    )

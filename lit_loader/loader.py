@@ -11,7 +11,7 @@ import multiprocessing
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from multiprocessing.context import BaseContext
 from typing import Any, Final, Generic, TypeVar
 
@@ -23,17 +23,20 @@ from lit_loader import pin_memory as pinning
 from lit_loader.batch_plan import BatchPlan
 from lit_loader.config import LoaderConfig
 from lit_loader.diagnosis import died
-from lit_loader.errors import OptionError, WorkerTimeoutError
-from lit_loader.iterator import (
-    Claim,
-    EpochStart,
-    InProcessIterator,
-    LoaderIterator,
-    MultiProcessIterator,
-)
+from lit_loader.errors import OptionError, StateError, WorkerTimeoutError
+from lit_loader.iterator import EpochStart, InProcessIterator, LoaderIterator
 from lit_loader.loading import Recipe
-from lit_loader.sampling import EndlessSampler, OrderedSampler, Shard, ShuffledSampler
+from lit_loader.multiprocess import Claim, MultiProcessIterator
+from lit_loader.position import EpochPosition, Position, ReadPoint
+from lit_loader.sampling import (
+    EndlessSampler,
+    EpochOrder,
+    OrderedSampler,
+    Shard,
+    ShuffledSampler,
+)
 from lit_loader.seeding import base_seed
+from lit_loader.state import ELASTIC, LoaderState
 from lit_loader.worker_pool import WorkerDeath, WorkerPool
 
 __all__ = ["DataLoader"]
@@ -135,8 +138,14 @@ class DataLoader(Generic[T_co]):
         )
         self._plan = self._make_plan(config)
         self._next_epoch = 0
+        self._epoch_requested = False
+        self._position: EpochPosition | None = None
+        self._commits = False
+        self._committed: Position | None = None
+        self._pending: Position | None = None
+        self._resumed_seed: int | None = None
         self._promised: int | None = None
-        self._warned_of_no_accelerator = False
+        self._warnings_given: set[str] = set()
         self._reset_process_state()
         self._built = True
 
@@ -177,6 +186,8 @@ class DataLoader(Generic[T_co]):
         )
 
     def _base_seed(self) -> int:
+        if self._resumed_seed is not None:
+            return self._resumed_seed
         return base_seed(self.seed, self.generator)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -211,13 +222,16 @@ class DataLoader(Generic[T_co]):
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iterator loads; without, epochs count up by themselves.
 
+        A position within that very epoch, from :meth:`load_state_dict`, is kept; one within another
+        epoch is given up.
+
         Args:
             epoch: Epoch number, from 0.
         """
         self._next_epoch = epoch
-        set_epoch = getattr(self.sampler, "set_epoch", None)
-        if callable(set_epoch):
-            set_epoch(epoch)
+        self._epoch_requested = True
+        if isinstance(self.sampler, EpochOrder):
+            self.sampler.set_epoch(epoch)
 
     def __len__(self) -> int:
         """Batches of a full epoch (of this rank).
@@ -244,12 +258,18 @@ class DataLoader(Generic[T_co]):
             depth=self._depth(),
             num_workers=self.num_workers,
             in_order=self.in_order,
+            dealt=self._dealt,
             timeout=self.timeout,
             pin=pin,
             device=device,
         )
         self._iterators.add(iterator)
         return iterator
+
+    @property
+    def _dealt(self) -> bool:
+        """Whether a worker's tasks are its own, instead of being pulled by whoever is free."""
+        return self._iterable or self.seeding == "worker"
 
     def _depth(self) -> int:
         return (self.prefetch_factor or _DEFAULT_PREFETCH) * self.num_workers
@@ -258,11 +278,9 @@ class DataLoader(Generic[T_co]):
         if not self.pin_memory:
             return None, None
         device = pinning.find_accelerator(self.pin_memory_device)
-        if device is None and not self._warned_of_no_accelerator:
-            self._warned_of_no_accelerator = True
-            warnings.warn(
-                "pin_memory=True has no effect: there is no accelerator to pin memory for",
-                stacklevel=3,
+        if device is None:
+            self._warn_once(
+                "pin_memory=True has no effect: there is no accelerator to pin memory for", 4
             )
         return (None if device is None else pinning.pin_batch), device
 
@@ -284,11 +302,150 @@ class DataLoader(Generic[T_co]):
 
     def begin_epoch(self) -> EpochStart:
         """Begin the epoch that comes next; called by an iterator at its first ``next()``."""
+        start = self._next_position()
+        self._pending, self._committed, self._epoch_requested = None, None, False
+        self._next_epoch = start.epoch + 1
+        readers = max(1, self.num_workers) if self._iterable else 0
+        self._position = EpochPosition(start, readers)
+        batches = None
+        if self._plan is not None:
+            batches = self._plan.batches(start.epoch, start.batches, start.sampler)
+        return EpochStart(start.epoch, start.seed, batches, self._position)
+
+    def _next_position(self) -> Position:
+        """Where the next iterator begins: where a state says, or at the start of an epoch."""
+        epoch = self._requested_epoch()
+        if self._pending is not None and epoch in (None, self._pending.epoch):
+            return self._pending
+        sampler = None
+        if self._plan is not None and self._position is None and self._pending is not None:
+            sampler = self._pending.sampler
+        return Position(
+            self._next_epoch if epoch is None else epoch, self._base_seed(), sampler=sampler
+        )
+
+    def _requested_epoch(self) -> int | None:
+        """The epoch that somebody has asked for since the last one began, or None."""
         requested = None if self._plan is None else self._plan.requested_epoch()
+        if requested is None and self._epoch_requested:
+            return self._next_epoch
+        return requested
+
+    def commit(self) -> None:
+        """Declare everything given out so far as used.
+
+        Once this has been called, :meth:`state_dict` gives the position of the last call instead of
+        that of the last batch given out: a batch that was given out, and whose training step did
+        not come to its end, is given out again after resuming.
+        """
+        self._commits = True
+        if self._position is not None and self._pending is None:
+            self._committed = self._position.now()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give the position in the data, for :meth:`load_state_dict`.
+
+        May be called at any time, in any process of a distributed job (all give the same), and
+        starts nothing. Inside of the loop the position is behind the batch given out last, after
+        the last batch of an epoch too; after the loop it is the start of the next epoch.
+
+        Returns:
+            A new dict of primitives, less than 2 kB unless a sampler or an iterable dataset has a
+            state of its own. It survives ``torch.load(weights_only=True)``.
+        """
+        position = self._now()
+        sampler = position.sampler
+        samples = position.batches
+        if self._plan is not None:
+            samples = self._plan.samples_after(position.batches)
+        workers = None
+        if position.readers:
+            workers = [[point.batches, point.state, point.ended] for point in position.readers]
+        return LoaderState(
+            epoch=position.epoch,
+            batches=position.batches,
+            samples=samples,
+            fingerprint=self._fingerprint(position.seed),
+            ahead=position.ahead,
+            sampler=sampler,
+            workers=workers,
+        ).to_dict()
+
+    def _now(self) -> Position:
+        """The position that a state taken now has."""
+        if self._pending is not None:
+            return self._pending
+        requested = self._requested_epoch()
+        if self._position is None:
+            return Position(self._next_epoch if requested is None else requested, self._base_seed())
+        now = self._position.now()
+        if self._commits and (self._committed is None or self._committed.delivered < now.delivered):
+            return self._committed or self._position.start
+        if not now.ended:
+            return now
+        # The sampler's own state goes on from epoch to epoch.
+        sampler = None if self._plan is None else self._plan.sampler_state()
         epoch = self._next_epoch if requested is None else requested
-        self._next_epoch = epoch + 1
-        batches = None if self._plan is None else self._plan.batches(epoch)
-        return EpochStart(epoch, self._base_seed(), 0, batches)
+        return Position(epoch, self._base_seed(), sampler=sampler)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a state was taken: the next iterator begins there.
+
+        Args:
+            state: What :meth:`state_dict` of a loader of the same data gave. The number of workers,
+                the prefetching and the start method may differ; ``batch_size`` and
+                ``num_replicas`` may, if the position is at the start of a batch of this loader.
+
+        Raises:
+            StateError: The state does not fit, says which part and what to do.
+        """
+        loaded = LoaderState.from_dict(state)
+        seed = base_seed(self.seed, self.generator)
+        theirs = loaded.fingerprint.get("seed")
+        # A seed that nobody chose is taken over: the data goes on as it would have.
+        adopted = theirs if self.seed is None and self.generator is None else None
+        if isinstance(adopted, int):
+            seed = self._resumed_seed = adopted
+        fingerprint = self._fingerprint(seed)
+        loaded.check(fingerprint)
+        batches = loaded.batches
+        if self._plan is not None and any(
+            loaded.fingerprint.get(name) != fingerprint.get(name) for name in ELASTIC
+        ):
+            if loaded.ahead:
+                raise StateError(
+                    "a state taken with in_order=False in mid-epoch fits only the batch_size and "
+                    "num_replicas it was taken with: resume with those"
+                )
+            batches = self._plan.start_for(loaded.samples)
+        readers = tuple(ReadPoint(*point) for point in loaded.workers or ())
+        self._next_epoch = loaded.epoch
+        self._epoch_requested = False
+        self._committed = None
+        self._pending = Position(
+            loaded.epoch, seed, batches, tuple(loaded.ahead), loaded.sampler, readers
+        )
+
+    def _fingerprint(self, seed: int) -> dict[str, int | float | str | bool | None]:
+        """What a position in the data depends on."""
+        try:
+            length: int | None = len(self.dataset)  # type: ignore[arg-type]
+        except (TypeError, NotImplementedError):
+            length = None
+        order = (
+            self.sampler
+            if self.batch_size is not None or self.batch_sampler is None
+            else (self.batch_sampler)
+        )
+        return {
+            "dataset_length": length,
+            "seed": seed,
+            "seeding": self.seeding,
+            "order": type(order).__name__,
+            "batch_size": self.batch_size,
+            "num_replicas": self.num_replicas or 1,
+            "num_workers": max(1, self.num_workers) if self._iterable else None,
+        }
 
     def count_samples(self, samples: int) -> None:
         """Compare the samples that an iterator has given out with what ``len()`` promised."""
@@ -302,8 +459,23 @@ class DataLoader(Generic[T_co]):
             warnings.warn(
                 f"{type(self.dataset).__name__} promised {self._promised} samples by its __len__ "
                 f"(which len(loader) asked), but {samples} samples have been fetched{cause}",
-                stacklevel=4,
+                stacklevel=5,
             )
+
+    def warn_of_ignored_share(self) -> None:
+        """Warn, once, that an iterable dataset gives all of its readers the same."""
+        readers = max(1, self.num_workers) * (self.num_replicas or 1)
+        self._warn_once(
+            f"{type(self.dataset).__name__} is iterated by {readers} readers (workers x ranks) and "
+            "has not asked which of them it serves: unless that is meant, every sample comes "
+            f"{readers} times; let __iter__ use lit_loader.get_shard()",
+            6,
+        )
+
+    def _warn_once(self, message: str, stacklevel: int) -> None:
+        if message not in self._warnings_given:
+            self._warnings_given.add(message)
+            warnings.warn(message, stacklevel=stacklevel)
 
     def claim(self, iterator: MultiProcessIterator[Any], start: EpochStart) -> Claim:
         """Give workers to an iterator, for it alone.
@@ -357,7 +529,7 @@ class DataLoader(Generic[T_co]):
             self._context or _default_context(),
             in_flight=self._depth(),
             seed=start.seed,
-            dealt=self._iterable or self.seeding == "worker",
+            dealt=self._dealt,
         )
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import default_collate as torch_default_collate
@@ -15,14 +15,29 @@ from lit_loader.collate import default_collate
 from lit_loader.context import reading
 from lit_loader.fetch import EndOfData, Fetcher, IterableFetcher, MapFetcher
 from lit_loader.generators import find_generators
+from lit_loader.position import ReadPoint
 from lit_loader.seeding import derive, sample_seed, seed_globals
 
-__all__ = ["BatchLoader", "Recipe"]
+__all__ = ["BatchLoader", "Parcel", "Recipe"]
 
 _log = logging.getLogger(__name__)
 
 Empty = Callable[[Any, torch.dtype], "torch.Tensor | None"]
 """Gives memory of a shape and dtype in the batch's slot, or None for private memory."""
+
+
+class Parcel(NamedTuple):
+    """A batch of an iterable dataset, with what the parent is to know of its reader.
+
+    Attributes:
+        batch: The batch.
+        state: What the dataset's (or its iterator's) ``state_dict()`` gave after it, or None.
+        ignores_share: Whether the dataset has not asked which share is its reader's.
+    """
+
+    batch: Any
+    state: Any
+    ignores_share: bool
 
 
 @dataclass(frozen=True)
@@ -67,6 +82,7 @@ class BatchLoader:
 
     def __init__(self, recipe: Recipe, worker: int = 0, num_readers: int = 1) -> None:
         self._recipe = recipe
+        self._num_readers = num_readers
         self._share = (recipe.rank * num_readers + worker, recipe.num_replicas * num_readers)
         self._collates_into_slot = recipe.collate_fn in (torch_default_collate, default_collate)
         self._fetcher: Fetcher | None = None
@@ -94,13 +110,17 @@ class BatchLoader:
         """Make the batch ``number``.
 
         Args:
-            indices: The batch's indices; None for an iterable dataset.
+            indices: The batch's indices. For an iterable dataset a :class:`ReadPoint`, by which
+                the epoch's first call finds the place to begin at; None is its start.
             number: Position of the batch in the epoch.
             epoch: The epoch.
             seed: Base seed of the epoch.
             progress: Told of each sample before it is read.
             on_collate: Called when all are read.
             empty: Gives slot memory for what the default collate stacks.
+
+        Returns:
+            The batch; of an iterable dataset a :class:`Parcel`.
 
         Raises:
             EndOfData: An iterable dataset has no more.
@@ -109,22 +129,30 @@ class BatchLoader:
         recipe = self._recipe
         # At every batch: loaders with num_workers=0 may take turns in one process.
         reading.epoch, reading.shard = epoch, self._share
-        if recipe.seeding != "worker":
-            self._seed, self._epoch = seed, epoch
-            self._reseed(derive(seed, epoch, number * recipe.num_replicas + recipe.rank))
+        self._seed, self._epoch = seed, epoch
+        self._reseed_batch(number)
         if self._fetcher is None:
             self._fetcher = _ENDED  # if iter(dataset) raises, there is nothing to go on with
-            self._fetcher = self._new_fetcher()
+            self._fetcher = self._new_fetcher(indices, number, progress)
         samples = self._fetcher.fetch(indices, progress)
         self.samples = len(samples) if recipe.batched else 1
         if on_collate is not None:
             on_collate()
         if recipe.seeding == "sample":
-            # For what collate_fn draws: whatever the samples have drawn before.
-            self._reseed(derive(seed, epoch, number * recipe.num_replicas + recipe.rank))
+            self._reseed_batch(number)  # for collate_fn, whatever the samples have drawn before
         if self._collates_into_slot:
-            return default_collate(samples, empty)
-        return recipe.collate_fn(samples)
+            batch = default_collate(samples, empty)
+        else:
+            batch = recipe.collate_fn(samples)
+        if isinstance(self._fetcher, IterableFetcher):
+            return Parcel(batch, self._fetcher.state(), self._ignores_share())
+        return batch
+
+    def _reseed_batch(self, number: int) -> None:
+        recipe = self._recipe
+        if recipe.seeding != "worker":
+            position = number * recipe.num_replicas + recipe.rank
+            self._reseed(derive(self._seed, self._epoch, position))
 
     def _reseed_for(self, index: Any) -> None:
         self._reseed(sample_seed(self._seed, self._epoch, index))
@@ -136,12 +164,29 @@ class BatchLoader:
         if self._recipe.reseed_fn is not None:
             self._recipe.reseed_fn(self._recipe.dataset, seed)
 
-    def _new_fetcher(self) -> Fetcher:
+    def _new_fetcher(self, point: Any, number: int, progress: Progress) -> Fetcher:
         recipe = self._recipe
-        if recipe.iterable:
-            return IterableFetcher(iter(recipe.dataset), recipe.batch_size, recipe.drop_last)
-        before_sample = self._reseed_for if recipe.seeding == "sample" else None
-        return MapFetcher(recipe.dataset, recipe.batched, before_sample)
+        if not recipe.iterable:
+            before_sample = self._reseed_for if recipe.seeding == "sample" else None
+            return MapFetcher(recipe.dataset, recipe.batched, before_sample)
+        if point is None:
+            point = ReadPoint()
+        fetcher = IterableFetcher(recipe.dataset, recipe.batch_size, recipe.drop_last, point.state)
+        if point.state is None and point.batches:
+            _log.info(
+                "%s has no state_dict: reading %d batches again to get to where it was",
+                type(recipe.dataset).__name__,
+                point.batches,
+            )
+            for earlier in range(number % self._num_readers, number, self._num_readers):
+                self._reseed_batch(earlier)
+                fetcher.fetch(None, progress)
+            self._reseed_batch(number)
+        return fetcher
+
+    def _ignores_share(self) -> bool:
+        """Whether the dataset has asked nobody for its share, though there are several readers."""
+        return self._share[1] > 1 and not reading.shard_asked
 
 
 class _Ended:

@@ -6,6 +6,7 @@
          ├─derive(seed, epoch, batch)─────── seeding="batch":  seed_globals before each batch
          ├─sample_seed(seed, epoch, index)── seeding="sample": seed_globals before each sample
          └─seed + worker_id───────────────── seeding="worker": seed_worker, once at worker start
+                                             (num_workers=0: OwnStreams, around each batch)
 
 Nothing in here ever draws from a global generator. "The global generators" are those of ``random``,
 ``numpy.random`` (its legacy functions) and ``torch`` (its CPU generator).
@@ -20,15 +21,20 @@ import pickle
 import random
 from contextlib import AbstractContextManager
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-if TYPE_CHECKING:
-    from types import TracebackType
-
-__all__ = ["base_seed", "derive", "preserved", "sample_seed", "seed_globals", "seed_worker"]
+__all__ = [
+    "OwnStreams",
+    "base_seed",
+    "derive",
+    "preserved",
+    "sample_seed",
+    "seed_globals",
+    "seed_worker",
+]
 
 _mtrand: Any = np.random.mtrand  # NumPy's stubs do not know all of its functions
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
@@ -126,8 +132,13 @@ def seed_worker(seed: int) -> None:
             from now on, as torch documents it.
     """
     seed &= _MASK
+    torch.manual_seed(seed)  # the accelerators' generators, too
+    _seed_as_worker(seed)
+
+
+def _seed_as_worker(seed: int) -> None:
     random.seed(seed)
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
     _seed_numpy(_mix(seed ^ _NUMPY_STREAM) >> 32)
 
 
@@ -198,27 +209,71 @@ def preserved() -> AbstractContextManager[None]:
 
 
 class _Preserved:
-    __slots__ = ("_numpy", "_python", "_reserve", "_spare", "_torch")
+    __slots__ = ("_outside", "_spare")
 
     def __enter__(self) -> None:
-        self._python = random.getstate()
-        self._torch = torch.default_generator.get_state()
-        self._numpy = _mtrand.get_bit_generator()
-        self._reserve = _get_reserve()
+        self._outside = _capture()
         self._spare = _spares.pop() if _spares else np.random.MT19937(0)
         _mtrand.set_bit_generator(self._spare)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        _mtrand.set_bit_generator(self._numpy)
-        _set_reserve(self._reserve)
+    def __exit__(self, *error: object) -> None:
         _spares.append(self._spare)
-        torch.default_generator.set_state(self._torch)
-        random.setstate(self._python)
+        _install(self._outside)
+
+
+class OwnStreams:
+    """Context manager: in its body the global generators are those of a worker of its own.
+
+    They are seeded as `seed_worker` does it when the body is entered first, and go on where they
+    were when it is entered again. Outside, the global generators are as if there were no body,
+    exactly as with `preserved`; those of accelerators are not touched.
+
+    Args:
+        seed: ``base_seed + worker_id``, taken modulo 2**64.
+    """
+
+    __slots__ = ("_inside", "_outside", "_seed")
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed & _MASK
+        self._inside: _Streams | None = None
+
+    def __enter__(self) -> None:
+        """Take the global generators over."""
+        self._outside = _capture()
+        if self._inside is None:
+            _mtrand.set_bit_generator(np.random.MT19937(0))
+            _seed_as_worker(self._seed)
+        else:
+            _install(self._inside)
+
+    def __exit__(self, *error: object) -> None:
+        """Give them back."""
+        self._inside = _capture()
+        _install(self._outside)
+
+
+class _Streams(NamedTuple):
+    python: tuple[Any, ...]
+    torch: torch.Tensor
+    bits: Any
+    reserve: dict[str, Any]
+
+
+def _capture() -> _Streams:
+    return _Streams(
+        random.getstate(),
+        torch.default_generator.get_state(),
+        _mtrand.get_bit_generator(),
+        _get_reserve(),
+    )
+
+
+def _install(streams: _Streams) -> None:
+    _mtrand.set_bit_generator(streams.bits)
+    _set_reserve(streams.reserve)
+    torch.default_generator.set_state(streams.torch)
+    random.setstate(streams.python)
 
 
 # Swapping the bit generator is cheap; reading or writing a Mersenne Twister's state as a dict takes

@@ -42,6 +42,7 @@ class LoaderState:
         fingerprint: Names and values (int, float, str, bool, None) that make the order of the
             samples and their random numbers, such as dataset_length, seed, seeding, order,
             batch_size and num_replicas.
+        ahead: Numbers of batches delivered after those; only with ``in_order=False``.
         sampler: What a stateful sampler must remember; None for most.
         workers: What each worker of an iterable dataset must remember; None for map-style ones.
     """
@@ -50,6 +51,7 @@ class LoaderState:
     batches: int
     samples: int
     fingerprint: Mapping[str, int | float | str | bool | None]
+    ahead: tuple[int, ...] = ()
     sampler: Any = None
     workers: Any = None
 
@@ -58,6 +60,7 @@ class LoaderState:
         state: dict[str, Any] = {"version": VERSION}
         state |= {name: int(getattr(self, name)) for name in _COUNTS}
         state["fingerprint"] = dict(self.fingerprint)
+        state["ahead"] = list(self.ahead)
         for name in ("sampler", "workers"):
             if (value := getattr(self, name)) is not None:
                 state[name] = copy.deepcopy(value)
@@ -92,6 +95,7 @@ class LoaderState:
         return cls(
             **{name: state[name] for name in _COUNTS},
             fingerprint=dict(fingerprint),
+            ahead=tuple(state.get("ahead", ())),
             sampler=copy.deepcopy(state.get("sampler")),
             workers=copy.deepcopy(state.get("workers")),
         )

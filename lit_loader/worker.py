@@ -30,12 +30,12 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
-from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils import worker as torch_worker
 
 from lit_loader.arena import ArenaMap
 from lit_loader.board import Cancelled, Stage, StatusBoard
 from lit_loader.codec import SlotFull, SlotWriter, encode
+from lit_loader.collate import collate_privately
 from lit_loader.errors import TransportError
 from lit_loader.failure import Failure, describe_indices
 from lit_loader.fetch import EndOfData
@@ -54,6 +54,7 @@ from lit_loader.messages import (
     unpack,
     unpack_indices,
 )
+from lit_loader.position import ReadPoint
 from lit_loader.seeding import seed_worker
 
 __all__ = ["Descriptor", "Links", "Payload", "worker_main"]
@@ -233,7 +234,7 @@ class _Worker:
             where += "while its dataset was unpickled"
             recipe = payload.open()
             _set_worker_info(links, recipe.dataset)
-            _collate_privately()
+            collate_privately()
             where = where.replace("while its dataset was unpickled", "in worker_init_fn")
             if recipe.worker_init_fn is not None:
                 recipe.worker_init_fn(self._id)
@@ -297,9 +298,10 @@ class _Worker:
         except EndOfData:
             self._send_result(task, Status.END, task.offset, 0, 0)
         except BaseException as error:
+            shown = None if isinstance(indices, ReadPoint) else indices
             where = (
                 f"in DataLoader worker {self._id} (pid {os.getpid()}), batch {task.number}, "
-                f"{describe_indices(indices)}"
+                f"{describe_indices(shown)}"
             )
             self._fail(task, Failure.capture(error, where))
         else:
@@ -393,25 +395,3 @@ def _set_worker_info(links: Links, dataset: Any) -> None:
     torch_worker._worker_info = torch_worker.WorkerInfo(
         id=links.worker, num_workers=links.num_workers, seed=links.seed, dataset=dataset
     )
-
-
-def _collate_privately() -> None:
-    """Keep torch's ``default_collate`` from making a shared-memory file for every tensor.
-
-    It does so whenever ``get_worker_info()`` answers, which would cost a custom ``collate_fn`` that
-    calls it more than all the rest. The table is the one that torch's documentation tells users to
-    extend; a user's own entry is left alone. Watched by ``tests/test_private_reach.py``.
-    """
-    table = torch_collate.default_collate_fn_map
-    if table.get(torch.Tensor) is torch_collate.collate_tensor_fn:
-        table[torch.Tensor] = _stack
-
-
-def _stack(samples: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
-    first = samples[0]
-    if first.is_nested or first.layout is not torch.strided:
-        refused: torch.Tensor = torch_collate.collate_tensor_fn(
-            samples, collate_fn_map=collate_fn_map
-        )
-        return refused  # or rather: it raises, with its own words
-    return torch.stack(samples, 0)

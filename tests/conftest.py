@@ -14,30 +14,40 @@ import pytest
 _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
 
+def _descendants(pid: int) -> Iterator[int]:
+    """Processes below ``pid``, read off the kernel's lists: psutil would look at all there are."""
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            children = task.read_text().split()
+        except OSError:
+            continue
+        for child in map(int, children):
+            yield child
+            yield from _descendants(child)
+
+
 def _children() -> set[int]:
     """Child processes, without multiprocessing's own helpers, which live until the end."""
     found = set()
-    for child in psutil.Process().children(recursive=True):
+    for pid in _descendants(os.getpid()):
         try:
-            command = " ".join(child.cmdline())
+            command = " ".join(psutil.Process(pid).cmdline())
         except (psutil.NoSuchProcess, psutil.ZombieProcess):
             continue
         if not any(helper in command for helper in _HELPERS):
-            found.add(child.pid)
+            found.add(pid)
     return found
 
 
-def _descriptors() -> dict[str, str]:
-    """Open descriptors of the kinds that the loader makes: pipes, memfds, temporary files."""
-    found = {}
+def _arenas() -> set[str]:
+    """Descriptors of arenas that are open."""
+    links = set()
     for entry in os.listdir("/proc/self/fd"):
         try:
-            target = os.readlink(f"/proc/self/fd/{entry}")
+            links.add(f"{entry} {os.readlink(f'/proc/self/fd/{entry}')}")
         except OSError:
             continue
-        if target.startswith(("pipe:", "/memfd:lit_loader", "anon_inode:[pidfd]")):
-            found[entry] = target
-    return found
+    return {link for link in links if "lit_loader" in link}
 
 
 def _shared_memory() -> set[str]:
@@ -53,12 +63,17 @@ def _threads() -> set[str]:
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     """Compare what is there before and after each test."""
-    children, shared = _children(), _shared_memory()
-    descriptors = set(_descriptors().values())
+    children, shared, arenas = _children(), _shared_memory(), _arenas()
     yield
-    gc.collect()
-    assert not _threads(), "threads left behind"
-    assert _children() <= children, "processes left behind"
-    assert _shared_memory() <= shared, "shared memory left behind"
-    extra = [t for t in _descriptors().values() if t not in descriptors and "lit_loader" in t]
-    assert not extra, "arenas left open"
+
+    def left() -> dict[str, object]:
+        return {
+            "threads": _threads(),
+            "processes": _children() - children,
+            "shared memory": _shared_memory() - shared,
+            "arenas": _arenas() - arenas,
+        }
+
+    if any(left().values()):
+        gc.collect()  # what is only waiting to be collected is not left behind
+    assert not any(left().values()), left()

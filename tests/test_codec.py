@@ -684,17 +684,9 @@ class TestLifetime:
             lambda: [torch.ones(2, 3).t()] * 2,
         ],
         ids=[
-            "nested",
-            "jagged",
-            "csr",
-            "bsc",
-            "wrapper",
-            "parameter",
-            "subclass",
-            "slots",
-            "module",
-        ]
-        + ["storage", "twice"],
+            *("nested", "jagged", "csr", "bsc", "wrapper", "parameter", "subclass", "slots"),
+            *("module", "storage", "twice"),
+        ],
     )
     def test_every_kind_keeps_the_slot_and_frees_it(self, make: Any) -> None:
         slot = new_slot()

@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import default_collate as torch_collate
 from torch.utils.data import default_convert as torch_convert
+from torch.utils.data._utils import collate as rules
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from lit_loader.codec import SlotWriter, decode, encode
-from lit_loader.collate import DIRECT_BYTES, default_collate, default_convert
+from lit_loader.collate import DIRECT_BYTES, collate_privately, default_collate, default_convert
 
 
 class Point(NamedTuple):
@@ -272,6 +273,21 @@ class TestMemory:
         writer = new_writer()
         batch = default_collate([np.ones((64, 64), np.float32)] * 8, writer.empty)
         assert writer.base <= batch.data_ptr() < writer.base + writer.memory.size
+
+    def test_torch_collate_made_private(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(default_collate_fn_map, torch.Tensor, rules.collate_tensor_fn)
+        monkeypatch.setattr(torch.utils.data, "get_worker_info", lambda: "in a worker")
+        assert torch_collate(images()).is_shared()
+        collate_privately()
+        assert not torch_collate(images()).is_shared()
+        writer = new_writer()
+        batch = default_collate(images(), writer.empty)  # and ours still knows the rule
+        assert writer.base <= batch.data_ptr() < writer.base + writer.memory.size
+
+    def test_a_rule_of_the_users_own_is_left_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(default_collate_fn_map, torch.Tensor, lambda batch, **_: "mine")
+        collate_privately()
+        assert torch_collate(images()) == "mine"
 
     def test_small_output_is_private(self) -> None:
         writer = new_writer()

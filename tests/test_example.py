@@ -88,6 +88,14 @@ def test_debug_configurations(tmp_path: Path, override: str) -> None:
     assert f"written to {directory}:" in printed
 
 
+@pytest.mark.slow
+def test_two_processes_share_each_epoch(tmp_path: Path) -> None:
+    printed = run(tmp_path, "trainer=ddp", "trainer.max_epochs=2", f"hydra.run.dir={tmp_path}/run")
+    assert "Warning" not in printed
+    assert printed.count("written to") == 1
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["steps"] == 2 * 9
+
+
 def test_mistyped_options_are_refused(tmp_path: Path) -> None:
     assert "Key 'num_worker' not in 'LoaderSchema'" in run(tmp_path, "loader.num_worker=4", code=1)
     printed = run(tmp_path, "+loader.nun_workers=4", code=1)

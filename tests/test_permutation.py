@@ -39,12 +39,12 @@ LENGTHS = [
 ]
 
 
-@pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("seed", [0, 1, 2**64 - 1, -5])
-def test_every_element_comes_once(length: int, seed: int) -> None:
-    order = Permutation(length, seed).take(0, length)
-    assert order.dtype == np.int64
-    assert np.array_equal(np.sort(order), np.arange(length))
+def test_every_element_comes_once(seed: int) -> None:
+    for length in LENGTHS:
+        order = Permutation(length, seed).take(0, length)
+        assert order.dtype == np.int64
+        assert np.array_equal(np.sort(order), np.arange(length))
 
 
 @settings(deadline=None, max_examples=60)

@@ -19,6 +19,7 @@ import torch
 
 from lit_loader import seeding
 from lit_loader.seeding import (
+    OwnStreams,
     base_seed,
     derive,
     preserved,
@@ -335,6 +336,27 @@ def test_a_body_may_put_another_bit_generator_behind_numpy() -> None:
     with preserved():
         np.random.set_bit_generator(np.random.PCG64(1))
     assert draws() == expected
+
+
+@pytest.mark.usefixtures("_layouts")
+@pytest.mark.parametrize("kind", [np.random.MT19937, np.random.PCG64])
+def test_own_streams_are_a_workers_and_go_on(kind: type[Any]) -> None:
+    seed_worker(7)
+    as_in_a_worker = [torch.initial_seed(), draws(), draws(), draws()]
+    set_up(True, kind)
+    outside = [draws(), draws(), torch.initial_seed()]
+    set_up(True, kind)
+    streams = OwnStreams(7)
+    with streams:
+        inside = [torch.initial_seed(), draws()]
+    between = draws()
+    with pytest.raises(KeyError), streams:
+        inside.append(draws())
+        raise KeyError
+    with streams:
+        inside.append(draws())
+    assert inside == as_in_a_worker
+    assert [between, draws(), torch.initial_seed()] == outside
 
 
 # --------------------------------------------------------------------------------------- canaries

@@ -44,6 +44,7 @@ def through_torch(state: dict[str, Any]) -> tuple[dict[str, Any], int]:
         make(),
         make(epoch=0, batches=0, samples=0),
         make(sampler={"generator": bytes(range(256)), "head": [1, 2], "sampler": {"yielded": 7}}),
+        make(ahead=(12, 14)),
         make(workers=[{"position": 1}, None]),
     ],
 )
@@ -65,6 +66,7 @@ def test_states_have_a_version_and_only_what_is_needed() -> None:
         "batches": 10,
         "samples": 20_480,
         "fingerprint": FINGERPRINT,
+        "ahead": [],
     }
 
 

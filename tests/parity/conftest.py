@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib.util
 from collections.abc import Iterator
 
@@ -44,6 +43,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("loader_class", params, indirect=True)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where a test runs in-process and with workers, torch's run with workers is a slow one."""
+    for item in items:
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        if params.get("loader_class") == "oracle" and params.get("num_workers"):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture
 def loader_class(request: pytest.FixtureRequest) -> type:
     """The class under test."""
@@ -67,10 +75,3 @@ def gate() -> Iterator[Gate]:
     yield made
     made.open()
     made.close()
-
-
-@pytest.fixture(autouse=True)
-def collect_garbage() -> Iterator[None]:
-    """End the iterators that a test left in a reference cycle (a caught exception makes one)."""
-    yield
-    gc.collect()

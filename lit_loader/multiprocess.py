@@ -1,0 +1,295 @@
+"""One pass over the data, made by worker processes: the wiring of sampler, pool and engine.
+
+::
+
+    batches ─indices─▶ dispatch ─▶ pool.submit … workers … engine.take ─▶ next()
+                          │                                                 │
+                     outstanding ◀──────────── delivered ───────────────────┘
+
+- **Sampler and dispatch** run in the thread that calls ``next()``, at most ``depth`` batches ahead.
+- **What was promised and not yet delivered** is kept as indices (``outstanding``). So a pool can be
+  lost (a worker died, Ctrl-C in the middle of something, another iterator took the pool over, the
+  process was forked) and the next ``next()`` goes on: it claims workers and issues again what had
+  not come in. The readers of an iterable dataset are then brought to where the last delivered
+  batches have left them.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from lit_loader.board import Stage
+from lit_loader.diagnosis import died, timed_out
+from lit_loader.engine import Engine, Pin, Ready
+from lit_loader.errors import LoaderError
+from lit_loader.iterator import EpochStart, Host, LoaderIterator
+from lit_loader.position import ReadPoint
+from lit_loader.reorder import ReorderBuffer
+from lit_loader.worker_pool import Outcome, WorkerDeath, WorkerPool
+
+__all__ = ["Claim", "MultiProcessIterator", "PoolHost"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Claim(NamedTuple):
+    """Workers at the disposal of one iterator.
+
+    Attributes:
+        pool: The workers.
+        release: Gives them back; called with whether they may be used again.
+    """
+
+    pool: WorkerPool
+    release: Callable[[bool], object]
+
+
+class PoolHost(Host, Protocol):
+    """What this iterator needs of its loader besides."""
+
+    def claim(self, iterator: MultiProcessIterator[Any], start: EpochStart) -> Claim:
+        """Give workers that have begun the epoch to ``iterator``, for it alone."""
+
+    def warn_of_ignored_share(self) -> None:
+        """Learn that an iterable dataset gives every worker the same samples."""
+
+
+class MultiProcessIterator(LoaderIterator[T_co]):
+    """``num_workers > 0``: batches made by worker processes.
+
+    Args:
+        host: The loader.
+        depth: Batches that may be under way at the same time.
+        num_workers: Worker processes.
+        in_order: Whether batches come in the sampler's order, or as they are finished.
+        dealt: Whether batch ``n`` is made by worker ``n % num_workers``, and by no other.
+        timeout: Seconds that one ``next()`` may wait; 0 for ever.
+        pin: Pins a batch, or None.
+        device: Accelerator to make current in the pin-memory thread.
+    """
+
+    def __init__(
+        self,
+        host: PoolHost,
+        depth: int,
+        num_workers: int,
+        in_order: bool,
+        dealt: bool,
+        timeout: float,
+        pin: Pin | None,
+        device: int | None,
+    ) -> None:
+        super().__init__(host)
+        self._host: PoolHost = host
+        self._depth = depth
+        self._num_workers = num_workers
+        self._in_order = in_order
+        self._dealt = dealt
+        self._timeout = timeout or None
+        self._pin = pin
+        self._device = device
+        self._pid = os.getpid()
+        self._next_number: int | None = None
+        self._outstanding: dict[int, Any] = {}
+        self._window: ReorderBuffer[Outcome] = ReorderBuffer(in_order)
+        self._leftover: deque[Ready] = deque()
+        self._sampler_error: Exception | None = None
+        self._all_issued = False
+        self._closed = False
+        self._engine: Engine | None = None
+        self.superseded = False
+        """Whether another iterator has taken this one's workers."""
+
+    def _next(self, start: EpochStart) -> T_co:
+        if self._closed:
+            raise LoaderError(
+                "the loader was closed while this iterator was in use: iterate the loader anew"
+            )
+        if self._pid != os.getpid():
+            self._leave_behind()
+        try:
+            ready = self._advance(start)
+        except BaseException:
+            # Also Ctrl-C in mid-message: nobody knows what the pool's pipes then hold.
+            self.disconnect(sound=False)
+            raise
+        if ready is None:
+            self.disconnect(sound=True)
+            raise self._end(start)
+        if ready.error is not None:
+            raise ready.error
+        if start.batches is None:
+            self._count(ready.samples)
+            if ready.ignores_share:
+                self._host.warn_of_ignored_share()
+        return ready.batch  # type: ignore[no-any-return]
+
+    def _advance(self, start: EpochStart) -> Ready | None:
+        """Keep the workers busy until the next batch, or error, is there; None: all are out."""
+        while True:
+            engine = self._connect(start)
+            self._dispatch(start, engine.pool)
+            if not self._outstanding:
+                error, self._sampler_error = self._sampler_error, None
+                return None if error is None else Ready(-1, None, error)
+            ready = self._leftover.popleft() if self._leftover else self._take(engine)
+            del self._outstanding[ready.number]
+            self._note(start, ready)
+            if not ready.ended:
+                self._dispatch(start, engine.pool)
+                return ready
+
+    def _note(self, start: EpochStart, ready: Ready) -> None:
+        """Keep the position up to date."""
+        reader = ready.number % self._num_workers
+        if ready.ended:
+            start.position.exhausted(reader)
+        elif ready.error is not None:
+            start.position.failed(ready.number, reader)
+        elif start.batches is None:
+            start.position.read(reader, ready.state)
+        else:
+            start.position.delivered(ready.number)
+
+    def _connect(self, start: EpochStart) -> Engine:
+        """Have workers that know the epoch and hold everything outstanding."""
+        if self._engine is not None:
+            return self._engine
+        pool, release = self._host.claim(self, start)
+        self._engine = Engine(pool, self._window, self._pin, self._device)
+        self._finalizer = weakref.finalize(self, _let_go, self._engine, release)
+        if start.batches is None:
+            self._bring_up(start, pool)
+        else:
+            taken = {ready.number for ready in self._leftover}
+            missing = [number for number in self._outstanding if number not in taken]
+            for number in self._window.restart(missing):
+                self._submit(number, self._outstanding[number], start, pool)
+        if self._next_number is None:
+            self._next_number = start.position.start.batches if start.batches is not None else 0
+        return self._engine
+
+    def _bring_up(self, start: EpochStart, pool: WorkerPool) -> None:
+        """Begin an iterable dataset's readers where the batches delivered last have left them.
+
+        What had come in and is not delivered is made again: a reader has one place only.
+        """
+        self._leftover.clear()
+        self._window.restart([])
+        self._outstanding.clear()
+        self._all_issued = False
+        self._next_number = 0
+        self._first: dict[int, ReadPoint] = {}
+        for reader in range(self._num_workers):
+            point = start.position.reader(reader)
+            if point.batches:
+                self._first[reader] = point
+
+    def _dispatch(self, start: EpochStart, pool: WorkerPool) -> None:
+        """Issue tasks until ``depth`` are under way or there are no more."""
+        while len(self._outstanding) < self._depth and not self._all_issued:
+            if start.batches is None:
+                self._dispatch_to_reader(start, pool)
+            else:
+                self._dispatch_next(start, pool)
+
+    def _dispatch_to_reader(self, start: EpochStart, pool: WorkerPool) -> None:
+        """Issue the next batch of the readers, who take turns; those at their end are left out."""
+        number = self._next_number or 0
+        round_, reader = divmod(number, self._num_workers)
+        point = start.position.reader(reader)
+        if not point.ended and round_ >= point.batches:
+            self._issue(number, self._first.pop(reader, None), start, pool)
+        elif all(start.position.reader(r).ended for r in range(self._num_workers)):
+            self._all_issued = True
+        self._next_number = number + 1
+
+    def _dispatch_next(self, start: EpochStart, pool: WorkerPool) -> None:
+        """Issue the sampler's next batch."""
+        assert start.batches is not None and self._next_number is not None
+        number = self._next_number
+        try:
+            indices = next(start.batches)
+        except StopIteration:
+            self._all_issued = True
+        except Exception as error:
+            # Comes out in its turn, after the batches before it.
+            self._all_issued = True
+            self._sampler_error = error
+        else:
+            self._next_number = number + 1
+            start.position.drawn(number, start.batches.state())
+            if number not in start.position.start.ahead:
+                self._issue(number, indices, start, pool)
+
+    def _issue(self, number: int, task: Any, start: EpochStart, pool: WorkerPool) -> None:
+        # Noted before it is sent: whatever goes wrong then, it will be issued again.
+        self._outstanding[number] = None if start.batches is None else task
+        self._window.expect(number)
+        self._submit(number, task, start, pool)
+
+    def _submit(self, number: int, task: Any, start: EpochStart, pool: WorkerPool) -> None:
+        worker = number % self._num_workers if self._dealt else None
+        pool.submit(number, task, start.epoch, start.seed, worker)
+
+    def _take(self, engine: Engine) -> Ready:
+        while True:
+            try:
+                ready = engine.take(self._timeout)
+            except WorkerDeath as death:
+                raise died(death, self._outstanding) from None
+            if ready is not None:
+                return ready
+            rows = engine.pool.rows()
+            # The interpreter and torch are still being imported: not yet the user's time.
+            if self._timeout is None or all(row.stage == Stage.STARTING for row in rows):
+                continue
+            error = timed_out(self._timeout, rows, engine.pool.pids, self._outstanding)
+            engine.pool.kill()  # what hangs would not stop by being asked
+            raise error
+
+    def disconnect(self, sound: bool) -> None:
+        """Give the workers back, keeping what has come in.
+
+        Args:
+            sound: Whether the workers may be used again.
+        """
+        engine, self._engine = self._engine, None
+        if engine is None:
+            return
+        detached = self._finalizer.detach()
+        assert detached is not None
+        release = detached[2][1]
+        self._leftover.extend(engine.stop())
+        release(sound)
+
+    def close(self) -> None:
+        """End the iterator: its workers are given back, and it gives no more batches."""
+        self._closed = not self._ended
+        self.disconnect(sound=True)
+        self._leftover.clear()
+        self._outstanding.clear()
+
+    def _leave_behind(self) -> None:
+        """After a fork: the workers, and the memory of what has come in, are the parent's."""
+        self._pid = os.getpid()
+        self._leftover.clear()
+        self._window = ReorderBuffer(self._in_order)
+        if self._engine is not None:
+            self._finalizer.detach()
+            self._engine = None
+
+    @property
+    def connected(self) -> bool:
+        """Whether workers are at this iterator's disposal."""
+        return self._engine is not None
+
+
+def _let_go(engine: Engine, release: Callable[[bool], object]) -> None:
+    """Give an engine's workers back when its iterator has been collected."""
+    engine.stop()
+    release(True)

@@ -1,0 +1,125 @@
+"""How far an epoch has been delivered: what a checkpoint has to remember of a running epoch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["EpochPosition", "Position", "ReadPoint"]
+
+
+@dataclass(frozen=True)
+class ReadPoint:
+    """How far one reader (a worker, or the parent without workers) is in an iterable dataset.
+
+    Attributes:
+        batches: Batches of it that have been delivered.
+        state: What the dataset's ``state_dict()`` gave after the last of them; None if it has none.
+        ended: Whether its share has been delivered to the end.
+    """
+
+    batches: int = 0
+    state: Any = None
+    ended: bool = False
+
+
+@dataclass(frozen=True)
+class Position:
+    """A moment in an epoch; never changes.
+
+    Attributes:
+        epoch: The epoch.
+        seed: Its base seed.
+        batches: The first batches, so many of them, have all been delivered.
+        ahead: Numbers of batches after those that have been delivered too (``in_order=False``).
+        sampler: What a stateful sampler has to remember at ``batches``.
+        readers: How far the readers of an iterable dataset are; empty for a map-style one.
+        ended: Whether the consumer was told that the epoch is over.
+    """
+
+    epoch: int
+    seed: int
+    batches: int = 0
+    ahead: tuple[int, ...] = ()
+    sampler: Any = None
+    readers: tuple[ReadPoint, ...] = ()
+    ended: bool = False
+
+    @property
+    def delivered(self) -> int:
+        """Batches that have been delivered."""
+        return self.batches + len(self.ahead)
+
+
+@dataclass
+class EpochPosition:
+    """The position of an iterator, kept up to date by it.
+
+    Args:
+        start: Where the iterator began.
+        num_readers: Readers of an iterable dataset, 0 for a map-style one.
+    """
+
+    start: Position
+    num_readers: int = 0
+    _batches: int = field(init=False)
+    _ahead: set[int] = field(init=False)
+    _samplers: dict[int, Any] = field(init=False)
+    _readers: list[ReadPoint] = field(init=False)
+    _ended: bool = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
+        self._batches = self.start.batches
+        self._ahead = set(self.start.ahead)
+        self._samplers = {self._batches: self.start.sampler}
+        self._readers = list(self.start.readers) or [ReadPoint()] * self.num_readers
+
+    def drawn(self, number: int, sampler: Any) -> None:
+        """Note the sampler's state after it has given batch ``number``."""
+        if sampler is not None:
+            self._samplers[number + 1] = sampler
+
+    def delivered(self, number: int) -> None:
+        """Note that a map-style dataset's batch has been given out."""
+        self._ahead.add(number)
+        while self._batches in self._ahead:
+            self._ahead.remove(self._batches)
+            self._samplers.pop(self._batches, None)
+            self._batches += 1
+
+    def read(self, reader: int, state: Any) -> None:
+        """Note that a batch of an iterable dataset has been given out."""
+        self._batches += 1
+        self._readers[reader] = ReadPoint(self._readers[reader].batches + 1, state)
+
+    def failed(self, number: int, reader: int = 0) -> None:
+        """Note that the consumer has been given an exception instead of a batch."""
+        if self._readers:
+            self.read(reader, self._readers[reader].state)
+        else:
+            self.delivered(number)
+
+    def exhausted(self, reader: int) -> None:
+        """Note that a reader's share has come to its end."""
+        point = self._readers[reader]
+        self._readers[reader] = ReadPoint(point.batches, point.state, ended=True)
+
+    def reader(self, reader: int) -> ReadPoint:
+        """How far a reader is."""
+        return self._readers[reader]
+
+    def end(self) -> None:
+        """Note that the consumer has been told of the epoch's end."""
+        self._ended = True
+
+    def now(self) -> Position:
+        """Give the position of this moment."""
+        return Position(
+            self.start.epoch,
+            self.start.seed,
+            self._batches,
+            tuple(sorted(self._ahead)),
+            self._samplers.get(self._batches),
+            tuple(self._readers),
+            self._ended,
+        )

@@ -1,0 +1,288 @@
+"""Generators that a dataset holds: found wherever they are, and reseeded in place."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import random
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Subset
+
+from lit_loader.generators import MAX_DEPTH, MAX_ITEMS, MAX_OBJECTS, find_generators
+from lit_loader.seeding import derive
+
+MODULE_GENERATOR = np.random.default_rng(1)
+UNUSED_GENERATOR = np.random.default_rng(1)
+
+
+class Box:
+    """Holds what a test gives it."""
+
+    def __init__(self, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Slotted:
+    __slots__ = ("__private", "never", "rng")
+
+    def __init__(self) -> None:
+        self.rng = random.Random(1)
+        self.__private = random.Random(2)
+
+
+class SlottedChild(Slotted):
+    pass
+
+
+@dataclass
+class Data:
+    rng: np.random.Generator = field(default_factory=np.random.default_rng)
+
+
+class ClassLevel:
+    shared = random.Random(1)
+
+
+class UsesModule(Box):
+    def __getitem__(self, index: int) -> int:
+        return index + helper()
+
+
+def helper() -> int:
+    return int(MODULE_GENERATOR.integers(5))
+
+
+def make_collate() -> Callable[[Any], Any]:
+    rng, never = torch.Generator(), None
+    del never
+
+    def collate(samples: Any, default: Any = random.Random(1), *, other: Any = None) -> Any:  # noqa: B008
+        never  # noqa: B018, F821
+        return rng, samples, default
+
+    return collate
+
+
+class Hostile:
+    """Nothing of it may run."""
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "rng", random.Random(1))
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(name)
+
+    def __getattribute__(self, name: str) -> Any:
+        raise AssertionError(name)
+
+    @property
+    def prop(self) -> Any:
+        raise AssertionError
+
+    def __eq__(self, other: object) -> bool:
+        raise AssertionError
+
+    def __hash__(self) -> int:
+        raise AssertionError
+
+    def __repr__(self) -> str:
+        raise AssertionError
+
+    def __len__(self) -> int:
+        raise AssertionError
+
+    def __iter__(self) -> Any:
+        raise AssertionError
+
+    def __bool__(self) -> bool:
+        raise AssertionError
+
+
+def rng() -> random.Random:
+    return random.Random(1)
+
+
+@pytest.mark.parametrize(
+    ("root", "paths"),
+    [
+        (Box(a=np.random.default_rng()), ["Box.a"]),
+        (Box(a=np.random.RandomState()), ["Box.a"]),
+        (Box(a=np.random.PCG64()), ["Box.a"]),
+        (Box(a=torch.Generator()), ["Box.a"]),
+        (Box(a=rng()), ["Box.a"]),
+        (Box(b=rng(), a=Box(c=rng())), ["Box.a.c", "Box.b"]),
+        (Box(a=[0, (rng(),)]), ["Box.a[1][0]"]),
+        (Box(a=deque([rng()])), ["Box.a[0]"]),
+        (Box(a={"k": rng(), 2: rng(), (1,): rng()}), ["Box.a['k']", "Box.a[2]", "Box.a[2]"]),
+        (Box(a=OrderedDict(k=rng())), ["Box.a['k']"]),
+        (Box(a={rng()}), ["Box.a{}"]),
+        (Slotted(), ["Slotted._Slotted__private", "Slotted.rng"]),
+        (SlottedChild(), ["SlottedChild._Slotted__private", "SlottedChild.rng"]),
+        (Data(), ["Data.rng"]),
+        (ClassLevel(), ["ClassLevel.shared"]),
+        (Box(a=functools.partial(print, rng(), key=rng())), ["Box.a.args[0]", "Box.a.keywords"]),
+        (Box(a=np.random.default_rng().normal), ["Box.a.__self__"]),
+        (Box(a=Box(rng=rng()).__getitem__), ["Box.a.__self__.rng"]),
+        (Subset(Box(a=rng()), [0]), ["Subset.dataset.a"]),
+        (ConcatDataset([Box(a=rng())]), ["ConcatDataset.datasets[0].a"]),
+        (torch.nn.Sequential(torch.nn.Linear(2, 2)), []),
+        (UsesModule(), ["UsesModule.__getitem__<global helper><global MODULE_GENERATOR>"]),
+        (make_collate(), ["function<defaults>[0]", "function<rng>"]),
+        (lambda: [MODULE_GENERATOR for _ in range(2)], ["function<global MODULE_GENERATOR>"]),
+    ],
+)
+def test_where_generators_are_found(root: object, paths: list[str]) -> None:
+    held = find_generators(root)
+    assert [path.replace("['key']", "") for path in held.paths] == paths
+    assert len(held) == len(paths)
+    assert held.complete
+
+
+def test_no_code_of_the_user_runs() -> None:
+    root = Box(a=[Hostile()], b={"k": Hostile()})
+    assert find_generators(root, Hostile()).paths == [
+        "Box.a[0].rng",
+        "Box.b['k'].rng",
+        "Hostile.rng",
+    ]
+
+
+def test_nothing_is_found_in_data() -> None:
+    root = Box(
+        array=np.zeros(3),
+        objects=np.array([rng()], dtype=object),
+        tensor=torch.zeros(3),
+        text="text",
+        module=np.random,
+        cls=ClassLevel,
+        long=[rng()] * (MAX_ITEMS + 1),
+        table=dict.fromkeys(range(MAX_ITEMS + 1), rng()),
+        lock=threading.Lock(),
+        logger=logging.getLogger(),
+        event=threading.Event(),
+    )
+    held = find_generators(root, None, print, len)
+    assert held.paths == []
+    assert not held
+
+
+def test_the_global_generators_are_left_to_others() -> None:
+    root = Box(a=np.random.mtrand._rand, b=torch.default_generator, c=random.random)
+    assert not find_generators(root)
+
+
+def test_cycles_and_shared_generators() -> None:
+    shared = np.random.default_rng()
+    root = Box(a=shared, b=shared, c=np.random.Generator(shared.bit_generator))
+    root.me = [root]
+    assert find_generators(root, root).paths == ["Box.a"]
+
+
+def test_limits() -> None:
+    deep: Any = Box(rng=rng())
+    for _ in range(MAX_DEPTH - 1):
+        deep = Box(next=deep)
+    assert len(find_generators(deep)) == 1
+    held = find_generators(Box(next=deep))
+    assert not held
+    assert not held.complete
+    wide = [[Box(n=n) for n in range(MAX_ITEMS)] for _ in range(MAX_OBJECTS // MAX_ITEMS + 1)]
+    held = find_generators(Box(near=rng(), wide=wide))
+    assert held.paths == ["Box.near"]
+    assert not held.complete
+
+
+KINDS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "PCG64": (np.random.default_rng, lambda g: g.random(3).tolist()),
+    "Philox": (
+        lambda: np.random.Generator(np.random.Philox()),
+        lambda g: [g.random(3).tolist(), g.integers(9, dtype=np.int32)],
+    ),
+    "MT19937": (lambda: np.random.Generator(np.random.MT19937()), lambda g: g.random(3).tolist()),
+    "bits": (np.random.SFC64, lambda g: g.random_raw(3).tolist()),
+    "RandomState": (np.random.RandomState, lambda g: g.randn(3).tolist()),
+    "RandomState(PCG64)": (
+        lambda: np.random.RandomState(np.random.PCG64()),
+        lambda g: g.randn(3).tolist(),
+    ),
+    "torch": (torch.Generator, lambda g: torch.randn(3, generator=g).tolist()),
+    "random": (random.Random, lambda g: [g.gauss(0, 1) for _ in range(3)]),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_reseeding_is_exact(kind: str) -> None:
+    make, draw = KINDS[kind]
+    first, second = make(), make()
+    held, other = find_generators(Box(a=first)), find_generators(Box(a=second))
+    draw(first)
+    held.reseed(5)
+    expected = [draw(first), draw(first)]
+    other.reseed(5)
+    assert [draw(second), draw(second)] == expected
+    held.reseed(6)
+    assert draw(first) != expected[0]
+
+
+def test_streams_differ_from_one_another() -> None:
+    held = find_generators(root := Box(a=rng(), b=rng(), c=[rng(), rng()]))
+    held.reseed(1)
+    values = {root.a.random(), root.b.random(), root.c[0].random(), root.c[1].random()}
+    assert len(values) == 4
+
+
+def test_a_stream_depends_on_the_path_alone() -> None:
+    small, large = Box(m=rng()), Box(z=rng(), m=rng(), a=[rng()])
+    find_generators(small).reseed(7)
+    find_generators(large).reseed(7)
+    assert small.m.random() == large.m.random()
+
+
+def test_members_of_a_set_share_their_seed() -> None:
+    members = [rng() for _ in range(5)]
+    find_generators(Box(a=set(members))).reseed(derive(3))
+    assert len({member.random() for member in members}) == 1
+
+
+def test_identity_is_kept() -> None:
+    root = Box(a=np.random.default_rng(), b=np.random.RandomState(), c=torch.Generator())
+    before = dict(root.__dict__)
+    find_generators(root).reseed(1)
+    assert all(root.__dict__[name] is value for name, value in before.items())
+
+
+def test_albumentations_pipelines() -> None:
+    albumentations = pytest.importorskip("albumentations")
+    compose = albumentations.Compose(
+        [
+            albumentations.RandomCrop(8, 8),
+            albumentations.OneOf([albumentations.GaussNoise(p=1), albumentations.Rotate(p=1)], p=1),
+            albumentations.HorizontalFlip(p=0.5),
+        ]
+    )
+    image = np.random.RandomState(0).randint(0, 255, (32, 32, 3), dtype=np.uint8)
+    held = find_generators(Box(transform=compose))
+    assert "Box.transform.py_random" in held.paths
+    assert "Box.transform.random_generator" in held.paths
+
+    def run(seed: int) -> list[bytes]:
+        held.reseed(seed)
+        return [compose(image=image)["image"].tobytes() for _ in range(10)]
+
+    first = run(1)
+    assert run(2) != first
+    assert run(1) == first
