@@ -47,7 +47,8 @@ from lit_loader.sampling import (
     ShuffledSampler,
     resolve,
 )
-from lit_loader.seeding import derive, preserved, seed_globals
+from lit_loader.seeding import derive, seed_globals
+from lit_loader.streams import preserved
 
 __all__ = ["BatchPlan", "EpochBatches"]
 

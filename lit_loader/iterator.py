@@ -17,8 +17,7 @@ from lit_loader.errors import WorkerError
 from lit_loader.fetch import EndOfData
 from lit_loader.loading import BatchLoader, Recipe
 from lit_loader.position import EpochPosition
-from lit_loader.seeding import preserved
-from lit_loader.streams import OwnStreams
+from lit_loader.streams import OwnStreams, preserved
 
 __all__ = ["EpochStart", "Host", "InProcessIterator", "LoaderIterator"]
 

@@ -6,7 +6,7 @@
          ├─derive(seed, epoch, batch)─────── seeding="batch":  seed_globals before each batch
          ├─sample_seed(seed, epoch, index)── seeding="sample": seed_globals before each sample
          └─seed + worker_id───────────────── seeding="worker": seed_worker, once at worker start
-                                             (num_workers=0: OwnStreams, around each batch)
+                                             (num_workers=0: streams.OwnStreams)
 
 Nothing in here ever draws from a global generator. "The global generators" are those of ``random``,
 ``numpy.random`` (its legacy functions) and ``torch`` (its CPU generator).
@@ -19,22 +19,13 @@ import io
 import operator
 import pickle
 import random
-from contextlib import AbstractContextManager
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
-__all__ = [
-    "OwnStreams",
-    "base_seed",
-    "derive",
-    "preserved",
-    "sample_seed",
-    "seed_globals",
-    "seed_worker",
-]
+__all__ = ["base_seed", "derive", "sample_seed", "seed_globals", "seed_streams", "seed_worker"]
 
 _mtrand: Any = np.random.mtrand  # NumPy's stubs do not know all of its functions
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
@@ -131,12 +122,13 @@ def seed_worker(seed: int) -> None:
         seed: ``base_seed + worker_id`` (taken modulo 2**64), which ``torch.initial_seed()`` gives
             from now on, as torch documents it.
     """
+    torch.manual_seed(seed & _MASK)  # the accelerators' generators, too
+    seed_streams(seed)
+
+
+def seed_streams(seed: int) -> None:
+    """Do as `seed_worker` does, and leave the accelerators' generators alone."""
     seed &= _MASK
-    torch.manual_seed(seed)  # the accelerators' generators, too
-    _seed_as_worker(seed)
-
-
-def _seed_as_worker(seed: int) -> None:
     random.seed(seed)
     torch.default_generator.manual_seed(seed)
     _seed_numpy(_mix(seed ^ _NUMPY_STREAM) >> 32)
@@ -195,152 +187,3 @@ def _initial_seed_leads_the_state() -> bool:
     ours.set_state(state)
     draws = [torch.randn(8, generator=g, device="cpu").tolist() for g in (ours, theirs)]
     return ours.initial_seed() == 1 and draws[0] == draws[1]
-
-
-def preserved() -> AbstractContextManager[None]:
-    """Give a context after which the global generators are exactly as they were before.
-
-    Exactly means: the next numbers, a normal deviate that ``random.gauss`` or NumPy keep in
-    reserve, and ``torch.initial_seed()``; also when the body raises. In the body ``numpy.random``
-    draws from a spare bit generator, so the body must seed before it draws; the other two go on
-    from where they are. May be nested.
-    """
-    return _Preserved()
-
-
-class _Preserved:
-    __slots__ = ("_outside", "_spare")
-
-    def __enter__(self) -> None:
-        self._outside = _capture()
-        self._spare = _spares.pop() if _spares else np.random.MT19937(0)
-        _mtrand.set_bit_generator(self._spare)
-
-    def __exit__(self, *error: object) -> None:
-        _spares.append(self._spare)
-        _install(self._outside)
-
-
-class OwnStreams:
-    """Context manager: in its body the global generators are those of a worker of its own.
-
-    They are seeded as `seed_worker` does it when the body is entered first, and go on where they
-    were when it is entered again. Outside, the global generators are as if there were no body,
-    exactly as with `preserved`; those of accelerators are not touched.
-
-    Args:
-        seed: ``base_seed + worker_id``, taken modulo 2**64.
-    """
-
-    __slots__ = ("_inside", "_outside", "_seed")
-
-    def __init__(self, seed: int) -> None:
-        self._seed = seed & _MASK
-        self._inside: _Streams | None = None
-
-    def __enter__(self) -> None:
-        """Take the global generators over."""
-        self._outside = _capture()
-        if self._inside is None:
-            _mtrand.set_bit_generator(np.random.MT19937(0))
-            _seed_as_worker(self._seed)
-        else:
-            _install(self._inside)
-
-    def __exit__(self, *error: object) -> None:
-        """Give them back."""
-        self._inside = _capture()
-        _install(self._outside)
-
-
-class _Streams(NamedTuple):
-    python: tuple[Any, ...]
-    torch: torch.Tensor
-    bits: Any
-    reserve: dict[str, Any]
-
-
-def _capture() -> _Streams:
-    return _Streams(
-        random.getstate(),
-        torch.default_generator.get_state(),
-        _mtrand.get_bit_generator(),
-        _get_reserve(),
-    )
-
-
-def _install(streams: _Streams) -> None:
-    _mtrand.set_bit_generator(streams.bits)
-    _set_reserve(streams.reserve)
-    torch.default_generator.set_state(streams.torch)
-    random.setstate(streams.python)
-
-
-# Swapping the bit generator is cheap; reading or writing a Mersenne Twister's state as a dict takes
-# NumPy 35 us a time. The swap forgets the normal deviate in reserve, which is kept beside the bit
-# generator, so that one is read and written apart, behind a stand-in that has no state.
-_spares: list[Any] = []
-
-
-class _StandIn:
-    """A bit generator as far as ``RandomState.get_state`` and ``set_state`` look at one."""
-
-    @property
-    def state(self) -> dict[str, Any]:
-        return {"bit_generator": "MT19937", "state": {}}
-
-    @state.setter
-    def state(self, value: dict[str, Any]) -> None:
-        pass
-
-
-def _get_reserve() -> dict[str, Any]:
-    if not _stand_in_works():
-        return np.random.get_state(legacy=False)
-    return _get_behind_stand_in(_mtrand._rand)
-
-
-def _set_reserve(reserve: dict[str, Any]) -> None:
-    if not reserve["has_gauss"]:
-        return  # nor has NumPy, after the swap
-    if _stand_in_works():
-        _set_behind_stand_in(_mtrand._rand, reserve)
-    else:
-        np.random.set_state(reserve)
-
-
-def _get_behind_stand_in(generator: Any) -> dict[str, Any]:
-    held, generator._bit_generator = generator._bit_generator, _StandIn()
-    try:
-        return generator.get_state(legacy=False)  # type: ignore[no-any-return]
-    finally:
-        generator._bit_generator = held
-
-
-def _set_behind_stand_in(generator: Any, reserve: dict[str, Any]) -> None:
-    held, generator._bit_generator = generator._bit_generator, _StandIn()
-    try:
-        generator.set_state(reserve)
-    finally:
-        generator._bit_generator = held
-
-
-@cache
-def _stand_in_works() -> bool:
-    """Check once a process that NumPy's internals are as the stand-in supposes.
-
-    Where they are not, `preserved` is slower by 70 us and as exact.
-    """
-    ours, theirs = np.random.RandomState(1), np.random.RandomState(1)
-    try:
-        pair = ours.standard_normal(2)
-        theirs.standard_normal()  # the first of the pair: the second one is in reserve
-        reserve = _get_behind_stand_in(theirs)
-        _set_behind_stand_in(ours, reserve)
-        return bool(
-            reserve["has_gauss"] == 1
-            and ours.standard_normal() == theirs.standard_normal() == pair[1]
-            and ours.standard_normal() == theirs.standard_normal()
-        )
-    except Exception:
-        return False

@@ -26,7 +26,8 @@ from torch.utils.data import (
 from lit_loader.batch_plan import BatchPlan
 from lit_loader.errors import StateError
 from lit_loader.sampling import OrderedSampler, Shard, ShuffledSampler
-from lit_loader.seeding import preserved, seed_worker
+from lit_loader.seeding import seed_worker
+from lit_loader.streams import preserved
 
 N = 53
 

@@ -17,16 +17,9 @@ import numpy as np
 import pytest
 import torch
 
-from lit_loader import seeding
-from lit_loader.seeding import (
-    OwnStreams,
-    base_seed,
-    derive,
-    preserved,
-    sample_seed,
-    seed_globals,
-    seed_worker,
-)
+from lit_loader import seeding, streams
+from lit_loader.seeding import base_seed, derive, sample_seed, seed_globals, seed_worker
+from lit_loader.streams import OwnStreams, preserved
 
 
 class Colour(Enum):
@@ -49,7 +42,7 @@ def _layouts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """Run a test also as on a torch or NumPy whose private layout is another one."""
     if request.param == "portable":
         monkeypatch.setattr(seeding, "_initial_seed_leads_the_state", lambda: False)
-        monkeypatch.setattr(seeding, "_stand_in_works", lambda: False)
+        monkeypatch.setattr(streams, "_stand_in_works", lambda: False)
 
 
 def draws(count: int = 3) -> list[Any]:
@@ -346,14 +339,14 @@ def test_own_streams_are_a_workers_and_go_on(kind: type[Any]) -> None:
     set_up(True, kind)
     outside = [draws(), draws(), torch.initial_seed()]
     set_up(True, kind)
-    streams = OwnStreams(7)
-    with streams:
+    own = OwnStreams(7)
+    with own:
         inside = [torch.initial_seed(), draws()]
     between = draws()
-    with pytest.raises(KeyError), streams:
+    with pytest.raises(KeyError), own:
         inside.append(draws())
         raise KeyError
-    with streams:
+    with own:
         inside.append(draws())
     assert inside == as_in_a_worker
     assert [between, draws(), torch.initial_seed()] == outside
@@ -369,7 +362,7 @@ def test_the_private_layouts_are_as_supposed() -> None:
     `preserved` takes 70 us more.
     """
     assert seeding._initial_seed_leads_the_state()
-    assert seeding._stand_in_works()
+    assert streams._stand_in_works()
 
 
 @pytest.mark.slow
