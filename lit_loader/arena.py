@@ -25,6 +25,7 @@ import mmap
 import os
 import resource
 import tempfile
+import threading
 import weakref
 from typing import Any, Final
 
@@ -105,10 +106,11 @@ class Slot:
         offset: First byte in the arena's file.
         capacity: Bytes.
         memory: The bytes, shape ``(capacity,)``, uint8, in this process's mapping.
+        view: The same bytes, as the quicker way to write a few.
         touched: Upper bound of the bytes that were ever written, and so cost real memory.
     """
 
-    __slots__ = ("_mapping", "_start", "capacity", "memory", "offset", "touched")
+    __slots__ = ("_mapping", "_start", "capacity", "memory", "offset", "touched", "view")
 
     def __init__(self, mapping: mmap.mmap, start: int, offset: int, capacity: int) -> None:
         self._mapping = mapping
@@ -116,6 +118,7 @@ class Slot:
         self.offset = offset
         self.capacity = capacity
         self.memory: NDArray[np.uint8] = np.frombuffer(mapping, np.uint8, capacity, start)
+        self.view = self.memory.data
         self.touched = 0
 
     def over(self, nbytes: int) -> Lease:
@@ -147,7 +150,8 @@ class Arena:
     """The parent's side: owns the file, lends the slots.
 
     Safe to use from several threads: the free slots are a list of which only ``append`` and
-    ``pop`` are used, both of them atomic, and a lease may die in any thread.
+    ``pop`` are used, both of them atomic, and a lease may die in any thread. Only the end of the
+    file has a lock, which nothing that the garbage collector may run takes.
 
     Args:
         board_bytes: Bytes reserved at the start of the file for the status board.
@@ -180,6 +184,7 @@ class Arena:
         self.board = memoryview(self._map)[:board_bytes]
         self._file_end = self.mapped
         self._held = held
+        self._appending = threading.Lock()
         self._leases: set[_LeaseRef] = set()
         self._closed = False
         self._fullest = _SMALLEST_SLOT
@@ -237,16 +242,17 @@ class Arena:
     def _append(self, capacity: int) -> Slot:
         """Add one slot at the end of the file."""
         capacity = _round_up(capacity)
-        offset = self._file_end
-        try:
-            mapping = self._map_range(offset, capacity)
-        except (OSError, ValueError, OverflowError) as error:
-            raise LoaderError(
-                f"a batch needs {capacity} bytes of shared memory, which cannot be had ({error}); "
-                "raise the limit (ulimit -v, or the disk behind the temporary directory), or make "
-                "the batches smaller"
-            ) from error
-        self._file_end = offset + capacity
+        with self._appending:  # the consumer submits while the pin-memory thread grants
+            offset = self._file_end
+            try:
+                mapping = self._map_range(offset, capacity)
+            except (OSError, ValueError, OverflowError) as error:
+                raise LoaderError(
+                    f"a batch needs {capacity} bytes of shared memory, which cannot be had "
+                    f"({error}); raise the limit (ulimit -v, or the disk behind the temporary "
+                    "directory), or make the batches smaller"
+                ) from error
+            self._file_end = offset + capacity
         return Slot(mapping, 0, offset, capacity)
 
     def release(self, slot: Slot, used: bool = True) -> None:

@@ -61,7 +61,7 @@ class Engine:
         self._thread: PinMemoryThread[Ready] | None = None
         if pin is not None:
             self._thread = PinMemoryThread(
-                self._next_ready, lambda ready: ready._replace(batch=_pinned(ready, pin)), device
+                self._next_ready, lambda ready: _pinned(ready, pin), device
             )
 
     def take(self, timeout: float | None) -> Ready | None:
@@ -95,14 +95,20 @@ class Engine:
     def stop(self) -> list[Ready]:
         """End the thread; returns what it had pinned and nobody has taken."""
         self._stopping = True
-        if self._thread is None:
+        if self._thread is None or self.pool.closed:  # in a forked copy there is no thread
             return []
         self.pool.wake()
         return self._thread.left()
 
 
-def _pinned(ready: Ready, pin: Pin) -> Any:
-    return ready.batch if ready.error is not None or ready.ended else pin(ready.batch)
+def _pinned(ready: Ready, pin: Pin) -> Ready:
+    if ready.error is not None or ready.ended:
+        return ready
+    try:
+        return ready._replace(batch=pin(ready.batch))
+    except Exception as error:
+        # This batch's outcome, like an error in a worker: the next one comes after it.
+        return ready._replace(batch=None, error=error)
 
 
 def _decoded(outcome: Outcome) -> Ready:

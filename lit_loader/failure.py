@@ -97,10 +97,10 @@ class Failure(NamedTuple):
 
     def pack(self, capacity: int) -> bytes:
         """Write the failure as at most ``capacity`` bytes; what does not fit is shortened."""
-        data = pickle.dumps(tuple(self), pickle.HIGHEST_PROTOCOL)
+        data = self._dumps()
         if len(data) <= capacity:
             return data
-        room = capacity // 8
+        room = capacity // 16  # characters, of up to 4 bytes each, three times
         short = Failure(
             None,
             self.name[:200],
@@ -110,12 +110,23 @@ class Failure(NamedTuple):
             self.trace[-room:],
             self.where[:room],
         )
-        return pickle.dumps(tuple(short), pickle.HIGHEST_PROTOCOL)
+        return short._dumps()
+
+    def _dumps(self) -> bytes:
+        # The user's own parts in a pickle apart: the parent may not know their classes.
+        original = pickle.dumps((self.kind, self.args, self.attributes), pickle.HIGHEST_PROTOCOL)
+        text = (self.name, self.message, self.trace, self.where)
+        return pickle.dumps((original, text), pickle.HIGHEST_PROTOCOL)
 
     @classmethod
     def unpack(cls, data: bytes) -> Failure:
-        """Read what :meth:`pack` wrote."""
-        return cls(*pickle.loads(data))
+        """Read what :meth:`pack` wrote; what cannot be had in this process is left out."""
+        original, (name, message, trace, where) = pickle.loads(data)
+        try:
+            kind, args, attributes = pickle.loads(original)
+        except Exception:
+            kind, args, attributes = None, None, {}
+        return cls(kind, name, message, args, attributes, trace, where)
 
     @property
     def report(self) -> str:

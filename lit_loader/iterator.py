@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from lit_loader.batch_plan import EpochBatches
 from lit_loader.board import Progress
@@ -47,6 +47,9 @@ class Host(Protocol):
     lock: threading.RLock
     """Held in every ``next()``: iterators of one loader share workers."""
 
+    promised: int | None
+    """Samples of an iterable dataset, once ``len(loader)`` has asked for them."""
+
     def __len__(self) -> int:
         """Batches of an epoch."""
 
@@ -56,8 +59,8 @@ class Host(Protocol):
     def begin_epoch(self) -> EpochStart:
         """Begin the epoch that comes next."""
 
-    def count_samples(self, samples: int) -> None:
-        """Learn how many samples of an iterable dataset the iterator has given out."""
+    def warn_of_broken_promise(self, promised: int, samples: int) -> None:
+        """Learn that an iterable dataset gives more samples than its length says."""
 
 
 class LoaderIterator(Generic[T_co]):
@@ -68,6 +71,8 @@ class LoaderIterator(Generic[T_co]):
         self._start: EpochStart | None = None
         self._ended = False
         self._samples = 0
+        # What len(loader) has promised so far: list(loader) asks for the length after this.
+        self._promised = host.promised
 
     def __iter__(self) -> LoaderIterator[T_co]:
         return self
@@ -83,6 +88,11 @@ class LoaderIterator(Generic[T_co]):
     def __len__(self) -> int:
         return len(self._host)
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "an iterator over a loader cannot be pickled: pickle the loader, and its state_dict()"
+        )
+
     def _next(self, start: EpochStart) -> T_co:
         raise NotImplementedError
 
@@ -95,7 +105,8 @@ class LoaderIterator(Generic[T_co]):
     def _count(self, samples: int) -> None:
         """Note the samples of a batch of an iterable dataset that is about to be given out."""
         self._samples += samples
-        self._host.count_samples(self._samples)
+        if self._promised is not None and self._samples > self._promised:
+            self._host.warn_of_broken_promise(self._promised, self._samples)
 
 
 class InProcessIterator(LoaderIterator[T_co]):

@@ -35,7 +35,7 @@ from lit_loader.sampling import (
     Shard,
     ShuffledSampler,
 )
-from lit_loader.seeding import base_seed
+from lit_loader.seeding import BaseSeed, base_seed
 from lit_loader.state import ELASTIC, LoaderState
 from lit_loader.worker_pool import WorkerDeath, WorkerPool
 
@@ -125,6 +125,8 @@ class DataLoader(Generic[T_co]):
         self.persistent_workers = config.persistent_workers
         self.generator = config.generator
         self.seed = config.seed
+        # An object of its own: samplers hold it, and would hold the loader in a cycle otherwise.
+        self._base_seed = BaseSeed(config.seed, config.generator)
         self.seeding = config.seeding
         self.reseed_fn = config.reseed_fn
         self.num_replicas = config.num_replicas
@@ -143,8 +145,7 @@ class DataLoader(Generic[T_co]):
         self._commits = False
         self._committed: Position | None = None
         self._pending: Position | None = None
-        self._resumed_seed: int | None = None
-        self._promised: int | None = None
+        self.promised: int | None = None
         self._warnings_given: set[str] = set()
         self._reset_process_state()
         self._built = True
@@ -184,11 +185,6 @@ class DataLoader(Generic[T_co]):
             shard,
             self._base_seed,
         )
-
-    def _base_seed(self) -> int:
-        if self._resumed_seed is not None:
-            return self._resumed_seed
-        return base_seed(self.seed, self.generator)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if self._built and name in _FIXED:
@@ -242,7 +238,7 @@ class DataLoader(Generic[T_co]):
         if self._plan is not None:
             return len(self._plan)
         samples: int = len(self.dataset)  # type: ignore[arg-type]
-        self._promised = samples
+        self.promised = samples
         if self.batch_size is None:
             return samples
         return (
@@ -405,7 +401,7 @@ class DataLoader(Generic[T_co]):
         # A seed that nobody chose is taken over: the data goes on as it would have.
         adopted = theirs if self.seed is None and self.generator is None else None
         if isinstance(adopted, int):
-            seed = self._resumed_seed = adopted
+            seed = self._base_seed.resumed = adopted
         fingerprint = self._fingerprint(seed)
         loaded.check(fingerprint)
         batches = loaded.batches
@@ -447,20 +443,19 @@ class DataLoader(Generic[T_co]):
             "num_workers": max(1, self.num_workers) if self._iterable else None,
         }
 
-    def count_samples(self, samples: int) -> None:
-        """Compare the samples that an iterator has given out with what ``len()`` promised."""
-        if self._promised is not None and samples > self._promised:
-            cause = (
-                "; with several workers, its __iter__ must give each of them a share of its own "
-                "(lit_loader.get_shard)"
-                if self.num_workers
-                else ""
-            )
-            warnings.warn(
-                f"{type(self.dataset).__name__} promised {self._promised} samples by its __len__ "
-                f"(which len(loader) asked), but {samples} samples have been fetched{cause}",
-                stacklevel=5,
-            )
+    def warn_of_broken_promise(self, promised: int, samples: int) -> None:
+        """Warn that an iterable dataset gives more samples than its length says."""
+        cause = (
+            "; with several workers, its __iter__ must give each of them a share of its own "
+            "(lit_loader.get_shard)"
+            if self.num_workers
+            else ""
+        )
+        warnings.warn(
+            f"{type(self.dataset).__name__} promised {promised} samples by its __len__ (which "
+            f"len(loader) asked), but {samples} samples have been fetched{cause}",
+            stacklevel=5,
+        )
 
     def warn_of_ignored_share(self) -> None:
         """Warn, once, that an iterable dataset gives all of its readers the same."""
@@ -495,7 +490,8 @@ class DataLoader(Generic[T_co]):
             owner.disconnect(sound=True)
         pool = self._resumed_pool() or self._start_pool(start)
         self._pool, self._owner = pool, weakref.ref(iterator)
-        return Claim(pool, lambda sound: pool.cancel() if sound else pool.close())
+        generation = pool.generation
+        return Claim(pool, lambda sound: pool.cancel(generation) if sound else pool.close())
 
     def _resumed_pool(self) -> WorkerPool | None:
         """The persistent workers, ready for a new epoch; None if new ones are to be started."""

@@ -16,7 +16,7 @@ from lit_loader.context import reading
 from lit_loader.fetch import EndOfData, Fetcher, IterableFetcher, MapFetcher
 from lit_loader.generators import find_generators
 from lit_loader.position import ReadPoint
-from lit_loader.seeding import derive, sample_seed, seed_globals
+from lit_loader.seeding import derive, extend, sample_seed, seed_globals
 
 __all__ = ["BatchLoader", "Parcel", "Recipe"]
 
@@ -89,7 +89,8 @@ class BatchLoader:
         self._held = find_generators(recipe.dataset, recipe.collate_fn)
         if self._held.paths:
             _log.debug("generators reseeded with the global ones: %s", ", ".join(self._held.paths))
-        self._seed = self._epoch = 0
+        self._epoch: tuple[int, int] | None = None
+        self._epoch_seed = 0
         self.samples = 0
         """Samples of the batch made last."""
 
@@ -129,7 +130,8 @@ class BatchLoader:
         recipe = self._recipe
         # At every batch: loaders with num_workers=0 may take turns in one process.
         reading.epoch, reading.shard = epoch, self._share
-        self._seed, self._epoch = seed, epoch
+        if self._epoch != (seed, epoch):
+            self._epoch, self._epoch_seed = (seed, epoch), derive(seed, epoch)
         self._reseed_batch(number)
         if self._fetcher is None:
             self._fetcher = _ENDED  # if iter(dataset) raises, there is nothing to go on with
@@ -152,10 +154,10 @@ class BatchLoader:
         recipe = self._recipe
         if recipe.seeding != "worker":
             position = number * recipe.num_replicas + recipe.rank
-            self._reseed(derive(self._seed, self._epoch, position))
+            self._reseed(extend(self._epoch_seed, position))
 
     def _reseed_for(self, index: Any) -> None:
-        self._reseed(sample_seed(self._seed, self._epoch, index))
+        self._reseed(sample_seed(self._epoch_seed, index))
 
     def _reseed(self, seed: int) -> None:
         """Set every generator that the dataset may draw from."""

@@ -6,9 +6,15 @@ neither side needs a lock, and a process killed at any instant leaves the pipes 
 
 ::
 
-    parent ── Task ──────────────────────────▶ worker     (one pipe read by all, or one a worker)
-    parent ── Resume, Grant, Stop ───────────▶ worker     (one pipe a worker)
-    worker ── Result, Ack, Grow ─────────────▶ parent     (one pipe written by all)
+    parent ── Task, Attend ──────────────────▶ worker     (task pipe, read by all workers)
+    parent ── Resume, Proceed, Grant, Stop ──▶ worker     (control pipe, one a worker)
+    worker ── Result, Ack, Grow ─────────────▶ parent     (result pipe, written by all workers)
+
+An idle worker blocks in a read of the task pipe, where the kernel wakes one reader for one message.
+So what is for one worker alone is announced there: as many :class:`Attend` as there are workers.
+A worker that takes one looks into its control pipe, and then waits there (for :class:`Proceed`)
+until all have done so; none can take another's. Where tasks are dealt, not pulled, they come
+through the control pipe too, and nothing is announced.
 
 Batches do not travel in messages: a :class:`Task` names a slot of the arena that holds the task's
 indices (:func:`pack_indices`), and the :class:`Result` says where in that slot the batch lies.
@@ -27,9 +33,11 @@ from numpy.typing import NDArray
 __all__ = [
     "SIZE",
     "Ack",
+    "Attend",
     "Grant",
     "Grow",
     "Message",
+    "Proceed",
     "Result",
     "Resume",
     "Status",
@@ -44,7 +52,7 @@ __all__ = [
 _LAYOUT: Final = struct.Struct("=BBHIQ6q")
 SIZE: Final = _LAYOUT.size
 
-_TASK, _RESUME, _GRANT, _STOP, _RESULT, _ACK, _GROW = range(7)
+_TASK, _ATTEND, _RESUME, _PROCEED, _GRANT, _STOP, _RESULT, _ACK, _GROW = range(9)
 
 
 class Task(NamedTuple):
@@ -110,12 +118,32 @@ class Grant(NamedTuple):
         )
 
 
+class Attend(NamedTuple):
+    """Look into your control pipe; means nothing to a worker that finds it empty."""
+
+    def pack(self) -> bytes:
+        """Return the message as :data:`SIZE` bytes."""
+        return _bare(_ATTEND)
+
+
+class Proceed(NamedTuple):
+    """Every worker has acknowledged: take tasks."""
+
+    def pack(self) -> bytes:
+        """Return the message as :data:`SIZE` bytes."""
+        return _bare(_PROCEED)
+
+
 class Stop(NamedTuple):
     """End the worker process."""
 
     def pack(self) -> bytes:
         """Return the message as :data:`SIZE` bytes."""
-        return _LAYOUT.pack(_STOP, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+        return _bare(_STOP)
+
+
+def _bare(kind: int) -> bytes:
+    return _LAYOUT.pack(kind, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 class Status:
@@ -193,7 +221,7 @@ class Grow(NamedTuple):
         )
 
 
-Message = Task | Resume | Grant | Stop | Result | Ack | Grow
+Message = Task | Attend | Resume | Proceed | Grant | Stop | Result | Ack | Grow
 
 
 def unpack(data: bytes, start: int = 0) -> Message:
@@ -213,7 +241,9 @@ def unpack(data: bytes, start: int = 0) -> Message:
         return Grow(worker, generation, number, nbytes)
     if kind == _GRANT:
         return Grant(generation, number, offset, a)
-    return Stop()
+    if kind == _ATTEND:
+        return Attend()
+    return Proceed() if kind == _PROCEED else Stop()
 
 
 _PICKLED: Final = b"p"

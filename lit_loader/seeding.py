@@ -4,7 +4,7 @@
 
     seed ──derive(seed, epoch)────────────── the epoch's order (sampling.py)
          ├─derive(seed, epoch, batch)─────── seeding="batch":  seed_globals before each batch
-         ├─sample_seed(seed, epoch, index)── seeding="sample": seed_globals before each sample
+         ├─sample_seed(…, index)─────────── seeding="sample": seed_globals before each sample
          └─seed + worker_id───────────────── seeding="worker": seed_worker, once at worker start
                                              (num_workers=0: streams.OwnStreams)
 
@@ -14,6 +14,7 @@ Nothing in here ever draws from a global generator. "The global generators" are 
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import io
 import operator
@@ -25,13 +26,21 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["base_seed", "derive", "sample_seed", "seed_globals", "seed_streams", "seed_worker"]
+__all__ = [
+    "BaseSeed",
+    "base_seed",
+    "derive",
+    "extend",
+    "sample_seed",
+    "seed_globals",
+    "seed_streams",
+    "seed_worker",
+]
 
 _mtrand: Any = np.random.mtrand  # NumPy's stubs do not know all of its functions
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
 _GOLDEN = 0x9E37_79B9_7F4A_7C15
-# One fixed offset a stream keeps random, NumPy and torch apart although they share one seed.
-_PYTHON_STREAM, _NUMPY_STREAM, _TORCH_STREAM = (_GOLDEN * k & _MASK for k in (1, 2, 3))
+_LOW = 0xFFFF_FFFF
 
 
 def _mix(x: int) -> int:
@@ -54,18 +63,21 @@ def derive(*parts: int) -> int:
     Returns:
         A seed in ``range(2**64)``, the same in every process, version and platform.
     """
-    state = _GOLDEN
+    return extend(_GOLDEN, *parts)
+
+
+def extend(seed: int, *parts: int) -> int:
+    """Mix further integers into a seed: ``extend(derive(a, b), c) == derive(a, b, c)``."""
     for part in parts:
-        state = _mix(state ^ _mix(part + _GOLDEN & _MASK))
-    return state
+        seed = _mix(seed ^ _mix(part + _GOLDEN & _MASK))
+    return seed
 
 
-def sample_seed(seed: int, epoch: int, index: Any) -> int:
-    """Give the seed of one sample, which depends on nothing but these three.
+def sample_seed(epoch_seed: int, index: Any) -> int:
+    """Give the seed of one sample, which depends on nothing but these two.
 
     Args:
-        seed: Base seed.
-        epoch: Epoch number.
+        epoch_seed: ``derive(seed, epoch)``.
         index: The sample's index as the sampler gave it: an integer (NumPy's and 0-d tensors are
             equal to Python's), a string, or anything that can be pickled.
 
@@ -73,7 +85,7 @@ def sample_seed(seed: int, epoch: int, index: Any) -> int:
         A seed in ``range(2**64)``. Equal indices have equal seeds in every process (Python's
         own ``hash`` is salted in each process anew and would not).
     """
-    return derive(seed, epoch, _fingerprint(index))
+    return extend(epoch_seed, _fingerprint(index))
 
 
 def _fingerprint(index: Any) -> int:
@@ -115,6 +127,27 @@ def base_seed(seed: int | None, generator: torch.Generator | None) -> int:
     return (generator.initial_seed() if generator is not None else torch.initial_seed()) & _MASK
 
 
+class BaseSeed:
+    """A loader's base seed; calling it gives the one of this moment.
+
+    Args:
+        seed: The loader's ``seed`` option.
+        generator: The loader's ``generator`` option.
+
+    Attributes:
+        resumed: The seed of a state that was loaded, which takes the place of all else.
+    """
+
+    def __init__(self, seed: int | None, generator: torch.Generator | None) -> None:
+        self.resumed: int | None = None
+        self._seed = seed
+        self._generator = generator
+
+    def __call__(self) -> int:
+        """Give the base seed."""
+        return base_seed(self._seed, self._generator) if self.resumed is None else self.resumed
+
+
 def seed_worker(seed: int) -> None:
     """Seed the global generators at a worker's start, as torch's own loader does.
 
@@ -131,7 +164,7 @@ def seed_streams(seed: int) -> None:
     seed &= _MASK
     random.seed(seed)
     torch.default_generator.manual_seed(seed)
-    _seed_numpy(_mix(seed ^ _NUMPY_STREAM) >> 32)
+    _seed_numpy(_mix(seed) >> 32)
 
 
 def seed_globals(seed: int) -> None:
@@ -144,10 +177,12 @@ def seed_globals(seed: int) -> None:
         seed: 64-bit seed (taken modulo 2**64), as `derive` gives it. NumPy's and torch's Mersenne
             Twisters take 32 bits of it each.
     """
+    # Disjoint halves for the two Mersenne Twisters that are set from 32 bits, in the same way;
+    # Python sets its own in another way, from all 64.
     seed &= _MASK
-    random.seed(_mix(seed ^ _PYTHON_STREAM))
-    _seed_numpy(_mix(seed ^ _NUMPY_STREAM) >> 32)
-    _position_torch(_mix(seed ^ _TORCH_STREAM) >> 32, torch.default_generator)
+    random.seed(seed)
+    _seed_numpy(seed >> 32)
+    _position_torch(seed & _LOW, torch.default_generator)
 
 
 def _seed_numpy(seed: int) -> None:
@@ -167,8 +202,8 @@ def _position_torch(seed: int, target: torch.Generator) -> None:
         return
     _scratch.manual_seed(seed)
     state = _scratch.get_state()
-    # Through NumPy, for indexing a tensor costs as much as all the rest of this function.
-    state.numpy().view(np.uint64)[0] = target.initial_seed()
+    # By address, for indexing a tensor costs as much as all the rest of this function.
+    ctypes.c_uint64.from_address(state.data_ptr()).value = target.initial_seed()
     target.set_state(state)
 
 

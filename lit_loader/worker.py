@@ -3,10 +3,11 @@
 ::
 
     task pipe ─Task─▶ indices ▶ fetch ▶ collate ▶ encode into the slot ─Result─▶ result pipe
-    control pipe ─Resume, Grant, Stop─▶                                ─Ack, Grow─▶
+    control pipe ─Resume, Proceed, Grant, Stop─▶                       ─Ack, Grow─▶
 
 - A worker of a map-style dataset pulls tasks from a pipe that all workers read; with an iterable
   dataset its tasks come through its own control pipe, for it alone holds that share of the data.
+  Either way an idle worker is in a blocking read.
 - Before each sample it compares the board's generation with its own, and leaves a batch that is
   no longer wanted.
 - It holds no lock that another process could wait for. Killed at any instant, it leaves at most a
@@ -17,6 +18,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import multiprocessing
 import os
 import pickle
@@ -43,6 +45,7 @@ from lit_loader.loading import BatchLoader, Recipe
 from lit_loader.messages import (
     SIZE,
     Ack,
+    Attend,
     Grant,
     Grow,
     Message,
@@ -86,8 +89,13 @@ class Payload:
         self._pickled: bytes = b""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # multiprocessing's pickler, for what only it can carry: locks, queues, shared tensors.
-        return _payload_from, (bytes(reduction.ForkingPickler.dumps(self._recipe)),)
+        # multiprocessing's pickler, for what only it can carry: locks, queues, shared tensors. It
+        # is kept, for it keeps what was made on the way (a torch.Generator's state, say), whose
+        # file descriptor must be open when the process is started.
+        file = io.BytesIO()
+        self._pickler = reduction.ForkingPickler(file)
+        self._pickler.dump(self._recipe)
+        return _payload_from, (file.getvalue(),)
 
     def open(self) -> Recipe:
         """Return the objects.
@@ -216,10 +224,8 @@ class _Worker:
         self._control = links.control.fd
         self._results = links.results.fd
         self._inbox: deque[Message] = deque()
-        self._poll = select.poll()
-        for fd in (self._tasks, self._control):
-            if fd is not None:
-                self._poll.register(fd, select.POLLIN)
+        self._control_poll = select.poll()
+        self._control_poll.register(self._control, select.POLLIN)
         self._number = -1
         self._loader: BatchLoader | None = None
         self._broken: Failure | None = None
@@ -251,31 +257,37 @@ class _Worker:
                 if message.generation == self._progress.generation:
                     with contextlib.suppress(Cancelled):
                         self._serve(message)
-            elif isinstance(message, Resume):
-                self._resume(message)
-            elif isinstance(message, Stop):
-                return
+            elif isinstance(message, Attend):
+                if self._control_poll.poll(0):
+                    self._attend(self._receive_control())
+            else:
+                self._attend(message)
 
     def _receive(self) -> Message:
-        """Take the next message: from the shared pipe if it has one, else whichever comes."""
+        """Wait for the next message: kept ones first, then the pipe that tasks come through."""
         if self._inbox:
             return self._inbox.popleft()
-        if self._tasks is not None:
-            try:
-                return _message_or_stop(os.read(self._tasks, SIZE))
-            except BlockingIOError:
-                pass
-        while True:
-            for fd, _ in self._poll.poll():
-                # Another worker may have been faster: then there is nothing to read.
-                with contextlib.suppress(BlockingIOError):
-                    return _message_or_stop(os.read(fd, SIZE))
+        if self._tasks is None:
+            return self._receive_control()
+        return _message_or_stop(os.read(self._tasks, SIZE))
 
-    def _resume(self, message: Resume) -> None:
-        self._progress.generation = message.generation
-        if self._loader is not None:
-            self._loader.begin_epoch()
-        self._send(Ack(self._id, message.generation))
+    def _receive_control(self) -> Message:
+        return _message_or_stop(os.read(self._control, SIZE))
+
+    def _attend(self, message: Message) -> None:
+        """Do what a control message says; after a Resume, take no task before Proceed.
+
+        Raises:
+            _Stopped: It says to end.
+        """
+        while isinstance(message, Resume):
+            self._progress.generation = message.generation
+            if self._loader is not None:
+                self._loader.begin_epoch()
+            self._send(Ack(self._id, message.generation))
+            message = self._receive_control()
+        if isinstance(message, Stop):
+            raise _Stopped
 
     def _serve(self, task: Task) -> None:
         """Make the task's batch, or write down why there is none."""
@@ -347,17 +359,10 @@ class _Worker:
                             "parent's limits: ulimit -v, the temporary directory's disk)"
                         )
                     return message
-            elif isinstance(message, Task):
-                self._inbox.append(message)
             else:
                 self._inbox.append(message)
-                raise Cancelled
-
-    def _receive_control(self) -> Message:
-        poll = select.poll()
-        poll.register(self._control, select.POLLIN)
-        poll.poll()
-        return _message_or_stop(os.read(self._control, SIZE))
+                if not isinstance(message, Task):
+                    raise Cancelled
 
     def _writer(self, offset: int, capacity: int) -> SlotWriter:
         writer = self._writers.get(offset)

@@ -20,13 +20,10 @@ import contextlib
 import multiprocessing
 import os
 import select
-import signal
+import threading
 import time
-import warnings
 import weakref
 from collections import deque
-from collections.abc import Iterator
-from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any, Final, NamedTuple
@@ -42,8 +39,10 @@ from lit_loader.loading import Recipe
 from lit_loader.messages import (
     SIZE,
     Ack,
+    Attend,
     Grant,
     Grow,
+    Proceed,
     Result,
     Resume,
     Status,
@@ -52,15 +51,11 @@ from lit_loader.messages import (
     pack_indices,
     unpack,
 )
-from lit_loader.worker import Descriptor, Links, Payload, worker_main
+from lit_loader.outbox import Outbox
+from lit_loader.processes import end_processes, start_worker
+from lit_loader.worker import Descriptor, Links
 
 __all__ = ["Outcome", "WorkerDeath", "WorkerPool"]
-
-STOP_GRACE: Final = 2.0
-"""Seconds that a worker has to finish the sample it is in, before it is terminated."""
-
-TERMINATE_GRACE: Final = 1.0
-"""Seconds that a terminated worker has before it is killed."""
 
 _READ_AT_ONCE: Final = 64 * SIZE
 _WAKE: Final = b"w"
@@ -138,7 +133,8 @@ class WorkerPool:
             )
         self.num_workers = num_workers
         self._generation = 1
-        self._outbox = _Outbox()
+        self._cancelling = threading.RLock()  # the garbage collector may end up in there again
+        self._outbox = Outbox()
         self._in_flight: dict[int, list[Slot]] = {}
         self._events: deque[Result | Ack | Grow] = deque()
         size = board_bytes(num_workers)
@@ -157,17 +153,19 @@ class WorkerPool:
     def _start(self, recipe: Recipe, context: BaseContext, seed: int, dealt: bool) -> None:
         own = self._own
         tasks, self._tasks = own.pipe()
+        own.tasks = self._tasks
         self._results, results = own.pipe()
         os.set_blocking(results, True)  # a worker with a result waits until there is room
+        os.set_blocking(tasks, True)
         self._woken, self._wake = own.pipe()
         self._poll = select.poll()
         self._poll.register(self._results, select.POLLIN)
         self._poll.register(self._woken, select.POLLIN)
         self._control: list[int] = []
         self._workers_by_sentinel: dict[int, int] = {}
-        payload = Payload(recipe)
         for worker in range(self.num_workers):
             control, to_control = own.pipe()
+            os.set_blocking(control, True)
             self._control.append(to_control)
             own.controls.append(to_control)
             links = Links(
@@ -183,15 +181,8 @@ class WorkerPool:
                 control=Descriptor(control),
                 results=Descriptor(results),
             )
-            process = context.Process(  # type: ignore[attr-defined]
-                target=worker_main,
-                args=(links, payload),
-                name=f"lit_loader worker {worker}",
-                daemon=True,
-            )
+            process = start_worker(context, links, recipe)
             own.processes.append(process)
-            with _quiet_start(context):
-                process.start()
             self._workers_by_sentinel[process.sentinel] = worker
             self._poll.register(process.sentinel, select.POLLIN)
 
@@ -222,7 +213,7 @@ class WorkerPool:
         packed = b"" if indices is None else pack_indices(indices)
         slot = self._arena.acquire(len(packed))
         if packed:
-            slot.memory[: len(packed)] = np.frombuffer(packed, np.uint8)
+            slot.view[: len(packed)] = packed
         self._in_flight[number] = [slot]
         task = Task(self._generation, number, epoch, seed, slot.offset, slot.capacity, len(packed))
         self._outbox.send(self._tasks if worker is None else self._control[worker], task.pack())
@@ -291,7 +282,7 @@ class WorkerPool:
         slot = next(slot for slot in slots if slot.offset == result.offset)
         for other in slots:
             if other is not slot:
-                self._arena.release(other)
+                self._arena.release(other, used=False)
         end = result.at + result.nbytes
         if result.status == Status.BATCH:
             memory = self._arena.lease(slot, end)
@@ -319,11 +310,26 @@ class WorkerPool:
         """Let a :meth:`receive` that waits in another thread return None."""
         os.write(self._wake, _WAKE)
 
-    def cancel(self) -> None:
-        """Let the workers drop all tasks; they finish no more than the sample they are in."""
-        self._generation += 1
-        self._board.generation = self._generation
-        self._outbox.clear()
+    @property
+    def generation(self) -> int:
+        """Counts the epochs begun, and those cancelled."""
+        return self._generation
+
+    def cancel(self, generation: int | None = None) -> None:
+        """Let the workers drop all tasks; they finish no more than the sample they are in.
+
+        May be called from any thread, and in a forked copy of the pool, where it does nothing.
+
+        Args:
+            generation: Do nothing if another one has begun since: an iterator may be collected
+                late, in another thread, when the workers are no longer its own.
+        """
+        with self._cancelling:
+            if self.closed or generation not in (None, self._generation):
+                return
+            self._generation += 1
+            self._board.generation = self._generation
+            self._outbox.clear()
 
     def resume(self, timeout: float | None = None) -> bool:
         """Begin a new epoch: every worker forgets older tasks and acknowledges.
@@ -341,6 +347,8 @@ class WorkerPool:
         message = Resume(self._generation).pack()
         for control in self._control:
             self._outbox.send(control, message)
+        for _ in self._control:
+            self._outbox.send(self._tasks, Attend().pack())
         missing = set(range(self.num_workers))
         deadline = None if timeout is None else time.monotonic() + timeout
         while missing:
@@ -352,6 +360,8 @@ class WorkerPool:
             event = self._events.popleft()
             if isinstance(event, Ack) and event.generation == self._generation:
                 missing.discard(event.worker)
+        for control in self._control:
+            self._outbox.send(control, Proceed().pack())
         for slots in self._in_flight.values():
             for slot in slots:
                 self._arena.release(slot, used=False)
@@ -383,6 +393,7 @@ class _Resources:
         self._arena = arena
         self._board = board
         self._fds: list[int] = []
+        self.tasks = -1
         self.controls: list[int] = []
 
     def pipe(self) -> tuple[int, int]:
@@ -398,101 +409,16 @@ class _Resources:
         if os.getpid() != self.pid:
             return  # a forked copy: everything here belongs to the process that made it
         self._board.generation += 1
-        started = [process for process in self.processes if process.pid is not None]
         for control in self.controls:
             with contextlib.suppress(OSError):
                 os.write(control, Stop().pack())
-        for step, grace in ((None, STOP_GRACE), ("terminate", TERMINATE_GRACE), ("kill", None)):
-            alive = [process for process in started if process.is_alive()]
-            if not alive:
-                break
-            if step is not None:
-                for process in alive:
-                    getattr(process, step)()
-            _join(alive, grace)
-        for process in started:
-            process.join()
-            process.close()
+        for _ in self.controls:
+            with contextlib.suppress(OSError):
+                os.write(self.tasks, Attend().pack())
+        end_processes(self.processes)
         self.processes.clear()
         for fd in self._fds:
             os.close(fd)
         self._fds.clear()
         self._board.release()
         self._arena.close()
-
-
-def _join(processes: list[BaseProcess], timeout: float | None) -> None:
-    """Wait until all have ended, or the time is up."""
-    deadline = None if timeout is None else time.monotonic() + timeout
-    waiting = {process.sentinel for process in processes}
-    while waiting:
-        left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        ended = wait_for(list(waiting), left)
-        if not ended:
-            return
-        waiting.difference_update(ended)
-
-
-class _Outbox:
-    """Writes messages into pipes that do not block, and keeps what there is no room for.
-
-    A pipe holds about 1,000 messages, and far fewer where a user has very many pipes. What does
-    not go in waits here until results show that workers have taken some.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: deque[tuple[int, bytes]] = deque()
-
-    def send(self, fd: int, data: bytes) -> None:
-        """Write a message, behind those that wait."""
-        if self._waiting:
-            self._waiting.append((fd, data))
-            self.flush()
-            return
-        try:
-            os.write(fd, data)
-        except BlockingIOError:
-            self._waiting.append((fd, data))
-
-    def flush(self) -> None:
-        """Write what waits, as far as there is room."""
-        while self._waiting:
-            fd, data = self._waiting.popleft()
-            try:
-                os.write(fd, data)
-            except BlockingIOError:
-                self._waiting.appendleft((fd, data))
-                return
-
-    def clear(self) -> None:
-        """Forget what waits."""
-        self._waiting.clear()
-
-
-@contextlib.contextmanager
-def _quiet_start(context: BaseContext) -> Iterator[None]:
-    """Start a process with signals held back until it has reset its handlers.
-
-    Without, a Ctrl-C in that moment would run the parent's handler in the worker. Helper processes
-    of multiprocessing are started beforehand, or they would keep the signals blocked for good.
-    """
-    method = context.get_start_method()
-    if method == "forkserver":
-        from multiprocessing import forkserver
-
-        forkserver.ensure_running()
-    if method != "fork":
-        from multiprocessing import resource_tracker
-
-        resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
-    try:
-        with warnings.catch_warnings():
-            # Python 3.12 warns of any fork while threads live, and torch always has some. What
-            # could go wrong in the child is locks held by them; the worker takes none of those.
-            warnings.filterwarnings(
-                "ignore", message=".*multi-threaded.*fork", category=DeprecationWarning
-            )
-            yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

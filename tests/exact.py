@@ -1,0 +1,295 @@
+"""Datasets whose samples tell which random numbers they were made with, and digests of batches."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import io
+import itertools
+import random
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
+
+import lit_loader
+from lit_loader import DataLoader
+
+
+class Augmented(Dataset[Tensor]):
+    """Item ``i`` is ``i`` and a draw from every generator there is, those it holds included."""
+
+    def __init__(self, length: int = 26) -> None:
+        self.length = length
+        self.numpy_rng = np.random.default_rng()
+        self.python_rng = random.Random()
+        self.torch_rng = torch.Generator()
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Tensor:
+        if not 0 <= index < self.length:
+            raise IndexError(index)
+        return torch.tensor(
+            [
+                index,
+                random.random(),
+                np.random.random(),
+                float(torch.rand((), dtype=torch.float64)),
+                self.numpy_rng.random(),
+                self.python_rng.random(),
+                float(torch.rand((), generator=self.torch_rng, dtype=torch.float64)),
+                lit_loader.get_epoch(),
+            ],
+            dtype=torch.float64,
+        )
+
+
+class Indices(Dataset[int]):
+    """Item ``i`` is ``i``."""
+
+    def __init__(self, length: int = 26) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Epochs(Dataset[tuple[int, int, int]]):
+    """Item ``i`` is ``i`` with the epoch that it was told and the one that it asks for."""
+
+    def __init__(self, length: int = 6) -> None:
+        self.length = length
+        self.epoch = -1
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> tuple[int, int, int]:
+        return index, self.epoch, lit_loader.get_epoch()
+
+
+def noisy_collate(samples: list[Tensor]) -> Tensor:
+    """Stack, with a draw of each global generator in a column of its own."""
+    noise = [random.random(), np.random.random(), float(torch.rand((), dtype=torch.float64))]
+    columns = torch.tensor(noise, dtype=torch.float64).expand(len(samples), 3)
+    return torch.cat([torch.stack(samples), columns], dim=1)
+
+
+class Shared(IterableDataset[Tensor]):
+    """Gives ``lengths[i]`` augmented items to reader ``i``, numbered ``1000 * i + n``."""
+
+    def __init__(self, *lengths: int) -> None:
+        self.lengths = lengths
+
+    def __iter__(self) -> Iterator[Tensor]:
+        index, _ = lit_loader.get_shard()
+        return map(self.item, range(1000 * index, 1000 * index + self.lengths[index]))
+
+    def item(self, number: int) -> Tensor:
+        draws = [random.random(), np.random.random(), float(torch.rand((), dtype=torch.float64))]
+        return torch.tensor([number, *draws], dtype=torch.float64)
+
+
+class StatefulIterator:
+    """What `SharedWithState` is iterated by; tells where it is and can be brought there."""
+
+    def __init__(self, owner: Shared, index: int) -> None:
+        self.owner, self.index, self.position = owner, index, 0
+
+    def __iter__(self) -> StatefulIterator:
+        return self
+
+    def __next__(self) -> Tensor:
+        if self.position >= self.owner.lengths[self.index]:
+            raise StopIteration
+        self.position += 1
+        return self.owner.item(1000 * self.index + self.position - 1)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
+
+
+class SharedWithIteratorState(Shared):
+    """The iterator has the state."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return StatefulIterator(self, lit_loader.get_shard()[0])
+
+
+class SharedWithState(Shared):
+    """The dataset itself has the state, and begins anew when it was read to the end."""
+
+    def __init__(self, *lengths: int) -> None:
+        super().__init__(*lengths)
+        self.position = 0
+
+    def __iter__(self) -> Iterator[Tensor]:
+        index, _ = lit_loader.get_shard()
+        while self.position < self.lengths[index]:
+            self.position += 1
+            yield self.item(1000 * index + self.position - 1)
+        self.position = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
+
+
+class Striped(IterableDataset[int]):
+    """Gives each reader every ``count``-th of the numbers below ``length``."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __iter__(self) -> Iterator[int]:
+        index, count = lit_loader.get_shard()
+        return iter(range(index, self.length, count))
+
+
+class StripedByWorkerInfo(Striped):
+    """As programs written for torch's loader do it."""
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        assert info is not None
+        return iter(range(info.id, self.length, info.num_workers))
+
+
+class Unshared(Striped):
+    """Gives all to everybody."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.length))
+
+
+class EveryOther(Sampler[int]):
+    """A stateless sampler of the user's: draws from the global generators."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(self.length):
+            yield random.randrange(self.length)
+
+
+class StatefulSampler(Sampler[int]):
+    """Counts through all epochs: its place and its past are its own to remember."""
+
+    def __init__(self, length: int) -> None:
+        self.length, self.begun, self.position = length, 0, 0
+        self._resumed = False
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[int]:
+        if not self._resumed:
+            self.begun, self.position = self.begun + 1, 0
+        self._resumed = False
+        while self.position < self.length:
+            self.position += 1
+            yield (self.position - 1 + 5 * self.begun) % self.length
+
+    def state_dict(self) -> dict[str, int]:
+        return {"begun": self.begun, "position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.begun, self.position = state["begun"], state["position"]
+        self._resumed = self.position < self.length
+
+
+class _SamplerIterator:
+    def __init__(self, length: int) -> None:
+        self.length, self.position = length, 0
+
+    def __iter__(self) -> _SamplerIterator:
+        return self
+
+    def __next__(self) -> int:
+        if self.position == self.length:
+            raise StopIteration
+        self.position += 1
+        return (self.position * 7) % self.length
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
+
+
+class SamplerWithStatefulIterator(Sampler[int]):
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[int]:
+        return _SamplerIterator(self.length)
+
+
+class Pairs(Sampler[list[int]]):
+    """A batch sampler of the user's: batches of one and two, in random order."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return -(-self.length // 3) * 2
+
+    def __iter__(self) -> Iterator[list[int]]:
+        starts = list(range(0, self.length, 3))
+        random.shuffle(starts)
+        for start in starts:
+            yield [start]
+            yield [(start + 1) % self.length, (start + 2) % self.length]
+
+
+def digest(batch: Any) -> str:
+    """Name a batch by its bytes."""
+    if isinstance(batch, Tensor):
+        data = batch.numpy().tobytes() + str((batch.shape, batch.dtype)).encode()
+    else:
+        data = "".join(map(digest, batch)).encode()
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+def digests(batches: Iterable[Any]) -> list[str]:
+    return [digest(batch) for batch in batches]
+
+
+def taken(loader: DataLoader[Any], count: int) -> tuple[list[str], Iterator[Any]]:
+    """Take the first batches, and the iterator that has given them."""
+    iterator = iter(loader)
+    return digests(itertools.islice(iterator, count)), iterator
+
+
+def through_file(state: dict[str, Any]) -> dict[str, Any]:
+    """Save and load a state as a checkpoint is."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    loaded: dict[str, Any] = torch.load(file, weights_only=True)
+    assert loaded == state
+    return copy.deepcopy(loaded)
