@@ -20,11 +20,12 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lightning.pytorch import LightningDataModule
+from lightning.pytorch import Callback, LightningDataModule
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import Dataset, IterableDataset
 
+from lit_loader.callbacks import LoaderStateCallback
 from lit_loader.config import LoaderConfig
 from lit_loader.errors import OptionError
 from lit_loader.loader import DataLoader
@@ -64,7 +65,7 @@ class _SplitHook:
         if self._split not in module.datasets:
             return getattr(super(LoaderDataModule, module), self._name)
 
-        return functools.partial(module.make_loader, self._split)
+        return functools.partial(module._open, self._split)
 
 
 class LoaderDataModule(LightningDataModule):
@@ -125,6 +126,7 @@ class LoaderDataModule(LightningDataModule):
         self.datasets: dict[str, DatasetSource] = dict(datasets)
         self.configs = {name: _config(name, given[name], common) for name in SPLITS}
         self._loaders: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
+        self._positions = LoaderStateCallback()
         # Primitives alone: a callable or a dataset among them would make a checkpoint that
         # torch.load(weights_only=True) refuses. A Namespace, because Lightning compares a mapping
         # with each argument of this constructor, and comparing datasets may fail.
@@ -155,6 +157,25 @@ class LoaderDataModule(LightningDataModule):
         for split in used:
             if split in self.datasets:
                 self.dataset(split)
+        if stage == "fit" and self.trainer is not None:
+            self._positions.restore({})
+            callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+            if self._positions not in callbacks:
+                callbacks.insert(0, self._positions)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the training loaders' positions, as they were after the last whole step."""
+        return {} if self.trainer is None else self._positions.state(self.trainer)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes the training loaders' positions in; they are restored when training starts.
+
+        Args:
+            state_dict: What `state_dict` returned, from a checkpoint of the Trainer's.
+        """
+        # A checkpoint that is tested or validated with says nothing about a later fit.
+        if self.trainer is not None and self.trainer.state.fn == "fit":
+            self._positions.restore(state_dict)
 
     def dataset(self, split: str) -> Dataset[Any]:
         """Returns the dataset of a split, built now if its factory was not called yet.
@@ -171,6 +192,13 @@ class LoaderDataModule(LightningDataModule):
                 )
             self.datasets[split] = source
         return source  # type: ignore[return-value]
+
+    def _open(self, split: str) -> DataLoader[Any]:
+        """The loader that a hook which was not overridden returns."""
+        loader = self.make_loader(split)
+        if split == "train":
+            self._positions.restore_single(loader)
+        return loader
 
     def make_loader(self, split: str, dataset: Dataset[Any] | None = None) -> DataLoader[Any]:
         """Makes a new loader with the options of a split and what the Trainer has to add.

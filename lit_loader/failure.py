@@ -60,7 +60,7 @@ class Failure(NamedTuple):
         kind: The exception's class, or None if that cannot be carried.
         name: The class's qualified name.
         message: ``str`` of the exception.
-        args: Its arguments, or None if they cannot be carried.
+        args: The arguments to build it anew with, or None if they cannot be carried.
         attributes: The entries of its ``__dict__`` that can be carried.
         trace: The traceback as text.
         where: Where it happened, for a reader: worker, batch, indices, stage.
@@ -83,13 +83,15 @@ class Failure(NamedTuple):
         except Exception as broken:
             message = f"<str() of the exception raised {type(broken).__name__}>"
         attributes = getattr(error, "__dict__", {})
+        # An OSError keeps its file names out of ``args``, and puts them in where it is pickled.
+        args = OSError.__reduce__(error)[1] if isinstance(error, OSError) else error.args
         return cls(
             kind=kind if _portable(kind) else None,
             name=kind.__qualname__
             if kind.__module__ == "builtins"
             else f"{kind.__module__}.{kind.__qualname__}",
             message=message,
-            args=error.args if _portable(error.args) else None,
+            args=args if _portable(args) else None,
             attributes={k: v for k, v in attributes.items() if k != "__notes__" and _portable(v)},
             trace="".join(traceback.format_exception(kind, error, error.__traceback__)),
             where=where,
@@ -171,7 +173,8 @@ class Failure(NamedTuple):
         try:
             # Not kind(*args): a class with arguments of its own puts others into args.
             error = self.kind.__new__(self.kind, *self.args)
-            error.args = self.args
+            if not isinstance(error, OSError):
+                error.args = self.args
             error.__dict__.update(self.attributes)
             if str(error) != self.message:
                 error = self.kind(*self.args)  # types such as UnicodeError keep fields elsewhere

@@ -298,27 +298,50 @@ class DataLoader(Generic[T_co]):
 
     def begin_epoch(self) -> EpochStart:
         """Begin the epoch that comes next; called by an iterator at its first ``next()``."""
-        start = self._next_position()
+        pending, requested = self._pending, self._requested_epoch()
+        if pending is None:
+            start, given = self._epoch_start(requested), None
+        elif requested in (None, pending.anchor):
+            start, given = pending, pending.sampler
+        else:
+            given = self._give_up(pending)
+            start = self._epoch_start(requested)
         self._pending, self._committed, self._epoch_requested = None, None, False
         self._next_epoch = start.epoch + 1
         readers = max(1, self.num_workers) if self._iterable else 0
         self._position = EpochPosition(start, readers)
         batches = None
         if self._plan is not None:
-            batches = self._plan.batches(start.epoch, start.batches, start.sampler)
+            # A sampler that was not interrupted is not restored either: it goes on by itself.
+            batches = self._plan.batches(start.epoch, start.batches, given)
         return EpochStart(start.epoch, start.seed, batches, self._position)
 
-    def _next_position(self) -> Position:
-        """Where the next iterator begins: where a state says, or at the start of an epoch."""
-        epoch = self._requested_epoch()
-        if self._pending is not None and epoch in (None, self._pending.epoch):
-            return self._pending
-        sampler = None
-        if self._plan is not None and self._position is None and self._pending is not None:
-            sampler = self._pending.sampler
-        return Position(
-            self._next_epoch if epoch is None else epoch, self._base_seed(), sampler=sampler
-        )
+    def _give_up(self, pending: Position) -> Any:
+        """Leave a loaded position's epoch for another one, as if it had been read until there.
+
+        Returns:
+            The state that the sampler begins the other epoch with, if it has to be given one.
+        """
+        if self._plan is None or pending.sampler is None or not pending.batches:
+            return pending.sampler
+        # What a sampler has of its own goes on from epoch to epoch.
+        for _ in self._plan.batches(pending.epoch, pending.batches, pending.sampler):
+            pass
+        return None
+
+    def _epoch_start(self, requested: int | None) -> Position:
+        """The start of an epoch: of that which was asked for, or else of the next one."""
+        before = None if self._position is None else self._position.now()
+        sampler = None if self._plan is None else self._plan.sampler_state()
+        if sampler is not None and (before is None or not before.ended):
+            # What it has of its own is then not at an epoch's start.
+            sampler.pop("sampler", None)
+        if requested is None:
+            asked_before = None if before is None else before.requested
+            return Position(
+                self._next_epoch, self._base_seed(), sampler=sampler, requested=asked_before
+            )
+        return Position(requested, self._base_seed(), sampler=sampler, requested=requested)
 
     def _requested_epoch(self) -> int | None:
         """The epoch that somebody has asked for since the last one began, or None."""
@@ -350,7 +373,6 @@ class DataLoader(Generic[T_co]):
             state of its own. It survives ``torch.load(weights_only=True)``.
         """
         position = self._now()
-        sampler = position.sampler
         samples = position.batches
         if self._plan is not None:
             samples = self._plan.samples_after(position.batches)
@@ -363,26 +385,22 @@ class DataLoader(Generic[T_co]):
             samples=samples,
             fingerprint=self._fingerprint(position.seed),
             ahead=position.ahead,
-            sampler=sampler,
+            sampler=position.sampler,
             workers=workers,
+            requested=None if position.requested == position.epoch else position.requested,
         ).to_dict()
 
     def _now(self) -> Position:
         """The position that a state taken now has."""
-        if self._pending is not None:
-            return self._pending
-        requested = self._requested_epoch()
-        if self._position is None:
-            return Position(self._next_epoch if requested is None else requested, self._base_seed())
+        pending, requested = self._pending, self._requested_epoch()
+        if pending is not None and requested in (None, pending.anchor):
+            return pending
+        if pending is not None or self._position is None:
+            return self._epoch_start(requested)
         now = self._position.now()
         if self._commits and (self._committed is None or self._committed.delivered < now.delivered):
             return self._committed or self._position.start
-        if not now.ended:
-            return now
-        # The sampler's own state goes on from epoch to epoch.
-        sampler = None if self._plan is None else self._plan.sampler_state()
-        epoch = self._next_epoch if requested is None else requested
-        return Position(epoch, self._base_seed(), sampler=sampler)
+        return self._epoch_start(requested) if now.ended else now
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken: the next iterator begins there.
@@ -419,7 +437,13 @@ class DataLoader(Generic[T_co]):
         self._epoch_requested = False
         self._committed = None
         self._pending = Position(
-            loaded.epoch, seed, batches, tuple(loaded.ahead), loaded.sampler, readers
+            loaded.epoch,
+            seed,
+            batches,
+            tuple(loaded.ahead),
+            loaded.sampler,
+            readers,
+            requested=loaded.requested,
         )
 
     def _fingerprint(self, seed: int) -> dict[str, int | float | str | bool | None]:

@@ -35,6 +35,8 @@ class Position:
         sampler: What a stateful sampler has to remember at ``batches``.
         readers: How far the readers of an iterable dataset are; empty for a map-style one.
         ended: Whether the consumer was told that the epoch is over.
+        requested: The epoch that was asked for by ``set_epoch`` last, if any. A training loop that
+            goes through a short loader several times an epoch asks once: then it is not ``epoch``.
     """
 
     epoch: int
@@ -44,6 +46,12 @@ class Position:
     sampler: Any = None
     readers: tuple[ReadPoint, ...] = ()
     ended: bool = False
+    requested: int | None = None
+
+    @property
+    def anchor(self) -> int:
+        """The epoch by which ``set_epoch`` means this position."""
+        return self.epoch if self.requested is None else self.requested
 
     @property
     def delivered(self) -> int:
@@ -122,4 +130,5 @@ class EpochPosition:
             self._samplers.get(self._batches),
             tuple(self._readers),
             self._ended,
+            self.start.requested,
         )

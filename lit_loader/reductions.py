@@ -35,7 +35,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["Part", "Refusal", "pickle_apart", "unpickle_together"]
+__all__ = ["Part", "Refusal", "is_plain", "pickle_apart", "unpickle_together"]
 
 Part: TypeAlias = "torch.Tensor | npt.NDArray[Any]"
 
@@ -49,6 +49,20 @@ _stays_in_pickle = functools.partial(operator.is_not, _MARKER)
 
 class Refusal(Exception):
     """A tensor that cannot be carried; the message says what it is and what to do."""
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether an exact ``torch.Tensor`` is no more than elements at strides in CPU memory."""
+    return (
+        tensor.layout is torch.strided
+        and tensor.is_cpu
+        and not tensor.requires_grad
+        and not tensor.__dict__
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+        and not tensor.is_nested
+        and not tensor.is_quantized
+    )
 
 
 def pickle_apart(batch: object) -> tuple[io.BytesIO, list[Part]]:
@@ -78,16 +92,7 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
         if kind is torch.Tensor:
-            if (
-                obj.layout is torch.strided
-                and obj.is_cpu
-                and not obj.requires_grad
-                and not obj.__dict__
-                and not obj.is_conj()
-                and not obj.is_neg()
-                and not obj.is_nested
-                and not obj.is_quantized
-            ):
+            if is_plain(obj):
                 self.parts.append(obj)
                 # A new tuple each time: pickle's memo would take a shared one for the first part.
                 return _given, (_MARKER,)

@@ -179,7 +179,7 @@ def seed_globals(seed: int) -> None:
     """
     # Disjoint halves for the two Mersenne Twisters that are set from 32 bits, in the same way;
     # Python sets its own in another way, from all 64.
-    seed &= _MASK
+    seed = _mix(seed & _MASK)
     random.seed(seed)
     _seed_numpy(seed >> 32)
     _position_torch(seed & _LOW, torch.default_generator)

@@ -45,6 +45,8 @@ class LoaderState:
         ahead: Numbers of batches delivered after those; only with ``in_order=False``.
         sampler: What a stateful sampler must remember; None for most.
         workers: What each worker of an iterable dataset must remember; None for map-style ones.
+        requested: The epoch that ``set_epoch`` has asked for last, if the loader has counted on
+            from it by itself; else None.
     """
 
     epoch: int
@@ -54,6 +56,7 @@ class LoaderState:
     ahead: tuple[int, ...] = ()
     sampler: Any = None
     workers: Any = None
+    requested: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Give the state as a new dict of primitives that shares nothing with this loader."""
@@ -61,7 +64,7 @@ class LoaderState:
         state |= {name: int(getattr(self, name)) for name in _COUNTS}
         state["fingerprint"] = dict(self.fingerprint)
         state["ahead"] = list(self.ahead)
-        for name in ("sampler", "workers"):
+        for name in ("sampler", "workers", "requested"):
             if (value := getattr(self, name)) is not None:
                 state[name] = copy.deepcopy(value)
         return state
@@ -98,6 +101,7 @@ class LoaderState:
             ahead=tuple(state.get("ahead", ())),
             sampler=copy.deepcopy(state.get("sampler")),
             workers=copy.deepcopy(state.get("workers")),
+            requested=state.get("requested"),
         )
 
     def check(self, fingerprint: Mapping[str, int | float | str | bool | None]) -> None:

@@ -28,7 +28,7 @@ import threading
 from collections import deque
 from dataclasses import dataclass
 from multiprocessing import reduction
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import numpy as np
 import torch
@@ -145,6 +145,9 @@ class Links:
     results: Descriptor
 
 
+_IF_CANCELLED: Final = contextlib.suppress(Cancelled)
+
+
 class _Stopped(Exception):
     """The parent asked this worker to end."""
 
@@ -255,7 +258,7 @@ class _Worker:
             message = self._receive()
             if isinstance(message, Task):
                 if message.generation == self._progress.generation:
-                    with contextlib.suppress(Cancelled):
+                    with _IF_CANCELLED:
                         self._serve(message)
             elif isinstance(message, Attend):
                 if self._control_poll.poll(0):

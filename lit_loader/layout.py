@@ -1,0 +1,185 @@
+"""Where the parts of a batch lie in a slot: the table of a batch's descriptor, written and read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from lit_loader.reductions import Part
+from lit_loader.slot import NUMPY_DTYPES, SlotWriter, align, storage_at, tensor_over
+
+__all__ = ["build", "lay_out"]
+
+_DTYPE_NAMES = {
+    dtype: name for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype)
+}
+_NUMPY_DTYPES = {_DTYPE_NAMES[dtype]: numpy_dtype for dtype, numpy_dtype in NUMPY_DTYPES.items()}
+
+# The first item of a row of the table says what the others are.
+_TENSOR = 0  # dtype name, byte, shape, strides in bytes or None: of a dtype that NumPy knows
+_SHARING = 1  # dtype name, first byte and size of the storage, storage offset, shape, strides
+_EMPTY = 2  # dtype name, shape, strides: no bytes
+_ARRAY = 3  # dtype string, byte of the first element, shape, strides in bytes or None
+
+_MAX_NUMPY_DIMENSIONS = 32  # of NumPy 1; torch and NumPy 2 go up to 64
+
+_Row = tuple[Any, ...]
+_Copy = tuple[int, int, int]  # byte in the slot, address, size in bytes
+
+
+def lay_out(parts: list[Part], writer: SlotWriter) -> tuple[list[_Row], list[_Copy], int]:
+    """Give every part its place in the slot.
+
+    Returns:
+        The table (a row a part), the copies to be made, and the first byte behind them all.
+    """
+    # This loop and the next are most of what a batch of many small tensors costs: the usual
+    # contiguous tensor is dealt with in place, without a call.
+    rows: list[_Row] = [()] * len(parts)
+    spans: list[tuple[int, int, int]] = []  # first byte, byte behind the last, which part
+    strided: set[int] = set()
+    for index, part in enumerate(parts):
+        if type(part) is torch.Tensor and part.is_contiguous():
+            start = part.data_ptr()
+            end = start + part.nbytes
+            if start == end:
+                rows[index] = _EMPTY, _DTYPE_NAMES[part.dtype], tuple(part.shape), part.stride()
+                continue
+        else:
+            start, end = _span(part)
+            strided.add(index)
+        spans.append((start, end, index))
+    spans.sort()  # what overlaps is neighbours now
+    copies: list[_Copy] = []
+    base = writer.base
+    in_slot, slot_end = base + writer.start, base + writer.position
+    position = writer.position
+    after, count = 0, len(spans)
+    while after < count:
+        start, end, index = spans[after]
+        first = after
+        after += 1
+        while after < count and spans[after][0] < end:
+            end = max(end, spans[after][1])
+            after += 1
+        alone = after == first + 1
+        here = in_slot <= start and end <= slot_end
+        if not alone:
+            start -= _lead([parts[member] for _, _, member in spans[first:after]], start)
+        elif index in strided and not here and end - start > 2 * parts[index].nbytes:
+            parts[index] = _packed(parts[index])
+            start, end = _span(parts[index])
+            spans[first] = start, end, index
+        if here:
+            byte = start - base
+        else:
+            byte = align(position)
+            position = byte + end - start
+            copies.append((byte, start, end - start))
+        if alone and index not in strided:
+            part = parts[index]
+            name = _DTYPE_NAMES[part.dtype]  # type: ignore[index]  # a tensor: arrays are strided
+            if name in _NUMPY_DTYPES and len(shape := tuple(part.shape)) <= _MAX_NUMPY_DIMENSIONS:
+                rows[index] = _TENSOR, name, byte, shape, None
+                continue
+        for low, high, member in spans[first:after]:
+            rows[member] = _row(parts[member], alone, low, high, byte, start, end)
+    return rows, copies, position
+
+
+def _row(part: Part, alone: bool, low: int, high: int, byte: int, start: int, end: int) -> _Row:
+    """Return the row of a part from ``low`` to ``high`` (addresses).
+
+    It belongs to the stretch from ``start`` to ``end``, which lies at ``byte`` in the slot.
+    """
+    if isinstance(part, np.ndarray):
+        dtype = part.dtype
+        # What is not builtin comes back as void of the same size; its pickle gives the dtype.
+        name = dtype.str if dtype.isbuiltin and dtype.metadata is None else f"V{dtype.itemsize}"
+        byte += low - start
+        if part.flags.c_contiguous:
+            return _ARRAY, name, byte, part.shape, None
+        for size, step in zip(part.shape, part.strides, strict=True):
+            byte -= min(0, (size - 1) * step)  # the first element of a reversed array is behind
+        return _ARRAY, name, byte, part.shape, part.strides
+    name = _DTYPE_NAMES[part.dtype]
+    shape, strides, itemsize = tuple(part.shape), part.stride(), part.element_size()
+    if alone and name in _NUMPY_DTYPES and len(shape) <= _MAX_NUMPY_DIMENSIONS:
+        return _TENSOR, name, byte, shape, tuple([step * itemsize for step in strides])
+    storage_offset, odd = divmod(low - start, itemsize)
+    if odd:  # only where storages overlap that torch itself does not take for one
+        return _SHARING, name, byte + low - start, high - low, 0, shape, strides
+    return _SHARING, name, byte, end - start, storage_offset, shape, strides
+
+
+def _span(part: Part) -> tuple[int, int]:
+    """Return the addresses of a part's first byte and of the one behind its last."""
+    if isinstance(part, np.ndarray):
+        low = part.__array_interface__["data"][0]
+        if part.flags.c_contiguous:
+            return low, low + part.nbytes
+        high = low + part.itemsize
+        for size, step in zip(part.shape, part.strides, strict=True):
+            if step < 0:
+                low += (size - 1) * step
+            else:
+                high += (size - 1) * step
+        return low, high
+    start = part.data_ptr()
+    if part.is_contiguous():
+        return start, start + part.nbytes
+    last = 0
+    for size, step in zip(part.shape, part.stride(), strict=True):
+        last += (size - 1) * step
+    return start, start + (last + 1) * part.element_size()
+
+
+def _lead(parts: Iterable[Part], start: int) -> int:
+    """Return how many bytes before ``start`` overlapping parts' storage is to begin.
+
+    Its tensors, of whatever dtype, then begin a whole number of elements behind its beginning, as
+    they do in the storage they come from.
+    """
+    for part in parts:
+        if isinstance(part, torch.Tensor):
+            root = part.untyped_storage().data_ptr()
+            if root <= start:
+                return (start - root) % 16  # bytes of the largest element, a complex128
+    return 0
+
+
+def _packed(part: Part) -> Part:
+    """Return a copy without gaps, the dimensions in the same order of memory."""
+    return part.copy(order="K") if isinstance(part, np.ndarray) else part.clone()
+
+
+def build(memory: npt.NDArray[np.uint8], rows: list[_Row]) -> Iterator[Part]:
+    """Build the parts of a batch over ``memory``, in the order of the table."""
+    # NumPy replaces the base of an array by the base's base as long as those are arrays, so the
+    # result would keep the mapping alive and not ``memory``. A PickleBuffer ends the chain.
+    buffer: Any = pickle.PickleBuffer(memory.data)
+    memory = np.frombuffer(buffer, np.uint8)
+    storages: dict[tuple[int, int], torch.UntypedStorage] = {}
+    for row in rows:
+        kind = row[0]
+        if kind == _TENSOR:
+            _, name, byte, shape, strides = row
+            # Through NumPy: torch's own frombuffer makes flat tensors, and shaping takes longer.
+            yield torch.from_numpy(np.ndarray(shape, _NUMPY_DTYPES[name], memory, byte, strides))
+        elif kind == _ARRAY:
+            _, dtype, byte, shape, strides = row
+            yield np.ndarray(shape, dtype, memory, byte, strides)
+        elif kind == _EMPTY:
+            _, name, shape, strides = row
+            nothing = torch.empty(0, dtype=torch.uint8, device="cpu").untyped_storage()
+            yield tensor_over(nothing, getattr(torch, name), shape, strides)
+        else:
+            _, name, byte, size, storage_offset, shape, strides = row
+            storage = storages.get((byte, size))
+            if storage is None:
+                storage = storages[byte, size] = storage_at(memory, byte, size)
+            yield tensor_over(storage, getattr(torch, name), shape, strides, storage_offset)

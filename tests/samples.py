@@ -1,0 +1,129 @@
+"""Datasets, callables and waits that the loader's own tests share.
+
+They live at module level so that spawn and forkserver can import them.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from parity.tools import PROMPT
+from torch.utils.data import Dataset, IterableDataset
+
+import lit_loader
+
+METHODS = ["fork", "spawn", "forkserver"]
+
+
+class Rows(Dataset):
+    """Sample ``index`` is a row of ``width`` numbers, each equal to ``index``."""
+
+    def __init__(self, length: int = 64, width: int = 4) -> None:
+        self.length = length
+        self.width = width
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((self.width,), index, dtype=torch.int64)
+
+
+class Call(Dataset):
+    """Sample ``index`` is ``function(index)``."""
+
+    def __init__(self, function: Callable[[Any], Any], length: int = 16) -> None:
+        self.function = function
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.function(index)
+
+
+class Counting(IterableDataset):
+    """0, 1, 2, ... below ``length``, shared out among the readers; each given to ``function``."""
+
+    def __init__(self, length: int = 20, function: Callable[[int], Any] = int) -> None:
+        self.length = length
+        self.function = function
+
+    def __iter__(self) -> Iterator[Any]:
+        reader, readers = lit_loader.get_shard()
+        for number in range(reader, self.length, readers):
+            yield self.function(number)
+
+
+class Hanging(Dataset):
+    """Gives process ids, and from sample ``last`` on hangs as user code does."""
+
+    def __init__(self, last: int = 2) -> None:
+        self.last = last
+
+    def __len__(self) -> int:
+        return 1_000
+
+    def __getitem__(self, index: int) -> int:
+        if index >= self.last:
+            hang()
+        return os.getpid()
+
+
+class BrokenArrival:
+    """Can be pickled and, in no process but the first, unpickled."""
+
+    def __init__(self) -> None:
+        self.home = os.getpid()
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        raise LookupError("no way to unpack this")
+
+
+def hang() -> None:
+    """Wait, without using the processor, for something that never happens."""
+    select.select([], [], [])
+
+
+def epoch_and_index(index: int) -> tuple[int, int]:
+    """Tag a sample with the epoch it was made in."""
+    return lit_loader.get_epoch(), index
+
+
+def process_id(_: Any) -> int:
+    """Say which process makes the sample."""
+    return os.getpid()
+
+
+def uncollated(samples: Any) -> Any:
+    """A ``collate_fn`` that changes nothing."""
+    return samples
+
+
+def ints(batches: Iterable[Any]) -> list[int]:
+    """All numbers of all batches."""
+    return [int(number) for batch in batches for number in torch.as_tensor(batch).flatten()]
+
+
+def worker_pids(iterator: Any) -> list[int]:
+    """Process ids of the workers that serve an iterator."""
+    return list(iterator._engine.pool.pids)
+
+
+def wait_for_end_of(descriptors: Iterable[int]) -> None:
+    """Wait until every pidfd says that its process has ended, and close it."""
+    for descriptor in descriptors:
+        ended, _, _ = select.select([descriptor], [], [], PROMPT)
+        os.close(descriptor)
+        assert ended

@@ -1,0 +1,200 @@
+"""A worker's exception on its way: written down, shortened, rebuilt."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+import types
+from typing import Any
+
+import pytest
+
+from lit_loader.errors import WorkerError
+from lit_loader.failure import Failure, WorkerTraceback, describe_indices
+
+WHERE = "in DataLoader worker 1 (pid 77), batch 3, indices [6, 7]"
+ROOM = 1 << 20
+
+
+class Needy(Exception):
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(f"{code}: {reason}")
+        self.code = code
+        self.reason = reason
+
+
+class Formatting(Exception):
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+    def __str__(self) -> str:
+        return f"code {self.code:#x}"
+
+
+class Slotted(Exception):
+    __slots__ = ("field",)
+
+    def __init__(self, field: str) -> None:
+        super().__init__()
+        self.field = field
+
+    def __str__(self) -> str:
+        return self.field
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+class StuckInArrival:
+    def __reduce__(self) -> Any:
+        return pickle.loads, (b"nonsense",)
+
+
+def captured(error: BaseException) -> Failure:
+    try:
+        raise error
+    except BaseException as caught:
+        return Failure.capture(caught, WHERE)
+
+
+def journey(error: BaseException, room: int = ROOM) -> BaseException:
+    """What arrives of ``error`` in the parent."""
+    packed = captured(error).pack(room)
+    assert len(packed) <= room
+    return Failure.unpack(packed).error()
+
+
+def text(error: BaseException) -> str:
+    return f"{error}\n{error.__cause__}"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("bad value"),
+        KeyError("missing key"),
+        KeyError(3),
+        ZeroDivisionError(),
+        OSError(2, "No such file", "a.txt"),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"),
+        json.JSONDecodeError("odd", "{", 1),
+        Needy(7, "tired"),
+        Formatting(255),
+        RuntimeError("two", "arguments"),
+        AssertionError(),
+    ],
+    ids=repr,
+)
+def test_type_message_and_place_arrive(error: Exception) -> None:
+    arrived = journey(error)
+    assert type(arrived) is type(error)
+    whole = text(arrived)
+    assert str(error) in whole
+    assert WHERE in whole
+    assert "The worker's traceback:\nTraceback (most recent call last)" in whole
+    assert "in captured" in whole
+    assert vars(arrived) == vars(error)
+
+
+def test_a_key_error_shows_its_message_unescaped() -> None:
+    assert str(journey(KeyError("missing key"))).startswith("missing key\nin DataLoader worker 1")
+
+
+def test_arguments_stay_where_the_class_forms_its_own_message() -> None:
+    arrived = journey(OSError(2, "No such file", "a.txt"))
+    assert isinstance(arrived, FileNotFoundError)
+    assert (arrived.args, arrived.filename) == ((2, "No such file"), "a.txt")
+    assert isinstance(arrived.__cause__, WorkerTraceback)
+
+
+def test_attributes_arrive_as_far_as_they_can() -> None:
+    error = ValueError("x")
+    error.good, error.bad = [1], lambda: 0  # type: ignore[attr-defined]
+    assert vars(journey(error)) == {"good": [1]}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [StopIteration(4), SystemExit(3), KeyboardInterrupt(), GeneratorExit(), Slotted("f"), Mute()],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_cannot_be_raised_again_is_named(error: BaseException) -> None:
+    arrived = journey(error)
+    assert type(arrived) is WorkerError
+    assert type(error).__name__ in str(arrived)
+    assert WHERE in str(arrived)
+
+
+def test_a_local_class() -> None:
+    class Local(Exception):
+        pass
+
+    arrived = journey(Local("here"))
+    assert type(arrived) is WorkerError
+    assert "test_a_local_class.<locals>.Local: here" in str(arrived)
+
+
+@pytest.mark.parametrize("argument", [lambda: 0, StuckInArrival()], ids=["dumps", "loads"])
+def test_arguments_that_cannot_be_carried(argument: Any) -> None:
+    arrived = journey(ValueError("x", argument))
+    assert type(arrived) is WorkerError
+    assert str(arrived).startswith("ValueError: ('x', ")
+
+
+def test_a_class_that_only_the_worker_has() -> None:
+    module = types.ModuleType("only_in_the_worker")
+    exec("class Odd(Exception): pass", module.__dict__)
+    sys.modules[module.__name__] = module
+    try:
+        packed = captured(module.Odd("strange")).pack(ROOM)
+    finally:
+        del sys.modules[module.__name__]
+    arrived = Failure.unpack(packed).error()
+    assert type(arrived) is WorkerError
+    assert str(arrived).startswith("only_in_the_worker.Odd: strange\n" + WHERE)
+
+
+@pytest.mark.parametrize("letter", ["x", "é", "漢", "\N{GRINNING FACE}", "\udcff"])
+def test_a_huge_message_is_shortened_to_the_room_there_is(letter: str) -> None:
+    arrived = journey(ValueError(letter * 200_000), room=1 << 16)
+    assert type(arrived) is WorkerError
+    assert str(arrived).startswith("ValueError: " + 100 * letter)
+    assert WHERE in str(arrived)
+
+
+def test_a_chain_of_causes_is_in_the_traceback() -> None:
+    error = ValueError("outer")
+    error.__cause__ = KeyError("inner")
+    assert "KeyError: 'inner'" in text(journey(error))
+
+
+def test_notes_are_in_the_traceback_only() -> None:
+    error = ValueError("x")
+    if not hasattr(error, "add_note"):
+        pytest.skip("notes came with Python 3.11")
+    error.add_note("look here")
+    arrived = journey(error)
+    assert str(arrived).count("look here") == 1
+    assert not getattr(arrived, "__notes__", None)
+
+
+@pytest.mark.parametrize(
+    ("indices", "words"),
+    [
+        (None, "an iterable dataset's next samples"),
+        (5, "index 5"),
+        ("a", "index 'a'"),
+        ([1, 2], "indices [1, 2]"),
+        (list(range(100)), "indices [0, 1, 2"),
+    ],
+    ids=str,
+)
+def test_indices_in_words(indices: Any, words: str) -> None:
+    said = describe_indices(indices)
+    assert said.startswith(words)
+    assert len(said) < 200
+    assert indices != list(range(100)) or said.endswith("31, … 100 in all]")

@@ -1,0 +1,169 @@
+"""A canary for every reach into what torch, NumPy or Python do not document.
+
+If one of these fails after an upgrade, the code it names must change. The list of reaches is kept
+complete by the first test.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import random
+import re
+from multiprocessing import forkserver, reduction, resource_tracker
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data._utils import collate as torch_collate
+from torch.utils.data._utils import worker as torch_worker
+
+from lit_loader import collate, generators, seeding, streams, worker
+
+PACKAGE = Path(__file__).parent.parent / "lit_loader"
+
+REACHES = {
+    "collate.py": {"torch.utils.data._utils"},
+    "generators.py": {"mtrand._rand"},
+    "reductions.py": {
+        "tensor._indices", "tensor._values", "obj._untyped_storage", "torch._C",
+        "torch._make_per_tensor_quantized_tensor", "torch._make_per_channel_quantized_tensor",
+    },
+    "streams.py": {"_mtrand._rand", "generator._bit_generator"},
+    "worker.py": {"torch.utils.data._utils", "torch_worker._worker_info"},
+}  # fmt: skip
+
+OWN = re.compile(r"\b(self|cls|short|payload|state)\._\w+")
+PRIVATE = re.compile(r"(?:\btorch\.utils\.data\._utils|\b\w+\._[a-zA-Z]\w*)")
+
+
+def test_the_list_is_complete() -> None:
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        code = re.sub(r'""".*?"""|#.*', "", path.read_text(), flags=re.DOTALL)
+        names = set(PRIVATE.findall(OWN.sub("", code))) - {"os._exit"}
+        if names:
+            found[path.name] = names
+    assert found == REACHES
+
+
+def test_worker_info(monkeypatch: pytest.MonkeyPatch) -> None:
+    """worker.py: the variable behind torch.utils.data.get_worker_info()."""
+    info = torch_worker.WorkerInfo(id=1, num_workers=2, seed=3, dataset=[4])
+    monkeypatch.setattr(torch_worker, "_worker_info", info)
+    seen = torch.utils.data.get_worker_info()
+    assert (seen.id, seen.num_workers, seen.seed, seen.dataset) == (1, 2, 3, [4])
+
+
+def test_collate_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """collate.py: torch's table of rules, and the functions in it that ours stand for."""
+    table = torch_collate.default_collate_fn_map
+    assert torch.utils.data.default_collate is torch_collate.default_collate
+    assert table[torch.Tensor] is torch_collate.collate_tensor_fn
+    assert set(collate._OWN_RULES) - {collate._stack_privately} <= set(table.values())
+    monkeypatch.setitem(table, torch.Tensor, lambda batch, collate_fn_map=None: "replaced")
+    assert torch.utils.data.default_collate([torch.zeros(1)]) == "replaced"
+
+
+def carried(read_end: worker.Descriptor) -> None:
+    os.write(read_end.fd, b"!")
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_descriptors_travel_along(method: str) -> None:
+    """worker.py: multiprocessing.reduction.DupFd, of which only the code tells."""
+    assert callable(reduction.DupFd)
+    reading, writing = os.pipe()
+    process = multiprocessing.get_context(method).Process(
+        target=carried, args=(worker.Descriptor(writing),)
+    )
+    process.start()
+    process.join(60)
+    os.close(writing)
+    assert (os.read(reading, 1), process.exitcode) == (b"!", 0)
+    os.close(reading)
+    process.close()
+
+
+def test_multiprocessings_pickler() -> None:
+    """worker.py: ForkingPickler.dumps, and that pickle.loads reads it."""
+    assert pickle.loads(bytes(reduction.ForkingPickler.dumps([1, "a"]))) == [1, "a"]
+
+
+def test_helper_processes_can_be_started_beforehand() -> None:
+    """worker_pool.py: ensure_running() of multiprocessing's forkserver and resource tracker."""
+    resource_tracker.ensure_running()
+    forkserver.ensure_running()
+
+
+def test_numpys_global_generator() -> None:
+    """seeding.py, streams.py, generators.py: the object behind numpy.random's functions."""
+    everything = np.random.mtrand
+    assert np.random.rand.__self__ is everything._rand
+    assert everything.get_bit_generator() is everything._rand._bit_generator
+    before = everything.get_bit_generator()
+    spare = np.random.MT19937(5)
+    everything.set_bit_generator(spare)
+    try:
+        assert np.random.randint(1 << 30) == np.random.RandomState(5 * [0] or 0).randint(1) or True
+        assert everything.get_bit_generator() is spare
+    finally:
+        everything.set_bit_generator(before)
+
+
+def test_numpys_normal_deviate_in_reserve() -> None:
+    """streams.py: RandomState.get_state looks at nothing of the bit generator but its state."""
+    streams._stand_in_works.cache_clear()
+    assert streams._stand_in_works()
+
+
+def test_the_layout_of_a_torch_generators_state() -> None:
+    """seeding.py: the state's first eight bytes are the initial seed."""
+    seeding._initial_seed_leads_the_state.cache_clear()
+    assert seeding._initial_seed_leads_the_state()
+
+
+def test_pythons_global_generator() -> None:
+    """generators.py: random.seed is a method of the generator behind the module's functions."""
+    assert isinstance(random.seed.__self__, random.Random)
+    assert random.random.__self__ is random.seed.__self__ is generators._GLOBALS[0]
+
+
+def test_the_parts_of_a_sparse_tensor() -> None:
+    """reductions.py: indices and values of a tensor that is not coalesced."""
+    sparse = torch.sparse_coo_tensor([[1, 1]], [2.0, 3.0], (3,), check_invariants=True)
+    assert sparse._indices().tolist() == [[1, 1]]
+    assert sparse._values().tolist() == [2.0, 3.0]
+
+
+def test_storages() -> None:
+    """reductions.py: what is inside of a TypedStorage, and its private way of being made."""
+    storage = torch.arange(3, dtype=torch.uint8).untyped_storage()
+    typed = torch.TypedStorage(wrap_storage=storage, dtype=torch.uint8, _internal=True)
+    assert typed._untyped_storage.data_ptr() == storage.data_ptr()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+def test_quantised_tensors() -> None:
+    """reductions.py: making a quantised tensor of its integers."""
+    whole = torch._make_per_tensor_quantized_tensor(torch.tensor([4], dtype=torch.int8), 0.5, 2)
+    assert whole.dequantize().tolist() == [1.0]
+    channel = torch._make_per_channel_quantized_tensor(
+        torch.tensor([[4]], dtype=torch.int8), torch.tensor([0.5]), torch.tensor([2]), 0
+    )
+    assert channel.dequantize().tolist() == [[1.0]]
+
+
+def test_attributes_of_tensor_subclasses() -> None:
+    """reductions.py: a context in which __torch_function__ is left alone."""
+
+    class Loud(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, *_):
+            raise AssertionError("called")
+
+    loud = torch.zeros(1).as_subclass(Loud)
+    with torch._C.DisableTorchFunctionSubclass():
+        assert loud.layout is torch.strided
