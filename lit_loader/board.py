@@ -10,7 +10,10 @@ from __future__ import annotations
 import time
 from typing import Final, NamedTuple
 
-__all__ = ["BoardRow", "Cancelled", "Progress", "Stage", "StatusBoard", "board_bytes"]
+__all__ = ["CLOSING", "BoardRow", "Cancelled", "Progress", "Stage", "StatusBoard", "board_bytes"]
+
+CLOSING: Final = -1
+"""The generation in which workers end instead of taking any more messages."""
 
 _WORDS: Final = 8  # a cache line a row: rows of different workers never share one
 _STAGE, _NUMBER, _POSITION, _SINCE = range(4)

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import ctypes
 import marshal
-import pickle
 import struct
 from collections.abc import Iterator
 from typing import Any

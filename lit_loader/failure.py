@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pickle
 import traceback
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from lit_loader.errors import WorkerError
 
@@ -84,7 +84,9 @@ class Failure(NamedTuple):
             message = f"<str() of the exception raised {type(broken).__name__}>"
         attributes = getattr(error, "__dict__", {})
         # An OSError keeps its file names out of ``args``, and puts them in where it is pickled.
-        args = OSError.__reduce__(error)[1] if isinstance(error, OSError) else error.args
+        args = error.args
+        if isinstance(error, OSError):
+            args = cast("tuple[Any, ...]", OSError.__reduce__(error)[1])
         return cls(
             kind=kind if _portable(kind) else None,
             name=kind.__qualname__

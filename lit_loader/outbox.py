@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 from collections import deque
 
 __all__ = ["Outbox"]
@@ -12,33 +14,34 @@ class Outbox:
     """Writes messages into pipes that do not block, and keeps what there is no room for.
 
     A pipe holds about 1,000 messages, and far fewer where a user has very many pipes. What does
-    not go in waits here until results show that workers have taken some.
+    not go in waits here until results show that workers have taken some, or :attr:`blocked` can be
+    written to. Safe to use from several threads.
     """
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[int, bytes]] = deque()
+        self._lock = threading.RLock()  # the garbage collector may call clear() in the midst
+
+    @property
+    def blocked(self) -> int | None:
+        """The pipe that has no room for what waits; None: nothing waits."""
+        waiting = self._waiting
+        return waiting[0][0] if waiting else None
 
     def send(self, fd: int, data: bytes) -> None:
         """Write a message, behind those that wait."""
-        if self._waiting:
+        with self._lock:
             self._waiting.append((fd, data))
             self.flush()
-            return
-        try:
-            os.write(fd, data)
-        except BlockingIOError:
-            self._waiting.append((fd, data))
 
     def flush(self) -> None:
         """Write what waits, as far as there is room."""
-        while self._waiting:
-            fd, data = self._waiting.popleft()
-            try:
-                os.write(fd, data)
-            except BlockingIOError:
-                self._waiting.appendleft((fd, data))
-                return
+        with self._lock, contextlib.suppress(BlockingIOError):
+            while self._waiting:
+                os.write(*self._waiting[0])
+                self._waiting.popleft()
 
     def clear(self) -> None:
         """Forget what waits."""
-        self._waiting.clear()
+        with self._lock:
+            self._waiting.clear()

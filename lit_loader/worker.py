@@ -35,7 +35,7 @@ import torch
 from torch.utils.data._utils import worker as torch_worker
 
 from lit_loader.arena import ArenaMap
-from lit_loader.board import Cancelled, Stage, StatusBoard
+from lit_loader.board import CLOSING, Cancelled, Stage, StatusBoard
 from lit_loader.codec import SlotFull, SlotWriter, encode
 from lit_loader.collate import collate_privately
 from lit_loader.errors import TransportError
@@ -256,6 +256,8 @@ class _Worker:
         while True:
             self._board.enter(self._id, Stage.IDLE, -1)
             message = self._receive()
+            if self._board.generation == CLOSING:
+                return
             if isinstance(message, Task):
                 if message.generation == self._progress.generation:
                     with _IF_CANCELLED:

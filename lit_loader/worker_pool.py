@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_loader.arena import Arena, Slot
-from lit_loader.board import BoardRow, StatusBoard, board_bytes
+from lit_loader.board import CLOSING, BoardRow, StatusBoard, board_bytes
 from lit_loader.errors import LoaderError
 from lit_loader.failure import Failure
 from lit_loader.loading import Recipe
@@ -155,6 +155,7 @@ class WorkerPool:
         tasks, self._tasks = own.pipe()
         own.tasks = self._tasks
         self._results, results = own.pipe()
+        own.results = self._results
         os.set_blocking(results, True)  # a worker with a result waits until there is room
         os.set_blocking(tasks, True)
         self._woken, self._wake = own.pipe()
@@ -256,11 +257,19 @@ class WorkerPool:
 
     def _wait(self, timeout: float | None) -> bool:
         """Wait for something to happen; returns False on timeout or wake-up."""
+        blocked = self._outbox.blocked
+        if blocked is not None:
+            self._poll.register(blocked, select.POLLOUT)
         ready = self._poll.poll(None if timeout is None else timeout * 1000)
+        if blocked is not None:
+            self._poll.unregister(blocked)
         if not ready:
             return False
         fds = {fd for fd, _ in ready}
         if self._results in fds:
+            return True
+        if blocked in fds:
+            self._outbox.flush()  # workers that drop what was cancelled send no results
             return True
         if self._woken in fds:
             os.read(self._woken, 1)
@@ -393,7 +402,7 @@ class _Resources:
         self._arena = arena
         self._board = board
         self._fds: list[int] = []
-        self.tasks = -1
+        self.tasks = self.results = -1
         self.controls: list[int] = []
 
     def pipe(self) -> tuple[int, int]:
@@ -408,7 +417,11 @@ class _Resources:
         """End the processes, in steps of growing force; close the files."""
         if os.getpid() != self.pid:
             return  # a forked copy: everything here belongs to the process that made it
-        self._board.generation += 1
+        # Pipes that are full have no room for a Stop: what is in them is seen to be the last.
+        self._board.generation = CLOSING
+        with contextlib.suppress(OSError):
+            while os.read(self.results, _READ_AT_ONCE):
+                pass  # a worker that waits for room in there goes on
         for control in self.controls:
             with contextlib.suppress(OSError):
                 os.write(control, Stop().pack())
