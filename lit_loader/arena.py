@@ -33,6 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_loader.errors import LoaderError
+from lit_loader.fork_guard import ForkGuard
 
 __all__ = ["HELD_SLOTS", "Arena", "ArenaMap", "Lease", "Slot"]
 
@@ -187,6 +188,8 @@ class Arena:
         self._appending = threading.Lock()
         self._leases: set[_LeaseRef] = set()
         self._closed = False
+        self._guard = ForkGuard(self._held_memory)
+        self._parked: list[Slot] = []
         self._fullest = _SMALLEST_SLOT
         self._free = [
             Slot(self._map, offset, offset, capacity)
@@ -227,6 +230,7 @@ class Arena:
         Raises:
             LoaderError: The memory for a new one cannot be had; names the size and the limit.
         """
+        self._unpark()
         passed_over = []
         try:
             while True:
@@ -264,9 +268,21 @@ class Arena:
         """
         if not used:
             slot.touched = min(slot.capacity, max(slot.touched, self._fullest))
-        self._free.append(slot)
+        self._parked.append(slot)
+        self._unpark()
         if self._closed:
             self.trim(0)
+
+    def _unpark(self) -> None:
+        """Free the slots given back, unless a forked process still needs their content."""
+        if self._parked and not self._guard.pending():
+            while self._parked:
+                self._free.append(self._parked.pop())
+
+    def _held_memory(self) -> list[tuple[int, int]]:
+        """Address and bytes of what batches in the consumer's hands look into."""
+        slots = [reference.slot for reference in list(self._leases)]
+        return [(slot.memory.ctypes.data, _round_up(slot.touched)) for slot in slots]
 
     def lease(self, slot: Slot, nbytes: int) -> NDArray[np.uint8]:
         """Hand a slot's first ``nbytes`` bytes to the consumer.

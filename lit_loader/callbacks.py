@@ -109,9 +109,9 @@ class LoaderStateCallback(Callback):
 
     def _set_epoch(self, trainer: Trainer) -> None:
         # What Lightning itself tells the samplers of the loaders.
-        epoch = trainer.fit_loop.epoch_progress.current.processed
+        progress: Any = trainer.fit_loop.epoch_progress.current
         for loader in self._loaders:
-            loader.set_epoch(epoch)
+            loader.set_epoch(progress.processed)
 
     def _commit(self) -> None:
         for loader in self._loaders:
@@ -140,7 +140,7 @@ def _mend_progress(trainer: Trainer) -> None:
     ``tests/test_lightning_resume.py`` fails where they change.
     """
     fit_loop = trainer.fit_loop
-    progress = fit_loop.epoch_progress
+    progress: Any = fit_loop.epoch_progress
     if fit_loop.restarted_mid_epoch and progress.current.ready == progress.current.processed:
         # Saved after an epoch's last batch: that epoch is over, and the next one must be begun.
         fit_loop.reset_restart_stage()

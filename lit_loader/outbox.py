@@ -36,8 +36,8 @@ class Outbox:
 
     def flush(self) -> None:
         """Write what waits, as far as there is room."""
-        with self._lock, contextlib.suppress(BlockingIOError):
-            while self._waiting:
+        with self._lock, contextlib.suppress(BlockingIOError, IndexError):
+            while True:  # until there is no room, or nothing waits (any more)
                 os.write(*self._waiting[0])
                 self._waiting.popleft()
 

@@ -14,6 +14,7 @@ from multiprocessing.process import BaseProcess
 from typing import Final
 
 from lit_loader.errors import TransportError
+from lit_loader.fork_guard import unguarded_fork
 from lit_loader.loading import Recipe
 from lit_loader.places import find_failure, short_repr
 from lit_loader.worker import Links, Payload, worker_main
@@ -44,7 +45,7 @@ def start_worker(context: BaseContext, links: Links, recipe: Recipe) -> BaseProc
         daemon=True,
     )
     try:
-        with _quiet_start(context):
+        with unguarded_fork(), _quiet_start(context):
             process.start()
     except Exception as error:
         raise _explained(error, recipe, context) from error

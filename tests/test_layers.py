@@ -14,15 +14,16 @@ PACKAGE = Path(__file__).parent.parent / "lit_loader"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     # words that all others use
-    ("errors", "messages", "seeding", "board", "context", "permutation", "places", "position",
-     "reductions", "slot"),
+    ("errors", "messages", "seeding", "board", "context", "outbox", "permutation", "places",
+     "position", "reductions", "slot"),
     # one stage of a batch's way each, and the options
-    ("config", "sampling", "arena", "codec", "collate", "failure", "fetch", "generators",
+    ("config", "sampling", "arena", "layout", "collate", "failure", "fetch", "generators",
      "pin_memory", "reorder", "state", "statistics", "streams"),
-    # making one batch; planning all of them
-    ("loading", "batch_plan"),
+    # making one batch, carrying it; planning all of them
+    ("loading", "codec", "batch_plan"),
     # making batches in a worker process, and in the consumer's own
     ("worker", "iterator"),
+    ("processes",),
     ("worker_pool",),
     ("engine", "diagnosis"),
     ("multiprocess",),
@@ -104,6 +105,7 @@ def test_imports_go_downwards() -> None:
         ("loader", "from lit_loader import DataLoader"),
         ("errors", "from lit_loader.messages import SIZE"),
     ],
+    ids=range(7),
 )
 def test_a_break_is_found(name: str, source: str) -> None:
     assert len(breaks(name, source)) == 1

@@ -25,6 +25,7 @@ from lit_loader import collate, generators, seeding, streams, worker
 PACKAGE = Path(__file__).parent.parent / "lit_loader"
 
 REACHES = {
+    "callbacks.py": {"fit_loop._restarting"},
     "collate.py": {"torch.utils.data._utils"},
     "generators.py": {"mtrand._rand"},
     "reductions.py": {
@@ -35,14 +36,14 @@ REACHES = {
     "worker.py": {"torch.utils.data._utils", "torch_worker._worker_info"},
 }  # fmt: skip
 
-OWN = re.compile(r"\b(self|cls|short|payload|state)\._\w+")
+OWN = re.compile(r"\b(self|cls|short|payload|state|module)\._\w+|\w+\._(fields|replace)\b")
 PRIVATE = re.compile(r"(?:\btorch\.utils\.data\._utils|\b\w+\._[a-zA-Z]\w*)")
 
 
 def test_the_list_is_complete() -> None:
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
-        code = re.sub(r'""".*?"""|#.*', "", path.read_text(), flags=re.DOTALL)
+        code = re.sub(r'(?s:""".*?""")|#.*', "", path.read_text())
         names = set(PRIVATE.findall(OWN.sub("", code))) - {"os._exit"}
         if names:
             found[path.name] = names
@@ -107,8 +108,8 @@ def test_numpys_global_generator() -> None:
     spare = np.random.MT19937(5)
     everything.set_bit_generator(spare)
     try:
-        assert np.random.randint(1 << 30) == np.random.RandomState(5 * [0] or 0).randint(1) or True
         assert everything.get_bit_generator() is spare
+        assert np.random.rand() == np.random.RandomState(np.random.MT19937(5)).rand()
     finally:
         everything.set_bit_generator(before)
 

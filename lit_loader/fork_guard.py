@@ -1,0 +1,124 @@
+"""Keeps what a consumer holds whole in processes that it forks.
+
+A forked child shares the arena with its parent: when the parent lets go of a batch and the slot is
+written anew, the child's copy of that batch would change. So in the child, first thing after the
+fork, the memory of all batches held is replaced by private copies at the same addresses; and the
+parent uses no slot again until the child has done so, which it says by closing a pipe.
+
+Workers of our own are forked without: they never look at what the consumer holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import select
+import weakref
+from collections.abc import Callable, Iterator
+
+__all__ = ["ForkGuard", "unguarded_fork"]
+
+Ranges = list[tuple[int, int]]
+"""(address, bytes) of stretches of memory that begin at a page."""
+
+_guards: weakref.WeakSet[ForkGuard] = weakref.WeakSet()
+_guarding = True
+
+
+class ForkGuard:
+    """Watches the forks of this process on behalf of one arena.
+
+    Args:
+        held: A bound method that gives the memory to keep; it is referred to weakly.
+    """
+
+    def __init__(self, held: Callable[[], Ranges]) -> None:
+        self._held: Callable[[], Callable[[], Ranges] | None] = weakref.WeakMethod(held)
+        self._waiting: list[int] = []  # read ends of pipes that children hold the write ends of
+        self._writing: list[int] = []
+        _guards.add(self)
+
+    def pending(self) -> bool:
+        """Whether a child has not copied yet what was held when it was forked."""
+        for fd in self._waiting[:]:
+            poll = select.poll()
+            poll.register(fd, select.POLLIN)
+            if poll.poll(0):  # its end: nothing is ever written
+                self._waiting.remove(fd)
+                os.close(fd)
+        return bool(self._waiting)
+
+    def __del__(self) -> None:
+        while self._waiting:
+            os.close(self._waiting.pop())
+
+    def before(self) -> None:
+        """Open the pipe that the child will close, if there is anything to keep."""
+        held = self._held()
+        if held is not None and held():
+            read_end, write_end = os.pipe()
+            self._waiting.append(read_end)
+            self._writing.append(write_end)
+
+    def in_parent(self) -> None:
+        """Leave the write end to the child."""
+        while self._writing:
+            os.close(self._writing.pop())
+
+    def in_child(self) -> None:
+        """Copy what is held, and say so."""
+        held = self._held()
+        if self._writing and held is not None:
+            for address, nbytes in held():
+                _make_private(address, nbytes)
+        for fds in (self._writing, self._waiting):
+            while fds:
+                os.close(fds.pop())
+
+
+def _make_private(address: int, nbytes: int) -> None:
+    """Put private memory with the same content in the place of shared memory."""
+    content = ctypes.string_at(address, nbytes)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_longlong]
+    protection = mmap.PROT_READ | mmap.PROT_WRITE
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
+    if libc.mmap(address, nbytes, protection, flags, -1, 0) != address:
+        raise OSError(ctypes.get_errno(), "cannot keep a batch whole in a forked process")
+    ctypes.memmove(address, content, nbytes)
+
+
+_MAP_FIXED = 0x10  # the same on Linux and macOS; the mmap module does not name it
+
+
+@contextlib.contextmanager
+def unguarded_fork() -> Iterator[None]:
+    """Fork a worker of our own, which needs no batches of the consumer's."""
+    global _guarding
+    _guarding = False
+    try:
+        yield
+    finally:
+        _guarding = True
+
+
+def _before() -> None:
+    for guard in list(_guards) if _guarding else ():
+        guard.before()
+
+
+def _in_parent() -> None:
+    for guard in list(_guards):
+        guard.in_parent()
+
+
+def _in_child() -> None:
+    for guard in list(_guards):
+        guard.in_child()
+    _guards.clear()  # the arenas are the parent's
+
+
+os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)

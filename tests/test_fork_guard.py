@@ -1,0 +1,102 @@
+"""A batch that is held when user code forks stays what it is in the child."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+
+import lit_loader
+
+
+class Filled(torch.utils.data.Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 4000
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((2048,), float(index))
+
+
+def in_child(child: Any, *arguments: Any) -> int:
+    """Fork, run ``child``, which returns whether all is well, and return the exit status."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            code = 0 if child(*arguments) else 2
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.fixture
+def loader() -> Any:
+    with lit_loader.DataLoader(
+        Filled(), batch_size=2, num_workers=2, persistent_workers=True
+    ) as loader:
+        yield loader
+
+
+def fork_with(batch: torch.Tensor, go_on: int, told: int) -> int:
+    """Fork a child that holds ``batch``, and in which it is looked at when the parent says so."""
+    expected = batch.clone()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            os.read(go_on, 1)
+            code = 0 if torch.equal(batch, expected) and batch.add_(1) is batch else 2
+        finally:
+            os._exit(code)
+    return pid
+
+
+def test_a_childs_batch_does_not_change_when_the_parent_lets_go(loader: Any) -> None:
+    read_end, write_end = os.pipe()
+    iterator = iter(loader)
+    pids = []
+    for _ in range(5):
+        batch = next(iterator)
+        pids.append(fork_with(batch, read_end, write_end))
+        del batch
+        for _ in range(200):  # every slot of the arena is written anew
+            next(iterator)
+    os.write(write_end, b"x" * len(pids))
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    os.close(read_end)
+    os.close(write_end)
+    assert codes == [0] * len(pids)
+
+
+def test_a_childs_batch_stays_when_the_loader_is_closed() -> None:
+    read_end, write_end = os.pipe()
+    with lit_loader.DataLoader(Filled(), batch_size=2, num_workers=1) as loader:
+        batch = next(iter(loader))
+        pid = fork_with(batch, read_end, write_end)
+    del batch
+    os.write(write_end, b"x")
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    os.close(read_end)
+    os.close(write_end)
+
+
+def test_the_parents_batch_does_not_change_when_the_child_writes(loader: Any) -> None:
+    batch = next(iter(loader))
+    expected = batch.clone()
+    assert in_child(lambda: batch.fill_(-1).eq(-1).all()) == 0
+    assert torch.equal(batch, expected)
+
+
+def test_forking_leaves_no_descriptor_and_no_slot_behind(loader: Any) -> None:
+    iterator = iter(loader)
+    batch = next(iterator)
+    before = len(os.listdir("/proc/self/fd"))
+    slots = set()
+    for _ in range(300):
+        assert in_child(lambda: True) == 0
+        batch = next(iterator)
+        slots.add(batch.data_ptr())
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
+    assert len(slots) < 40
