@@ -131,7 +131,7 @@ class BatchLoader:
         # At every batch: loaders with num_workers=0 may take turns in one process.
         reading.epoch, reading.shard = epoch, self._share
         if self._epoch != (seed, epoch):
-            self._epoch, self._epoch_seed = (seed, epoch), derive(seed, epoch)
+            self._enter(seed, epoch)
         self._reseed_batch(number)
         if self._fetcher is None:
             self._fetcher = _ENDED  # if iter(dataset) raises, there is nothing to go on with
@@ -149,6 +149,13 @@ class BatchLoader:
         if isinstance(self._fetcher, IterableFetcher):
             return Parcel(batch, self._fetcher.state(), self._ignores_share())
         return batch
+
+    def _enter(self, seed: int, epoch: int) -> None:
+        """Note the epoch, and tell a dataset that wants to know it."""
+        self._epoch, self._epoch_seed = (seed, epoch), derive(seed, epoch)
+        set_epoch = getattr(self._recipe.dataset, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(epoch)
 
     def _reseed_batch(self, number: int) -> None:
         recipe = self._recipe

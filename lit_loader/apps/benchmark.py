@@ -6,7 +6,7 @@ over the rounds of the time a batch, and the ratio of the medians. The samples c
 what is measured is what a loader adds. ``in process`` is fetching and collating alone.
 
 Exactness: size and cost of the checkpoint state, time to the first batch after resuming early and
-late in an epoch, and first indices of an order of a billion items.
+late in an epoch, what seeding costs, and the first batch of an order of a billion items.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, default_collate
 
 import lit_loader
+from lit_loader.seeding import derive, extend, sample_seed, seed_globals
 
 __all__ = ["CASES", "Case", "main", "measure_exactness", "measure_transport"]
 
@@ -196,6 +197,12 @@ def measure_exactness() -> dict[str, float]:
 
         figures[f"first batch after resuming at {percent} %, us"] = _median(first_batch) * 1e6
     figures["first batch, not resumed, us"] = _median(lambda: next(iter(loader()))) * 1e6
+
+    epoch_seed = derive(1, 2)
+    figures["seeding a batch, us"] = _median(lambda: seed_globals(extend(epoch_seed, 3))) * 1e6
+    figures["seeding a sample, us"] = (
+        _median(lambda: seed_globals(sample_seed(epoch_seed, 3))) * 1e6
+    )
 
     billion = lit_loader.DataLoader(range(10**9), batch_size=32, shuffle=True, seed=1)  # type: ignore[arg-type,var-annotated]
     tracemalloc.start()
