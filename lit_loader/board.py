@@ -8,12 +8,10 @@ and its first word (the generation) tells workers at once that what they do is n
 from __future__ import annotations
 
 import time
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, NamedTuple
 
-__all__ = ["CLOSING", "BoardRow", "Cancelled", "Progress", "Stage", "StatusBoard", "board_bytes"]
-
-CLOSING: Final = -1
-"""The generation in which workers end instead of taking any more messages."""
+__all__ = ["BoardRow", "Cancelled", "Progress", "Stage", "StatusBoard", "board_bytes"]
 
 _WORDS: Final = 8  # a cache line a row: rows of different workers never share one
 _STAGE, _NUMBER, _POSITION, _SINCE = range(4)
@@ -92,6 +90,20 @@ class Progress:
         words[self._place] = position
         if words[0] != self.generation:
             raise Cancelled
+
+    def through(self, indices: Iterable[Any]) -> Iterator[Any]:
+        """Give a batch's indices one by one, with a :meth:`step` before each.
+
+        Raises:
+            Cancelled: The board shows another generation.
+        """
+        # Spelled out: a call for each sample would take as long as many a sample.
+        words, place, generation = self._words, self._place, self.generation
+        for position, index in enumerate(indices):
+            words[place] = position
+            if words[0] != generation:
+                raise Cancelled
+            yield index
 
 
 class StatusBoard:

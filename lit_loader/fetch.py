@@ -56,11 +56,8 @@ class MapFetcher:
         if self._many is not None:
             progress.step(0)
             return self._many(indices)
-        dataset, step, samples = self._dataset, progress.step, []
-        for position, index in enumerate(indices):
-            step(position)
-            samples.append(dataset[index])
-        return samples
+        dataset = self._dataset
+        return [dataset[index] for index in progress.through(indices)]
 
     def _one(self, index: Any, progress: Progress) -> Any:
         progress.step(0)
@@ -72,8 +69,7 @@ class MapFetcher:
         self, indices: Any, before_sample: Callable[[Any], None], progress: Progress
     ) -> list[Any]:
         samples = []
-        for position, index in enumerate(indices):
-            progress.step(position)
+        for index in progress.through(indices):
             before_sample(index)
             samples.append(self._dataset[index] if self._many is None else self._many([index])[0])
         return samples
