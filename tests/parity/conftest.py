@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 
 import pytest
@@ -20,36 +19,21 @@ ORACLE_FILTERS = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    for line in (
-        "dear_oracle: torch's own run of this test is slow, so that run is marked slow",
-        "ours_only: states something that torch's DataLoader does not do",
-    ):
-        config.addinivalue_line("markers", line)
+    line = "ours_only: states something that torch's DataLoader does not do"
+    config.addinivalue_line("markers", line)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "loader_class" not in metafunc.fixturenames:
         return
-    marks: list[pytest.MarkDecorator] = [
-        pytest.mark.filterwarnings(entry) for entry in ORACLE_FILTERS
-    ]
-    if metafunc.definition.get_closest_marker("dear_oracle"):
-        marks.append(pytest.mark.slow)
-    missing = importlib.util.find_spec("lit_loader.loader") is None
-    skip = [pytest.mark.skip(reason="lit_loader.loader does not exist yet")] if missing else []
-    params = [pytest.param("ours", marks=skip)]
+    # That the tests are true of torch needs to be seen again only when torch changes.
+    marks = [pytest.mark.slow, *map(pytest.mark.filterwarnings, ORACLE_FILTERS)]
+    # Ours warns, once, where every worker gives the same samples, which torch does in silence.
+    quiet = pytest.mark.filterwarnings("ignore:.*has not asked which of them it serves:UserWarning")
+    params = [pytest.param("ours", marks=quiet)]
     if not metafunc.definition.get_closest_marker("ours_only"):
         params.insert(0, pytest.param("oracle", marks=marks))
     metafunc.parametrize("loader_class", params, indirect=True)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where a test runs in-process and with workers, torch's run with workers is a slow one."""
-    for item in items:
-        params = item.callspec.params if hasattr(item, "callspec") else {}
-        if params.get("loader_class") == "oracle" and params.get("num_workers"):
-            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture

@@ -211,7 +211,6 @@ def test_a_generator_that_fails_is_over(loader_class, num_workers):
     assert list(iterator) == []
 
 
-@pytest.mark.dear_oracle
 def test_one_failing_stream_spares_the_other(loader_class):
     class HalfBroken(Stream):
         def __iter__(self):

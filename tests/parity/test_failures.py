@@ -120,7 +120,6 @@ def test_another_loader_is_not_disturbed_by_a_death(loader_class):
     assert flat(healthy) == [i * i for i in range(1, 30)]
 
 
-@pytest.mark.dear_oracle
 @pytest.mark.parametrize("batch_size", [1, 2])
 def test_timeout(loader_class, gate, batch_size):
     def sample(index):

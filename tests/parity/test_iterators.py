@@ -176,7 +176,7 @@ def load_and_send(loader_class, connection, options):
     connection.close()
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.dear_oracle)])
+@pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_loader_in_a_child_process(loader_class, options, method):
     if method == "spawn" and options.get("num_workers") == 0:
         pytest.skip("shown by the options with workers")

@@ -11,8 +11,6 @@ import pytest
 
 from .tools import finish_script, is_oracle, start_script, wait_gone
 
-pytestmark = pytest.mark.dear_oracle
-
 # Under the limit of `finish_script`, above what importing torch and starting two workers takes.
 HARD_LIMIT = 60.0
 

@@ -18,10 +18,8 @@ from .datasets import (
 from .tools import as_is, flat, is_oracle, raises, whole_text
 
 METHODS = multiprocessing.get_all_start_methods()
-dear = pytest.mark.dear_oracle
 
 
-@dear
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("as_object", [False, True], ids=["name", "context"])
 def test_map_style(loader_class, method, as_object):
@@ -38,7 +36,6 @@ def test_map_style(loader_class, method, as_object):
     assert loader.multiprocessing_context.get_start_method() == method
 
 
-@dear
 @pytest.mark.parametrize("method", METHODS)
 def test_iterable_style_with_worker_init_fn(loader_class, method):
     loader = loader_class(
@@ -55,7 +52,6 @@ class Facts(Squares):
         return describe_worker()
 
 
-@dear
 @pytest.mark.parametrize("method", METHODS)
 def test_facts_about_a_worker(loader_class, method):
     loader = loader_class(
@@ -66,7 +62,6 @@ def test_facts_about_a_worker(loader_class, method):
         assert fact["pid"] != os.getpid()
 
 
-@dear
 def test_the_start_method_does_not_change_the_seeds(loader_class):
     rows = []
     for method in METHODS:
@@ -116,7 +111,6 @@ def test_a_lambda_under_spawn_is_an_error(loader_class, what, method):
         assert what in str(caught.value)
 
 
-@dear
 def test_the_context_can_be_changed_between_epochs(loader_class):
     loader = loader_class(Squares(3), num_workers=1, multiprocessing_context="fork")
     assert flat(loader) == [0, 1, 4]
