@@ -102,6 +102,13 @@ class BatchPlan:
         share = self.shard.share(len(self.source))
         return share // self.size if self.drop_last else -(-share // self.size)
 
+    def is_end(self, batches: int) -> bool:
+        """Whether nothing is left of an epoch after ``batches`` batches, as far as is known."""
+        try:
+            return batches >= len(self)
+        except (TypeError, NotImplementedError):
+            return False
+
     @property
     def global_size(self) -> int:
         """Items (samples, or a batch sampler's batches) in one batch of every rank."""
@@ -256,8 +263,19 @@ class EpochBatches(Iterator[Any]):
 
     def _run(self) -> Iterator[Any]:
         self._plan.announce(self._epoch)
+        if "sampler" in self._given and self._plan.is_end(self.position):
+            self._restore_end()
+            return
         own = isinstance(self._plan.source, EpochOrder)
         yield from self._computed(self._plan.source) if own else self._drawn()
+
+    def _restore_end(self) -> None:
+        """Bring a stateful sampler to the end of the epoch, from which nothing is left to draw."""
+        self._begin_generator()
+        if next(iter(self._open(self._plan.source)), None) is not None:
+            # One that begins anew when it is brought to its end: it must do so in the next epoch.
+            assert self._stateful is not None
+            self._stateful[1].load_state_dict(copy.deepcopy(self._given["sampler"]))
 
     def _computed(self, sampler: Any) -> Iterator[Any]:
         plan, length, order = self._plan, len(sampler), sampler.order(self._epoch)

@@ -69,13 +69,20 @@ class LoaderStateCallback(Callback):
         if len(self._restored) == 1:
             loader.load_state_dict(self._restored[0])
 
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Mends what the checkpoint says of Lightning's own progress."""
+        if trainer.state.fn == "fit":
+            _mend_saved_progress(checkpoint["loops"]["fit_loop"])
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Mends Lightning's own progress, restores positions and begins to commit.
 
         Raises:
             StateError: The checkpoint has the positions of another number of loaders.
         """
-        _mend_progress(trainer)
+        _begin_next_epoch(trainer.fit_loop)
         loaders = self._loaders = _train_loaders(trainer)
         restored, self._restored = self._restored, []
         if restored and len(restored) != len(loaders):
@@ -83,25 +90,24 @@ class LoaderStateCallback(Callback):
                 f"the checkpoint has the positions of {len(restored)} training loaders, but there "
                 f"are {len(loaders)}: resume with the loaders that it was made with"
             )
-        if _starts_late(trainer):
-            return
-        for loader, state in zip(loaders, restored, strict=False):
-            loader.load_state_dict(state)
-        self._set_epoch(trainer)
-        self._commit()
+        ahead = _fetches_ahead(trainer)
+        if not ahead:
+            for loader, state in zip(loaders, restored, strict=False):
+                loader.load_state_dict(state)
+            self._set_epoch(trainer)
+        self._commit(ahead)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Tells loaders the epoch whose sampler Lightning cannot tell (iterable datasets, say)."""
-        if not _starts_late(trainer):
-            self._loaders = _train_loaders(trainer)
+        self._loaders = _train_loaders(trainer)
+        if not _fetches_ahead(trainer):
             self._set_epoch(trainer)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any
     ) -> None:
         """Commits: the step that ends here will not be repeated."""
-        if not _starts_late(trainer):
-            self._commit()
+        self._commit(_fetches_ahead(trainer) and not trainer.is_last_batch)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Lets go of the loaders."""
@@ -113,9 +119,9 @@ class LoaderStateCallback(Callback):
         for loader in self._loaders:
             loader.set_epoch(progress.processed)
 
-    def _commit(self) -> None:
+    def _commit(self, ahead: bool) -> None:
         for loader in self._loaders:
-            loader.commit()
+            loader.commit(ahead)
 
 
 def _train_loaders(trainer: Trainer) -> list[DataLoader[Any]]:
@@ -128,26 +134,44 @@ def _train_loaders(trainer: Trainer) -> list[DataLoader[Any]]:
     ]
 
 
-def _starts_late(trainer: Trainer) -> bool:
-    """Whether Lightning fetches a batch ahead, as it does for loaders without length."""
+def _fetches_ahead(trainer: Trainer) -> bool:
+    """Whether Lightning takes batches one ahead, as it does from loaders without length."""
     return math.isinf(trainer.num_training_batches)
 
 
-def _mend_progress(trainer: Trainer) -> None:
-    """Make Lightning count on correctly after a checkpoint from the end of an epoch.
+def _mend_saved_progress(fit_loop: Mapping[str, Any]) -> None:
+    """Correct what a checkpoint says of Lightning's progress, in place.
 
-    Private reach into Lightning's loops; there is no public way, and
-    ``tests/test_lightning_resume.py`` fails where they change.
+    Args:
+        fit_loop: The checkpoint's ``["loops"]["fit_loop"]``.
     """
-    fit_loop = trainer.fit_loop
-    progress: Any = fit_loop.epoch_progress
-    if fit_loop.restarted_mid_epoch and progress.current.ready == progress.current.processed:
-        # Saved after an epoch's last batch: that epoch is over, and the next one must be begun.
-        fit_loop.reset_restart_stage()
-    elif fit_loop.restarted_on_epoch_end:
-        # Saved in on_train_epoch_end, with max_steps: Lightning would restart the epoch, by which
-        # one batch more is taken.
-        progress.increment_completed()
-        fit_loop.epoch_loop.restarting = False
-        fit_loop._restarting = False  # its property does not take False when there is max_steps
-        fit_loop.reset_restart_stage()
+    batches, epochs = fit_loop["epoch_loop.batch_progress"], fit_loop["epoch_progress"]
+    total = batches["total"]
+    if total["ready"] != total["processed"]:
+        # A step has failed and is repeated. Counted twice, it makes Lightning misread the next
+        # checkpoint; and if it was an epoch's last one, the epoch would end without it.
+        total["ready"] = total["started"] = total["processed"]
+        batches["is_last_batch"] = False
+    cut_off = batches["current"]["processed"] > 0 and not batches["is_last_batch"]
+    if cut_off and epochs["current"]["processed"] == epochs["current"]["started"]:
+        # Ended in mid-epoch by max_steps or should_stop, and saved after that: Lightning counts the
+        # epoch as a whole one and would go on with the next.
+        for counts in (epochs["current"], epochs["total"]):
+            counts["processed"] = counts["completed"] = counts["started"] - 1
+
+
+def _begin_next_epoch(fit_loop: Any) -> None:
+    """Make Lightning begin an epoch if the checkpoint was saved between two.
+
+    Depending on the hook that saved it, and on max_steps, Lightning would train on one batch more
+    in the old epoch, or begin the new one without counting it. Private reach into its loops; there
+    is no public way, and ``tests/test_lightning_resume.py`` fails where they change.
+    """
+    epochs = fit_loop.epoch_progress
+    if not fit_loop.is_resuming or epochs.current.ready != epochs.current.processed:
+        return
+    if epochs.current.completed < epochs.current.processed:
+        epochs.increment_completed()
+    fit_loop.epoch_loop.restarting = False
+    fit_loop._restarting = False  # the property does not take False when there is max_steps
+    fit_loop.reset_restart_stage()

@@ -57,11 +57,17 @@ class Engine:
     ) -> None:
         self.pool = pool
         self._window = window
+        self._pin = pin
+        self._device = device
         self._stopping = False
         self._thread: PinMemoryThread[Ready] | None = None
+
+    def start(self) -> None:
+        """Begin to pin; from now on the window is the thread's to take from."""
+        pin = self._pin
         if pin is not None:
             self._thread = PinMemoryThread(
-                self._next_ready, lambda ready: _pinned(ready, pin), device
+                self._next_ready, lambda ready: _pinned(ready, pin), self._device
             )
 
     def take(self, timeout: float | None) -> Ready | None:

@@ -13,6 +13,7 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from lit_loader.batch_plan import EpochBatches
 from lit_loader.board import Progress
+from lit_loader.context import reading
 from lit_loader.errors import WorkerError
 from lit_loader.fetch import EndOfData
 from lit_loader.loading import BatchLoader, Recipe
@@ -44,8 +45,9 @@ class EpochStart:
 class Host(Protocol):
     """What every iterator needs of its loader."""
 
-    lock: threading.RLock
-    """Held in every ``next()``: iterators of one loader share workers."""
+    @property
+    def lock(self) -> threading.RLock:
+        """Held in every ``next()``: iterators of one loader share workers."""
 
     promised: int | None
     """Samples of an iterable dataset, once ``len(loader)`` has asked for them."""
@@ -58,6 +60,9 @@ class Host(Protocol):
 
     def begin_epoch(self) -> EpochStart:
         """Begin the epoch that comes next."""
+
+    def warn_of_ignored_share(self) -> None:
+        """Learn that an iterable dataset gives every reader the same samples."""
 
     def warn_of_broken_promise(self, promised: int, samples: int) -> None:
         """Learn that an iterable dataset gives more samples than its length says."""
@@ -147,6 +152,8 @@ class InProcessIterator(LoaderIterator[T_co]):
             raise
         if start.batches is None:
             start.position.read(0, batch.state)
+            if batch.ignores_share:
+                self._host.warn_of_ignored_share()
             self._count(loader.samples)
             batch = batch.batch
         else:
@@ -155,6 +162,7 @@ class InProcessIterator(LoaderIterator[T_co]):
 
     def _begin(self, start: EpochStart) -> BatchLoader:
         recipe = self._host.recipe()
+        reading.shard_asked = False  # by the dataset of another loader, perhaps
         loader = self._loader = BatchLoader(recipe)
         if recipe.seeding == "worker":
             self._streams = OwnStreams(start.seed)  # those of a single worker

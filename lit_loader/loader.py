@@ -6,8 +6,10 @@ workers and the count of epochs. How batches are made and carried is told in `li
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import multiprocessing
+import os
 import threading
 import warnings
 import weakref
@@ -73,7 +75,6 @@ class DataLoader(Generic[T_co]):
     generator: torch.Generator | None
     sampler: Iterable[Any]
     batch_sampler: Iterable[Any] | None
-    lock: threading.RLock
 
     _built = False
 
@@ -152,7 +153,7 @@ class DataLoader(Generic[T_co]):
 
     def _reset_process_state(self) -> None:
         """Begin with what belongs to one process: no workers yet, no iterators."""
-        self.lock = threading.RLock()
+        self._lock, self._lock_pid = threading.RLock(), os.getpid()
         self._pool: WorkerPool | None = None
         self._owner: Callable[[], MultiProcessIterator[Any] | None] = lambda: None
         self._iterators: weakref.WeakSet[MultiProcessIterator[Any]] = weakref.WeakSet()
@@ -196,13 +197,21 @@ class DataLoader(Generic[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        for name in ("lock", "_pool", "_owner", "_iterators"):
+        for name in ("_lock", "_lock_pid", "_pool", "_owner", "_iterators"):
             del state[name]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._reset_process_state()
+
+    @property
+    def lock(self) -> threading.RLock:
+        """Held in every ``next()``, for iterators of one loader share workers."""
+        # A forked child has its own: whoever held it at that moment is a thread of the parent's.
+        if self._lock_pid != os.getpid():
+            self._lock, self._lock_pid = threading.RLock(), os.getpid()
+        return self._lock
 
     @property
     def multiprocessing_context(self) -> BaseContext | None:
@@ -299,13 +308,19 @@ class DataLoader(Generic[T_co]):
     def begin_epoch(self) -> EpochStart:
         """Begin the epoch that comes next; called by an iterator at its first ``next()``."""
         pending, requested = self._pending, self._requested_epoch()
+        given = None
         if pending is None:
-            start, given = self._epoch_start(requested), None
+            start = self._epoch_start(requested)
         elif requested in (None, pending.anchor):
             start, given = pending, pending.sampler
+            if requested is not None:
+                start = dataclasses.replace(pending, requested=requested)
+        elif pending.batches:
+            self._read_out(pending)
+            start = self._epoch_start(requested, between=True)
         else:
-            given = self._give_up(pending)
-            start = self._epoch_start(requested)
+            given = pending.sampler
+            start = dataclasses.replace(self._epoch_start(requested), sampler=given)
         self._pending, self._committed, self._epoch_requested = None, None, False
         self._next_epoch = start.epoch + 1
         readers = max(1, self.num_workers) if self._iterable else 0
@@ -316,32 +331,31 @@ class DataLoader(Generic[T_co]):
             batches = self._plan.batches(start.epoch, start.batches, given)
         return EpochStart(start.epoch, start.seed, batches, self._position)
 
-    def _give_up(self, pending: Position) -> Any:
-        """Leave a loaded position's epoch for another one, as if it had been read until there.
+    def _read_out(self, pending: Position) -> None:
+        """Leave a loaded position's epoch for another one, as if it had been read until there."""
+        if self._plan is not None and pending.sampler is not None:
+            # What a sampler has of its own goes on from epoch to epoch.
+            for _ in self._plan.batches(pending.epoch, pending.batches, pending.sampler):
+                pass
 
-        Returns:
-            The state that the sampler begins the other epoch with, if it has to be given one.
+    def _epoch_start(self, requested: int | None, between: bool = False) -> Position:
+        """The start of an epoch: of that which was asked for, or else of the next one.
+
+        Args:
+            requested: The epoch that was asked for, if any.
+            between: Whether the sampler is known to be between two epochs.
         """
-        if self._plan is None or pending.sampler is None or not pending.batches:
-            return pending.sampler
-        # What a sampler has of its own goes on from epoch to epoch.
-        for _ in self._plan.batches(pending.epoch, pending.batches, pending.sampler):
-            pass
-        return None
-
-    def _epoch_start(self, requested: int | None) -> Position:
-        """The start of an epoch: of that which was asked for, or else of the next one."""
         before = None if self._position is None else self._position.now()
-        sampler = None if self._plan is None else self._plan.sampler_state()
-        if sampler is not None and (before is None or not before.ended):
-            # What it has of its own is then not at an epoch's start.
-            sampler.pop("sampler", None)
-        if requested is None:
-            asked_before = None if before is None else before.requested
-            return Position(
-                self._next_epoch, self._base_seed(), sampler=sampler, requested=asked_before
-            )
-        return Position(requested, self._base_seed(), sampler=sampler, requested=requested)
+        sampler = None
+        if self._plan is not None and (sampler := self._plan.sampler_state()) is not None:
+            if before is not None:
+                between = between or before.ended or self._plan.is_end(before.batches)
+            if not between:
+                sampler.pop("sampler", None)
+        epoch = requested
+        if epoch is None:
+            epoch, requested = self._next_epoch, None if before is None else before.requested
+        return Position(epoch, self._base_seed(), sampler=sampler, requested=requested)
 
     def _requested_epoch(self) -> int | None:
         """The epoch that somebody has asked for since the last one began, or None."""
@@ -350,16 +364,21 @@ class DataLoader(Generic[T_co]):
             return self._next_epoch
         return requested
 
-    def commit(self) -> None:
+    def commit(self, ahead: bool = False) -> None:
         """Declare everything given out so far as used.
 
         Once this has been called, :meth:`state_dict` gives the position of the last call instead of
         that of the last batch given out: a batch that was given out, and whose training step did
         not come to its end, is given out again after resuming.
+
+        Args:
+            ahead: Whether the last batch given out is not used yet, for a training loop that takes
+                one ahead; for iterable datasets only.
         """
         self._commits = True
         if self._position is not None and self._pending is None:
-            self._committed = self._position.now()
+            before = ahead and self._iterable
+            self._committed = self._position.before_last() if before else self._position.now()
 
     def state_dict(self) -> dict[str, Any]:
         """Give the position in the data, for :meth:`load_state_dict`.
@@ -421,8 +440,16 @@ class DataLoader(Generic[T_co]):
         if isinstance(adopted, int):
             seed = self._base_seed.resumed = adopted
         fingerprint = self._fingerprint(seed)
-        loaded.check(fingerprint)
         batches = loaded.batches
+        readers = tuple(ReadPoint(*point) for point in loaded.workers or ())
+        if self._plan is not None:
+            loaded.check(fingerprint)
+        elif any(point.state is not None for point in readers):
+            loaded.check(fingerprint, elastic=())
+        else:
+            loaded.check(fingerprint, elastic={"rank"})
+            if any(point.batches and not point.ended for point in readers):
+                self._warn_of_reading_again()
         if self._plan is not None and any(
             loaded.fingerprint.get(name) != fingerprint.get(name) for name in ELASTIC
         ):
@@ -432,7 +459,6 @@ class DataLoader(Generic[T_co]):
                     "num_replicas it was taken with: resume with those"
                 )
             batches = self._plan.start_for(loaded.samples)
-        readers = tuple(ReadPoint(*point) for point in loaded.workers or ())
         self._next_epoch = loaded.epoch
         self._epoch_requested = False
         self._committed = None
@@ -464,6 +490,7 @@ class DataLoader(Generic[T_co]):
             "order": type(order).__name__,
             "batch_size": self.batch_size,
             "num_replicas": self.num_replicas or 1,
+            "rank": self.rank if self._iterable and self.num_replicas != 1 else None,
             "num_workers": max(1, self.num_workers) if self._iterable else None,
         }
 
@@ -489,6 +516,13 @@ class DataLoader(Generic[T_co]):
             "has not asked which of them it serves: unless that is meant, every sample comes "
             f"{readers} times; let __iter__ use lit_loader.get_shard()",
             6,
+        )
+
+    def _warn_of_reading_again(self) -> None:
+        self._warn_once(
+            f"{type(self.dataset).__name__} has no state_dict and load_state_dict: resuming reads "
+            "again all that it has given out before",
+            4,
         )
 
     def _warn_once(self, message: str, stacklevel: int) -> None:

@@ -127,15 +127,16 @@ class BatchLoader:
             EndOfData: An iterable dataset has no more.
             Cancelled: The batch is no longer wanted.
         """
-        recipe = self._recipe
+        recipe, begins = self._recipe, self._fetcher is None
         # At every batch: loaders with num_workers=0 may take turns in one process.
         reading.epoch, reading.shard = epoch, self._share
         if self._epoch != (seed, epoch):
             self._enter(seed, epoch)
         self._reseed_batch(number)
-        if self._fetcher is None:
+        if begins:
             self._fetcher = _ENDED  # if iter(dataset) raises, there is nothing to go on with
             self._fetcher = self._new_fetcher(indices, number, progress)
+        assert self._fetcher is not None
         samples = self._fetcher.fetch(indices, progress)
         self.samples = len(samples) if recipe.batched else 1
         if on_collate is not None:
@@ -147,7 +148,7 @@ class BatchLoader:
         else:
             batch = recipe.collate_fn(samples)
         if isinstance(self._fetcher, IterableFetcher):
-            return Parcel(batch, self._fetcher.state(), self._ignores_share())
+            return Parcel(batch, self._fetcher.state(), begins and self._ignores_share())
         return batch
 
     def _enter(self, seed: int, epoch: int) -> None:
@@ -182,11 +183,6 @@ class BatchLoader:
             point = ReadPoint()
         fetcher = IterableFetcher(recipe.dataset, recipe.batch_size, recipe.drop_last, point.state)
         if point.state is None and point.batches:
-            _log.info(
-                "%s has no state_dict: reading %d batches again to get to where it was",
-                type(recipe.dataset).__name__,
-                point.batches,
-            )
             for earlier in range(number % self._num_readers, number, self._num_readers):
                 self._reseed_batch(earlier)
                 fetcher.fetch(None, progress)

@@ -27,7 +27,6 @@ from lit_loader.diagnosis import died, timed_out
 from lit_loader.engine import Engine, Pin, Ready
 from lit_loader.errors import LoaderError
 from lit_loader.iterator import EpochStart, Host, LoaderIterator
-from lit_loader.position import ReadPoint
 from lit_loader.reorder import ReorderBuffer
 from lit_loader.worker_pool import Outcome, WorkerDeath, WorkerPool
 
@@ -53,9 +52,6 @@ class PoolHost(Host, Protocol):
 
     def claim(self, iterator: MultiProcessIterator[Any], start: EpochStart) -> Claim:
         """Give workers that have begun the epoch to ``iterator``, for it alone."""
-
-    def warn_of_ignored_share(self) -> None:
-        """Learn that an iterable dataset gives every worker the same samples."""
 
 
 class MultiProcessIterator(LoaderIterator[T_co]):
@@ -171,6 +167,7 @@ class MultiProcessIterator(LoaderIterator[T_co]):
                 self._submit(number, self._outstanding[number], start, pool)
         if self._next_number is None:
             self._next_number = start.position.start.batches if start.batches is not None else 0
+        self._engine.start()
         return self._engine
 
     def _bring_up(self, start: EpochStart, pool: WorkerPool) -> None:
@@ -182,12 +179,10 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         self._window.restart([])
         self._outstanding.clear()
         self._all_issued = False
-        self._next_number = 0
-        self._first: dict[int, ReadPoint] = {}
-        for reader in range(self._num_workers):
-            point = start.position.reader(reader)
-            if point.batches:
-                self._first[reader] = point
+        points = [start.position.reader(reader) for reader in range(self._num_workers)]
+        rounds = min((point.batches for point in points if not point.ended), default=0)
+        self._next_number = rounds * self._num_workers
+        self._first = {reader: point for reader, point in enumerate(points) if point.batches}
 
     def _dispatch(self, start: EpochStart, pool: WorkerPool) -> None:
         """Issue tasks until ``depth`` are under way or there are no more."""

@@ -75,12 +75,14 @@ class EpochPosition:
     _samplers: dict[int, Any] = field(init=False)
     _readers: list[ReadPoint] = field(init=False)
     _ended: bool = field(init=False, default=False)
+    _previous: Position = field(init=False)
 
     def __post_init__(self) -> None:
         self._batches = self.start.batches
         self._ahead = set(self.start.ahead)
         self._samplers = {self._batches: self.start.sampler}
         self._readers = list(self.start.readers) or [ReadPoint()] * self.num_readers
+        self._previous = self.start
 
     def drawn(self, number: int, sampler: Any) -> None:
         """Note the sampler's state after it has given batch ``number``."""
@@ -97,6 +99,7 @@ class EpochPosition:
 
     def read(self, reader: int, state: Any) -> None:
         """Note that a batch of an iterable dataset has been given out."""
+        self._previous = self.now()
         self._batches += 1
         self._readers[reader] = ReadPoint(self._readers[reader].batches + 1, state)
 
@@ -119,6 +122,10 @@ class EpochPosition:
     def end(self) -> None:
         """Note that the consumer has been told of the epoch's end."""
         self._ended = True
+
+    def before_last(self) -> Position:
+        """Give the position before an iterable dataset's last batch; else where it all began."""
+        return self._previous
 
     def now(self) -> Position:
         """Give the position of this moment."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import time
 import warnings
@@ -78,8 +79,13 @@ def _try_to_pickle(value: object) -> None:
             raise
 
 
-def end_processes(processes: Sequence[BaseProcess]) -> None:
-    """Wait for processes that have been told to stop; end by growing force those that do not."""
+def end_processes(processes: Sequence[BaseProcess], results: int) -> None:
+    """Wait for processes that have been told to stop; end by growing force those that do not.
+
+    Args:
+        processes: The workers.
+        results: Read end of the result pipe; kept empty, for a worker may wait for room in there.
+    """
     for step, grace in ((None, STOP_GRACE), ("terminate", TERMINATE_GRACE), ("kill", None)):
         alive = [process for process in processes if process.is_alive()]
         if not alive:
@@ -87,22 +93,24 @@ def end_processes(processes: Sequence[BaseProcess]) -> None:
         if step is not None:
             for process in alive:
                 getattr(process, step)()
-        _join(alive, grace)
+        _join(alive, grace, results)
     for process in processes:
         process.join()
         process.close()
 
 
-def _join(processes: list[BaseProcess], timeout: float | None) -> None:
+def _join(processes: list[BaseProcess], timeout: float | None, results: int) -> None:
     """Wait until all have ended, or the time is up."""
     deadline = None if timeout is None else time.monotonic() + timeout
     waiting = {process.sentinel for process in processes}
     while waiting:
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        ended = wait_for(list(waiting), left)
-        if not ended:
+        ready = wait_for([*waiting, results], left)
+        if not ready:
             return
-        waiting.difference_update(ended)
+        if results in ready:
+            os.read(results, 1 << 16)
+        waiting.difference_update(ready)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ prefetching): all ranks give the same one. It is a plain dict of primitives, so 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ ELASTIC = frozenset({"batch_size", "num_replicas"})
 _ADVICE = {
     "dataset_length": "resume with the dataset that the state was taken from",
     "num_workers": "an iterable dataset's position belongs to its workers: resume with as many",
+    "rank": "an iterable dataset's state is one rank's: save one on each rank, and load it there",
     "order": "resume with the same sampler or shuffle option",
     "seed": "pass the state's seed as the loader's seed option",
 }
@@ -104,17 +105,22 @@ class LoaderState:
             requested=state.get("requested"),
         )
 
-    def check(self, fingerprint: Mapping[str, int | float | str | bool | None]) -> None:
+    def check(
+        self,
+        fingerprint: Mapping[str, int | float | str | bool | None],
+        elastic: Collection[str] = ELASTIC,
+    ) -> None:
         """Make sure that the state is one of a loader like this one.
 
         Args:
-            fingerprint: This loader's. `ELASTIC` fields are not compared: whether the position
-                fits them is the batch plan's to say.
+            fingerprint: This loader's.
+            elastic: Fields that are not compared: whether the position fits them is the batch
+                plan's to say.
 
         Raises:
             StateError: Names the first field, by name, that differs, and both values.
         """
-        for name in sorted((self.fingerprint.keys() | fingerprint.keys()) - ELASTIC):
+        for name in sorted((self.fingerprint.keys() | fingerprint.keys()) - set(elastic)):
             theirs, ours = self.fingerprint.get(name), fingerprint.get(name)
             if theirs != ours:
                 advice = _ADVICE.get(name, f"resume with the same {name}")

@@ -35,9 +35,10 @@ import torch
 from torch.utils.data._utils import worker as torch_worker
 
 from lit_loader.arena import ArenaMap
-from lit_loader.board import CLOSING, Cancelled, Stage, StatusBoard
+from lit_loader.board import Cancelled, Stage, StatusBoard
 from lit_loader.codec import SlotFull, SlotWriter, encode
 from lit_loader.collate import collate_privately
+from lit_loader.context import reading
 from lit_loader.errors import TransportError
 from lit_loader.failure import Failure, describe_indices
 from lit_loader.fetch import EndOfData
@@ -162,7 +163,8 @@ def worker_main(links: Links, payload: Payload) -> None:
         torch.inference_mode(False),
         torch.enable_grad(),
         torch.autocast("cpu", enabled=False),
-        contextlib.suppress(BrokenPipeError, _Stopped),
+        # BlockingIOError: the parent has emptied this worker's pipe, to close it.
+        contextlib.suppress(BrokenPipeError, BlockingIOError, _Stopped),
     ):
         _Worker(links, payload).run()
 
@@ -256,8 +258,6 @@ class _Worker:
         while True:
             self._board.enter(self._id, Stage.IDLE, -1)
             message = self._receive()
-            if self._board.generation == CLOSING:
-                return
             if isinstance(message, Task):
                 if message.generation == self._progress.generation:
                     with _IF_CANCELLED:
@@ -396,12 +396,22 @@ def _message_or_stop(data: bytes) -> Message:
     return unpack(data) if data else Stop()
 
 
+class _WorkerInfo(torch_worker.WorkerInfo):
+    """Torch's, which notes that a dataset (or worker_init_fn) asks whose share it is to give."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("id", "num_workers", "dataset"):
+            reading.shard_asked = True
+        return super().__getattribute__(name)
+
+
 def _set_worker_info(links: Links, dataset: Any) -> None:
     """Make ``torch.utils.data.get_worker_info()`` answer, which third-party datasets call.
 
     Private reach into torch, with no public way: the variable behind a public function. Watched by
     ``tests/test_private_reach.py``.
     """
-    torch_worker._worker_info = torch_worker.WorkerInfo(
+    reading.shard_asked = False  # in the parent, perhaps, of which this process is a fork
+    torch_worker._worker_info = _WorkerInfo(
         id=links.worker, num_workers=links.num_workers, seed=links.seed, dataset=dataset
     )

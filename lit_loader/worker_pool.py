@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_loader.arena import Arena, Slot
-from lit_loader.board import CLOSING, BoardRow, StatusBoard, board_bytes
+from lit_loader.board import BoardRow, StatusBoard, board_bytes
 from lit_loader.errors import LoaderError
 from lit_loader.failure import Failure
 from lit_loader.loading import Recipe
@@ -333,8 +333,10 @@ class WorkerPool:
             generation: Do nothing if another one has begun since: an iterator may be collected
                 late, in another thread, when the workers are no longer its own.
         """
+        if self.closed:
+            return
         with self._cancelling:
-            if self.closed or generation not in (None, self._generation):
+            if generation not in (None, self._generation):
                 return
             self._generation += 1
             self._board.generation = self._generation
@@ -417,18 +419,21 @@ class _Resources:
         """End the processes, in steps of growing force; close the files."""
         if os.getpid() != self.pid:
             return  # a forked copy: everything here belongs to the process that made it
-        # Pipes that are full have no room for a Stop: what is in them is seen to be the last.
-        self._board.generation = CLOSING
-        with contextlib.suppress(OSError):
-            while os.read(self.results, _READ_AT_ONCE):
-                pass  # a worker that waits for room in there goes on
+        self._board.generation += 1
+        # Empty the pipes: full ones have no room for a Stop. A worker that finds its pipe empty
+        # ends, too.
+        for end in self._fds[::2]:
+            os.set_blocking(end, False)
+            with contextlib.suppress(BlockingIOError):
+                while os.read(end, _READ_AT_ONCE):
+                    pass
         for control in self.controls:
             with contextlib.suppress(OSError):
                 os.write(control, Stop().pack())
         for _ in self.controls:
             with contextlib.suppress(OSError):
                 os.write(self.tasks, Attend().pack())
-        end_processes(self.processes)
+        end_processes(self.processes, self.results)
         self.processes.clear()
         for fd in self._fds:
             os.close(fd)

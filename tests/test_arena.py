@@ -84,7 +84,7 @@ def test_a_lease_returns_its_slot_with_the_last_view(arena: Arena) -> None:
     views = [
         batch[10:20],
         batch.view(np.int64)[::2].reshape(2, -1),
-        torch.frombuffer(batch, dtype=torch.uint8)[5:].view(-1, 3),
+        torch.frombuffer(batch, dtype=torch.uint8)[4:].view(-1, 4),
     ]
     del batch
     while views:

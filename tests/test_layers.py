@@ -14,8 +14,8 @@ PACKAGE = Path(__file__).parent.parent / "lit_loader"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     # words that all others use
-    ("errors", "messages", "seeding", "board", "context", "outbox", "permutation", "places",
-     "position", "reductions", "slot"),
+    ("errors", "messages", "seeding", "board", "context", "fork_guard", "outbox", "permutation",
+     "places", "position", "reductions", "slot"),
     # one stage of a batch's way each, and the options
     ("config", "sampling", "arena", "layout", "collate", "failure", "fetch", "generators",
      "pin_memory", "reorder", "state", "statistics", "streams"),
@@ -28,7 +28,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("engine", "diagnosis"),
     ("multiprocess",),
     ("loader",),
-    ("datamodule", "callbacks"),
+    ("callbacks",),
+    ("datamodule",),
     ("apps",),
 )  # fmt: skip
 

@@ -168,3 +168,16 @@ def test_attributes_of_tensor_subclasses() -> None:
     loud = torch.zeros(1).as_subclass(Loud)
     with torch._C.DisableTorchFunctionSubclass():
         assert loud.layout is torch.strided
+
+
+def test_lightnings_mark_of_a_resumed_loop() -> None:
+    """callbacks.py: whether a Trainer goes on from a checkpoint."""
+    trainer = pytest.importorskip("lightning.pytorch").Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False,
+    )  # fmt: skip
+    loop = trainer.fit_loop
+    loop._restarting = True
+    assert loop.restarting is True
+    loop._restarting = False
+    assert loop.restarting is False

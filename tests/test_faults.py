@@ -1,0 +1,491 @@
+"""What goes wrong in workers: said at once, with all that is known; and the next next() goes on."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from parity.tools import PROMPT, Gate, wait_gone
+from samples import (
+    METHODS,
+    BrokenArrival,
+    Call,
+    Counting,
+    Hanging,
+    Rows,
+    hang,
+    ints,
+    process_id,
+    uncollated,
+    worker_pids,
+)
+
+import lit_loader
+from lit_loader import DataLoader
+from lit_loader.errors import TransportError, WorkerDiedError, WorkerError, WorkerTimeoutError
+
+PERSISTENT = pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
+
+
+class Once:
+    """True the first time it is asked, in whichever process, and never again."""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.write(self._write, b"!")
+
+    def __call__(self) -> bool:
+        try:
+            return bool(os.read(self._read, 1))
+        except BlockingIOError:
+            return False
+
+    def close(self) -> None:
+        os.close(self._read)
+        os.close(self._write)
+
+
+@pytest.fixture
+def once() -> Iterator[Once]:
+    made = Once()
+    yield made
+    made.close()
+
+
+def crash() -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+DEATHS = {
+    "SIGKILL": (lambda: os.kill(os.getpid(), signal.SIGKILL), "killed by SIGKILL, most likely by"),
+    "SIGSEGV": (crash, "killed by SIGSEGV, by a crash in native code"),
+    "SIGTERM": (lambda: os.kill(os.getpid(), signal.SIGTERM), "killed by SIGTERM, by somebody's"),
+    "SIGALRM": (lambda: os.kill(os.getpid(), signal.SIGALRM), "killed by SIGALRM, by a signal"),
+    "_exit": (lambda: os._exit(7), "exited by itself with code 7"),
+}
+
+
+def dying_at(index: int, how: str, once: Once) -> Any:
+    """A sample function that ends its process, once, at ``index``."""
+
+    def sample(i: int) -> int:
+        if i == index and once():
+            DEATHS[how][0]()
+            hang()
+        return i
+
+    return sample
+
+
+@pytest.mark.parametrize("how", DEATHS)
+@PERSISTENT
+def test_a_death_is_told_and_the_epoch_goes_on(how: str, persistent: bool, once: Once) -> None:
+    with DataLoader(
+        Call(dying_at(9, how, once), 24), batch_size=2, num_workers=2, persistent_workers=persistent
+    ) as loader:
+        iterator = iter(loader)
+        found = [next(iterator).tolist() for _ in range(4)]
+        with pytest.raises(WorkerDiedError) as caught:
+            for _ in range(2):
+                found.append(next(iterator).tolist())
+        said = str(caught.value)
+        assert DEATHS[how][1] in said
+        assert "fetching index 9 (sample 1 of batch 4, indices [8, 9])" in said
+        assert "num_workers=0 shows errors in place" in said
+        found += [batch.tolist() for batch in iterator]
+        assert found == [[start, start + 1] for start in range(0, 24, 2)]
+        assert ints(loader) == list(range(24))  # and the loader is usable again
+
+
+@PERSISTENT
+def test_a_death_in_a_stream(persistent: bool, once: Once) -> None:
+    with DataLoader(
+        Counting(24, dying_at(13, "SIGKILL", once)), num_workers=2, persistent_workers=persistent
+    ) as loader:
+        iterator, found, deaths = iter(loader), [], 0
+        while True:
+            try:
+                found.append(int(next(iterator)))
+            except StopIteration:
+                break
+            except WorkerDiedError as death:
+                deaths += 1
+                assert "fetching sample 0 of batch 13, an iterable dataset's next" in str(death)
+        assert (deaths, found) == (1, list(range(24)))
+        assert ints(loader) == list(range(24))
+
+
+def test_out_of_order_nothing_is_lost_or_doubled(once: Once) -> None:
+    loader = DataLoader(Call(dying_at(11, "SIGKILL", once), 40), num_workers=3, in_order=False)
+    iterator, found, deaths = iter(loader), [], 0
+    while True:
+        try:
+            found.append(int(next(iterator)))
+        except StopIteration:
+            break
+        except WorkerDiedError:
+            deaths += 1
+    assert deaths == 1
+    assert sorted(found) == list(range(40))
+
+
+def test_every_worker_dies() -> None:
+    def sample(index: int) -> int:
+        os._exit(3)
+
+    iterator = iter(DataLoader(Call(sample, 4), num_workers=2))
+    for _ in range(3):
+        with pytest.raises(WorkerDiedError, match="exited by itself with code 3"):
+            next(iterator)
+
+
+def test_killed_while_idle() -> None:
+    with DataLoader(range(40), num_workers=2, persistent_workers=True) as loader:
+        assert ints(loader) == list(range(40))
+        victim = loader._pool.pids[1]
+        os.kill(victim, signal.SIGKILL)
+        with pytest.raises(
+            WorkerDiedError, match=rf"worker 1 \(pid {victim}\) was killed by SIGKILL"
+        ):
+            list(loader)
+        assert ints(loader) == list(range(40))
+
+
+def test_killed_from_outside_in_mid_epoch() -> None:
+    gate = Gate()
+
+    def sample(index: int) -> int:
+        if index == 6:
+            gate.wait()
+        return index
+
+    iterator = iter(DataLoader(Call(sample, 20), num_workers=2))
+    found = [int(next(iterator)) for _ in range(3)]
+    for pid in worker_pids(iterator):
+        os.kill(pid, signal.SIGKILL)
+    gate.open()
+    with pytest.raises(WorkerDiedError, match="SIGKILL"):
+        while True:
+            found.append(int(next(iterator)))
+    assert found + ints(iterator) == list(range(20))
+    gate.close()
+
+
+@pytest.mark.parametrize("method", METHODS[1:])
+def test_a_death_by_start_method(method: str) -> None:
+    loader = DataLoader(Exiting(), num_workers=1, multiprocessing_context=method)
+    with pytest.raises(WorkerDiedError, match="exited by itself with code 5.*fetching index 0"):
+        next(iter(loader))
+
+
+class Exiting(Rows):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        os._exit(5)
+
+
+def test_sys_exit_is_an_error_of_the_sample() -> None:
+    loader = DataLoader(Call(lambda index: sys.exit("enough") if index == 1 else index, 3))
+    for num_workers in (1,):
+        loader.num_workers = num_workers
+        iterator = iter(loader)
+        assert int(next(iterator)) == 0
+        with pytest.raises(WorkerError, match="SystemExit: enough\n.*batch 1, indices"):
+            next(iterator)
+        assert int(next(iterator)) == 2
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, GeneratorExit, StopIteration])
+def test_exceptions_that_mean_something_else_here(kind: type[BaseException]) -> None:
+    def sample(index: int) -> int:
+        if index == 1:
+            raise kind("odd")
+        return index
+
+    iterator = iter(DataLoader(Call(sample, 3), num_workers=2))
+    assert int(next(iterator)) == 0
+    with pytest.raises(WorkerError, match=f"{kind.__name__}: odd\n.*indices \\[1\\]"):
+        next(iterator)
+    assert ints(iterator) == [2]
+
+
+# Time ------------------------------------------------------------------------------------------
+
+
+def test_a_timeout_names_worker_sample_and_duration() -> None:
+    gate = Gate()
+
+    def sample(index: int) -> int:
+        if index == 3:
+            gate.wait()
+        return index
+
+    loader = DataLoader(Call(sample, 12), batch_size=2, num_workers=1, timeout=0.6)
+    iterator = iter(loader)
+    assert next(iterator).tolist() == [0, 1]
+    pids = worker_pids(iterator)
+    begun = time.monotonic()
+    with pytest.raises(WorkerTimeoutError) as caught:
+        next(iterator)
+    assert 0.5 < time.monotonic() - begun < PROMPT
+    assert isinstance(caught.value, (TimeoutError, RuntimeError))
+    said = str(caught.value)
+    assert "no batch arrived within timeout=0.6 s" in said
+    assert (
+        f"worker 0 (pid {pids[0]}) fetching index 3 (sample 1 of batch 1, indices [2, 3])" in said
+    )
+    assert ", for 0." in said
+    wait_gone(pids)
+    gate.open()
+    assert ints(iterator) == list(range(2, 12))
+    assert ints(loader) == list(range(12))
+    gate.close()
+
+
+def test_a_timeout_in_collate_fn_says_so() -> None:
+    def collate(samples: list[int]) -> None:
+        hang()
+
+    iterator = iter(DataLoader(range(4), num_workers=1, collate_fn=collate, timeout=0.5))
+    with pytest.raises(WorkerTimeoutError, match=r"collating \(batch 0, indices \[0\]\)"):
+        next(iterator)
+
+
+def test_a_timeout_in_worker_init_fn_says_so() -> None:
+    loader = DataLoader(range(4), num_workers=1, worker_init_fn=lambda _: hang(), timeout=0.5)
+    with pytest.raises(WorkerTimeoutError, match=r"worker 0 \(pid \d+\) in worker_init_fn"):
+        next(iter(loader))
+
+
+def test_importing_is_not_the_users_time() -> None:
+    """Spawned workers import torch before they can begin."""
+    loader = DataLoader(range(3), num_workers=1, multiprocessing_context="spawn", timeout=0.4)
+    assert ints(loader) == [0, 1, 2]
+
+
+def test_a_persistent_worker_that_hangs_when_the_epoch_begins() -> None:
+    gate, hanging = Gate(), Gate()
+
+    def sample(index: int) -> int:
+        if index == 2 and lit_loader.get_epoch() == 0:
+            hanging.open()
+            gate.wait()
+        return index
+
+    with DataLoader(Call(sample, 8), num_workers=2, persistent_workers=True, timeout=0.5) as loader:
+        for _ in loader:
+            assert hanging.wait()
+            break
+        pids = loader._pool.pids
+        with pytest.raises(WorkerTimeoutError, match="did not leave the sample it is in within"):
+            next(iter(loader))
+        wait_gone(pids)
+        gate.open()
+        assert ints(loader) == list(range(8))
+    gate.close()
+    hanging.close()
+
+
+# Beginnings ------------------------------------------------------------------------------------
+
+
+@PERSISTENT
+def test_an_error_in_worker_init_fn_reaches_the_consumer(persistent: bool) -> None:
+    def init(worker: int) -> None:
+        if worker == 1:
+            raise LookupError("no such file for worker 1")
+
+    with DataLoader(
+        Counting(8), num_workers=2, worker_init_fn=init, persistent_workers=persistent
+    ) as loader:
+        iterator = iter(loader)
+        assert int(next(iterator)) == 0
+        with pytest.raises(LookupError, match="no such file for worker 1") as caught:
+            next(iterator)
+        assert "in DataLoader worker 1" in str(caught.value)
+        assert "in worker_init_fn" in str(caught.value)
+
+
+@pytest.mark.parametrize("method", METHODS[1:])
+def test_what_cannot_be_pickled_is_named_at_the_start(method: str) -> None:
+    dataset = Rows(4)
+    dataset.transforms = [print, lambda x: x]  # type: ignore[attr-defined]
+    iterator = iter(DataLoader(dataset, num_workers=2, multiprocessing_context=method))
+    with pytest.raises(TransportError, match=rf"dataset\.transforms\[1\].*method '{method}' needs"):
+        next(iterator)
+
+
+@pytest.mark.parametrize("method", METHODS[1:])
+def test_a_dataset_that_cannot_be_unpickled(method: str) -> None:
+    """The worker lives to tell it."""
+    loader = DataLoader(BrokenArrival(), num_workers=1, multiprocessing_context=method)
+    with pytest.raises(LookupError, match="no way to unpack this") as caught:
+        next(iter(loader))
+    assert "while its dataset was unpickled" in str(caught.value)
+    assert "in __setstate__" in str(caught.value)
+
+
+def test_inside_a_daemonic_process() -> None:
+    reading, writing = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(
+        target=_load_and_send, args=(writing,), daemon=True
+    )
+    process.start()
+    assert reading.poll(30)
+    said = reading.recv()
+    process.join()
+    assert said.startswith("LoaderError: num_workers=2 inside a daemonic process")
+    assert "use num_workers=0 there" in said
+    process.close()
+    reading.close()
+    writing.close()
+
+
+def _load_and_send(connection: Any) -> None:
+    try:
+        connection.send(str(list(DataLoader(range(4), num_workers=2))))
+    except Exception as error:
+        connection.send(f"{type(error).__name__}: {error}")
+
+
+# Exceptions of user code -----------------------------------------------------------------------
+
+
+class Needy(Exception):
+    def __init__(self, code: int, *, reason: str) -> None:
+        super().__init__(f"{code} because {reason}")
+        self.code = code
+
+
+def _missing_file(_: int) -> Any:
+    return Path("/nowhere/at/all").read_bytes()
+
+
+def _needy(_: int) -> Any:
+    raise Needy(4, reason="hungry")
+
+
+def _divide(index: int) -> Any:
+    return 1 // (index - 1)
+
+
+def _huge(_: int) -> Any:
+    raise ValueError("wide " + "\N{GRINNING FACE}" * 300_000)
+
+
+def _unpicklable(_: int) -> Any:
+    raise RuntimeError("holds", lambda: 0)
+
+
+def _only_there(_: int) -> Any:
+    module = types.ModuleType("only_in_the_worker")
+    sys.modules[module.__name__] = module
+    exec("class Odd(Exception): pass", module.__dict__)
+    raise module.Odd("strange")
+
+
+@pytest.mark.parametrize(
+    ("bad", "kind", "words"),
+    [
+        (_missing_file, FileNotFoundError, "/nowhere/at/all"),
+        (_needy, Needy, "4 because hungry"),
+        (_divide, ZeroDivisionError, "integer"),
+        (_huge, ValueError, "wide "),
+        (_unpicklable, WorkerError, "RuntimeError: \\('holds', "),
+        (_only_there, WorkerError, "only_in_the_worker.Odd: strange"),
+    ],
+)
+@PERSISTENT
+def test_an_exception_arrives_and_the_epoch_goes_on(
+    bad: Any, kind: type[Exception], words: str, persistent: bool
+) -> None:
+    with DataLoader(
+        Call(lambda index: bad(index) if index == 1 else index, 6),
+        num_workers=2, persistent_workers=persistent,
+    ) as loader:  # fmt: skip
+        for _ in range(2):
+            iterator = iter(loader)
+            assert int(next(iterator)) == 0
+            with pytest.raises(kind, match=words) as caught:
+                next(iterator)
+            assert type(caught.value) is kind
+            whole = f"{caught.value}{caught.value.__cause__}"
+            assert "indices [1]" in whole
+            assert "The worker's traceback" in whole
+            assert ints(iterator) == [2, 3, 4, 5]
+        del caught
+
+
+def test_an_error_in_collate_fn_goes_on() -> None:
+    def collate(samples: list[int]) -> list[int]:
+        if 4 in samples:
+            raise ArithmeticError("no batch of 4")
+        return samples
+
+    iterator = iter(DataLoader(range(8), batch_size=2, num_workers=2, collate_fn=collate))
+    assert [next(iterator), next(iterator)] == [[0, 1], [2, 3]]
+    with pytest.raises(ArithmeticError, match="no batch of 4") as caught:
+        next(iterator)
+    assert "indices [4, 5]" in str(caught.value)
+    assert list(iterator) == [[6, 7]]
+
+
+class FailingSampler:
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(self.at)
+        raise IndexError(f"sampler broke at {self.at}")
+
+
+@PERSISTENT
+@pytest.mark.parametrize("at", [0, 1, 7])
+def test_a_samplers_exception_comes_in_its_turn(persistent: bool, at: int) -> None:
+    with DataLoader(
+        range(100), sampler=FailingSampler(at), num_workers=2, persistent_workers=persistent
+    ) as loader:
+        for _ in range(2):
+            iterator = iter(loader)
+            assert [int(next(iterator)) for _ in range(at)] == list(range(at))
+            with pytest.raises(IndexError, match=f"sampler broke at {at}"):
+                next(iterator)
+            with pytest.raises(StopIteration):
+                next(iterator)
+
+
+def test_indices_that_cannot_be_pickled_are_an_error() -> None:
+    loader = DataLoader(
+        Call(str), sampler=[lambda: 0], num_workers=1, batch_size=None, collate_fn=uncollated
+    )
+    with pytest.raises(Exception, match="[Pp]ickle.*lambda"):
+        next(iter(loader))
+
+
+def test_a_hung_worker_does_not_hang_close() -> None:
+    loader = DataLoader(Hanging(), num_workers=2)
+    iterator = iter(loader)
+    pids = {int(next(iterator)) for _ in range(2)}
+    begun = time.monotonic()
+    loader.close()
+    assert time.monotonic() - begun < PROMPT
+    wait_gone(pids)
+
+
+def test_a_death_leaves_other_loaders_alone(once: Once) -> None:
+    other = iter(DataLoader(range(30), num_workers=2))
+    assert int(next(other)) == 0
+    iterator = iter(DataLoader(Call(dying_at(0, "SIGKILL", once), 2), num_workers=1))
+    with pytest.raises(WorkerDiedError):
+        next(iterator)
+    assert ints(other) == list(range(1, 30))
+    assert len(set(ints(DataLoader(Call(process_id, 8), num_workers=1)))) == 1

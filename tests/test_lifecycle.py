@@ -1,0 +1,602 @@
+"""From the first next() to the last process: beginnings, epochs, users side by side, and ends."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import random
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from parity.tools import PROMPT, Gate, finish_script, start_script, wait_gone
+from samples import (
+    METHODS,
+    Call,
+    Counting,
+    Hanging,
+    Rows,
+    epoch_and_index,
+    hang,
+    ints,
+    process_id,
+    uncollated,
+    worker_pids,
+)
+
+import lit_loader
+from lit_loader import DataLoader
+from lit_loader import worker_pool as pool_module
+from lit_loader.errors import LoaderError
+
+PERSISTENT = pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
+KIND = pytest.mark.parametrize("iterable", [False, True], ids=["map", "iterable"])
+
+
+def data_of(iterable: bool, length: int, function: Callable[[int], Any] = int) -> Any:
+    return Counting(length, function) if iterable else Call(function, length)
+
+
+def usage() -> tuple[int, int, int]:
+    """Child processes, descriptors and threads of this process."""
+    me = psutil.Process()
+    return len(me.children()), me.num_fds(), threading.active_count()
+
+
+def in_thread(function: Callable[[], Any]) -> Any:
+    """What ``function`` returns in another thread."""
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(function()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+# Beginnings and epochs -------------------------------------------------------------------------
+
+
+@PERSISTENT
+@KIND
+def test_nothing_starts_before_the_first_next(persistent: bool, iterable: bool) -> None:
+    before = usage()
+    loader = DataLoader(data_of(iterable, 8), num_workers=2, persistent_workers=persistent)
+    iterators = [iter(loader) for _ in range(3)]
+    assert usage() == before
+    assert lit_loader.DataLoader is DataLoader
+    assert loader._next_epoch == 0  # and no epoch is used up
+    del iterators
+    assert ints(loader) == list(range(8))
+    loader.close()
+    assert usage() == before
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_persistent_workers_keep_their_processes(method: str) -> None:
+    with DataLoader(
+        Call(process_id, 8), num_workers=1, persistent_workers=True, multiprocessing_context=method
+    ) as loader:
+        epochs = [set(ints(loader)) for _ in range(3)]
+        assert len(set.union(*epochs)) == 1
+        assert epochs[0] == set(loader._pool.pids)
+    wait_gone(epochs[0])
+
+
+@KIND
+@pytest.mark.parametrize("in_order", [True, False], ids=["in order", "as it comes"])
+def test_nothing_of_an_abandoned_epoch_is_delivered(iterable: bool, in_order: bool) -> None:
+    rng = random.Random(4)
+    with DataLoader(
+        data_of(iterable, 40, epoch_and_index), num_workers=3, batch_size=None,
+        persistent_workers=True, in_order=in_order, prefetch_factor=4,
+    ) as loader:  # fmt: skip
+        for epoch in range(50):
+            taken = rng.choice([1, 2, 5, 20, 40])
+            got = []
+            for sample in loader:
+                got.append(sample)
+                if len(got) == taken:
+                    break
+            assert {tag for tag, _ in got} == {epoch}
+            indices = [index for _, index in got]
+            if in_order:
+                assert indices == list(range(taken))
+            assert len(set(indices)) == taken
+        assert sorted(index for _, index in loader) == list(range(40))
+
+
+@KIND
+def test_a_changed_number_of_workers(iterable: bool) -> None:
+    with DataLoader(data_of(iterable, 12), num_workers=1, persistent_workers=True) as loader:
+        for number in (1, 3, 2):
+            loader.num_workers = number
+            assert ints(loader) == list(range(12))
+            assert len(loader._pool.pids) == number
+        old = loader._pool.pids
+        assert ints(loader) == list(range(12))
+        assert loader._pool.pids == old
+
+
+def test_lengths() -> None:
+    loader = DataLoader(range(10), batch_size=4, num_workers=2)
+    iterator = iter(loader)
+    assert len(loader) == len(iterator) == 3
+    next(iterator)
+    assert len(iterator) == 3
+    assert len(list(iterator)) == 2
+
+
+# Several users ---------------------------------------------------------------------------------
+
+
+@PERSISTENT
+@KIND
+def test_iterators_side_by_side(persistent: bool, iterable: bool) -> None:
+    with DataLoader(
+        data_of(iterable, 20, epoch_and_index), collate_fn=tuple, batch_size=None, num_workers=2,
+        persistent_workers=persistent,
+    ) as loader:  # fmt: skip
+        triples = list(zip(loader, loader, loader, strict=True))
+    assert triples == [((0, n), (1, n), (2, n)) for n in range(20)]
+
+
+@KIND
+@pytest.mark.parametrize("taken", [0, 1, 7])
+def test_an_iterator_whose_workers_were_taken_goes_on(iterable: bool, taken: int) -> None:
+    with DataLoader(
+        data_of(iterable, 30), num_workers=2, persistent_workers=True, prefetch_factor=3
+    ) as loader:
+        first = iter(loader)
+        found = [int(next(first)) for _ in range(taken + 1)]
+        pids = loader._pool.pids
+        second = iter(loader)
+        assert [int(next(second)) for _ in range(taken + 1)] == list(range(taken + 1))
+        assert worker_pids(second) == pids  # the newest one has the persistent workers
+        assert found + ints(first) == list(range(30))
+        assert ints(second) == list(range(taken + 1, 30))
+        assert ints(loader) == list(range(30))
+        assert loader._pool.pids == pids
+
+
+def test_an_iterator_that_dies_late_leaves_its_successor_alone() -> None:
+    """Collected in another thread, it may let go when the workers have long begun anew."""
+    with DataLoader(range(40), num_workers=2, persistent_workers=True) as loader:
+        first = iter(loader)
+        next(first)
+        _, function, arguments, _ = first._finalizer.peek()
+        second = iter(loader)
+        next(second)
+        in_thread(lambda: function(*arguments))
+        assert ints(second) == list(range(1, 40))
+
+
+@PERSISTENT
+def test_an_iterator_used_from_another_thread(persistent: bool) -> None:
+    with DataLoader(range(20), num_workers=2, persistent_workers=persistent) as loader:
+        iterator = iter(loader)
+        assert int(next(iterator)) == 0
+        assert [int(in_thread(lambda: next(iterator))) for _ in range(4)] == [1, 2, 3, 4]
+        assert in_thread(lambda: ints(iterator)) == list(range(5, 20))
+        assert in_thread(lambda: ints(loader)) == list(range(20))
+
+
+@KIND
+def test_threads_that_share_an_iterator(iterable: bool) -> None:
+    iterator = iter(DataLoader(data_of(iterable, 300), num_workers=2))
+    found: list[list[int]] = [[] for _ in range(4)]
+    start = threading.Barrier(4)
+
+    def take(mine: list[int]) -> None:
+        start.wait()
+        mine.extend(ints(iterator))
+
+    threads = [threading.Thread(target=take, args=(mine,)) for mine in found]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(number for mine in found for number in mine) == list(range(300))
+    assert all(mine == sorted(mine) for mine in found)
+
+
+# Forks -----------------------------------------------------------------------------------------
+
+
+def told_by_child(function: Callable[[], str]) -> str:
+    """What ``function`` returns in a child made by os.fork()."""
+    reading, writing = os.pipe()
+    if (child := os.fork()) == 0:
+        said = b"nothing"
+        try:
+            said = function().encode()
+        except BaseException as error:
+            said = repr(error).encode()
+        finally:
+            os.write(writing, said)
+            os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        assert select.select([pipe], [], [], 60)[0]
+        said = pipe.read()
+    os.waitpid(child, 0)
+    return said.decode()
+
+
+@PERSISTENT
+@KIND
+def test_an_iterator_goes_on_in_a_forked_child(persistent: bool, iterable: bool) -> None:
+    with DataLoader(data_of(iterable, 30), num_workers=2, persistent_workers=persistent) as loader:
+        iterator = iter(loader)
+        found = [int(next(iterator)) for _ in range(5)]
+        mine = set(worker_pids(iterator))
+
+        def go_on() -> str:
+            numbers = ints(iterator)
+            shared = mine & {child.pid for child in psutil.Process().children()}
+            again = ints(loader)
+            loader.close()
+            return f"{numbers == list(range(5, 30))} {again == list(range(30))} {shared}"
+
+        assert told_by_child(go_on) == "True True set()"
+        assert found + ints(iterator) == list(range(30))
+        assert ints(loader) == list(range(30))
+
+
+@PERSISTENT
+@pytest.mark.parametrize("how", ["close", "del", "exit"])
+def test_a_forked_child_takes_nothing_from_its_parent(persistent: bool, how: str) -> None:
+    with DataLoader(range(60), num_workers=2, persistent_workers=persistent) as loader:
+        iterator = iter(loader)
+        assert int(next(iterator)) == 0
+        holder = [loader, iterator]
+
+        def leave() -> str:
+            if how == "close":
+                loader.close()
+            elif how == "del":
+                iterator._finalizer()
+                if loader._pool is not None:
+                    loader._pool.cancel()
+                holder.clear()
+            gc.collect()
+            return "done"
+
+        assert told_by_child(leave) == "done"
+        assert ints(iterator) == list(range(1, 60))
+        assert ints(loader) == list(range(60))
+
+
+def test_a_fork_while_another_thread_waits_for_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, waiting = Gate(), threading.Event()
+    wait = pool_module.WorkerPool._wait
+
+    def waits(pool: Any, timeout: Any) -> bool:
+        waiting.set()
+        return wait(pool, timeout)
+
+    with DataLoader(
+        Call(lambda index: (index == 3 and gate.wait(), index)[1], 12), num_workers=1,
+        persistent_workers=True,
+    ) as loader:  # fmt: skip
+        iterator = iter(loader)
+        found = [int(next(iterator)) for _ in range(3)]
+        monkeypatch.setattr(pool_module.WorkerPool, "_wait", waits)
+        thread = threading.Thread(target=lambda: found.append(int(next(iterator))))
+        thread.start()
+        assert waiting.wait(30)
+
+        def go_on() -> str:
+            gate.open()
+            numbers = ints(iterator), ints(loader)
+            loader.close()
+            return str(numbers == (list(range(3, 12)), list(range(12))))
+
+        assert told_by_child(go_on) == "True"
+        thread.join()
+        assert found + ints(iterator) == list(range(12))
+    gate.close()
+
+
+def _send_rest(iterator: Any, connection: Any) -> None:
+    connection.send(ints(iterator))
+
+
+def test_an_iterator_goes_on_in_a_process_of_multiprocessing() -> None:
+    iterator = iter(DataLoader(range(20), num_workers=2))
+    assert int(next(iterator)) == 0
+    reading, writing = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(
+        target=_send_rest, args=(iterator, writing)
+    )
+    process.start()
+    assert reading.poll(60)
+    assert reading.recv() == list(range(1, 20))
+    process.join()
+    assert process.exitcode == 0
+    process.close()
+    reading.close()
+    writing.close()
+    assert ints(iterator) == list(range(1, 20))
+
+
+# Ends ------------------------------------------------------------------------------------------
+
+
+@PERSISTENT
+@KIND
+@pytest.mark.parametrize("how", ["break", "exception", "del", "end"])
+def test_workers_of_an_epoch_that_is_over(persistent: bool, iterable: bool, how: str) -> None:
+    with DataLoader(
+        data_of(iterable, 200, process_id), num_workers=2, persistent_workers=persistent
+    ) as loader:
+        pids: set[int] = set()
+        iterator: Iterator[Any] | None = iter(loader)
+        assert iterator is not None
+        try:
+            for batch in iterator:
+                pids.add(int(batch))
+                if how == "break":
+                    break
+                if how == "exception":
+                    raise LookupError
+                if how == "del":
+                    break
+        except LookupError:
+            pass
+        del iterator
+        gc.collect()
+        if not persistent:
+            wait_gone(pids)
+        else:
+            assert all(psutil.pid_exists(pid) for pid in pids)
+            assert set(ints(loader)) <= set(loader._pool.pids)
+    wait_gone(pids)
+
+
+@PERSISTENT
+def test_close(persistent: bool) -> None:
+    before = usage()
+    loader = DataLoader(Rows(50), num_workers=2, persistent_workers=persistent)
+    loader.close()  # before anything was started
+    fresh, used, done = iter(loader), iter(loader), iter(loader)
+    batch = next(used)
+    assert len(list(done)) == 50
+    pids = worker_pids(used) if used.connected else []
+    loader.close()
+    loader.close()
+    wait_gone(pids)
+    assert batch.tolist() == [[0] * 4]
+    for _ in range(2):
+        with pytest.raises(LoaderError, match="was closed while this iterator was in use"):
+            next(used)
+    assert next(done, None) is None
+    with pytest.raises(LoaderError, match="iterate the loader anew"):
+        next(fresh)
+    del used, fresh, done, batch
+    gc.collect()
+    assert usage() == before
+    assert len(list(loader)) == 50  # iterating anew begins anew
+    loader.close()
+    assert usage() == before
+
+
+def test_close_while_workers_start() -> None:
+    loader = DataLoader(Call(lambda _: hang()), num_workers=2, persistent_workers=True)
+    iterator = iter(loader)
+    iterator._start = loader.begin_epoch()
+    iterator._connect(iterator._start)
+    pids = worker_pids(iterator)
+    loader.close()
+    wait_gone(pids)
+
+
+def test_the_with_block_closes() -> None:
+    with DataLoader(range(9), num_workers=2, persistent_workers=True) as loader:
+        assert ints(loader) == list(range(9))
+        pids = loader._pool.pids
+    wait_gone(pids)
+    with pytest.raises(LookupError), loader:
+        next(iter(loader))
+        pids = loader._pool.pids
+        raise LookupError
+    wait_gone(pids)
+
+
+@PERSISTENT
+@pytest.mark.parametrize("in_cycle", [False, True], ids=["plain", "in a cycle"])
+def test_dropping_everything_ends_the_workers(persistent: bool, in_cycle: bool) -> None:
+    loader = DataLoader(range(100), num_workers=2, persistent_workers=persistent)
+    iterator = iter(loader)
+    next(iterator)
+    pids = worker_pids(iterator)
+    if in_cycle:
+        loader.itself = [loader, iterator]  # type: ignore[attr-defined]
+    del loader, iterator
+    gc.collect()
+    wait_gone(pids)
+
+
+def test_an_iterator_keeps_its_loaders_workers() -> None:
+    iterator = iter(DataLoader(range(30), num_workers=2, persistent_workers=True))
+    gc.collect()
+    assert ints(iterator) == list(range(30))
+
+
+def test_cancelled_work_stops_at_the_sample_it_is_in() -> None:
+    """A batch of ten thousand samples is not finished for nobody."""
+    gate, seen = Gate(), os.pipe()
+
+    def sample(index: int) -> int:
+        if lit_loader.get_epoch() == 0:
+            if index == 1:
+                os.write(seen[1], b"!")
+                gate.wait()
+            elif index > 2:
+                os.write(seen[1], b"too far")
+        return index
+
+    with DataLoader(
+        Call(sample, 10_001), num_workers=1, persistent_workers=True, batch_sampler=None,
+        batch_size=10_000, drop_last=False, sampler=[0, *range(1, 10_001)],
+    ) as loader:  # fmt: skip
+        iterator = iter(loader)
+        iterator._start = loader.begin_epoch()
+        engine = iterator._connect(iterator._start)
+        iterator._dispatch(iterator._start, engine.pool)
+        assert os.read(seen[0], 1) == b"!"
+        engine.pool.cancel()
+        gate.open()
+        del engine
+        assert len(next(iter(loader))) == 10_000
+        os.set_blocking(seen[0], False)
+        with pytest.raises(BlockingIOError):
+            os.read(seen[0], 1)
+    gate.close()
+    for end in seen:
+        os.close(end)
+
+
+# Whole programs --------------------------------------------------------------------------------
+
+PROGRAM = """
+import os, select, sys
+import torch
+import lit_loader.loader
+
+class Data(torch.utils.data.Dataset):
+    def __init__(self, last):
+        self.last = last
+    def __len__(self):
+        return 1000
+    def __getitem__(self, index):
+        if index >= self.last:
+            select.select([], [], [])
+        return os.getpid()
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        lit_loader.get_shard()
+        while True:
+            yield os.getpid()
+
+def say(*words):
+    print(*words, flush=True)
+
+if __name__ == "__main__":
+    options = dict(num_workers=2, multiprocessing_context=METHOD, persistent_workers=PERSISTENT)
+"""
+
+
+def program(body: str, method: str = "fork", persistent: bool = True) -> str:
+    source = PROGRAM.replace("METHOD", repr(method)).replace("PERSISTENT", str(persistent))
+    return source + "".join(f"    {line}\n" for line in body.strip().splitlines())
+
+
+def read_pids(process: Any, number: int) -> set[int]:
+    return {int(process.stdout.readline()) for _ in range(number)}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_exit_with_live_iterators(tmp_path: Path, method: str) -> None:
+    body = """
+loader = DataLoader(Data(1000), **options)
+iterators = [iter(loader), iter(DataLoader(Stream(), **options))]
+for iterator in iterators:
+    for _ in range(4):
+        say(int(next(iterator)))
+"""
+    process = start_script(DataLoader, program(body, method), tmp_path)
+    out, err, status = finish_script(process)
+    assert (err, status) == ("", 0)
+    wait_gone(map(int, out.split()))
+
+
+def test_exit_while_a_worker_hangs(tmp_path: Path) -> None:
+    body = """
+iterator = iter(DataLoader(Data(2), **options))
+say(int(next(iterator)), int(next(iterator)))
+"""
+    process = start_script(DataLoader, program(body), tmp_path)
+    out, err, status = finish_script(process, 30)
+    assert (err, status) == ("", 0)
+    wait_gone(map(int, out.split()))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("last", [4, 1000], ids=["hanging", "working"])
+def test_a_parent_that_is_killed(tmp_path: Path, method: str, last: int) -> None:
+    """Workers follow at once, whatever they are doing."""
+    body = f"""
+loader = DataLoader(Data({last}), **options)
+for batch in loader:
+    say(int(batch))
+"""
+    process = start_script(DataLoader, program(body, method), tmp_path)
+    pids = read_pids(process, 4)
+    sentinels = [psutil.Process(process.pid).children(recursive=True)]
+    process.kill()
+    begun = time.monotonic()
+    psutil.wait_procs(sentinels[0], timeout=PROMPT)
+    wait_gone(pids)
+    assert time.monotonic() - begun < 5
+    finish_script(process)
+    assert not [name for name in os.listdir("/dev/shm") if str(process.pid) in name]
+
+
+@PERSISTENT
+@pytest.mark.parametrize("last", [4, 1000], ids=["waiting", "working"])
+def test_an_interrupt(tmp_path: Path, persistent: bool, last: int) -> None:
+    """Ctrl-C reaches parent and workers; the workers leave it to the parent."""
+    body = f"""
+loader = DataLoader(Data({last}), **options)
+try:
+    while True:
+        for batch in loader:
+            say(int(batch))
+except KeyboardInterrupt:
+    say("interrupted")
+    loader.dataset.last = 1000
+    loader = DataLoader(Data(1000), **options)
+    say(len(list(zip(range(5), loader))))
+"""
+    process = start_script(DataLoader, program(body, persistent=persistent), tmp_path)
+    pids = read_pids(process, 4)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err, status = finish_script(process)
+    assert out.split()[-2:] == ["interrupted", "5"]
+    assert (err, status) == ("", 0)
+    wait_gone(pids)
+
+
+def test_an_interrupted_iterator_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in mid-wait, caught by the program: not a batch is lost."""
+    with DataLoader(range(40), num_workers=2, persistent_workers=True) as loader:
+        iterator = iter(loader)
+        found = [int(next(iterator)) for _ in range(3)]
+        original = pool_module.WorkerPool.receive
+        interrupts = [KeyboardInterrupt()]
+
+        def receive(pool: Any, timeout: Any = None) -> Any:
+            outcome = original(pool, timeout)
+            if interrupts:
+                raise interrupts.pop()  # and what has come in is gone
+            return outcome
+
+        monkeypatch.setattr(pool_module.WorkerPool, "receive", receive)
+        with pytest.raises(KeyboardInterrupt):
+            while True:
+                found.append(int(next(iterator)))
+        assert found + ints(iterator) == list(range(40))
+
+
+def test_a_hanging_worker_ends_with_its_iterator() -> None:
+    iterator = iter(DataLoader(Hanging(), num_workers=2, collate_fn=uncollated))
+    pids = {next(iterator)[0] for _ in range(2)}
+    del iterator
+    wait_gone(pids)

@@ -1,0 +1,508 @@
+"""The pin-memory thread, through its seam: a marking copy stands for pinning, without a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import OrderedDict, UserDict, defaultdict, deque, namedtuple
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from parity.tools import Gate, finish_script, start_script, wait_gone
+from samples import Call, Counting, Rows, ints, uncollated, worker_pids
+
+from lit_loader import DataLoader
+from lit_loader import pin_memory as pinning
+from lit_loader.errors import PinMemoryError, WorkerDiedError, WorkerTimeoutError
+from lit_loader.pin_memory import PinMemoryThread, pin_batch
+
+ROOT = Path(__file__).parent.parent
+has_accelerator = torch.accelerator.is_available()
+
+
+def marked(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that says which thread made it."""
+    copy = tensor.clone()
+    copy.pinned_in = threading.current_thread().name  # type: ignore[attr-defined]
+    return copy
+
+
+def is_marked(tensor: torch.Tensor) -> bool:
+    return tensor.pinned_in == "lit_loader pin memory"  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def pinned_for(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Pretend there is an accelerator; the devices that threads have made current."""
+    devices: list[int] = []
+    monkeypatch.setattr(pinning, "find_accelerator", lambda device="": 3)
+    monkeypatch.setattr(pinning, "pin_tensor", marked)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", devices.append)
+    return devices
+
+
+def pin_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "lit_loader pin memory"]
+
+
+def outcomes(iterator: Iterator[Any]) -> list[Any]:
+    """All that an iterator gives; for an exception its type."""
+    found: list[Any] = []
+    while len(found) < 100:
+        try:
+            found.append(int(next(iterator)))
+        except StopIteration:
+            return found
+        except Exception as error:
+            found.append(type(error))
+    raise AssertionError(f"no end: {found}")
+
+
+# Containers ------------------------------------------------------------------------------------
+
+Pair = namedtuple("Pair", "x label")
+
+
+@dataclasses.dataclass
+class Record:
+    x: torch.Tensor
+    label: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    x: torch.Tensor
+    label: str
+
+
+@dataclasses.dataclass
+class Sparse:
+    x: torch.Tensor
+    unset: int = dataclasses.field(init=False)
+
+
+class Custom:
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+    def pin_memory(self) -> Custom:
+        return Custom(pinning.pin_tensor(self.x))
+
+
+class Named(dict):
+    def __init__(self, name: str, **items: Any) -> None:
+        super().__init__(items)
+        self.name = name
+
+
+class Tagged(list):
+    tag = "none"
+
+
+class Plain:
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+
+@pytest.fixture
+def marking(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pinning, "pin_tensor", lambda tensor: tensor + 100)
+
+
+X = torch.tensor([1])
+
+
+@pytest.mark.parametrize(
+    ("batch", "reach"),
+    [
+        (X, lambda b: b),
+        ([X], lambda b: b[0]),
+        ((X, "a"), lambda b: b[0]),
+        ({"x": X}, lambda b: b["x"]),
+        (OrderedDict(x=X), lambda b: b["x"]),
+        (defaultdict(list, x=X), lambda b: b["x"]),
+        (UserDict(x=X), lambda b: b["x"]),
+        (deque([X]), lambda b: b[0]),
+        (Pair(X, "a"), lambda b: b.x),
+        (Record(X, "a"), lambda b: b.x),
+        (Frozen(X, "a"), lambda b: b.x),
+        (Sparse(X), lambda b: b.x),
+        (Custom(X), lambda b: b.x),
+        (Named("n", x=X), lambda b: b["x"]),
+        (Tagged([X]), lambda b: b[0]),
+        ([{"deep": Pair((Record(X, "a"),), 2)}], lambda b: b[0]["deep"].x[0].x),
+    ],
+    ids=lambda value: type(value).__name__ if not callable(value) or value is X else "",
+)
+def test_containers_keep_their_type(marking: None, batch: Any, reach: Any) -> None:
+    pinned = pin_batch(batch)
+    assert type(pinned) is type(batch)
+    assert int(reach(pinned)) == 101
+    assert int(reach(batch)) == 1  # the original is left as it was
+
+
+@pytest.mark.parametrize("value", ["text", b"bytes", 1, 2.5, None, {1, 2}, range(0)], ids=repr)
+def test_what_holds_no_tensor_stays_as_it_is(marking: None, value: Any) -> None:
+    assert pin_batch(value) == value
+    assert type(pin_batch(value)) is type(value) or isinstance(value, range)
+
+
+def test_attributes_of_containers_stay(marking: None) -> None:
+    named, tagged = Named("n", x=X), Tagged([X])
+    tagged.tag = "mine"
+    assert (pin_batch(named).name, pin_batch(tagged).tag) == ("n", "mine")
+    assert pin_batch(defaultdict(list, x=X)).default_factory is list
+
+
+def test_what_is_not_a_container_is_left_alone(marking: None) -> None:
+    plain = Plain(X)
+    assert pin_batch(plain) is plain
+
+
+# The thread for itself -------------------------------------------------------------------------
+
+
+def source_of(*items: Any) -> Any:
+    """A source that gives the items and then None; exceptions are raised."""
+    left = iter(items)
+
+    def source() -> Any:
+        item = next(left, None)
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+    return source
+
+
+def test_a_threads_end_is_an_error_and_not_a_hang() -> None:
+    thread = PinMemoryThread(source_of(1, 2), lambda item: item * 10)
+    assert [thread.take(), thread.take()] == [10, 20]
+    for _ in range(3):
+        with pytest.raises(PinMemoryError, match="has ended and gives no more batches"):
+            thread.take()
+    assert thread.left() == []
+
+
+def test_an_exception_of_pinning_takes_the_items_place() -> None:
+    def pin(item: int) -> int:
+        if item == 2:
+            raise ValueError("cannot pin")
+        return item
+
+    thread = PinMemoryThread(source_of(1, 2, 3), pin)
+    assert thread.take() == 1
+    with pytest.raises(ValueError, match="cannot pin"):
+        thread.take()
+    assert thread.take() == 3
+    thread.left()
+
+
+def test_an_exception_of_the_source_ends_the_thread() -> None:
+    thread = PinMemoryThread(source_of(1, OSError("gone")), lambda item: item)
+    assert thread.take() == 1
+    with pytest.raises(OSError, match="gone"):
+        thread.take()
+    with pytest.raises(PinMemoryError):
+        thread.take()
+    thread.left()
+
+
+def test_what_was_not_taken_is_left() -> None:
+    thread = PinMemoryThread(source_of(1, 2, 3), lambda item: item)
+    assert thread.take() == 1
+    assert thread.left() == [2, 3]
+    assert thread.left() == []
+
+
+# Through the loader ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_every_batch_is_pinned(pinned_for: list[int], num_workers: int) -> None:
+    loader = DataLoader(Rows(40), batch_size=4, num_workers=num_workers, pin_memory=True)
+    batches = list(loader)
+    assert [batch[:, 0].tolist() for batch in batches] == [
+        list(range(start, start + 4)) for start in range(0, 40, 4)
+    ]
+    assert all(hasattr(batch, "pinned_in") for batch in batches)
+    if num_workers:
+        assert all(is_marked(batch) for batch in batches)
+        assert pinned_for == [3]
+    assert not pin_threads()
+
+
+def test_pinning_before_collation(pinned_for: list[int]) -> None:
+    loader = DataLoader(
+        Call(lambda index: [torch.tensor([index]), "a"], 6),
+        num_workers=2, batch_size=2, collate_fn=uncollated, pin_memory=True,
+    )  # fmt: skip
+    for batch in loader:
+        assert all(is_marked(sample[0]) and sample[1] == "a" for sample in batch)
+
+
+@pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
+def test_one_thread_an_epoch(pinned_for: list[int], persistent: bool) -> None:
+    with DataLoader(
+        range(20), num_workers=2, pin_memory=True, persistent_workers=persistent
+    ) as loader:
+        for epoch in range(3):
+            iterator = iter(loader)
+            assert not pin_threads()  # nothing starts before the first next()
+            assert int(next(iterator)) == 0
+            assert len(pin_threads()) == 1
+            assert ints(iterator) == list(range(1, 20))
+            assert not pin_threads()
+            assert len(pinned_for) == epoch + 1
+
+
+@pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
+@pytest.mark.parametrize("how", ["break", "del", "exception", "close"])
+def test_abandonment_ends_the_thread(pinned_for: list[int], persistent: bool, how: str) -> None:
+    with DataLoader(
+        range(1_000), num_workers=2, pin_memory=True, persistent_workers=persistent
+    ) as loader:
+        if how == "break":
+            for _ in loader:
+                break
+        elif how == "exception":
+            with pytest.raises(LookupError):
+                _fail_in_the_loop(loader)
+        elif how == "close":
+            next(iterator := iter(loader))
+            loader.close()
+            assert iterator is not None
+        else:
+            iterator = iter(loader)
+            next(iterator)
+            del iterator
+        assert not pin_threads()
+        assert ints(loader) == list(range(1_000))
+
+
+def _fail_in_the_loop(loader: Any) -> None:
+    for _ in loader:
+        raise LookupError
+
+
+def test_several_iterators_of_one_loader(pinned_for: list[int]) -> None:
+    with DataLoader(range(30), num_workers=2, pin_memory=True, persistent_workers=True) as loader:
+        pairs = [(int(left), int(right)) for left, right in zip(loader, loader, strict=True)]
+    assert pairs == [(number, number) for number in range(30)]
+
+
+@pytest.mark.parametrize("iterable", [False, True], ids=["map", "iterable"])
+def test_exceptions_of_workers_are_handed_on(pinned_for: list[int], iterable: bool) -> None:
+    def bad_at_three(index: int) -> torch.Tensor:
+        if index == 3:
+            raise KeyError("three")
+        return torch.tensor(index)
+
+    loader: Any = DataLoader(Call(bad_at_three, 6), num_workers=2, pin_memory=True)
+    if iterable:
+        loader = DataLoader(Counting(6, bad_at_three), num_workers=2, pin_memory=True)
+    expected = [0, 1, 2, KeyError, 4] + ([] if iterable else [5])  # a generator that fails is over
+    assert outcomes(iter(loader)) == expected
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
+def test_exceptions_of_pinning_are_handed_on(
+    pinned_for: list[int], monkeypatch: pytest.MonkeyPatch, num_workers: int, persistent: bool
+) -> None:
+    def pin(tensor: torch.Tensor) -> torch.Tensor:
+        if 3 in tensor:
+            raise RuntimeError("no page-locked memory")
+        return tensor.clone()
+
+    monkeypatch.setattr(pinning, "pin_tensor", pin)
+    options: Any = {"persistent_workers": True} if persistent and num_workers else {}
+    with DataLoader(range(6), num_workers=num_workers, pin_memory=True, **options) as loader:
+        for _ in range(2):
+            assert outcomes(iter(loader)) == [0, 1, 2, RuntimeError, 4, 5]
+
+
+@pytest.mark.parametrize("death", [SystemExit, KeyboardInterrupt])
+def test_the_threads_own_death_is_an_error_and_not_a_hang(
+    pinned_for: list[int], monkeypatch: pytest.MonkeyPatch, death: type[BaseException]
+) -> None:
+    deaths = [death]
+
+    def pin(tensor: torch.Tensor) -> torch.Tensor:
+        if 3 in tensor and deaths:
+            raise deaths.pop()
+        return tensor.clone()
+
+    monkeypatch.setattr(pinning, "pin_tensor", pin)
+    with DataLoader(range(8), num_workers=2, pin_memory=True, persistent_workers=True) as loader:
+        iterator = iter(loader)
+        assert [int(next(iterator)) for _ in range(3)] == [0, 1, 2]
+        with pytest.raises(PinMemoryError, match=rf"ended by {death.__name__}"):
+            next(iterator)
+        assert ints(iterator) == [3, 4, 5, 6, 7]
+        assert ints(loader) == list(range(8))
+
+
+def test_a_device_that_cannot_be_set(
+    pinned_for: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(device: int) -> None:
+        raise RuntimeError(f"no device {device}")
+
+    monkeypatch.setattr(torch.accelerator, "set_device_index", refuse)
+    iterator = iter(DataLoader(range(4), num_workers=1, pin_memory=True))
+    with pytest.raises(RuntimeError, match="no device 3"):
+        next(iterator)
+    assert not pin_threads()
+
+
+def test_timeout(pinned_for: list[int]) -> None:
+    gate = Gate()
+
+    def slow(index: int) -> int:
+        if index == 2:
+            gate.wait()
+        return index
+
+    iterator = iter(DataLoader(Call(slow, 5), num_workers=1, pin_memory=True, timeout=0.5))
+    assert [int(next(iterator)) for _ in range(2)] == [0, 1]
+    with pytest.raises(WorkerTimeoutError, match="within timeout=0.5 s.*fetching index 2"):
+        next(iterator)
+    assert not pin_threads()
+    gate.open()
+    assert ints(iterator) == [2, 3, 4]
+    gate.close()
+
+
+def test_a_dead_worker(pinned_for: list[int]) -> None:
+    def deadly(index: int) -> int:
+        if index == 3 and not os.path.exists(lived):
+            open(lived, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return index
+
+    lived = f"/tmp/lit_loader-test-{os.getpid()}"
+    try:
+        iterator = iter(DataLoader(Call(deadly, 6), num_workers=2, pin_memory=True))
+        found = outcomes(iterator)
+    finally:
+        os.unlink(lived)
+    assert found.count(WorkerDiedError) == 1
+    found.remove(WorkerDiedError)
+    assert found == list(range(6))
+
+
+def test_a_forked_copy_leaves_the_thread_to_its_parent(pinned_for: list[int]) -> None:
+    with DataLoader(range(50), num_workers=2, pin_memory=True, persistent_workers=True) as loader:
+        iterator = iter(loader)
+        assert int(next(iterator)) == 0
+        if (child := os.fork()) == 0:
+            os._exit(_closes_and_begins_anew(loader))
+        wait_gone([child], 60)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert ints(iterator) == list(range(1, 50))
+
+
+def _closes_and_begins_anew(loader: Any) -> int:
+    """In the forked child; 0: all well."""
+    try:
+        loader.close()
+        return int(ints(loader) != list(range(50)))
+    finally:
+        loader.close()
+
+
+INTERRUPTED = """
+import os, signal, threading
+import torch
+from lit_loader import pin_memory
+
+pin_memory.find_accelerator = lambda device="": 0
+pin_memory.pin_tensor = lambda tensor: tensor
+torch.accelerator.set_device_index = lambda device: None
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 100
+    def __getitem__(self, index):
+        if index == 4:
+            threading.Event().wait()
+        return os.getpid()
+
+for batch in DataLoader(Data(), num_workers=2, pin_memory=True):
+    print(int(batch), flush=True)
+"""
+
+
+def test_an_interrupt(tmp_path: Path) -> None:
+    process = start_script(DataLoader, INTERRUPTED, tmp_path)
+    assert process.stdout is not None
+    pids = {int(process.stdout.readline()) for _ in range(4)}
+    os.killpg(process.pid, signal.SIGINT)
+    _, err, status = finish_script(process)
+    assert err.rstrip().endswith("KeyboardInterrupt")
+    assert err.count("Traceback") == 1
+    assert status in (-signal.SIGINT, 130)
+    wait_gone(pids)
+
+
+def test_no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    with DataLoader(range(6), num_workers=2, pin_memory=True, persistent_workers=True) as loader:
+        with pytest.warns(UserWarning, match="pin_memory=True has no effect") as caught:
+            iterator = iter(loader)
+        assert len(caught) == 1
+        assert caught[0].filename == __file__
+        assert int(next(iterator)) == 0
+        assert not pin_threads()
+        assert ints(iterator) == [1, 2, 3, 4, 5]
+        assert ints(loader) == list(range(6))  # warned once and not every epoch
+
+
+def test_finding_the_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 5)
+    assert pinning.find_accelerator() == 5
+    assert pinning.find_accelerator("cuda") == 5
+    assert pinning.find_accelerator("cuda:1") == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not has_accelerator, reason="needs an accelerator")
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_real_pinning(num_workers: int) -> None:
+    loader = DataLoader(
+        Rows(40, width=1_000), batch_size=4, num_workers=num_workers, pin_memory=True
+    )
+    for number, batch in enumerate(loader):
+        assert batch.is_pinned()
+        moved = batch.to(torch.accelerator.current_accelerator(), non_blocking=True)
+        assert moved[:, 0].tolist() == list(range(4 * number, 4 * number + 4))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not has_accelerator, reason="needs an accelerator")
+def test_workers_do_not_touch_the_accelerator() -> None:
+    code = (
+        "import torch, lit_loader\n"
+        "loader = lit_loader.DataLoader(range(8), num_workers=2, pin_memory=True)\n"
+        "assert all(batch.is_pinned() for batch in loader)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env=environment)
+
+
+def test_the_threads_workers_are_the_loaders(pinned_for: list[int]) -> None:
+    iterator = iter(DataLoader(Rows(40), num_workers=2, pin_memory=True))
+    next(iterator)
+    pids = worker_pids(iterator)
+    assert len(pids) == 2
+    del iterator
+    wait_gone(pids)

@@ -1,0 +1,411 @@
+"""Batches on their way through real workers: whole, unchanged, of any size, and for free."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import gc
+import os
+import select
+import time
+from collections import namedtuple
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from parity.tools import PROMPT, Gate
+from samples import METHODS, Call, Counting, Rows, ints, uncollated
+
+import lit_loader
+from lit_loader import DataLoader, processes
+from lit_loader import arena as arena_module
+from lit_loader import worker_pool as pool_module
+from lit_loader.errors import LoaderError, TransportError
+
+SMALL = 64 << 10
+
+
+@pytest.fixture
+def small_slots(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Slots of 64 KiB, so that a batch is soon too large for one."""
+    monkeypatch.setattr(arena_module, "_LARGEST_SLOT", SMALL)
+    monkeypatch.setattr(arena_module, "_DISK_SLOT", SMALL)
+    return SMALL
+
+
+@pytest.fixture(params=["memfd", "disk"])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """With memfd, and on a machine without (forked workers do without it, too)."""
+    if request.param == "disk":
+        monkeypatch.delattr(os, "memfd_create", raising=False)
+        monkeypatch.setattr(arena_module, "_DISK_SLOT", SMALL)
+    return request.param
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def is_row(row: torch.Tensor, index: int) -> bool:
+    return bool((row == index).all())
+
+
+# Whole, and unchanged --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
+def test_a_whole_dataset_in_a_list(kind: str, persistent: bool) -> None:
+    """More batches than the arena has slots: what is kept beyond those is copied out."""
+    with DataLoader(
+        Rows(1_200, width=2_000), num_workers=2, persistent_workers=persistent
+    ) as loader:
+        batches = list(loader)
+    assert len(batches) == 1_200
+    assert all(is_row(batch, index) for index, batch in enumerate(batches))
+
+
+def test_a_kept_batch_never_changes() -> None:
+    with DataLoader(
+        Rows(300, width=5_000), num_workers=2, persistent_workers=True, in_order=True
+    ) as loader:
+        kept = {}
+        for epoch in range(3):
+            for index, batch in enumerate(loader):
+                if index % 50 == epoch:
+                    kept[epoch, index] = batch[0, 100:200]  # a view alone keeps the batch
+            assert all(is_row(row, index) for (_, index), row in kept.items())
+    gc.collect()
+    assert all(is_row(row, index) for (_, index), row in kept.items())
+
+
+def test_a_batch_may_be_written_to() -> None:
+    loader = DataLoader(Rows(20, width=10_000), num_workers=2)
+    for index, batch in enumerate(loader):
+        assert is_row(batch, index)
+        batch += 1_000
+
+
+def test_slots_come_back() -> None:
+    with DataLoader(
+        Rows(64, width=10_000), num_workers=2, persistent_workers=True, batch_size=4
+    ) as loader:
+        for _ in range(5):
+            for _batch in loader:
+                arena = loader._pool._arena
+                assert arena.leased <= 5  # the one in our hands, and those under way
+            del _batch
+        assert arena.leased == 0
+
+
+def test_descriptors_and_shared_memory_stay_as_they_are() -> None:
+    named = set(os.listdir("/dev/shm"))
+    with DataLoader(Rows(1_500), num_workers=2, persistent_workers=True) as loader:
+        iterator = iter(loader)
+        kept = [next(iterator)]
+        begun = descriptors()
+        kept.extend(iterator)
+        assert descriptors() <= begun
+        assert set(os.listdir("/dev/shm")) <= named
+    assert len(kept) == 1_500
+
+
+def test_an_epoch_leaves_only_warm_memory() -> None:
+    """After a burst of kept batches the memory goes back when the next epoch begins."""
+    with DataLoader(Rows(100, width=50_000), num_workers=2, persistent_workers=True) as loader:
+        kept = list(loader)
+        fd = loader._pool._arena.fd
+        full = os.fstat(fd).st_blocks
+        assert full * 512 > 30_000_000
+        del kept
+        next(iter(loader))
+        assert os.fstat(fd).st_blocks < full / 3
+
+
+# Larger than a slot ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("iterable", [False, True], ids=["map", "iterable"])
+def test_batches_larger_than_a_slot(kind: str, small_slots: int, iterable: bool) -> None:
+    def make(index: int) -> dict[str, Any]:
+        width = small_slots * (index % 3)
+        return {"index": index, "data": torch.full((width,), index % 251, dtype=torch.uint8)}
+
+    dataset = Counting(30, make) if iterable else Call(make, 30)
+    loader = DataLoader(dataset, batch_size=None, num_workers=2)
+    batches = list(loader)
+    assert [batch["index"] for batch in batches] == list(range(30))
+    for batch in batches:
+        assert len(batch["data"]) == small_slots * (batch["index"] % 3)
+        assert is_row(batch["data"], batch["index"] % 251)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_batches_larger_than_a_slot_by_start_method(small_slots: int, method: str) -> None:
+    loader = DataLoader(
+        Rows(6, width=40_000), num_workers=1, batch_size=2, multiprocessing_context=method
+    )
+    assert [batch.sum().item() for batch in loader] == [40_000, 200_000, 360_000]
+
+
+def test_large_slots_are_used_again(small_slots: int) -> None:
+    loader = DataLoader(Rows(200, width=40_000), num_workers=2)
+    iterator = iter(loader)
+    begun = None
+    for index, batch in enumerate(iterator):
+        assert is_row(batch, index)
+        if index == 40:
+            begun = descriptors()
+    assert begun is not None
+    assert descriptors() <= begun
+
+
+def test_a_new_epoch_while_workers_wait_for_a_larger_slot(
+    small_slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parent lets them wait until it begins anew; Resume then takes the place of Grant."""
+    asked = []
+    monkeypatch.setattr(
+        pool_module.WorkerPool, "_grow", lambda pool, message: asked.append(message)
+    )
+    with DataLoader(
+        Call(lambda index: torch.full((2 * SMALL * (lit_loader.get_epoch() == 0) + 1,), index)),
+        num_workers=2, persistent_workers=True, timeout=30,
+    ) as loader:  # fmt: skip
+        iterator = iter(loader)
+        iterator._start = loader.begin_epoch()
+        engine = iterator._connect(iterator._start)
+        iterator._dispatch(iterator._start, engine.pool)
+        while len(asked) < 2:  # until both workers wait
+            engine.pool.receive(0.01)
+        pids = engine.pool.pids
+        assert [batch[0, 0].item() for batch in loader] == list(range(16))
+        assert loader._pool.pids == pids
+
+
+def test_no_memory_for_a_larger_slot(small_slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(arena: Any, capacity: int) -> None:
+        raise LoaderError("no more")
+
+    monkeypatch.setattr(arena_module.Arena, "_append", refuse)
+    loader = DataLoader(Call(lambda index: torch.zeros(SMALL * (index == 3)), 6), num_workers=2)
+    iterator = iter(loader)
+    lengths: list[Any] = []
+    for _ in range(6):
+        try:
+            lengths.append(next(iterator).numel())
+        except TransportError as error:
+            lengths.append(str(error))
+    assert lengths[:3] + lengths[4:] == [0, 0, 0, 0, 0]
+    assert lengths[3].startswith("the batch needs more shared memory than can be had")
+    assert "batch 3, indices [3]" in lengths[3]
+
+
+# Indices and tasks -----------------------------------------------------------------------------
+
+
+def total(indices: list[int]) -> int:
+    return sum(indices)
+
+
+class Batches(Call):
+    """Fetches a whole batch at once."""
+
+    def __getitems__(self, indices: Any) -> list[Any]:
+        return [self.function(indices)]
+
+
+def test_index_lists_larger_than_a_slot(small_slots: int) -> None:
+    lists = [list(range(n)) for n in (3, 20_000, 5, 30_000)]
+    loader = DataLoader(Batches(total), batch_sampler=lists, num_workers=2)
+    assert ints(loader) == [sum(indices) for indices in lists]
+
+
+@pytest.mark.parametrize(
+    "indices",
+    [["a", "b", "c"], [(0, 1), (2, 3)], [b"x", 1.5, None], [{"k": 1}], [2**70], [np.int64(3)]],
+    ids=str,
+)
+def test_indices_of_any_kind(indices: list[Any]) -> None:
+    loader = DataLoader(
+        Call(lambda index: (type(index).__name__, index)),
+        sampler=indices, batch_size=None, num_workers=2, collate_fn=uncollated,
+    )  # fmt: skip
+    assert list(loader) == [(type(index).__name__, index) for index in indices]
+
+
+class Slow(Counting):
+    """In the first epoch every reader waits at the gate before its second sample."""
+
+    def __init__(self, gate: Gate) -> None:
+        super().__init__(10**9)
+        self.gate = gate
+
+    def __iter__(self) -> Any:
+        for position, number in enumerate(super().__iter__()):
+            if lit_loader.get_epoch() == 0 and position == 1:
+                self.gate.wait()
+            yield number
+
+
+def narrow_pipes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give every pipe of a pool one page, as the kernel does where a user has very many."""
+    original = pool_module._Resources.pipe
+
+    def pipe(own: Any) -> tuple[int, int]:
+        ends = original(own)
+        fcntl.fcntl(ends[1], fcntl.F_SETPIPE_SZ, 4096)
+        return ends
+
+    monkeypatch.setattr(pool_module._Resources, "pipe", pipe)
+
+
+@pytest.mark.skipif(not hasattr(fcntl, "F_SETPIPE_SZ"), reason="needs Python 3.10 on Linux")
+class TestNarrowPipes:
+    """More tasks and results than the pipes have room for."""
+
+    @pytest.fixture(autouse=True)
+    def narrow(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        narrow_pipes(monkeypatch)
+
+    @pytest.mark.parametrize("iterable", [False, True], ids=["map", "iterable"])
+    def test_a_long_queue(self, iterable: bool) -> None:
+        dataset = Counting(3_000) if iterable else range(3_000)
+        loader = DataLoader(dataset, num_workers=2, prefetch_factor=600)
+        assert ints(loader) == list(range(3_000))
+
+    @pytest.mark.parametrize("iterable", [False, True], ids=["map", "iterable"])
+    def test_a_new_epoch_with_a_full_queue(self, iterable: bool) -> None:
+        """Cancelled tasks are dropped without a result, which nobody may wait for."""
+        gate = Gate()
+
+        def slow(index: int) -> int:
+            if index > 1 and lit_loader.get_epoch() == 0:
+                gate.wait()
+            return index
+
+        dataset: Any = Slow(gate) if iterable else Call(slow, 10**6)
+        opened: list[Any] = []
+        with DataLoader(
+            dataset, num_workers=2, prefetch_factor=600, persistent_workers=True, timeout=60
+        ) as loader:
+            first = iter(loader)
+            assert int(next(first)) == 0
+            second = iter(loader)
+            wait = pool_module.WorkerPool._wait
+
+            def open_gate(pool: Any, timeout: Any) -> bool:
+                if not opened:
+                    opened.append(gate.open())
+                return wait(pool, timeout)
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(pool_module.WorkerPool, "_wait", open_gate)
+                assert [int(next(second)) for _ in range(3)] == [0, 1, 2]
+            assert opened
+        gate.close()
+
+    @pytest.mark.parametrize("iterable", [False, True], ids=["map", "iterable"])
+    def test_closing_with_full_pipes(self, iterable: bool) -> None:
+        """Workers are told to end although no message has room: none is killed."""
+        dataset = Counting(10**6) if iterable else range(10**6)
+        loader = DataLoader(dataset, num_workers=2, prefetch_factor=600)
+        iterator = iter(loader)
+        next(iterator)
+        pool = iterator._engine.pool
+        poll = select.poll()
+        poll.register(pool._results, select.POLLIN)
+        assert poll.poll(30_000)
+        begun = time.monotonic()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(processes, "STOP_GRACE", 60.0)
+            loader.close()
+        assert time.monotonic() - begun < PROMPT
+
+
+# What a batch may hold -------------------------------------------------------------------------
+
+Pair = namedtuple("Pair", "left right")
+
+
+@dataclasses.dataclass
+class Record:
+    name: str
+    data: torch.Tensor
+
+
+def rich(index: int) -> dict[str, Any]:
+    base = torch.arange(12) + index
+    return {
+        "views": [base[:8], base[4:]],
+        "sparse": torch.sparse_coo_tensor(
+            [[0, 2]], [1.0 * index, 2.0], (4,), check_invariants=True
+        ),
+        "record": Record(f"record {index}", base.reshape(3, 4).t()),
+        "pair": Pair(index, b"bytes"),
+        "array": np.array([f"word {index}", "x"]),
+        "objects": np.array([None, {index}], dtype=object),
+        "rest": (None, "text", 1.5, 2**80),
+    }
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_rich_batch(method: str) -> None:
+    loader = DataLoader(
+        Call(rich, 4), batch_size=2, num_workers=1, collate_fn=uncollated,
+        multiprocessing_context=method,
+    )  # fmt: skip
+    samples = [sample for batch in loader for sample in batch]
+    for index, sample in enumerate(samples):
+        views = sample["views"]
+        assert views[0].tolist() == list(range(index, index + 8))
+        views[0][7] = -1
+        assert views[1][3] == -1  # they still share their memory
+        assert sample["sparse"].to_dense().tolist() == [index, 0, 2, 0]
+        assert sample["record"].name == f"record {index}"
+        assert sample["record"].data.stride() == (1, 4)
+        assert sample["pair"] == Pair(index, b"bytes")
+        assert sample["array"].tolist() == [f"word {index}", "x"]
+        assert sample["objects"].tolist() == [None, {index}]
+        assert sample["rest"] == (None, "text", 1.5, 2**80)
+
+
+@pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
+def test_what_cannot_be_carried_is_named_and_the_rest_goes_on(persistent: bool) -> None:
+    def odd(index: int) -> dict[str, Any]:
+        return {"x": [index, (lambda: 0) if index == 2 else None]}
+
+    with DataLoader(
+        Call(odd, 5), batch_size=None, num_workers=2, persistent_workers=persistent
+    ) as loader:
+        for _ in range(2):
+            iterator = iter(loader)
+            assert [next(iterator)["x"][0] for _ in range(2)] == [0, 1]
+            with pytest.raises(TransportError, match=r"batch\['x'\]\[1\].*<lambda>") as caught:
+                next(iterator)
+            assert "index 2" in str(caught.value)
+            assert [batch["x"][0] for batch in iterator] == [3, 4]
+
+
+class Returning:
+    """Cannot be rebuilt in the parent."""
+
+    def __init__(self) -> None:
+        self.home = os.getpid()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        raise LookupError("lost on the way")
+
+
+@pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
+def test_what_cannot_be_rebuilt_is_an_error_and_the_rest_goes_on(persistent: bool) -> None:
+    with DataLoader(
+        Call(lambda index: Returning() if index == 1 else index, 4),
+        batch_size=None, num_workers=2, persistent_workers=persistent,
+    ) as loader:  # fmt: skip
+        for _ in range(2):
+            iterator = iter(loader)
+            assert next(iterator) == 0
+            with pytest.raises(TransportError, match="batch 1.*lost on the way"):
+                next(iterator)
+            assert list(iterator) == [2, 3]
