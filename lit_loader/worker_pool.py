@@ -419,6 +419,24 @@ class _Resources:
         """End the processes, in steps of growing force; close the files."""
         if os.getpid() != self.pid:
             return  # a forked copy: everything here belongs to the process that made it
+        try:
+            self._ask_to_stop()
+            end_processes(self.processes, self.results)
+        except BaseException:
+            # Ctrl-C while waiting: no more patience, but nothing is left behind.
+            for process in self.processes:
+                with contextlib.suppress(ValueError):  # that one has ended and is let go of
+                    process.kill()
+                    process.join()
+            raise
+        finally:
+            self.processes.clear()
+            while self._fds:
+                os.close(self._fds.pop())
+            self._board.release()
+            self._arena.close()
+
+    def _ask_to_stop(self) -> None:
         self._board.generation += 1
         # Empty the pipes: full ones have no room for a Stop. A worker that finds its pipe empty
         # ends, too.
@@ -433,10 +451,3 @@ class _Resources:
         for _ in self.controls:
             with contextlib.suppress(OSError):
                 os.write(self.tasks, Attend().pack())
-        end_processes(self.processes, self.results)
-        self.processes.clear()
-        for fd in self._fds:
-            os.close(fd)
-        self._fds.clear()
-        self._board.release()
-        self._arena.close()

@@ -600,3 +600,20 @@ def test_a_hanging_worker_ends_with_its_iterator() -> None:
     pids = {next(iterator)[0] for _ in range(2)}
     del iterator
     wait_gone(pids)
+
+
+def test_an_interrupt_while_closing_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    loader = DataLoader(range(8), num_workers=2, persistent_workers=True)
+    next(iter(loader))
+    assert loader._pool is not None
+    pids = set(loader._pool.pids)
+    monkeypatch.setattr(pool_module, "end_processes", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        loader.close()
+    wait_gone(pids)
+    monkeypatch.undo()
+    assert ints(loader) == list(range(8))
+    loader.close()
