@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch.utils.data import get_worker_info
 
+    from lit_loader.callbacks import LoaderStateCallback
     from lit_loader.collate import default_collate, default_convert
     from lit_loader.config import LoaderConfig
     from lit_loader.context import get_epoch, get_shard
@@ -37,6 +38,7 @@ __all__ = [
     "LoaderConfig",
     "LoaderDataModule",
     "LoaderError",
+    "LoaderStateCallback",
     "OptionError",
     "PinMemoryError",
     "StateError",
@@ -58,6 +60,7 @@ _MODULE_OF = {
     "LoaderConfig": "lit_loader.config",
     "LoaderDataModule": "lit_loader.datamodule",
     "LoaderError": "lit_loader.errors",
+    "LoaderStateCallback": "lit_loader.callbacks",
     "OptionError": "lit_loader.errors",
     "PinMemoryError": "lit_loader.errors",
     "StateError": "lit_loader.errors",

@@ -7,6 +7,7 @@ workers and the count of epochs. How batches are made and carried is told in `li
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import multiprocessing
 import os
@@ -310,6 +311,8 @@ class DataLoader(Generic[T_co]):
         pending, requested = self._pending, self._requested_epoch()
         given = None
         if pending is None:
+            if self._position is not None:
+                self._abandon(self._position.now())
             start = self._epoch_start(requested)
         elif requested in (None, pending.anchor):
             start, given = pending, pending.sampler
@@ -331,12 +334,25 @@ class DataLoader(Generic[T_co]):
             batches = self._plan.batches(start.epoch, start.batches, given)
         return EpochStart(start.epoch, start.seed, batches, self._position)
 
-    def _read_out(self, pending: Position) -> None:
-        """Leave a loaded position's epoch for another one, as if it had been read until there."""
-        if self._plan is not None and pending.sampler is not None:
-            # What a sampler has of its own goes on from epoch to epoch.
-            for _ in self._plan.batches(pending.epoch, pending.batches, pending.sampler):
-                pass
+    def _abandon(self, position: Position) -> None:
+        """Leave an epoch that was begun; a sampler's generator goes on behind the whole of it.
+
+        Where the sampler really is depends on how far ahead of the consumer it was drawn from.
+        """
+        if not position.ended and (position.sampler or {}).keys() == {"generator"}:
+            self._read_out(position)
+
+    def _read_out(self, position: Position) -> None:
+        """Bring a sampler that has a state of its own from a position to the end of the epoch."""
+        if self._plan is None or position.sampler is None:
+            return
+        try:
+            left = len(self._plan) - position.batches
+        except (TypeError, NotImplementedError):
+            return  # perhaps it has no end
+        rest = self._plan.batches(position.epoch, position.batches, position.sampler)
+        for _ in itertools.islice(rest, left + 1):
+            pass
 
     def _epoch_start(self, requested: int | None, between: bool = False) -> Position:
         """The start of an epoch: of that which was asked for, or else of the next one.

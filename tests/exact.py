@@ -131,24 +131,24 @@ class SharedWithIteratorState(Shared):
 
 
 class SharedWithState(Shared):
-    """The dataset itself has the state, and begins anew when it was read to the end."""
+    """The dataset itself has the state, and begins anew unless it was brought to a place."""
 
     def __init__(self, *lengths: int) -> None:
         super().__init__(*lengths)
-        self.position = 0
+        self.position = self.start = 0
 
     def __iter__(self) -> Iterator[Tensor]:
         index, _ = lit_loader.get_shard()
+        self.position, self.start = self.start, 0
         while self.position < self.lengths[index]:
             self.position += 1
             yield self.item(1000 * index + self.position - 1)
-        self.position = 0
 
     def state_dict(self) -> dict[str, int]:
         return {"position": self.position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        self.position = state["position"]
+        self.start = state["position"]
 
 
 class Striped(IterableDataset[int]):

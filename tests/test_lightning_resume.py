@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import json
 import math
+import os
+import random
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import ddp_fit
 import pytest
 import torch
-from exact import Augmented, digest
+from exact import (
+    Augmented,
+    EveryOther,
+    SamplerWithStatefulIterator,
+    SharedWithIteratorState,
+    StatefulSampler,
+    digest,
+)
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, OnExceptionCheckpoint
 from torch import Tensor
+from torch.utils.data import RandomSampler, WeightedRandomSampler
 
-from lit_loader import DataLoader, LoaderDataModule
+from lit_loader import DataLoader, LoaderDataModule, StateError
+from lit_loader.callbacks import LoaderStateCallback
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no"),
+    pytest.mark.filterwarnings("ignore:Your `IterableDataset` has `__len__` defined"),
+    pytest.mark.filterwarnings("ignore:.*ckpt_path=(None|.last.)"),
+    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
 ]
 
 EPOCHS = 3
@@ -32,6 +51,11 @@ class Seen(NamedTuple):
     batch_idx: int
     is_last: bool
     data: str
+
+
+def epoch_length(trainer: Trainer) -> int:
+    batches = trainer.num_training_batches
+    return 6 if math.isinf(batches) else int(batches)  # of the iterable datasets below
 
 
 class Model(LightningModule):
@@ -47,7 +71,7 @@ class Model(LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         trainer = self.trainer
         # Not total_batch_idx, which counts a batch twice whose step has failed.
-        error = self.fail(trainer.current_epoch * int(trainer.num_training_batches) + batch_idx)
+        error = self.fail(trainer.current_epoch * epoch_length(trainer) + batch_idx)
         if error is not None:
             raise error
         name = "+".join(map(digest, batch.values() if isinstance(batch, dict) else [batch]))
@@ -81,9 +105,11 @@ class Saver(Callback):
         self.path, self.hook, self.batches = path, hook, batches
 
     def save(self, trainer: Trainer, hook: str) -> None:
+        if trainer.sanity_checking:
+            return
         epochs, batches = trainer.current_epoch, trainer.fit_loop.batch_idx + 1
-        done = epochs * int(trainer.num_training_batches) + batches
-        if hook == self.hook and done == self.batches and not trainer.sanity_checking:
+        done = epochs * epoch_length(trainer) + batches
+        if hook == self.hook and done == self.batches:
             trainer.save_checkpoint(self.path)
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
@@ -141,7 +167,7 @@ class Setting:
             options["limit_train_batches"] = self.limit
         if self.validate_every is not None:
             options["val_check_interval"] = self.validate_every
-        checkpointing = any(isinstance(callback, ModelCheckpoint) for callback in callbacks)
+        checkpointing = any(isinstance(callback, Checkpoint) for callback in callbacks)
         return Trainer(
             accelerator="cpu",
             devices=1,
@@ -189,6 +215,7 @@ class Chain:
     checkpoint: Path | None = None
     done: int = 0
     resumes: int = 0
+    stops: list[Stop | None] = field(default_factory=list)
     numbers: Any = field(default_factory=itertools.count)
 
     def run(self, stop: Stop | None) -> None:
@@ -222,7 +249,10 @@ class Chain:
             assert not expects_error
             trainer.save_checkpoint(path)
         expected = uninterrupted(setting)[self.done : end]
-        assert model.seen == list(expected), (stop, number)
+        self.stops.append(stop)
+        assert model.seen == list(expected), (setting, self.stops)
+        if setting.accumulate == 1:  # else a checkpoint may come between two optimizer steps
+            assert trainer.global_step == setting.steps(end)
         self.resumes += self.checkpoint is not None
         self.checkpoint = path
         if stop is not None:
@@ -290,3 +320,265 @@ def test_chain_of_resumes(name: str, chain: str, tmp_path: Path) -> None:
 
 def test_the_matrix_has_over_100_resumes() -> None:
     assert len(SETTINGS) * sum(RESUMES.values()) >= 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100))
+def test_random_chains(seed: int, tmp_path: Path) -> None:
+    """Random settings, stopped five times anywhere in any way."""
+    choose = random.Random(seed)
+    setting = Setting(
+        workers=choose.choice([0, 0, 1, 2]),
+        by_steps=choose.random() < 0.5,
+        accumulate=choose.choice([1, 1, 2, 3]),
+        limit=choose.choice([None, None, 5, 6]),
+        validate_every=choose.choice([None, 1.0, 1.0, 2, 3]),
+        two_loaders=choose.random() < 0.3,
+        estimate=choose.random() < 0.3,
+        seeding=choose.choice(["batch", "sample"]),
+    )
+    end, length = EPOCHS * setting.length, setting.length
+    runs = Chain(setting, tmp_path)
+    for _ in range(5):
+        if runs.done >= end - 1:
+            break
+        # A step that fails at the very place where the run began is no progress, but allowed.
+        saved = choose.randint(runs.done, min(end - 1, runs.done + length))
+        kinds = ["exception", "interrupt"]
+        if saved > runs.done:
+            kinds.append("batch")
+            _, within = divmod(saved, length)
+            if within % setting.accumulate == 0:
+                kinds.append("max_steps")
+            if not within:
+                kinds.append("epoch")
+                if setting.validate_every == 1.0:
+                    kinds.append("validation")
+            elif isinstance(setting.validate_every, int) and not within % setting.validate_every:
+                kinds.append("validation")
+        kind = choose.choice(kinds)
+        runs.run(
+            Stop(
+                kind,
+                saved,
+                choose.randint(0 if kind == "batch" else 1, end - saved - 1)
+                if end - saved > 1
+                else 0,
+            )
+        )
+    runs.run(None)
+
+
+def checkpointed(
+    root: Path, data: LoaderDataModule, *callbacks: Callback, fail: int = -1, **options: Any
+) -> list[Seen]:
+    """Train with the Trainer's own checkpoint callbacks, perhaps until a step fails."""
+    model = Model()
+    trainer = Setting().trainer(root, *callbacks)
+    model.fail = lambda batch: LookupError("in a step") if batch == fail else None
+    try:
+        trainer.fit(model, data, weights_only=True, **options)
+    except LookupError:
+        assert fail >= 0
+    return model.seen
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_last_of_the_trainers_own_checkpoints(workers: int, tmp_path: Path) -> None:
+    def own() -> ModelCheckpoint:
+        return ModelCheckpoint(tmp_path, every_n_train_steps=4, save_last=True)
+
+    setting = Setting()
+    expected = list(uninterrupted(setting))
+    assert checkpointed(tmp_path, setting.data(workers), own(), fail=10) == expected[:10]
+    got = checkpointed(tmp_path, setting.data(0), own(), fail=13, ckpt_path="last")
+    assert got == expected[8:13]
+    assert checkpointed(tmp_path, setting.data(workers), own(), ckpt_path="last") == expected[12:]
+
+
+def test_the_trainers_own_checkpoint_of_each_epoch(tmp_path: Path) -> None:
+    setting = Setting(validate_every=1.0)
+    expected = list(uninterrupted(setting))
+    own = ModelCheckpoint(tmp_path, save_last=True)
+    assert checkpointed(tmp_path, setting.data(0), own, fail=9) == expected[:9]
+    own = ModelCheckpoint(tmp_path, save_last=True)
+    assert checkpointed(tmp_path, setting.data(0), own, ckpt_path="last") == expected[7:]
+
+
+@pytest.mark.parametrize("fail", [0, 3, BATCHES, BATCHES + 2])
+def test_the_trainers_own_checkpoint_of_an_exception(fail: int, tmp_path: Path) -> None:
+    setting = Setting()
+    expected = list(uninterrupted(setting))
+    own = OnExceptionCheckpoint(tmp_path)
+    assert checkpointed(tmp_path, setting.data(2), own, fail=fail) == expected[:fail]
+    path = tmp_path / "on_exception.ckpt"
+    assert checkpointed(tmp_path, setting.data(0), ckpt_path=path) == expected[fail:]
+
+
+@pytest.mark.parametrize("kind", ["Measured", "Unmeasured"])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("stop", [0, 1, 5, 6, 8, 11, 12])
+def test_iterable_datasets(kind: str, workers: int, stop: int, tmp_path: Path) -> None:
+    def data() -> LoaderDataModule:
+        dataset = {"Measured": Measured, "Unmeasured": Unmeasured}[kind]
+        return LoaderDataModule(
+            {"train": dataset(11, 11) if workers else dataset(22)},
+            {"batch_size": 4, "seed": 5, "num_workers": workers},
+        )
+
+    expected = checkpointed(tmp_path, data())
+    assert len(expected) == EPOCHS * 6
+    assert len({seen.data for seen in expected}) == EPOCHS * 6
+    got = checkpointed(tmp_path, data(), Saver(tmp_path / "a.ckpt", "exception", 0), fail=stop)
+    assert got == expected[:stop]
+    saver = Saver(tmp_path / "b.ckpt", "batch", stop + 1)
+    got = checkpointed(tmp_path, data(), saver, fail=stop + 3, ckpt_path=tmp_path / "a.ckpt")
+    assert got == expected[stop : stop + 3]
+    got = checkpointed(tmp_path, data(), ckpt_path=tmp_path / "b.ckpt")
+    assert got == expected[stop + 1 :]
+
+
+class Unmeasured(SharedWithIteratorState):
+    """Eight numbers an item."""
+
+    def item(self, number: int) -> Tensor:
+        return super().item(number).repeat(2)
+
+
+class Measured(Unmeasured):
+    def __len__(self) -> int:
+        return sum(self.lengths)
+
+
+SAMPLERS: dict[str, Callable[[], Any]] = {
+    "random": lambda: RandomSampler(range(26)),
+    "random with generator": lambda: RandomSampler(range(26), generator=generator()),
+    "weighted with generator": lambda: WeightedRandomSampler(
+        torch.arange(1.0, 27).tolist(), 26, generator=generator()
+    ),
+    "custom": lambda: EveryOther(26),
+    "stateful": lambda: StatefulSampler(26),
+    "stateful iterator": lambda: SamplerWithStatefulIterator(26),
+}
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(8)
+
+
+@pytest.mark.parametrize("stop", [0, 3, 6, 7, 8, 13, 14])
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_users_samplers(name: str, stop: int, tmp_path: Path) -> None:
+    def data(workers: int) -> LoaderDataModule:
+        options = {"batch_size": 4, "seed": 5, "num_workers": workers, "sampler": SAMPLERS[name]()}
+        return LoaderDataModule({"train": Augmented()}, train=options)
+
+    expected = checkpointed(tmp_path, data(0))
+    saver = Saver(tmp_path / "a.ckpt", "exception", 0)
+    assert checkpointed(tmp_path, data(0), saver, fail=stop) == expected[:stop]
+    saver = Saver(tmp_path / "b.ckpt", "batch", stop + 1)
+    got = checkpointed(tmp_path, data(2), saver, fail=stop + 2, ckpt_path=tmp_path / "a.ckpt")
+    assert got == expected[stop : stop + 2]
+    got = checkpointed(tmp_path, data(0), ckpt_path=tmp_path / "b.ckpt")
+    assert got == expected[stop + 1 :]
+
+
+def plain_loader() -> DataLoader[Any]:
+    return DataLoader(Augmented(), 4, True, seed=5)
+
+
+@pytest.mark.parametrize("stop", [0, 1, 6, 7, 9, 14])
+def test_the_callback_without_the_data_module(stop: int, tmp_path: Path) -> None:
+    expected = list(uninterrupted(Setting()))
+
+    def fit(fail: int = -1, checkpoint: Path | None = None) -> list[Seen]:
+        model = Model()
+        model.fail = lambda batch: LookupError("in a step") if batch == fail else None
+        saver = Saver(tmp_path / "a.ckpt", "exception", 0)
+        trainer = Setting().trainer(tmp_path, LoaderStateCallback(), saver)
+        with pytest.raises(LookupError) if fail >= 0 else contextlib.nullcontext():
+            trainer.fit(model, plain_loader(), ckpt_path=checkpoint, weights_only=True)
+        return model.seen
+
+    assert fit(stop) == expected[:stop]
+    assert fit(stop + 2, tmp_path / "a.ckpt") == expected[stop : stop + 2]
+    assert fit(-1, tmp_path / "a.ckpt") == expected[stop + 2 :]
+
+
+def test_both_channels_hold_the_same(tmp_path: Path) -> None:
+    saver = Saver(tmp_path / "a.ckpt", "batch", 3)
+    checkpointed(tmp_path, Setting().data(2), saver, fail=4)
+    saved = torch.load(tmp_path / "a.ckpt", weights_only=True)
+    [ours] = saved["LoaderDataModule"]["train"]
+    assert saved["loops"]["fit_loop"]["state_dict"]["combined_loader"] == [ours]
+    assert (ours["epoch"], ours["batches"], ours["samples"]) == (0, 3, 12)
+
+
+def test_a_checkpoint_that_is_validated_with_does_not_move_a_later_fit(tmp_path: Path) -> None:
+    setting = Setting(validate_every=1.0)
+    saver = Saver(tmp_path / "a.ckpt", "batch", 3)
+    checkpointed(tmp_path, setting.data(0), saver, fail=4)
+    model, data = Model(), setting.data(0)
+    trainer = setting.trainer(tmp_path)
+    trainer.validate(model, data, ckpt_path=tmp_path / "a.ckpt", verbose=False, weights_only=True)
+    trainer.fit(model, data)
+    assert model.seen == list(uninterrupted(setting))
+    assert sum(isinstance(c, LoaderStateCallback) for c in trainer.callbacks) == 1
+    assert isinstance(trainer.callbacks[0], LoaderStateCallback)
+
+
+def test_one_data_module_through_two_fits(tmp_path: Path) -> None:
+    setting = Setting()
+    data = setting.data(0)
+    saver = Saver(tmp_path / "a.ckpt", "batch", 3)
+    checkpointed(tmp_path, data, saver, fail=4)
+    expected = list(uninterrupted(setting))
+    assert checkpointed(tmp_path, data, ckpt_path=tmp_path / "a.ckpt") == expected[3:]
+    assert checkpointed(tmp_path, data) == expected
+
+
+def test_another_number_of_loaders_is_refused(tmp_path: Path) -> None:
+    saver = Saver(tmp_path / "a.ckpt", "epoch", BATCHES)
+    checkpointed(tmp_path, Setting(two_loaders=True).data(0), saver, fail=BATCHES)
+    saved = torch.load(tmp_path / "a.ckpt", weights_only=True)
+    saved["LoaderDataModule"] = saved.pop("TwoLoaders")
+    torch.save(saved, tmp_path / "a.ckpt")
+    with pytest.raises(
+        StateError,
+        match="the checkpoint has the positions of 2 training loaders, but there are 1: "
+        "resume with the loaders that it was made with",
+    ):
+        checkpointed(tmp_path, Setting().data(0), ckpt_path=tmp_path / "a.ckpt")
+
+
+def test_a_callback_of_an_unknown_state_restores_nothing() -> None:
+    callback = LoaderStateCallback()
+    callback.restore({})
+    loader = plain_loader()
+    callback.restore_single(loader)
+    assert loader.state_dict()["batches"] == 0
+
+
+def test_two_processes(tmp_path: Path) -> None:
+    """Two ranks stop and resume, with other workers; at last a single process takes over."""
+    script = Path(ddp_fit.__file__)
+    environment = {**os.environ, "PYTHONPATH": str(script.parent.parent)}
+    subprocess.run(
+        [sys.executable, script, tmp_path], check=True, env=environment, capture_output=True
+    )
+    ranks = [json.loads((tmp_path / f"seen-{rank}.json").read_text()) for rank in range(2)]
+    for runs in ranks:
+        whole = runs["whole"]
+        assert len(whole) == ddp_fit.EPOCHS * ddp_fit.BATCHES
+        assert runs["stopped"] == whole[:5]
+        assert runs["resumed"] == whole[3:]
+        assert runs["again"] == whole[6:]
+    epoch = [row for runs in ranks for batch in runs["whole"][: ddp_fit.BATCHES] for row in batch]
+    assert {int(row.split(":")[0]) for row in epoch} == set(range(ddp_fit.LENGTH))
+
+    model = ddp_fit.Model()
+    data = ddp_fit.data(0, batch_size=2 * ddp_fit.BATCH_SIZE)
+    checkpoint = tmp_path / "a.ckpt"
+    ddp_fit.trainer(tmp_path, 1).fit(model, data, ckpt_path=checkpoint, weights_only=True)
+    left = zip(*(runs["whole"][3:] for runs in ranks), strict=True)
+    assert list(map(set, model.seen)) == [{*one, *other} for one, other in left]

@@ -1,0 +1,134 @@
+"""Epoch numbers: counted, chosen, and known to datasets wherever they are read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from exact import Augmented, Epochs, digests
+from torch.utils.data import DistributedSampler, IterableDataset, Sampler
+
+import lit_loader
+from lit_loader import DataLoader
+
+
+def told(loader: DataLoader[Any]) -> set[tuple[int, int]]:
+    """What the dataset was told, and what ``get_epoch`` said, over an epoch."""
+    return {(int(a), int(b)) for _, was, says in loader for a, b in zip(was, says, strict=True)}
+
+
+@pytest.mark.parametrize(
+    ("method", "persistent"), [("fork", False), ("fork", True), ("spawn", True)]
+)
+def test_a_dataset_learns_the_epoch_in_each_worker(method: str, persistent: bool) -> None:
+    options = {"multiprocessing_context": method, "persistent_workers": persistent}
+    with DataLoader(Epochs(), 2, num_workers=2, **options) as loader:
+        assert told(loader) == {(0, 0)}
+        assert told(loader) == {(1, 1)}
+        loader.set_epoch(7)
+        assert told(loader) == {(7, 7)}
+        assert told(loader) == {(8, 8)}
+
+
+def test_a_dataset_learns_the_epoch_without_workers() -> None:
+    dataset = Epochs()
+    loader = DataLoader(dataset, 2)
+    assert told(loader) == {(0, 0)}
+    loader.set_epoch(3)
+    assert dataset.epoch == 0  # not before it is read
+    assert told(loader) == {(3, 3)}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_resumed_epoch_is_told_too(workers: int) -> None:
+    loader = DataLoader(Epochs(), 2, num_workers=workers)
+    loader.set_epoch(4)
+    next(iter(loader))
+    state = loader.state_dict()
+    loader.close()
+    with DataLoader(Epochs(), 2, num_workers=workers) as resumed:
+        resumed.load_state_dict(state)
+        assert told(resumed) == {(4, 4)}
+
+
+class EpochStream(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter([lit_loader.get_epoch()] * 4)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_iterable_dataset_may_ask_when_it_is_iterated(workers: int) -> None:
+    with DataLoader(
+        EpochStream(), 2, num_workers=workers, persistent_workers=workers > 0
+    ) as loader:
+        for epoch in range(3):
+            assert {int(x) for batch in loader for x in batch} == {epoch}
+
+
+def test_every_epoch_has_an_order_of_its_own_that_does_not_depend_on_the_past() -> None:
+    loader = DataLoader(Augmented(), 4, True, seed=1)
+    epochs = [digests(loader) for _ in range(4)]
+    assert len({tuple(epoch) for epoch in epochs}) == 4
+    for epoch in (2, 0, 3):
+        loader.set_epoch(epoch)
+        assert digests(loader) == epochs[epoch]
+    assert digests(loader) != epochs[3]
+    loader.sampler.set_epoch(1)
+    assert digests(loader) == epochs[1]
+
+
+def test_the_epoch_counts_up_when_a_loop_is_left_early() -> None:
+    loader = DataLoader(Augmented(), 4, True, seed=1)
+    second = [digests(loader) for _ in range(2)][1]
+    fresh = DataLoader(Augmented(), 4, True, seed=1)
+    next(iter(fresh))
+    iter(fresh)  # one that is never used is no epoch
+    assert digests(fresh) == second
+
+
+def test_setting_the_epoch_during_one_is_for_the_next() -> None:
+    loader = DataLoader(Augmented(), 4, True, seed=1)
+    epochs = [digests(loader) for _ in range(6)]
+    loader.set_epoch(0)
+    iterator = iter(loader)
+    first = digests([next(iterator)])
+    loader.set_epoch(5)
+    assert first + digests(iterator) == epochs[0]
+    assert digests(loader) == epochs[5]
+
+
+class Wanting(Sampler[int]):
+    """A sampler whose order depends on the epoch it is told."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return 5
+
+    def __iter__(self) -> Any:
+        return iter([(i + self.epoch) % 5 for i in range(5)])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_users_sampler_is_told(workers: int) -> None:
+    with DataLoader(list(range(5)), 5, sampler=Wanting(), num_workers=workers) as loader:
+        assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3, 4]]
+        assert [batch.tolist() for batch in loader] == [[1, 2, 3, 4, 0]]
+        loader.set_epoch(4)
+        assert [batch.tolist() for batch in loader] == [[4, 0, 1, 2, 3]]
+
+
+def test_a_users_sampler_may_be_told_by_the_user() -> None:
+    """As programs for torch's DistributedSampler do, on the sampler itself."""
+    sampler = DistributedSampler(range(10), num_replicas=2, rank=0, seed=3)
+    loader = DataLoader(torch.arange(10), 5, sampler=sampler)
+    for epoch in (3, 1, 0):
+        sampler.set_epoch(epoch)
+        expected = list(sampler)
+        assert [batch.tolist() for batch in loader] == [expected]
+        assert loader.state_dict()["epoch"] == epoch + 1

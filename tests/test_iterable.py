@@ -1,0 +1,253 @@
+"""Iterable datasets: shares over ranks and workers, and exact resume whatever state they keep."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from exact import (
+    Shared,
+    SharedWithIteratorState,
+    SharedWithState,
+    Striped,
+    StripedByWorkerInfo,
+    Unshared,
+    digests,
+    taken,
+    through_file,
+)
+from torch.utils.data import IterableDataset, get_worker_info
+
+from lit_loader import DataLoader, StateError
+
+KINDS = {"neither": Shared, "iterator": SharedWithIteratorState, "dataset": SharedWithState}
+LENGTHS = {
+    "equal": (12, 12),
+    "unequal": (5, 17),
+    "empty share": (0, 9),
+    "one reader": (14,),
+    "not full": (7, 10, 2),
+}
+BATCHINGS: dict[str, dict[str, Any]] = {
+    "batches": {"batch_size": 4},
+    "drop_last": {"batch_size": 4, "drop_last": True},
+    "single samples": {"batch_size": None},
+}
+
+
+@contextlib.contextmanager
+def warned_of_reading_again(expected: bool) -> Iterator[None]:
+    if not expected:
+        yield
+        return
+    with pytest.warns(UserWarning, match="Shared has no state_dict and load_state_dict: resuming"):
+        yield
+
+
+def make(kind: str, lengths: str, batching: str, **options: Any) -> DataLoader[Any]:
+    sizes = LENGTHS[lengths]
+    options = {"num_workers": len(sizes), "seed": 7} | BATCHINGS[batching] | options
+    return DataLoader(KINDS[kind](*sizes), **options)
+
+
+@pytest.mark.filterwarnings("ignore:Shared has no state_dict")
+@pytest.mark.parametrize("batching", BATCHINGS)
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_resume_at_every_position(kind: str, lengths: str, batching: str) -> None:
+    """A state is taken behind each batch of one epoch; every third is resumed, twice over."""
+    with make(kind, lengths, batching, persistent_workers=True) as loader:
+        expected, after, states = [], [], [through_file(loader.state_dict())]
+        for batch in loader:
+            expected += digests([batch])
+            states.append(through_file(loader.state_dict()))
+        states.append(loader.state_dict())
+        after = digests(loader)
+    assert len(set(expected + after)) == 2 * len(expected) > 0
+    stops = sorted({0, 1, *range(2, len(expected), 3), len(expected) - 1, len(expected)})
+    with make(kind, lengths, batching, prefetch_factor=3, persistent_workers=True) as resumed:
+        for stop in stops:
+            resumed.load_state_dict(states[stop])
+            got, _ = taken(resumed, 1)
+            assert got == expected[stop : stop + 1], stop
+            # Again from where this left off, in place, if it was not the end already.
+            if got:
+                resumed.load_state_dict(through_file(resumed.state_dict()))
+                assert digests(resumed) == expected[stop + 1 :], stop
+            assert digests(resumed) == after, stop
+        resumed.load_state_dict(states[-1])  # taken behind the loop
+        assert digests(resumed) == after
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_resume_without_workers(kind: str) -> None:
+    loader = make(kind, "one reader", "batches", num_workers=0)
+    expected, states = [], [loader.state_dict()]
+    for batch in loader:
+        expected += digests([batch])
+        states.append(through_file(loader.state_dict()))
+    after = digests(loader)
+    for stop, state in enumerate(states):
+        resumed = make(kind, "one reader", "batches", num_workers=0)
+        with warned_of_reading_again(kind == "neither" and stop > 0):
+            resumed.load_state_dict(state)
+        assert digests(resumed) == expected[stop:]
+        assert digests(resumed) == after
+
+
+def test_one_worker_gives_what_no_worker_gives() -> None:
+    plain = make("iterator", "one reader", "batches", num_workers=0)
+    with make("iterator", "one reader", "batches") as loader:
+        assert [digests(loader) for _ in range(2)] == [digests(plain) for _ in range(2)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kill_at", [1, 3, 5])
+def test_a_killed_worker_loses_and_repeats_nothing(kind: str, kill_at: int) -> None:
+    with make(kind, "unequal", "batches", prefetch_factor=2) as loader:
+        expected = digests(loader)
+        iterator = iter(loader)
+        loader.set_epoch(0)
+        got = []
+        for _ in range(kill_at):
+            got += digests([next(iterator)])
+        for pid in worker_pids(iterator):
+            os.kill(pid, signal.SIGKILL)
+        failures = 0
+        while True:
+            try:
+                got += digests([next(iterator)])
+            except StopIteration:
+                break
+            except RuntimeError as error:
+                assert "killed" in str(error) or "SIGKILL" in str(error)
+                failures += 1
+                assert failures <= 2
+        assert got == expected
+
+
+def worker_pids(iterator: Any) -> list[int]:
+    return list(iterator._engine.pool.pids)
+
+
+def test_another_number_of_workers_is_refused() -> None:
+    with make("iterator", "equal", "batches") as loader:
+        _, iterator = taken(loader, 2)
+        state = loader.state_dict()
+        del iterator
+    other = make("iterator", "equal", "batches", num_workers=1)
+    with pytest.raises(
+        StateError,
+        match="state was taken with num_workers=2, but this loader has num_workers=1: an iterable "
+        "dataset's position belongs to its workers: resume with as many",
+    ):
+        other.load_state_dict(state)
+
+
+def test_another_batch_size_is_refused() -> None:
+    state = make("iterator", "equal", "batches").state_dict()
+    other = make("iterator", "equal", "batches", batch_size=3)
+    with pytest.raises(StateError, match="with batch_size=4, but this loader has batch_size=3"):
+        other.load_state_dict(state)
+
+
+def test_a_dataset_state_of_another_rank_is_refused() -> None:
+    def of_rank(rank: int, kind: type[Shared]) -> DataLoader[Any]:
+        return DataLoader(kind(9, 9), 4, seed=7, num_replicas=2, rank=rank)
+
+    loader = of_rank(0, SharedWithState)
+    taken(loader, 1)
+    of_rank(0, SharedWithState).load_state_dict(loader.state_dict())
+    with pytest.raises(StateError, match="rank=0, but this loader has rank=1: an iterable"):
+        of_rank(1, SharedWithState).load_state_dict(loader.state_dict())
+
+    # What only counts batches is the same on every rank: Lightning saves rank 0's for all.
+    loader, other = of_rank(0, Shared), of_rank(1, Shared)
+    expected = digests(other)
+    taken(loader, 1)
+    other = of_rank(1, Shared)
+    with warned_of_reading_again(True):
+        other.load_state_dict(loader.state_dict())
+    assert digests(other) == expected[1:]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_shares_over_ranks_and_workers_give_each_item_once(workers: int, replicas: int) -> None:
+    seen: Counter[int] = Counter()
+    for rank in range(replicas):
+        options = {"num_workers": workers, "num_replicas": replicas, "rank": rank}
+        with DataLoader(Striped(50), 4, **options) as loader:
+            for batch in loader:
+                seen.update(batch.tolist())
+    assert seen == Counter(range(50))
+
+
+class AskedByInit(Unshared):
+    """Its share is set from outside, as torch's own example does it."""
+
+    start = 0
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.start, self.length, 2))
+
+
+def set_share(worker: int) -> None:
+    info = get_worker_info()
+    assert info is not None
+    info.dataset.start = worker
+
+
+class AskedLate(IterableDataset[int]):
+    """A generator, whose body asks when the first sample is wanted."""
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        assert info is not None
+        yield from range(info.id, 10, info.num_workers)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "init"),
+    [(StripedByWorkerInfo(10), None), (AskedByInit(10), set_share), (AskedLate(), None)],
+)
+def test_whoever_asks_torch_for_its_share_is_not_warned(dataset: Any, init: Any) -> None:
+    with (
+        warnings.catch_warnings(),
+        DataLoader(dataset, 2, num_workers=2, worker_init_fn=init) as loader,
+    ):
+        warnings.simplefilter("error")
+        assert sorted(torch.cat(list(loader)).tolist()) == list(range(10))
+
+
+@pytest.mark.parametrize(
+    "options", [{"num_workers": 2}, {"num_replicas": 2, "rank": 1}], ids=["workers", "ranks"]
+)
+def test_ignoring_the_share_is_warned_about_once(options: dict[str, Any]) -> None:
+    with DataLoader(Unshared(10), 2, **options) as loader:
+        with pytest.warns(UserWarning, match="Unshared is iterated by 2 readers") as record:
+            list(loader)
+            list(loader)
+        assert len(record) == 1
+
+
+def test_another_loaders_asking_does_not_count() -> None:
+    options = {"num_replicas": 2, "rank": 0}
+    good, bad = DataLoader(Striped(10), 2, **options), DataLoader(Unshared(10), 2, **options)
+    with pytest.warns(UserWarning, match="Unshared is iterated by 2 readers") as record:
+        for _ in zip(good, bad, strict=False):
+            pass
+    assert len(record) == 1
+
+
+def test_a_loader_alone_is_not_warned() -> None:
+    with DataLoader(Unshared(10), 2, num_workers=1) as loader:
+        assert len(list(loader)) == 5
+    assert len(list(DataLoader(Unshared(10), 2))) == 5

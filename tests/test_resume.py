@@ -1,0 +1,405 @@
+"""States: where they may be taken and loaded, with every kind of sampler, and what they cost."""
+
+from __future__ import annotations
+
+import copy
+import io
+import itertools
+import pickle
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from exact import (
+    Augmented,
+    EveryOther,
+    Indices,
+    Pairs,
+    SamplerWithStatefulIterator,
+    SharedWithState,
+    StatefulSampler,
+    digests,
+    taken,
+    through_file,
+)
+from torch.utils.data import (
+    BatchSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from lit_loader import DataLoader, StateError
+
+LENGTH = 26
+WEIGHTS = torch.arange(1.0, LENGTH + 1).tolist()
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(8)
+
+
+def batched(sampler: Any) -> dict[str, Any]:
+    return {"batch_sampler": BatchSampler(sampler, 4, drop_last=False)}
+
+
+SOURCES: dict[str, Callable[[], dict[str, Any]]] = {
+    "order": lambda: {"batch_size": 4},
+    "shuffle": lambda: {"batch_size": 4, "shuffle": True},
+    "shuffle, single": lambda: {"batch_size": None, "shuffle": True},
+    "random": lambda: {"batch_size": 4, "sampler": RandomSampler(range(LENGTH))},
+    "random, replaced": lambda: {
+        "batch_size": 4,
+        "sampler": RandomSampler(range(LENGTH), replacement=True, num_samples=30),
+    },
+    "random, generator": lambda: {
+        "batch_size": 4,
+        "sampler": RandomSampler(range(LENGTH), generator=generator()),
+    },
+    "weighted": lambda: {"batch_size": 4, "sampler": WeightedRandomSampler(WEIGHTS, LENGTH)},
+    "weighted, generator": lambda: {
+        "batch_size": 4,
+        "sampler": WeightedRandomSampler(WEIGHTS, LENGTH, generator=generator()),
+    },
+    "subset": lambda: {"batch_size": 4, "sampler": SubsetRandomSampler(range(3, 20))},
+    "subset, generator": lambda: {
+        "batch_size": 4,
+        "sampler": SubsetRandomSampler(range(3, 20), generator=generator()),
+    },
+    "list": lambda: {"batch_size": 4, "sampler": [5, 3, 1, 1, 2, 9, 20, 25, 0]},
+    "custom": lambda: {"batch_size": 4, "sampler": EveryOther(LENGTH)},
+    "stateful": lambda: {"batch_size": 4, "sampler": StatefulSampler(LENGTH)},
+    "stateful iterator": lambda: {
+        "batch_size": 4,
+        "sampler": SamplerWithStatefulIterator(LENGTH),
+    },
+    "batches": lambda: batched(SequentialSampler(range(LENGTH))),
+    "batches, random": lambda: batched(RandomSampler(range(LENGTH))),
+    "batches, generator": lambda: batched(RandomSampler(range(LENGTH), generator=generator())),
+    "batches, stateful": lambda: batched(StatefulSampler(LENGTH)),
+    "custom batches": lambda: {"batch_sampler": Pairs(LENGTH)},
+}
+
+
+def make(source: str, **options: Any) -> DataLoader[Any]:
+    return DataLoader(Augmented(LENGTH), seed=3, **SOURCES[source](), **options)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_kind_of_sampler_at_every_position(source: str, workers: int) -> None:
+    """States of the second of three epochs; each is resumed, and some once more."""
+    with make(source, num_workers=workers) as loader:
+        digests(loader)
+        states = [through_file(loader.state_dict())]  # behind the loop: all of the second epoch
+        expected = []
+        for batch in loader:
+            expected += digests([batch])
+            states.append(through_file(loader.state_dict()))
+        between = through_file(loader.state_dict())
+        third = digests(loader)
+    assert not set(expected) & set(third)
+    step = max(1, len(expected) // 4) if workers else 1
+    for stop in sorted({*range(0, len(expected), step), len(expected)}):
+        with make(source, num_workers=0 if workers else stop % 2) as resumed:
+            resumed.load_state_dict(states[stop])
+            assert through_file(resumed.state_dict()) == states[stop]
+            got, _ = taken(resumed, 1)
+            state = through_file(resumed.state_dict())
+        with make(source) as again:
+            again.load_state_dict(state)
+            if got:
+                assert got + digests(again) == expected[stop:], stop
+            # When nothing was left, the first resume has come to the epoch's end.
+            assert digests(again) == third
+    with make(source) as resumed:
+        resumed.load_state_dict(between)
+        assert digests(resumed) == third
+
+
+def test_states_given_out_do_not_change() -> None:
+    for source in ("shuffle", "stateful", "random, generator"):
+        loader = make(source)
+        _, iterator = taken(loader, 2)
+        state = loader.state_dict()
+        kept = copy.deepcopy(state)
+        digests(iterator)
+        digests(loader)
+        resumed = make(source)
+        resumed.load_state_dict(state)
+        digests(resumed)
+        assert state == kept
+
+
+def test_taking_a_state_starts_nothing_and_changes_nothing() -> None:
+    with make("shuffle", num_workers=2) as watched, make("shuffle") as alone:
+        for _ in range(3):
+            watched.state_dict()
+        assert watched._pool is None
+        got = []
+        for batch in watched:
+            got += digests([batch])
+            watched.state_dict()
+        watched.state_dict()
+        assert [got, digests(watched)] == [digests(alone), digests(alone)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_before_the_first_next_inside_after_the_last_batch_and_after_the_loop(workers: int) -> None:
+    whole = make("shuffle")
+    first, second = digests(whole), digests(whole)
+    with make("shuffle", num_workers=workers) as loader:
+        before = loader.state_dict()
+        iterator = iter(loader)
+        assert loader.state_dict() == before
+        digests(itertools.islice(iterator, len(first)))
+        inside = loader.state_dict()
+        assert list(iterator) == []
+        after = loader.state_dict()
+    for state, epochs in ((before, [first, second]), (inside, [[], second]), (after, [second])):
+        resumed = make("shuffle")
+        resumed.load_state_dict(state)
+        assert [digests(resumed) for _ in epochs] == epochs
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_loading_in_mid_iteration_takes_effect_at_the_next_iter(workers: int) -> None:
+    expected = digests(make("shuffle"))
+    with make("shuffle", num_workers=workers, persistent_workers=workers > 0) as loader:
+        _, iterator = taken(loader, 2)
+        state = loader.state_dict()
+        assert digests(itertools.islice(iterator, 2)) == expected[2:4]
+        loader.load_state_dict(state)
+        assert loader.state_dict() == state
+        assert digests([next(iterator)]) == expected[4:5]
+        assert loader.state_dict() == state
+        assert digests(loader) == expected[2:]
+
+
+def test_loading_twice_is_harmless() -> None:
+    loader = make("shuffle")
+    expected = digests(loader)
+    loader.set_epoch(0)
+    taken(loader, 2)
+    state = loader.state_dict()
+    loader.load_state_dict(state)
+    iterator = iter(loader)  # as Lightning does, and then sets the epoch
+    loader.load_state_dict(state)
+    loader.set_epoch(0)
+    assert digests(iterator) == expected[2:]
+
+
+def test_commit_holds_the_position_back() -> None:
+    loader = make("shuffle")
+    expected = digests(make("shuffle"))
+    loader.commit()
+    iterator = iter(loader)
+    for used in range(3):
+        next(iterator)
+        resumed = make("shuffle")
+        resumed.load_state_dict(loader.state_dict())
+        assert digests(resumed) == expected[used:]
+        loader.commit()
+        resumed.load_state_dict(loader.state_dict())
+        assert digests(resumed) == expected[used + 1 :]
+
+
+def test_commit_over_the_end_of_an_epoch() -> None:
+    loader = make("shuffle")
+    first, second = digests(make("shuffle")), None
+    for _ in loader:
+        loader.commit()
+    after = loader.state_dict()
+    iterator = iter(loader)
+    second = digests([next(iterator)])
+    in_flight = loader.state_dict()
+    for state in (after, in_flight):
+        assert (state["epoch"], state["batches"]) == (1, 0)
+        resumed = make("shuffle")
+        resumed.load_state_dict(state)
+        assert digests(resumed)[:1] == second
+    assert first[:1] != second
+
+
+def test_the_same_epoch_keeps_a_position_and_another_gives_it_up() -> None:
+    loader = make("shuffle")
+    epochs = [digests(loader) for _ in range(3)]
+    loader.set_epoch(1)
+    taken(loader, 3)
+    state = loader.state_dict()
+    for epoch, expected in ((1, epochs[1][3:]), (2, epochs[2]), (0, epochs[0])):
+        resumed = make("shuffle")
+        resumed.load_state_dict(state)
+        resumed.set_epoch(epoch)
+        assert (resumed.state_dict() == state) == (epoch == 1)
+        assert digests(resumed) == expected
+        resumed = make("shuffle")
+        resumed.load_state_dict(state)
+        resumed.sampler.set_epoch(epoch)
+        assert digests(resumed) == expected
+
+
+def test_a_state_taken_after_an_epoch_was_chosen_is_of_that_epoch() -> None:
+    loader = make("shuffle")
+    taken(loader, 2)
+    loader.load_state_dict(loader.state_dict())
+    loader.set_epoch(5)
+    state = loader.state_dict()
+    assert (state["epoch"], state["batches"]) == (5, 0)
+
+
+@pytest.mark.parametrize("stop", [2, 7])
+@pytest.mark.parametrize("source", ["random, generator", "stateful", "batches, stateful"])
+def test_a_samplers_own_state_goes_along_when_an_epoch_is_given_up(source: str, stop: int) -> None:
+    """Lightning ends an epoch without asking for more than the last batch."""
+    loader = make(source)
+    loader.commit()
+    loader.set_epoch(0)
+    taken(loader, stop)
+    loader.commit()
+    state = loader.state_dict()
+    loader.set_epoch(1)
+    expected = digests(loader)
+    for _ in range(3):  # fails each time in the new epoch's first step
+        resumed = make(source)
+        resumed.commit()
+        resumed.load_state_dict(through_file(state))
+        resumed.set_epoch(1)
+        assert digests([next(iter(resumed))]) == expected[:1]
+        state = resumed.state_dict()
+    resumed = make(source)
+    resumed.load_state_dict(state)
+    resumed.set_epoch(1)
+    assert digests(resumed) == expected
+
+
+@pytest.mark.parametrize("stop", [1, 2, 7])
+@pytest.mark.parametrize("source", ["random, generator", "weighted, generator"])
+def test_an_epoch_left_early_does_not_tell_how_far_ahead_it_was_drawn(
+    source: str, stop: int
+) -> None:
+    def after(workers: int) -> list[str]:
+        with make(source, num_workers=workers) as loader:
+            _, iterator = taken(loader, stop)
+            del iterator
+            return digests(loader)
+
+    assert after(0) == after(1) == after(2)
+
+
+def test_commit_with_a_batch_taken_ahead() -> None:
+    def stream() -> DataLoader[Any]:
+        return DataLoader(SharedWithState(14), 4, seed=3)
+
+    expected = digests(stream())
+    loader = stream()
+    iterator = iter(loader)
+    for used in range(4):
+        next(iterator)
+        loader.commit(ahead=True)
+        resumed = stream()
+        resumed.load_state_dict(loader.state_dict())
+        assert digests(resumed) == expected[used:]
+
+
+def test_a_short_loader_cycled_within_an_epoch() -> None:
+    """A training loop sets the epoch once and goes through the loader as often as it needs."""
+    loader = make("shuffle")
+    loader.set_epoch(4)
+    digests(loader)
+    expected = digests(loader)
+    loader.set_epoch(4)
+    digests(loader)
+    taken(loader, 3)
+    state = loader.state_dict()
+    assert (state["epoch"], state["requested"]) == (5, 4)
+    resumed = make("shuffle")
+    resumed.load_state_dict(state)
+    resumed.set_epoch(4)
+    assert digests(resumed) == expected[3:]
+    resumed.load_state_dict(state)
+    resumed.set_epoch(5)
+    assert digests(resumed) == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": 4}, "seed=3, but this loader has seed=4: pass the state's seed"),
+        ({"seeding": "sample"}, "seeding='batch', but this loader has seeding='sample'"),
+        ({"shuffle": False}, "order='ShuffledSampler', but this loader has order='OrderedSampler'"),
+        ({"dataset": Augmented(27)}, "dataset_length=26, but this loader has dataset_length=27"),
+    ],
+)
+def test_a_loader_of_other_data_is_refused_in_one_line(
+    change: dict[str, Any], message: str
+) -> None:
+    options = {"dataset": Augmented(LENGTH), "batch_size": 4, "shuffle": True, "seed": 3}
+    loader, other = DataLoader(**options), DataLoader(**(options | change))
+    before = other.state_dict()
+    with pytest.raises(StateError, match=message) as error:
+        other.load_state_dict(loader.state_dict())
+    assert "\n" not in str(error.value)
+    assert other.state_dict() == before
+
+
+def test_an_unknown_version_is_refused() -> None:
+    loader = make("shuffle")
+    with pytest.raises(StateError, match="state has version 99, but only version 1 is known here"):
+        loader.load_state_dict(loader.state_dict() | {"version": 99})
+
+
+def test_a_seed_that_nobody_chose_is_taken_over() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        loader = DataLoader(Augmented(LENGTH), 4, True)
+        expected = digests(loader), digests(loader)
+        loader.set_epoch(0)
+        taken(loader, 2)
+        state = loader.state_dict()
+        torch.manual_seed(2)
+        resumed = DataLoader(Augmented(LENGTH), 4, True)
+        resumed.load_state_dict(state)
+        assert (digests(resumed), digests(resumed)) == (expected[0][2:], expected[1])
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_states_are_small_and_fast(in_order: bool) -> None:
+    options = {"num_workers": 2, "in_order": in_order, "prefetch_factor": 8}
+    with DataLoader(Indices(10**9), 256, True, seed=2**64 - 1, **options) as loader:
+        _, iterator = taken(loader, 5)
+        file = io.BytesIO()
+        torch.save(loader.state_dict(), file)
+        assert len(file.getvalue()) < 2000
+        assert len(pickle.dumps(loader.state_dict())) < 1000
+        times = []
+        for _ in range(20):
+            start = time.perf_counter()
+            loader.state_dict()
+            times.append(time.perf_counter() - start)
+        assert sorted(times)[10] < 0.001
+        del iterator
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_resuming_is_as_fast_at_the_end_as_at_the_start(shuffle: bool) -> None:
+    length = 10**9
+
+    def seconds(share: float) -> float:
+        loader = DataLoader(Indices(length), 256, shuffle, seed=1)
+        state = loader.state_dict()
+        state["batches"] = int(len(loader) * share)
+        state["samples"] = 256 * state["batches"]
+        best = 1.0
+        for _ in range(3):
+            start = time.perf_counter()
+            loader.load_state_dict(state)
+            next(iter(loader))
+            best = min(best, time.perf_counter() - start)
+        return best
+
+    assert seconds(0.01) < 0.05
+    assert seconds(0.99) < 0.05

@@ -1,0 +1,225 @@
+"""Ranks, simulated in one process: every index stream is shared out, and resumed on other ranks."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from exact import Augmented, EveryOther, Indices, Pairs, StatefulSampler, digest, through_file
+from torch.utils.data import BatchSampler, RandomSampler, WeightedRandomSampler
+
+from lit_loader import DataLoader, StateError
+
+LENGTH = 50
+
+
+def ranks(count: int, **options: Any) -> list[DataLoader[Any]]:
+    options = {"batch_size": 4, "seed": 3} | options
+    return [
+        DataLoader(Indices(LENGTH), **options, num_replicas=count, rank=rank)
+        for rank in range(count)
+    ]
+
+
+def epoch(loader: DataLoader[Any]) -> list[list[int]]:
+    return [batch.tolist() for batch in loader]
+
+
+def interleaved(epochs: list[list[list[int]]]) -> list[int]:
+    """The global stream: item ``j`` was on rank ``j % ranks``."""
+    streams = [list(itertools.chain.from_iterable(batches)) for batches in epochs]
+    rows = itertools.zip_longest(*streams)
+    return [item for row in rows for item in row if item is not None]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
+def test_pad_drop_and_keep(count: int, shuffle: bool, workers: int) -> None:
+    whole = interleaved([epoch(DataLoader(Indices(LENGTH), 4, shuffle, seed=3))])
+    remainder = LENGTH % count
+    for tail in ("pad", "drop", "keep"):
+        loaders = ranks(count, shuffle=shuffle, shard_tail=tail, num_workers=workers)
+        epochs = [epoch(loader) for loader in loaders]
+        assert [len(loader) for loader in loaders] == list(map(len, epochs))
+        stream = interleaved(epochs)
+        if tail == "keep" or not remainder:
+            assert stream == whole
+            continue
+        assert len({len(batches) for batches in epochs}) == 1  # or DDP would hang
+        if tail == "drop":
+            assert stream == whole[: LENGTH - remainder]
+        else:
+            assert stream == whole + whole[: count - remainder]
+
+
+SOURCES = {
+    "custom": lambda: {"sampler": EveryOther(LENGTH)},
+    "stateful": lambda: {"sampler": StatefulSampler(LENGTH)},
+    "weighted": lambda: {
+        "sampler": WeightedRandomSampler(torch.arange(1.0, 51).tolist(), LENGTH),
+    },
+    "random, generator": lambda: {
+        "sampler": RandomSampler(range(LENGTH), generator=torch.Generator().manual_seed(4)),
+    },
+}
+
+
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("source", SOURCES)
+def test_users_samplers(source: str, count: int) -> None:
+    """All ranks draw the same stream, the one that a single process draws, and stripe it."""
+    alone = DataLoader(Indices(LENGTH), 4 * count, seed=3, **SOURCES[source]())
+    loaders = [ranks(count, **SOURCES[source]())[rank] for rank in range(count)]
+    for _ in range(2):
+        whole = interleaved([epoch(alone)])
+        assert interleaved([epoch(loader) for loader in loaders])[:LENGTH] == whole
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_users_batch_samplers(count: int) -> None:
+    def loader(rank: int, replicas: int) -> DataLoader[Any]:
+        return DataLoader(
+            Indices(LENGTH),
+            batch_sampler=Pairs(LENGTH),
+            seed=3,
+            num_replicas=replicas,
+            rank=rank,
+            shard_tail="drop",
+        )
+
+    whole = epoch(loader(0, 1))
+    for rank in range(count):
+        assert epoch(loader(rank, count)) == whole[rank : len(whole) // count * count : count]
+    # Each gets whole batches, and as many of them as the others.
+    assert {len(batch) for batch in whole} == {1, 2}
+
+
+def test_weighted_sampling_over_ranks_keeps_the_frequencies() -> None:
+    weights = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    pooled: Counter[int] = Counter()
+    for rank in range(4):
+        sampler = WeightedRandomSampler(weights.tolist(), 20_000)
+        options = {"sampler": sampler, "num_replicas": 4, "rank": rank, "seed": 1}
+        for batch in DataLoader(Indices(4), 500, **options):
+            pooled.update(batch.tolist())
+    assert sum(pooled.values()) == 20_000
+    for index, weight in enumerate(weights.tolist()):
+        expected = 20_000 * weight / 10
+        assert abs(pooled[index] - expected) < 4 * expected**0.5
+
+
+def augmented(count: int, batch_size: int, **options: Any) -> list[DataLoader[Any]]:
+    options = {"shuffle": True, "seed": 3, "seeding": "sample", "shard_tail": "keep"} | options
+    return [
+        DataLoader(Augmented(48), batch_size, num_replicas=count, rank=rank, **options)
+        for rank in range(count)
+    ]
+
+
+def global_batches(loaders: list[DataLoader[Any]], stop: int | None = None) -> list[set[str]]:
+    """Row digests of each global batch, taken in lockstep."""
+    groups = itertools.islice(zip(*loaders, strict=True), stop)
+    return [{digest(row) for batch in group for row in batch} for group in groups]
+
+
+@pytest.mark.parametrize("topology", [(4, 2, 1), (1, 2), (2, 1, 4), (3, 1, 2)], ids=str)
+def test_elastic(topology: tuple[int, ...]) -> None:
+    """The same global batches, bytes included, though the number of ranks changes twice."""
+    size = 12
+    expected = global_batches(augmented(1, size))
+    assert len(set.union(*expected)) == 48
+    state, got = None, []
+    for number, count in enumerate(topology):
+        loaders = augmented(count, size // count, num_workers=number % 2)
+        if state is not None:
+            for loader in loaders:
+                loader.load_state_dict(state)
+        last = number == len(topology) - 1
+        got += global_batches(loaders, None if last else 1)
+        states = [through_file(loader.state_dict()) for loader in loaders]
+        assert states.count(states[0]) == count  # whichever rank saves it
+        state = states[0]
+    assert got == expected
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 6])
+def test_another_global_batch_on_a_boundary(batch_size: int) -> None:
+    """Not the same batches then, but exactly what was left."""
+    loaders = augmented(2, 6)
+    seen = global_batches(loaders, 2)
+    resumed = augmented(4, batch_size)
+    state = loaders[0].state_dict()
+    for loader in resumed:
+        loader.load_state_dict(state)
+    left = global_batches(resumed)
+    everything = global_batches(augmented(1, 48))[0]
+    assert set.union(*seen) | set.union(*left) == everything
+    assert sum(map(len, seen + left)) == 48
+
+
+def test_a_position_within_a_batch_is_refused() -> None:
+    loaders = augmented(2, 6)
+    global_batches(loaders, 1)
+    other = augmented(2, 4)[0]
+    with pytest.raises(
+        StateError,
+        match=r"the state's position of 12 samples is not a multiple of batch_size \* num_replicas "
+        r"= 4 \* 2: resume with a batch_size and num_replicas whose product divides it",
+    ):
+        other.load_state_dict(loaders[0].state_dict())
+
+
+def test_the_end_of_an_epoch_fits_every_topology() -> None:
+    loaders = augmented(2, 5)
+    global_batches(loaders, 5)
+    state = loaders[1].state_dict()
+    assert state["samples"] == 48
+    resumed = augmented(1, 7)[0]
+    resumed.load_state_dict(state)
+    assert list(resumed) == []
+    assert global_batches([resumed]) == global_batches_of_epoch(1, augmented(1, 7))
+
+
+def global_batches_of_epoch(number: int, loaders: list[DataLoader[Any]]) -> list[set[str]]:
+    for loader in loaders:
+        loader.set_epoch(number)
+    return global_batches(loaders)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_elastic_with_users_samplers(count: int) -> None:
+    def loader(replicas: int, rank: int) -> DataLoader[Any]:
+        sampler = WeightedRandomSampler([1.0] * 20 + [3.0] * 30, LENGTH)
+        options = {"sampler": sampler, "num_replicas": replicas, "rank": rank, "seed": 3}
+        return DataLoader(Indices(LENGTH), 8 // replicas, **options)
+
+    whole = epoch(loader(1, 0))
+    first = [loader(count, rank) for rank in range(count)]
+    for _ in itertools.islice(zip(*first, strict=True), 2):
+        pass
+    resumed = loader(1, 0)
+    resumed.load_state_dict(first[0].state_dict())
+    assert epoch(resumed) == whole[2:]
+
+
+def test_out_of_order_in_mid_epoch_fits_only_its_own_topology() -> None:
+    state = augmented(1, 12)[0].state_dict()
+    state |= {"batches": 1, "samples": 12, "ahead": [2]}
+    augmented(1, 12)[0].load_state_dict(state)
+    with pytest.raises(StateError, match="in_order=False in mid-epoch fits only the batch_size"):
+        augmented(2, 6)[0].load_state_dict(state)
+
+
+def test_a_batch_sampler_made_by_hand_of_a_sharded_loader() -> None:
+    """torch's BatchSampler around a sampler is striped batch by batch."""
+
+    def loader(rank: int) -> DataLoader[Any]:
+        batches = BatchSampler(range(20), 3, drop_last=True)
+        return DataLoader(Indices(20), batch_sampler=batches, num_replicas=2, rank=rank)
+
+    assert epoch(loader(0)) == [[0, 1, 2], [6, 7, 8], [12, 13, 14]]
+    assert epoch(loader(1)) == [[3, 4, 5], [9, 10, 11], [15, 16, 17]]
