@@ -6,8 +6,6 @@ workers and the count of epochs. How batches are made and carried is told in `li
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import math
 import multiprocessing
 import os
@@ -25,12 +23,13 @@ from torch.utils.data import default_convert as torch_default_convert
 from lit_loader import pin_memory as pinning
 from lit_loader.batch_plan import BatchPlan
 from lit_loader.config import LoaderConfig
-from lit_loader.diagnosis import died
-from lit_loader.errors import OptionError, StateError, WorkerTimeoutError
+from lit_loader.epochs import Epochs
+from lit_loader.errors import OptionError, StateError
 from lit_loader.iterator import EpochStart, InProcessIterator, LoaderIterator
 from lit_loader.loading import Recipe
 from lit_loader.multiprocess import Claim, MultiProcessIterator
-from lit_loader.position import EpochPosition, Position, ReadPoint
+from lit_loader.persistent import PersistentWorkers, temporary
+from lit_loader.position import Position, ReadPoint
 from lit_loader.sampling import (
     EndlessSampler,
     EpochOrder,
@@ -40,7 +39,7 @@ from lit_loader.sampling import (
 )
 from lit_loader.seeding import BaseSeed, base_seed
 from lit_loader.state import ELASTIC, LoaderState
-from lit_loader.worker_pool import WorkerDeath, WorkerPool
+from lit_loader.worker_pool import WorkerPool
 
 __all__ = ["DataLoader"]
 
@@ -141,12 +140,7 @@ class DataLoader(Generic[T_co]):
             torch_default_convert if self.batch_sampler is None else default_collate
         )
         self._plan = self._make_plan(config)
-        self._next_epoch = 0
-        self._epoch_requested = False
-        self._position: EpochPosition | None = None
-        self._commits = False
-        self._committed: Position | None = None
-        self._pending: Position | None = None
+        self._epochs = Epochs(self._plan, self._base_seed)
         self.promised: int | None = None
         self._warnings_given: set[str] = set()
         self._reset_process_state()
@@ -155,8 +149,7 @@ class DataLoader(Generic[T_co]):
     def _reset_process_state(self) -> None:
         """Begin with what belongs to one process: no workers yet, no iterators."""
         self._lock, self._lock_pid = threading.RLock(), os.getpid()
-        self._pool: WorkerPool | None = None
-        self._owner: Callable[[], MultiProcessIterator[Any] | None] = lambda: None
+        self._workers = PersistentWorkers()
         self._iterators: weakref.WeakSet[MultiProcessIterator[Any]] = weakref.WeakSet()
 
     def _samplers(self, config: LoaderConfig) -> tuple[Iterable[Any], Iterable[Any] | None]:
@@ -198,7 +191,7 @@ class DataLoader(Generic[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        for name in ("_lock", "_lock_pid", "_pool", "_owner", "_iterators"):
+        for name in ("_lock", "_lock_pid", "_workers", "_iterators"):
             del state[name]
         return state
 
@@ -234,8 +227,7 @@ class DataLoader(Generic[T_co]):
         Args:
             epoch: Epoch number, from 0.
         """
-        self._next_epoch = epoch
-        self._epoch_requested = True
+        self._epochs.set_epoch(epoch)
         if isinstance(self.sampler, EpochOrder):
             self.sampler.set_epoch(epoch)
 
@@ -308,77 +300,7 @@ class DataLoader(Generic[T_co]):
 
     def begin_epoch(self) -> EpochStart:
         """Begin the epoch that comes next; called by an iterator at its first ``next()``."""
-        pending, requested = self._pending, self._requested_epoch()
-        given = None
-        if pending is None:
-            if self._position is not None:
-                self._abandon(self._position.now())
-            start = self._epoch_start(requested)
-        elif requested in (None, pending.anchor):
-            start, given = pending, pending.sampler
-            if requested is not None:
-                start = dataclasses.replace(pending, requested=requested)
-        elif pending.batches:
-            self._read_out(pending)
-            start = self._epoch_start(requested, between=True)
-        else:
-            given = pending.sampler
-            start = dataclasses.replace(self._epoch_start(requested), sampler=given)
-        self._pending, self._committed, self._epoch_requested = None, None, False
-        self._next_epoch = start.epoch + 1
-        readers = max(1, self.num_workers) if self._iterable else 0
-        self._position = EpochPosition(start, readers)
-        batches = None
-        if self._plan is not None:
-            # A sampler that was not interrupted is not restored either: it goes on by itself.
-            batches = self._plan.batches(start.epoch, start.batches, given)
-        return EpochStart(start.epoch, start.seed, batches, self._position)
-
-    def _abandon(self, position: Position) -> None:
-        """Leave an epoch that was begun; a sampler's generator goes on behind the whole of it.
-
-        Where the sampler really is depends on how far ahead of the consumer it was drawn from.
-        """
-        if not position.ended and (position.sampler or {}).keys() == {"generator"}:
-            self._read_out(position)
-
-    def _read_out(self, position: Position) -> None:
-        """Bring a sampler that has a state of its own from a position to the end of the epoch."""
-        if self._plan is None or position.sampler is None:
-            return
-        try:
-            left = len(self._plan) - position.batches
-        except (TypeError, NotImplementedError):
-            return  # perhaps it has no end
-        rest = self._plan.batches(position.epoch, position.batches, position.sampler)
-        for _ in itertools.islice(rest, left + 1):
-            pass
-
-    def _epoch_start(self, requested: int | None, between: bool = False) -> Position:
-        """The start of an epoch: of that which was asked for, or else of the next one.
-
-        Args:
-            requested: The epoch that was asked for, if any.
-            between: Whether the sampler is known to be between two epochs.
-        """
-        before = None if self._position is None else self._position.now()
-        sampler = None
-        if self._plan is not None and (sampler := self._plan.sampler_state()) is not None:
-            if before is not None:
-                between = between or before.ended or self._plan.is_end(before.batches)
-            if not between:
-                sampler.pop("sampler", None)
-        epoch = requested
-        if epoch is None:
-            epoch, requested = self._next_epoch, None if before is None else before.requested
-        return Position(epoch, self._base_seed(), sampler=sampler, requested=requested)
-
-    def _requested_epoch(self) -> int | None:
-        """The epoch that somebody has asked for since the last one began, or None."""
-        requested = None if self._plan is None else self._plan.requested_epoch()
-        if requested is None and self._epoch_requested:
-            return self._next_epoch
-        return requested
+        return self._epochs.begin(readers=max(1, self.num_workers) if self._iterable else 0)
 
     def commit(self, ahead: bool = False) -> None:
         """Declare everything given out so far as used.
@@ -391,10 +313,7 @@ class DataLoader(Generic[T_co]):
             ahead: Whether the last batch given out is not used yet, for a training loop that takes
                 one ahead; for iterable datasets only.
         """
-        self._commits = True
-        if self._position is not None and self._pending is None:
-            before = ahead and self._iterable
-            self._committed = self._position.before_last() if before else self._position.now()
+        self._epochs.commit(ahead)
 
     def state_dict(self) -> dict[str, Any]:
         """Give the position in the data, for :meth:`load_state_dict`.
@@ -407,7 +326,7 @@ class DataLoader(Generic[T_co]):
             A new dict of primitives, less than 2 kB unless a sampler or an iterable dataset has a
             state of its own. It survives ``torch.load(weights_only=True)``.
         """
-        position = self._now()
+        position = self._epochs.now()
         samples = position.batches
         if self._plan is not None:
             samples = self._plan.samples_after(position.batches)
@@ -424,18 +343,6 @@ class DataLoader(Generic[T_co]):
             workers=workers,
             requested=None if position.requested == position.epoch else position.requested,
         ).to_dict()
-
-    def _now(self) -> Position:
-        """The position that a state taken now has."""
-        pending, requested = self._pending, self._requested_epoch()
-        if pending is not None and requested in (None, pending.anchor):
-            return pending
-        if pending is not None or self._position is None:
-            return self._epoch_start(requested)
-        now = self._position.now()
-        if self._commits and (self._committed is None or self._committed.delivered < now.delivered):
-            return self._committed or self._position.start
-        return self._epoch_start(requested) if now.ended else now
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken: the next iterator begins there.
@@ -454,7 +361,7 @@ class DataLoader(Generic[T_co]):
         # A seed that nobody chose is taken over: the data goes on as it would have.
         adopted = theirs if self.seed is None and self.generator is None else None
         if isinstance(adopted, int):
-            seed = self._base_seed.resumed = adopted
+            seed = adopted
         fingerprint = self._fingerprint(seed)
         batches = loaded.batches
         readers = tuple(ReadPoint(*point) for point in loaded.workers or ())
@@ -475,17 +382,18 @@ class DataLoader(Generic[T_co]):
                     "num_replicas it was taken with: resume with those"
                 )
             batches = self._plan.start_for(loaded.samples)
-        self._next_epoch = loaded.epoch
-        self._epoch_requested = False
-        self._committed = None
-        self._pending = Position(
-            loaded.epoch,
-            seed,
-            batches,
-            tuple(loaded.ahead),
-            loaded.sampler,
-            readers,
-            requested=loaded.requested,
+        if isinstance(adopted, int):
+            self._base_seed.resumed = adopted
+        self._epochs.load(
+            Position(
+                loaded.epoch,
+                seed,
+                batches,
+                tuple(loaded.ahead),
+                loaded.sampler,
+                readers,
+                requested=loaded.requested,
+            )
         )
 
     def _fingerprint(self, seed: int) -> dict[str, int | float | str | bool | None]:
@@ -547,49 +455,11 @@ class DataLoader(Generic[T_co]):
             warnings.warn(message, stacklevel=stacklevel)
 
     def claim(self, iterator: MultiProcessIterator[Any], start: EpochStart) -> Claim:
-        """Give workers to an iterator, for it alone.
-
-        Persistent workers go to the iterator that was begun last. One that they were taken from,
-        and that is used again nevertheless, gets workers of its own.
-        """
+        """Give workers to an iterator, for it alone."""
         if not self.persistent_workers:
-            pool = self._start_pool(start)
-            return Claim(pool, lambda sound: pool.close())
-        owner = self._owner()
-        if owner is not None and owner is not iterator and owner.connected:
-            if iterator.superseded:
-                spare = self._start_pool(start)
-                return Claim(spare, lambda sound: spare.close())
-            owner.superseded = True
-            owner.disconnect(sound=True)
-        pool = self._resumed_pool() or self._start_pool(start)
-        self._pool, self._owner = pool, weakref.ref(iterator)
-        generation = pool.generation
-        return Claim(pool, lambda sound: pool.cancel(generation) if sound else pool.close())
-
-    def _resumed_pool(self) -> WorkerPool | None:
-        """The persistent workers, ready for a new epoch; None if new ones are to be started."""
-        pool, self._pool = self._pool, None
-        if pool is None or pool.closed:
-            return None
-        if pool.num_workers != self.num_workers:
-            pool.close()
-            return None
-        try:
-            if pool.resume(self.timeout or None):
-                return pool
-        except WorkerDeath as death:
-            pool.close()
-            raise died(death, {}) from None
-        except BaseException:
-            pool.close()
-            raise
-        pool.kill()
-        pool.close()
-        raise WorkerTimeoutError(
-            "a persistent worker did not leave the sample it is in within "
-            f"timeout={self.timeout:g} s of a new epoch's start, and was ended; iterate the loader "
-            "anew for new workers"
+            return temporary(self._start_pool(start))
+        return self._workers.claim(
+            iterator, lambda: self._start_pool(start), self.num_workers, self.timeout
         )
 
     def _start_pool(self, start: EpochStart) -> WorkerPool:
@@ -611,9 +481,7 @@ class DataLoader(Generic[T_co]):
         with self.lock:
             for iterator in list(self._iterators):
                 iterator.close()
-            pool, self._pool = self._pool, None
-            if pool is not None:
-                pool.close()
+            self._workers.close()
 
     def __enter__(self) -> DataLoader[T_co]:
         return self

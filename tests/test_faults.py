@@ -152,7 +152,7 @@ def test_every_worker_dies() -> None:
 def test_killed_while_idle() -> None:
     with DataLoader(range(40), num_workers=2, persistent_workers=True) as loader:
         assert ints(loader) == list(range(40))
-        victim = loader._pool.pids[1]
+        victim = loader._workers.pool.pids[1]
         os.kill(victim, signal.SIGKILL)
         with pytest.raises(
             WorkerDiedError, match=rf"worker 1 \(pid {victim}\) was killed by SIGKILL"
@@ -285,7 +285,7 @@ def test_a_persistent_worker_that_hangs_when_the_epoch_begins() -> None:
         for _ in loader:
             assert hanging.wait()
             break
-        pids = loader._pool.pids
+        pids = loader._workers.pool.pids
         with pytest.raises(WorkerTimeoutError, match="did not leave the sample it is in within"):
             next(iter(loader))
         wait_gone(pids)

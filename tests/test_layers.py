@@ -23,10 +23,11 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("loading", "codec", "batch_plan"),
     # making batches in a worker process, and in the consumer's own
     ("worker", "iterator"),
-    ("processes",),
+    ("processes", "epochs"),
     ("worker_pool",),
     ("engine", "diagnosis"),
     ("multiprocess",),
+    ("persistent",),
     ("loader",),
     ("callbacks",),
     ("datamodule",),

@@ -70,7 +70,7 @@ def test_nothing_starts_before_the_first_next(persistent: bool, iterable: bool) 
     iterators = [iter(loader) for _ in range(3)]
     assert usage() == before
     assert lit_loader.DataLoader is DataLoader
-    assert loader._next_epoch == 0  # and no epoch is used up
+    assert loader.state_dict()["epoch"] == 0  # and no epoch is used up
     del iterators
     assert ints(loader) == list(range(8))
     loader.close()
@@ -84,7 +84,7 @@ def test_persistent_workers_keep_their_processes(method: str) -> None:
     ) as loader:
         epochs = [set(ints(loader)) for _ in range(3)]
         assert len(set.union(*epochs)) == 1
-        assert epochs[0] == set(loader._pool.pids)
+        assert epochs[0] == set(loader._workers.pool.pids)
     wait_gone(epochs[0])
 
 
@@ -117,10 +117,10 @@ def test_a_changed_number_of_workers(iterable: bool) -> None:
         for number in (1, 3, 2):
             loader.num_workers = number
             assert ints(loader) == list(range(12))
-            assert len(loader._pool.pids) == number
-        old = loader._pool.pids
+            assert len(loader._workers.pool.pids) == number
+        old = loader._workers.pool.pids
         assert ints(loader) == list(range(12))
-        assert loader._pool.pids == old
+        assert loader._workers.pool.pids == old
 
 
 def test_lengths() -> None:
@@ -154,14 +154,14 @@ def test_an_iterator_whose_workers_were_taken_goes_on(iterable: bool, taken: int
     ) as loader:
         first = iter(loader)
         found = [int(next(first)) for _ in range(taken + 1)]
-        pids = loader._pool.pids
+        pids = loader._workers.pool.pids
         second = iter(loader)
         assert [int(next(second)) for _ in range(taken + 1)] == list(range(taken + 1))
         assert worker_pids(second) == pids  # the newest one has the persistent workers
         assert found + ints(first) == list(range(30))
         assert ints(second) == list(range(taken + 1, 30))
         assert ints(loader) == list(range(30))
-        assert loader._pool.pids == pids
+        assert loader._workers.pool.pids == pids
 
 
 def test_an_iterator_that_dies_late_leaves_its_successor_alone() -> None:
@@ -261,8 +261,8 @@ def test_a_forked_child_takes_nothing_from_its_parent(persistent: bool, how: str
                 loader.close()
             elif how == "del":
                 iterator._finalizer()
-                if loader._pool is not None:
-                    loader._pool.cancel()
+                if loader._workers.pool is not None:
+                    loader._workers.pool.cancel()
                 holder.clear()
             gc.collect()
             return "done"
@@ -355,7 +355,7 @@ def test_workers_of_an_epoch_that_is_over(persistent: bool, iterable: bool, how:
             wait_gone(pids)
         else:
             assert all(psutil.pid_exists(pid) for pid in pids)
-            assert set(ints(loader)) <= set(loader._pool.pids)
+            assert set(ints(loader)) <= set(loader._workers.pool.pids)
     wait_gone(pids)
 
 
@@ -399,11 +399,11 @@ def test_close_while_workers_start() -> None:
 def test_the_with_block_closes() -> None:
     with DataLoader(range(9), num_workers=2, persistent_workers=True) as loader:
         assert ints(loader) == list(range(9))
-        pids = loader._pool.pids
+        pids = loader._workers.pool.pids
     wait_gone(pids)
     with pytest.raises(LookupError), loader:
         next(iter(loader))
-        pids = loader._pool.pids
+        pids = loader._workers.pool.pids
         raise LookupError
     wait_gone(pids)
 
@@ -610,8 +610,8 @@ def test_an_interrupt_while_closing_leaves_nothing(monkeypatch: pytest.MonkeyPat
 
     loader = DataLoader(range(8), num_workers=2, persistent_workers=True)
     next(iter(loader))
-    assert loader._pool is not None
-    pids = set(loader._pool.pids)
+    assert loader._workers.pool is not None
+    pids = set(loader._workers.pool.pids)
     monkeypatch.setattr(pool_module, "end_processes", interrupted)
     with pytest.raises(KeyboardInterrupt):
         loader.close()

@@ -1,0 +1,95 @@
+"""The workers that outlive an iterator, and which iterator has them at the moment."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from lit_loader.diagnosis import died
+from lit_loader.errors import WorkerTimeoutError
+from lit_loader.multiprocess import Claim, MultiProcessIterator
+from lit_loader.worker_pool import WorkerDeath, WorkerPool
+
+__all__ = ["PersistentWorkers", "temporary"]
+
+
+def temporary(pool: WorkerPool) -> Claim:
+    """Give workers to an iterator that end with its use of them."""
+    return Claim(pool, lambda sound: pool.close())
+
+
+class PersistentWorkers:
+    """At most one pool, lent to one iterator at a time.
+
+    Attributes:
+        pool: The workers, or None before the first use and after :meth:`close`.
+    """
+
+    def __init__(self) -> None:
+        self.pool: WorkerPool | None = None
+        self._owner: Callable[[], MultiProcessIterator[Any] | None] = lambda: None
+
+    def claim(
+        self,
+        iterator: MultiProcessIterator[Any],
+        start: Callable[[], WorkerPool],
+        num_workers: int,
+        timeout: float,
+    ) -> Claim:
+        """Give the workers to an iterator, ready for a new epoch.
+
+        They go to the iterator that was begun last. One that they were taken from, and that is used
+        again nevertheless, gets workers of its own.
+
+        Args:
+            iterator: Who asks.
+            start: Starts new workers.
+            num_workers: How many there should be now.
+            timeout: Seconds that a worker may take to leave the epoch before; 0 is for ever.
+
+        Raises:
+            WorkerDiedError: A worker has died since the last epoch.
+            WorkerTimeoutError: A worker does not leave the sample it is in.
+        """
+        owner = self._owner()
+        if owner is not None and owner is not iterator and owner.connected:
+            if iterator.superseded:
+                return temporary(start())
+            owner.superseded = True
+            owner.disconnect(sound=True)
+        pool = self._resumed(num_workers, timeout) or start()
+        self.pool, self._owner = pool, weakref.ref(iterator)
+        generation = pool.generation
+        return Claim(pool, lambda sound: pool.cancel(generation) if sound else pool.close())
+
+    def _resumed(self, num_workers: int, timeout: float) -> WorkerPool | None:
+        """The workers, ready for a new epoch; None if new ones are to be started."""
+        pool, self.pool = self.pool, None
+        if pool is None or pool.closed:
+            return None
+        if pool.num_workers != num_workers:
+            pool.close()
+            return None
+        try:
+            if pool.resume(timeout or None):
+                return pool
+        except WorkerDeath as death:
+            pool.close()
+            raise died(death, {}) from None
+        except BaseException:
+            pool.close()
+            raise
+        pool.kill()
+        pool.close()
+        raise WorkerTimeoutError(
+            "a persistent worker did not leave the sample it is in within "
+            f"timeout={timeout:g} s of a new epoch's start, and was ended; iterate the loader anew "
+            "for new workers"
+        )
+
+    def close(self) -> None:
+        """End the workers."""
+        pool, self.pool = self.pool, None
+        if pool is not None:
+            pool.close()
