@@ -16,9 +16,10 @@ from typing import Final
 
 from lit_loader.errors import TransportError
 from lit_loader.fork_guard import unguarded_fork
+from lit_loader.handover import Links, Payload
 from lit_loader.loading import Recipe
 from lit_loader.places import find_failure, short_repr
-from lit_loader.worker import Links, Payload, worker_main
+from lit_loader.worker import worker_main
 
 __all__ = ["STOP_GRACE", "TERMINATE_GRACE", "end_processes", "start_worker"]
 

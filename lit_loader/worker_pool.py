@@ -35,6 +35,7 @@ from lit_loader.arena import Arena, Slot
 from lit_loader.board import BoardRow, StatusBoard, board_bytes
 from lit_loader.errors import LoaderError
 from lit_loader.failure import Failure
+from lit_loader.handover import Descriptor, Links
 from lit_loader.loading import Recipe
 from lit_loader.messages import (
     SIZE,
@@ -53,7 +54,6 @@ from lit_loader.messages import (
 )
 from lit_loader.outbox import Outbox
 from lit_loader.processes import end_processes, start_worker
-from lit_loader.worker import Descriptor, Links
 
 __all__ = ["Outcome", "WorkerDeath", "WorkerPool"]
 

@@ -21,6 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
      "pin_memory", "reorder", "state", "statistics", "streams"),
     # making one batch, carrying it; planning all of them
     ("loading", "codec", "batch_plan"),
+    ("handover",),
     # making batches in a worker process, and in the consumer's own
     ("worker", "iterator"),
     ("processes", "epochs"),

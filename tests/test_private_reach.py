@@ -20,7 +20,7 @@ import torch
 from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils import worker as torch_worker
 
-from lit_loader import collate, generators, seeding, streams, worker
+from lit_loader import collate, generators, handover, seeding, streams
 
 PACKAGE = Path(__file__).parent.parent / "lit_loader"
 
@@ -68,17 +68,17 @@ def test_collate_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.utils.data.default_collate([torch.zeros(1)]) == "replaced"
 
 
-def carried(read_end: worker.Descriptor) -> None:
+def carried(read_end: handover.Descriptor) -> None:
     os.write(read_end.fd, b"!")
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_descriptors_travel_along(method: str) -> None:
-    """worker.py: multiprocessing.reduction.DupFd, of which only the code tells."""
+    """handover.py: multiprocessing.reduction.DupFd, of which only the code tells."""
     assert callable(reduction.DupFd)
     reading, writing = os.pipe()
     process = multiprocessing.get_context(method).Process(
-        target=carried, args=(worker.Descriptor(writing),)
+        target=carried, args=(handover.Descriptor(writing),)
     )
     process.start()
     process.join(60)
@@ -89,12 +89,12 @@ def test_descriptors_travel_along(method: str) -> None:
 
 
 def test_multiprocessings_pickler() -> None:
-    """worker.py: ForkingPickler.dumps, and that pickle.loads reads it."""
+    """handover.py: ForkingPickler.dumps, and that pickle.loads reads it."""
     assert pickle.loads(bytes(reduction.ForkingPickler.dumps([1, "a"]))) == [1, "a"]
 
 
 def test_helper_processes_can_be_started_beforehand() -> None:
-    """worker_pool.py: ensure_running() of multiprocessing's forkserver and resource tracker."""
+    """processes.py: ensure_running() of multiprocessing's forkserver and resource tracker."""
     resource_tracker.ensure_running()
     forkserver.ensure_running()
 
