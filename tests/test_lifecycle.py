@@ -619,3 +619,9 @@ def test_an_interrupt_while_closing_leaves_nothing(monkeypatch: pytest.MonkeyPat
     monkeypatch.undo()
     assert ints(loader) == list(range(8))
     loader.close()
+
+
+def test_a_start_method_that_is_not_pythons_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """joblib's loky sets one in its processes, under which not even an explicit spawn works."""
+    monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none=False: "loky")
+    assert ints(DataLoader(range(6), num_workers=2)) == list(range(6))
