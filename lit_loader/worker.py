@@ -72,6 +72,7 @@ def worker_main(links: Links, payload: Payload) -> None:
     """Be a worker until told to stop, or until the parent is gone."""
     _reset_signals()
     _follow_parent(links.parent)
+    _yield_to_parent()
     torch.set_num_threads(1)
     # A forked worker would inherit what the thread that started it happened to be in.
     with (
@@ -93,6 +94,18 @@ def _reset_signals() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
+
+
+def _yield_to_parent() -> None:
+    """Let the parent run as soon as it can, where there are more processes than processors.
+
+    A batch process gets its share of processor time, but does not interrupt others when it wakes
+    up; the consumer, which waits for a result and then has little to do, need not queue behind the
+    workers. Small batches took a tenth less time for it on two cores.
+    """
+    with contextlib.suppress(AttributeError, OSError):  # Linux only; refused in some sandboxes
+        if os.sched_getscheduler(0) == os.SCHED_OTHER:
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def _follow_parent(parent: int) -> None:

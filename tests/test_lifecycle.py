@@ -625,3 +625,15 @@ def test_a_start_method_that_is_not_pythons_own(monkeypatch: pytest.MonkeyPatch)
     """joblib's loky sets one in its processes, under which not even an explicit spawn works."""
     monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none=False: "loky")
     assert ints(DataLoader(range(6), num_workers=2)) == list(range(6))
+
+
+def policy(_: Any) -> int:
+    return os.sched_getscheduler(0)
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="a policy of Linux")
+def test_workers_do_not_interrupt_their_parent() -> None:
+    here = os.sched_getscheduler(0)
+    expected = os.SCHED_BATCH if here == os.SCHED_OTHER else here
+    assert ints(DataLoader(range(2), num_workers=1, collate_fn=policy)) == [expected] * 2
+    assert os.sched_getscheduler(0) == here
