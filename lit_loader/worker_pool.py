@@ -152,12 +152,13 @@ class WorkerPool:
 
     def _start(self, recipe: Recipe, context: BaseContext, seed: int, dealt: bool) -> None:
         own = self._own
-        tasks, self._tasks = own.pipe()
-        own.tasks = self._tasks
+        # Dealt tasks have no pipe of their own: nobody would ever read it empty.
+        tasks, own.tasks = (None, None) if dealt else own.pipe()
         self._results, results = own.pipe()
         own.results = self._results
         os.set_blocking(results, True)  # a worker with a result waits until there is room
-        os.set_blocking(tasks, True)
+        if tasks is not None:
+            os.set_blocking(tasks, True)
         self._woken, self._wake = own.pipe()
         self._poll = select.poll()
         self._poll.register(self._results, select.POLLIN)
@@ -178,7 +179,7 @@ class WorkerPool:
                 arena=Descriptor(self._arena.fd),
                 mapped=self._arena.mapped,
                 board_bytes=len(self._arena.board),
-                tasks=None if dealt else Descriptor(tasks),
+                tasks=None if tasks is None else Descriptor(tasks),
                 control=Descriptor(control),
                 results=Descriptor(results),
             )
@@ -217,7 +218,9 @@ class WorkerPool:
             slot.view[: len(packed)] = packed
         self._in_flight[number] = [slot]
         task = Task(self._generation, number, epoch, seed, slot.offset, slot.capacity, len(packed))
-        self._outbox.send(self._tasks if worker is None else self._control[worker], task.pack())
+        pipe = self._own.tasks if worker is None else self._control[worker]
+        assert pipe is not None, "a task is dealt to a worker, or pulled from the task pipe"
+        self._outbox.send(pipe, task.pack())
 
     def receive(self, timeout: float | None = None) -> Outcome | None:
         """Wait for the next task to be done.
@@ -277,14 +280,14 @@ class WorkerPool:
         # A result may have come in between the poll and now: it goes first.
         if self._read_results():
             return True
-        self._raise_death(min(fds))
-        return True
+        raise self._death(min(fds))
 
-    def _raise_death(self, sentinel: int) -> None:
+    def _death(self, sentinel: int) -> WorkerDeath:
         worker = self._workers_by_sentinel[sentinel]
         process = self._own.processes[worker]
         process.join()
-        raise WorkerDeath(worker, process.pid or 0, process.exitcode or 0, self._board.read(worker))
+        row = self._board.read(worker)
+        return WorkerDeath(worker, process.pid or 0, process.exitcode or 0, row)
 
     def _outcome(self, result: Result) -> Outcome:
         slots = self._in_flight.pop(result.number)
@@ -358,8 +361,9 @@ class WorkerPool:
         message = Resume(self._generation).pack()
         for control in self._control:
             self._outbox.send(control, message)
-        for _ in self._control:
-            self._outbox.send(self._tasks, Attend().pack())
+        if self._own.tasks is not None:
+            for _ in self._control:
+                self._outbox.send(self._own.tasks, Attend().pack())
         missing = set(range(self.num_workers))
         deadline = None if timeout is None else time.monotonic() + timeout
         while missing:
@@ -404,7 +408,8 @@ class _Resources:
         self._arena = arena
         self._board = board
         self._fds: list[int] = []
-        self.tasks = self.results = -1
+        self.tasks: int | None = None
+        self.results = -1
         self.controls: list[int] = []
 
     def pipe(self) -> tuple[int, int]:
@@ -448,6 +453,7 @@ class _Resources:
         for control in self.controls:
             with contextlib.suppress(OSError):
                 os.write(control, Stop().pack())
-        for _ in self.controls:
-            with contextlib.suppress(OSError):
-                os.write(self.tasks, Attend().pack())
+        if self.tasks is not None:
+            for _ in self.controls:
+                with contextlib.suppress(OSError):
+                    os.write(self.tasks, Attend().pack())

@@ -637,3 +637,13 @@ def test_workers_do_not_interrupt_their_parent() -> None:
     expected = os.SCHED_BATCH if here == os.SCHED_OTHER else here
     assert ints(DataLoader(range(2), num_workers=1, collate_fn=policy)) == [expected] * 2
     assert os.sched_getscheduler(0) == here
+
+
+@pytest.mark.parametrize("options", [{"iterable": True}, {"seeding": "worker"}], ids=str)
+def test_any_number_of_epochs(options: dict[str, Any]) -> None:
+    """A pipe holds 1,000 messages: none may be sent to where nobody reads."""
+    settings = dict(options)
+    data = data_of(settings.pop("iterable", False), 8)
+    with DataLoader(data, num_workers=8, persistent_workers=True, **settings) as loader:
+        for _ in range(200):
+            assert sorted(ints(loader)) == list(range(8))
