@@ -21,6 +21,7 @@ allocated beforehand, because a sparse file on a full disk would end the process
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import resource
@@ -268,16 +269,16 @@ class Arena:
         """
         if not used:
             slot.touched = min(slot.capacity, max(slot.touched, self._fullest))
-        self._parked.append(slot)
-        self._unpark()
+        (self._parked if self._guard.pending() else self._free).append(slot)
         if self._closed:
             self.trim(0)
 
     def _unpark(self) -> None:
-        """Free the slots given back, unless a forked process still needs their content."""
+        """Free the slots given back while a forked process still needed their content."""
         if self._parked and not self._guard.pending():
-            while self._parked:
-                self._free.append(self._parked.pop())
+            with contextlib.suppress(IndexError):  # until there are none; another thread may help
+                while True:
+                    self._free.append(self._parked.pop())
 
     def _held_memory(self) -> list[tuple[int, int]]:
         """Address and bytes of what batches in the consumer's hands look into."""

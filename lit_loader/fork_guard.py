@@ -46,8 +46,9 @@ class ForkGuard:
             poll = select.poll()
             poll.register(fd, select.POLLIN)
             if poll.poll(0):  # its end: nothing is ever written
-                self._waiting.remove(fd)
-                os.close(fd)
+                with contextlib.suppress(ValueError):  # another thread was faster: it closes
+                    self._waiting.remove(fd)
+                    os.close(fd)
         return bool(self._waiting)
 
     def __del__(self) -> None:
@@ -98,11 +99,11 @@ _MAP_FIXED = 0x10  # the same on Linux and macOS; the mmap module does not name 
 def unguarded_fork() -> Iterator[None]:
     """Fork a worker of our own, which needs no batches of the consumer's."""
     global _guarding
-    _guarding = False
+    before, _guarding = _guarding, False
     try:
         yield
     finally:
-        _guarding = True
+        _guarding = before
 
 
 def _before() -> None:

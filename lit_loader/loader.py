@@ -405,7 +405,7 @@ class DataLoader(Generic[T_co]):
         order = (
             self.sampler
             if self.batch_size is not None or self.batch_sampler is None
-            else (self.batch_sampler)
+            else self.batch_sampler
         )
         return {
             "dataset_length": length,

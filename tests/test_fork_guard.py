@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import lit_loader
+from lit_loader.arena import Arena
 
 
 class Filled(torch.utils.data.Dataset[torch.Tensor]):
@@ -100,3 +101,28 @@ def test_forking_leaves_no_descriptor_and_no_slot_behind(loader: Any) -> None:
         slots.add(batch.data_ptr())
     assert len(os.listdir("/proc/self/fd")) <= before + 1
     assert len(slots) < 40
+
+
+class Emptied(list[Any]):
+    """A list that another thread empties between a look at it and what is done then."""
+
+    def pop(self, index: Any = -1) -> Any:
+        self.clear()
+        return super().pop(index)
+
+    def remove(self, item: Any) -> None:
+        self.clear()
+        super().remove(item)
+
+
+def test_two_threads_may_free_and_look_at_the_same_time() -> None:
+    arena = Arena(64, in_flight=2, held=1)
+    slot = arena.acquire()
+    arena._parked = Emptied([slot])
+    arena.release(arena.acquire())
+    read_end, write_end = os.pipe()
+    os.close(write_end)
+    arena._guard._waiting = Emptied([read_end])
+    assert not arena._guard.pending()
+    os.close(read_end)  # the other thread's to close: this one must not have
+    arena.close()
