@@ -99,11 +99,11 @@ _MAP_FIXED = 0x10  # the same on Linux and macOS; the mmap module does not name 
 def unguarded_fork() -> Iterator[None]:
     """Fork a worker of our own, which needs no batches of the consumer's."""
     global _guarding
-    before, _guarding = _guarding, False
+    _guarding = False
     try:
         yield
     finally:
-        _guarding = before
+        _guarding = True  # not what it was: threads that start workers together would leave it off
 
 
 def _before() -> None:
