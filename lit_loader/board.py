@@ -1,8 +1,9 @@
 """The status board: who does what since when, readable without a message.
 
 One row of shared memory a worker. The worker writes, the parent reads; every field is one aligned
-64-bit word, so a reader sees old or new and never half. It says what a dead or hung worker was at,
-and its first word (the generation) tells workers at once that what they do is no longer wanted.
+64-bit word, so a reader sees old or new and never half. It says what a dead or hung worker was at.
+The first row is the parent's to write: its generation tells workers at once that what they do is no
+longer wanted, its issue that tasks which they have not begun were issued again.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import Any, Final, NamedTuple
 __all__ = ["BoardRow", "Cancelled", "Progress", "Stage", "StatusBoard", "board_bytes"]
 
 _WORDS: Final = 8  # a cache line a row: rows of different workers never share one
-_STAGE, _NUMBER, _POSITION, _SINCE = range(4)
+_GENERATION, _ISSUE = range(2)
+_STAGE, _NUMBER, _POSITION, _SINCE, _COPY = range(5)
 
 
 class Stage:
@@ -26,6 +28,9 @@ class Stage:
     FETCHING: Final = 3
     COLLATING: Final = 4
     ENCODING: Final = 5
+
+    BUSY: Final = frozenset({FETCHING, COLLATING, ENCODING})
+    """Those in which a worker has a task."""
 
     NAMES: Final = (
         "starting",
@@ -44,13 +49,15 @@ class BoardRow(NamedTuple):
         stage: One of :class:`Stage`.
         number: Batch number of the task, -1 for none.
         position: Position in the batch of the sample that is being fetched.
-        since: ``time.monotonic_ns()`` when the stage began, 0 before the worker ran.
+        since: ``time.monotonic_ns()`` when the stage, or sample, began; 0 before the worker ran.
+        issue: Issue of the task, which tells a task that was issued again from its other copy.
     """
 
     stage: int
     number: int
     position: int
     since: int
+    issue: int = 0
 
 
 def board_bytes(num_workers: int) -> int:
@@ -67,18 +74,35 @@ class Progress:
 
     Args:
         words: The board; None for a reader that nobody watches.
-        place: The word of the reader's position.
+        row: First word of the reader's row.
 
     Attributes:
         generation: The generation whose batch is being made.
+        slowest: Nanoseconds of the sample that has taken longest since :meth:`begin`.
+        slowest_at: Its position in the batch.
     """
 
-    __slots__ = ("_place", "_words", "generation")
+    __slots__ = (
+        "_at",
+        "_last",
+        "_position",
+        "_since",
+        "_words",
+        "generation",
+        "slowest",
+        "slowest_at",
+    )
 
-    def __init__(self, words: memoryview | None = None, place: int = 1) -> None:
-        self._words = memoryview(bytearray(16)).cast("q") if words is None else words
-        self._place = place
+    def __init__(self, words: memoryview | None = None, row: int = _WORDS) -> None:
+        self._words = memoryview(bytearray(2 * _WORDS * 8)).cast("q") if words is None else words
+        self._position, self._since = row + _POSITION, row + _SINCE
         self.generation = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a batch: forget the slowest sample."""
+        self.slowest = self.slowest_at = 0
+        self._last = self._at = -1
 
     def step(self, position: int) -> None:
         """Note that the sample at ``position`` of the batch comes next; called for every sample.
@@ -86,10 +110,19 @@ class Progress:
         Raises:
             Cancelled: The board shows another generation.
         """
-        words = self._words
-        words[self._place] = position
-        if words[0] != self.generation:
+        words, now = self._words, time.monotonic_ns()
+        words[self._position] = position
+        words[self._since] = now
+        if words[_GENERATION] != self.generation:
             raise Cancelled
+        self.finish(now)
+        self._at, self._last = position, now
+
+    def finish(self, now: int) -> None:
+        """Note that the last sample has been read by ``now``."""
+        if self._at >= 0 and now - self._last > self.slowest:
+            self.slowest, self.slowest_at = now - self._last, self._at
+        self._at = -1
 
     def through(self, indices: Iterable[Any]) -> Iterator[Any]:
         """Give a batch's indices one by one, with a :meth:`step` before each.
@@ -98,12 +131,20 @@ class Progress:
             Cancelled: The board shows another generation.
         """
         # Spelled out: a call for each sample would take as long as many a sample.
-        words, place, generation = self._words, self._place, self.generation
+        words, place, since = self._words, self._position, self._since
+        generation, clock, slowest = self.generation, time.monotonic_ns, self.slowest
+        last = clock()
         for position, index in enumerate(indices):
             words[place] = position
-            if words[0] != generation:
+            words[since] = last
+            if words[_GENERATION] != generation:
                 raise Cancelled
             yield index
+            now = clock()
+            if now - last > slowest:
+                self.slowest = slowest = now - last
+                self.slowest_at = position
+            last = now
 
 
 class StatusBoard:
@@ -119,33 +160,44 @@ class StatusBoard:
     @property
     def generation(self) -> int:
         """The generation whose tasks are wanted."""
-        return self._words[0]
+        return self._words[_GENERATION]
 
     @generation.setter
     def generation(self, value: int) -> None:
-        self._words[0] = value
+        self._words[_GENERATION] = value
+
+    @property
+    def issue(self) -> int:
+        """Counts how often pending tasks were issued again; those of an older issue are void."""
+        return self._words[_ISSUE]
+
+    @issue.setter
+    def issue(self, value: int) -> None:
+        self._words[_ISSUE] = value
 
     def clear(self, worker: int) -> None:
         """Put a worker's row back to its beginning."""
         self.enter(worker, Stage.STARTING, -1)
         self._words[(worker + 1) * _WORDS + _SINCE] = 0
 
-    def enter(self, worker: int, stage: int, number: int) -> None:
-        """Write that ``worker`` is in ``stage`` of task ``number`` from now on."""
+    def enter(self, worker: int, stage: int, number: int, issue: int = 0) -> int:
+        """Write that ``worker`` is in ``stage`` of task ``number`` from now on; returns "now"."""
         words, row = self._words, (worker + 1) * _WORDS
+        words[row + _COPY] = issue
         words[row + _STAGE] = stage
         words[row + _NUMBER] = number
         words[row + _POSITION] = 0
-        words[row + _SINCE] = time.monotonic_ns()
+        now = words[row + _SINCE] = time.monotonic_ns()
+        return now
 
     def progress(self, worker: int) -> Progress:
         """Give ``worker`` what it reports its samples by."""
-        return Progress(self._words, (worker + 1) * _WORDS + _POSITION)
+        return Progress(self._words, (worker + 1) * _WORDS)
 
     def read(self, worker: int) -> BoardRow:
         """Copy a worker's row."""
         row = (worker + 1) * _WORDS
-        return BoardRow(*self._words[row : row + 4].tolist())
+        return BoardRow(*self._words[row : row + 5].tolist())
 
     def release(self) -> None:
         """Let go of the memory."""

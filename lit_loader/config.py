@@ -17,15 +17,17 @@ import math
 import multiprocessing
 import numbers
 import operator
+import pkgutil
 import reprlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.context import BaseContext
 from typing import Any, NoReturn, get_type_hints
 
 from lit_loader.errors import OptionError
 
-__all__ = ["SEEDINGS", "SHARD_TAILS", "LoaderConfig", "hydra_schema"]
+__all__ = ["SAMPLE_ERROR_POLICIES", "SEEDINGS", "SHARD_TAILS", "LoaderConfig", "hydra_schema"]
 
+SAMPLE_ERROR_POLICIES = ("raise", "skip", "replace")
 SEEDINGS = ("batch", "sample", "worker")
 SHARD_TAILS = ("pad", "drop", "keep")
 
@@ -49,7 +51,9 @@ class LoaderConfig:
             `default_convert` where batch_size is None.
         pin_memory: Copy batches into page-locked memory before they are given out.
         drop_last: Leave off an epoch's last batch if it is smaller than batch_size.
-        timeout: Seconds to wait for a batch of the workers; 0: for ever.
+        timeout: Seconds that a worker may spend on one sample (or on collating, or in
+            worker_init_fn) while the consumer waits; then it hangs and is replaced, see
+            max_worker_restarts. 0: for ever.
         worker_init_fn: Called with the worker's id (0 … num_workers - 1) in each worker, after
             seeding and before the first sample; None: nothing is called.
         multiprocessing_context: Start method ("fork", "spawn", "forkserver") or a context object;
@@ -72,6 +76,22 @@ class LoaderConfig:
         rank: Number of this process among them, 0 … num_replicas - 1; None: not sharded.
         shard_tail: What the ranks do with samples that cannot be split evenly: "pad" repeats some,
             "drop" leaves them off, "keep" gives each sample once (ranks may differ in length).
+        max_worker_restarts: Workers that may be replaced in an epoch after they died or hung;
+            0: their death is raised at once.
+        on_sample_error: What becomes of a sample whose reading raises an exception: "raise" it;
+            "skip" the sample (a map-style batch gets shorter, and one of which nothing is left is
+            omitted: ``len(loader)`` is then an upper bound; an IterableDataset is asked for the
+            next sample); "replace" it by another, the same for any number of workers (drawn from
+            the whole dataset; under a sampler of the user's, from the rest of the batch).
+        max_sample_errors: Bad samples that an epoch may have where they are skipped or replaced;
+            more raise a SampleErrorsError that lists them. None: any number.
+        sample_retries: Times that a sample is read again after a transient error, before the error
+            counts.
+        retry_backoff: Seconds before the first of these, doubled for each further one up to 10 s
+            (0.1 and 3 retries: 0.1 + 0.2 + 0.4 s).
+        transient_errors: Exception classes, or their dotted names, after which a sample is read
+            again; None: OSError and TimeoutError.
+        memory_budget: Bytes of shared memory that batches may take; None: unlimited.
 
     Raises:
         OptionError: An option or a combination is refused; the message is one line.
@@ -99,6 +119,13 @@ class LoaderConfig:
     num_replicas: int | None = None
     rank: int | None = None
     shard_tail: str = "pad"
+    max_worker_restarts: int = 3
+    on_sample_error: str = "raise"
+    max_sample_errors: int | None = None
+    sample_retries: int = 0
+    retry_backoff: float = 0.1
+    transient_errors: Sequence[type[Exception] | str] | None = None
+    memory_budget: int | None = None
 
     def __post_init__(self) -> None:
         for name, check in _CHECKS.items():
@@ -108,6 +135,7 @@ class LoaderConfig:
         self._check_batching()
         self._check_workers()
         self._check_sharding()
+        self._check_sample_errors()
 
     def _check_batching(self) -> None:
         replaced = {
@@ -157,6 +185,14 @@ class LoaderConfig:
                 f"got rank={self.rank} and num_replicas={self.num_replicas}"
             )
 
+    def _check_sample_errors(self) -> None:
+        if self.max_sample_errors is not None and self.on_sample_error == "raise":
+            raise OptionError(
+                "max_sample_errors needs bad samples to be passed over: set on_sample_error to "
+                "'skip' or 'replace' or leave max_sample_errors at None, "
+                f"got max_sample_errors={self.max_sample_errors} and on_sample_error='raise'"
+            )
+
     def check_dataset_kind(self, iterable: bool) -> None:
         """Refuses what an iterable-style dataset rules out; call it once the dataset is known.
 
@@ -164,8 +200,14 @@ class LoaderConfig:
             iterable: Whether the dataset is a ``torch.utils.data.IterableDataset``.
 
         Raises:
-            OptionError: shuffle, sampler or batch_sampler is set for an iterable-style dataset.
+            OptionError: For an iterable-style dataset shuffle, sampler or batch_sampler is set, or
+                bad samples are to be replaced.
         """
+        if iterable and self.on_sample_error == "replace":
+            raise OptionError(
+                "on_sample_error='replace' does not apply to an IterableDataset, which has no "
+                "indices to choose from: use 'skip' or 'raise', got on_sample_error='replace'"
+            )
         for name in ("shuffle", "sampler", "batch_sampler") if iterable else ():
             value = getattr(self, name)
             if value is not None and value is not False:
@@ -350,6 +392,28 @@ def _generator(name: str, value: Any) -> Any:
     return value
 
 
+def _exceptions(name: str, value: Any) -> tuple[type[Exception], ...]:
+    if not isinstance(value, (list, tuple)):
+        _refuse(name, "a list of exception classes or of their dotted names", value)
+    return tuple(_exception(name, item) for item in value)
+
+
+def _exception(name: str, value: Any) -> type[Exception]:
+    kind = value
+    if isinstance(value, str):
+        try:
+            kind = pkgutil.resolve_name(value)
+        except Exception as error:  # whatever importing a module of the user's raises
+            cause = " ".join(f"{type(error).__name__}: {error}".split())
+            raise OptionError(
+                f"{name} holds a name that cannot be imported ({cause:.100}): write it as "
+                f"'package.module.Class', got {value!r:.100}"
+            ) from error
+    if not (isinstance(kind, type) and issubclass(kind, Exception)):
+        _refuse(name, "a list of exception classes or of their dotted names", value)
+    return kind
+
+
 def _or_none(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
     return lambda name, value: None if value is None else check(name, value)
 
@@ -377,4 +441,11 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "num_replicas": _or_none(functools.partial(_whole, low=1)),
     "rank": _or_none(functools.partial(_whole, low=0)),
     "shard_tail": functools.partial(_one_of, choices=SHARD_TAILS),
+    "max_worker_restarts": functools.partial(_whole, low=0),
+    "on_sample_error": functools.partial(_one_of, choices=SAMPLE_ERROR_POLICIES),
+    "max_sample_errors": _or_none(functools.partial(_whole, low=0)),
+    "sample_retries": functools.partial(_whole, low=0),
+    "retry_backoff": _seconds,
+    "transient_errors": _or_none(_exceptions),
+    "memory_budget": _or_none(functools.partial(_whole, low=1)),
 }

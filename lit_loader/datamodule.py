@@ -2,37 +2,34 @@
 
 ::
 
-    datasets[split] ── dataset ──────────────────────┐
-                  └─── factory ── setup(stage) ─▶ dataset ─▶ make_loader ─▶ DataLoader
+    datasets[split] ── dataset ───────────────────┐
+                  └─── factory ─┐                 │
+    make_dataset(split) ────────┴─ setup(stage) ─▶ dataset ─▶ make_loader ─▶ DataLoader
     loader ─ common options ─┐                                 ▲   ▲
-    train, val, test, predict ┴▶ LoaderConfig of each split ───┘   └── Trainer: ranks, overfitting
+    train, val, test, predict ┴▶ LoaderConfig of each split ───┘   └── managed: ranks, overfitting
 
-The data module keeps the loaders it made by weak references only, so that Lightning alone decides
-how long one lives; `close`, `teardown` and `on_exception` close those that are left, and a loader
-that nobody holds any more closes itself.
+What becomes of the loaders afterwards is told in `lit_loader.managed`.
 """
 
 from __future__ import annotations
 
 import functools
-import weakref
 from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lightning.pytorch import Callback, LightningDataModule
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 
-from lit_loader.callbacks import LoaderStateCallback
 from lit_loader.config import LoaderConfig
 from lit_loader.errors import OptionError
 from lit_loader.loader import DataLoader
+from lit_loader.managed import SPLITS, ManagedLoaders
+from lit_loader.migration import SwappedDataModule
+from lit_loader.sources import DatasetSource, described, for_each, is_dataset, is_several
 
 __all__ = ["SPLITS", "LoaderDataModule"]
-
-SPLITS = ("train", "val", "test", "predict")
 
 # Trainer function -> the split it cannot do without, and the ones it uses where they are given.
 _STAGES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -43,7 +40,6 @@ _STAGES: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 Options = Mapping[str, Any] | LoaderConfig
-DatasetSource = Dataset[Any] | Callable[[], Dataset[Any]]
 
 
 class _SplitHook:
@@ -62,22 +58,29 @@ class _SplitHook:
     def __get__(self, module: LoaderDataModule | None, owner: type) -> Any:
         if module is None:
             return self
-        if self._split not in module.datasets:
+        if self._split not in module.given_splits:
             return getattr(super(LoaderDataModule, module), self._name)
 
         return functools.partial(module._open, self._split)
 
 
-class LoaderDataModule(LightningDataModule):
+class LoaderDataModule(ManagedLoaders):
     """A LightningDataModule that loads every split through ``lit_loader.DataLoader``.
 
     A loader is made afresh at each call of a hook. Ranks and number of replicas come from the
-    Trainer's strategy unless they are given; with ``overfit_batches`` the order is fixed here.
+    Trainer's strategy, unless they are given or the Trainer has ``use_distributed_sampler=False``;
+    with ``overfit_batches`` the order is fixed here. In the "predict" split every sample comes
+    once, whatever ``drop_last`` and ``shard_tail`` say, and prediction writers get its index.
+
+    A subclass may make the datasets itself, in `make_dataset`, and call the constructor without
+    any.
 
     Args:
         datasets: Split ("train", "val", "test", "predict") to dataset, or to a factory without
             arguments that is called once, in `setup`, in each process that needs the split. A
-            class is a factory; anything that can be indexed or iterated is a dataset.
+            class is a factory; anything that can be indexed or iterated is a dataset. A list or
+            dict of nothing but torch Datasets and factories stands for as many loaders, which
+            Lightning combines.
         loader: Options common to all splits: a mapping or a `LoaderConfig`.
         train: Options of the training split: a mapping is laid over the common options, a
             `LoaderConfig` replaces them.
@@ -86,12 +89,15 @@ class LoaderDataModule(LightningDataModule):
         predict: The same for prediction.
 
     Attributes:
+        splits: The splits that a subclass's `make_dataset` can make; a class attribute.
         datasets: The datasets, and the factories of those that are not built yet.
         configs: The `LoaderConfig` of each split.
 
     Raises:
         OptionError: A split or option is unknown or refused.
     """
+
+    splits: Sequence[str] = SPLITS
 
     train_dataloader = _SplitHook("train")
     val_dataloader = _SplitHook("val")
@@ -100,7 +106,7 @@ class LoaderDataModule(LightningDataModule):
 
     def __init__(
         self,
-        datasets: Mapping[str, DatasetSource],
+        datasets: Mapping[str, DatasetSource] | None = None,
         loader: Options | None = None,
         train: Options | None = None,
         val: Options | None = None,
@@ -108,6 +114,8 @@ class LoaderDataModule(LightningDataModule):
         predict: Options | None = None,
     ) -> None:
         super().__init__()
+        if datasets is None and self._makes_datasets:
+            datasets = {}
         if not isinstance(datasets, Mapping):
             raise OptionError(
                 "datasets must be a mapping from split to dataset or factory, "
@@ -116,7 +124,7 @@ class LoaderDataModule(LightningDataModule):
         for split, source in datasets.items():
             if split not in SPLITS:
                 raise OptionError(f"datasets has an unknown split {split!r}: use {_listed(SPLITS)}")
-            if not (_is_dataset(source) or callable(source)):
+            if not (is_dataset(source) or callable(source)):
                 raise OptionError(
                     f"datasets[{split!r}] must be a dataset or a factory without arguments, "
                     f"got {type(source).__name__}"
@@ -125,17 +133,62 @@ class LoaderDataModule(LightningDataModule):
         given = {"train": train, "val": val, "test": test, "predict": predict}
         self.datasets: dict[str, DatasetSource] = dict(datasets)
         self.configs = {name: _config(name, given[name], common) for name in SPLITS}
-        self._loaders: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
-        self._positions = LoaderStateCallback()
         # Primitives alone: a callable or a dataset among them would make a checkpoint that
         # torch.load(weights_only=True) refuses. A Namespace, because Lightning compares a mapping
         # with each argument of this constructor, and comparing datasets may fail.
         self.save_hyperparameters(
             Namespace(
                 loader=_primitives(common),
-                **{name: _primitives(self.configs[name]) for name in self.datasets},
+                **{name: _primitives(self.configs[name]) for name in self.given_splits},
             )
         )
+
+    @staticmethod
+    def from_datamodule(
+        datamodule: LightningDataModule, **loader_overrides: Any
+    ) -> SwappedDataModule:
+        """Wraps a data module that makes loaders of torch's class, and swaps these for ours.
+
+        ::
+
+            data = LoaderDataModule.from_datamodule(MyDataModule(), num_workers=8)
+
+        Its hooks are called as before. Each ``torch.utils.data.DataLoader`` that one gives, alone
+        or in a list, dict or CombinedLoader, is swapped for a loader with the same arguments,
+        samplers and functions. Anything else stays, with a warning.
+
+        Args:
+            datamodule: Used through the returned one from now on.
+            **loader_overrides: Options of `LoaderConfig` that replace those of every loader.
+
+        Raises:
+            OptionError: An option is unknown; later, in a hook, one does not fit the loader.
+        """
+        return SwappedDataModule(datamodule, loader_overrides)
+
+    @property
+    def given_splits(self) -> list[str]:
+        """The splits that there are datasets for."""
+        made = self.splits if self._makes_datasets else ()
+        return [split for split in SPLITS if split in self.datasets or split in made]
+
+    @property
+    def _makes_datasets(self) -> bool:
+        return type(self).make_dataset is not LoaderDataModule.make_dataset
+
+    def make_dataset(self, split: str) -> Any:
+        """Makes the dataset of a split; called once, in `setup`, in each process that needs it.
+
+        A subclass that makes its datasets here names the splits it has, if not all four, in the
+        class attribute `splits`.
+
+        Args:
+            split: One of `given_splits`, for which no dataset has been given or made.
+
+        Returns:
+            A dataset, or a list or dict of them; unless overridden, what the factory makes.
+        """
+        return self.datasets[split]()  # type: ignore[operator]
 
     def setup(self, stage: str | None = None) -> None:
         """Builds the datasets that `stage` needs; those that exist are kept.
@@ -149,56 +202,54 @@ class LoaderDataModule(LightningDataModule):
         if stage is not None and stage not in _STAGES:
             raise OptionError(f"stage must be one of {_listed(_STAGES)} or None, got {stage!r}")
         needed, used = _STAGES[stage] if stage is not None else (None, SPLITS)
-        if needed is not None and not is_overridden(f"{needed}_dataloader", self):
+        if stage is not None and not is_overridden(f"{needed}_dataloader", self):
             raise OptionError(
-                f"datasets has no {needed!r} split, which {stage!r} needs: "
-                f"given are {_listed(self.datasets)}"
+                f"datasets has no {needed!r} split, which {str.__str__(stage)!r} needs: "
+                f"given are {_listed(self.given_splits)}"
             )
         for split in used:
-            if split in self.datasets:
+            if split in self.given_splits:
                 self.dataset(split)
-        if stage == "fit" and self.trainer is not None:
-            self._positions.restore({})
-            callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
-            if self._positions not in callbacks:
-                callbacks.insert(0, self._positions)
+        super().setup(stage)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the training loaders' positions, as they were after the last whole step."""
-        return {} if self.trainer is None else self._positions.state(self.trainer)
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes the training loaders' positions in; they are restored when training starts.
-
-        Args:
-            state_dict: What `state_dict` returned, from a checkpoint of the Trainer's.
-        """
-        # A checkpoint that is tested or validated with says nothing about a later fit.
-        if self.trainer is not None and self.trainer.state.fn == "fit":
-            self._positions.restore(state_dict)
-
-    def dataset(self, split: str) -> Dataset[Any]:
-        """Returns the dataset of a split, built now if its factory was not called yet.
+    def dataset(self, split: str) -> Any:
+        """Returns the dataset of a split, or its list or dict of them; made now if need be.
 
         Raises:
-            OptionError: The factory did not make a dataset.
+            OptionError: The factory, or `make_dataset`, did not make a dataset.
         """
-        source = self.datasets[split]
-        if not _is_dataset(source):
-            source = source()  # type: ignore[operator]
-            if not _is_dataset(source):
-                raise OptionError(
-                    f"datasets[{split!r}] factory must make a dataset, got {type(source).__name__}"
-                )
-            self.datasets[split] = source
-        return source  # type: ignore[return-value]
+        source: Any = self.datasets.get(split)
+        if not is_dataset(source):
+            source = self.make_dataset(split)
+        if is_several(source):
+            source = for_each(source, lambda member: self._member(split, member))
+        else:
+            source = self._checked(split, source)
+        self.datasets[split] = source
+        return source
 
-    def _open(self, split: str) -> DataLoader[Any]:
-        """The loader that a hook which was not overridden returns."""
+    def _member(self, split: str, member: Any) -> Any:
+        return self._checked(split, member if is_dataset(member) else member())
+
+    def _checked(self, split: str, made: Any) -> Any:
+        if is_dataset(made):
+            return made
+        if split in self.datasets:
+            raise OptionError(
+                f"datasets[{split!r}] factory must make a dataset, got {type(made).__name__}"
+            )
+        raise OptionError(
+            f"make_dataset({split!r}) must return a dataset, got {type(made).__name__}: where "
+            f"there is none, leave {split!r} out of the class attribute splits"
+        )
+
+    def _open(self, split: str) -> Any:
+        """The loaders that a hook which was not overridden returns."""
+        source = self.dataset(split)
+        if is_several(source):
+            return for_each(source, lambda member: self.make_loader(split, member))
         loader = self.make_loader(split)
-        if split == "train":
-            self._positions.restore_single(loader)
-        return loader
+        return self._restored(loader) if split == "train" else loader
 
     def make_loader(self, split: str, dataset: Dataset[Any] | None = None) -> DataLoader[Any]:
         """Makes a new loader with the options of a split and what the Trainer has to add.
@@ -208,31 +259,12 @@ class LoaderDataModule(LightningDataModule):
             dataset: Loaded instead of the split's own, for hooks that return several loaders.
 
         Raises:
-            OptionError: The options do not fit the dataset.
+            OptionError: The options do not fit the dataset, or the split has several.
         """
         dataset = self.dataset(split) if dataset is None else dataset
-        config = self._with_trainer(split, self.configs[split])
-        config.check_dataset_kind(isinstance(dataset, IterableDataset))
-        loader = DataLoader(dataset, **config.with_samplers_for(dataset).as_kwargs())
-        self._loaders.add(loader)
-        return loader
-
-    def _with_trainer(self, split: str, config: LoaderConfig) -> LoaderConfig:
-        if self.trainer is None:
-            return config
-        overrides: dict[str, Any] = {}
-        if config.num_replicas is None:
-            # None on a single device; on others the ranks among which the data is parallel,
-            # which are fewer than all where a model is split over several.
-            overrides.update(self.trainer.distributed_sampler_kwargs or {})
-        ordered = config.shuffle or config.sampler is not None
-        overfit: float = self.trainer.overfit_batches  # type: ignore[attr-defined]
-        if overfit > 0 and split in ("train", "val") and ordered:
-            # Lightning can do so for torch's DataLoader only, and overfitting on other batches
-            # in each epoch would be no overfitting.
-            overrides.update(shuffle=None, sampler=None)
-            rank_zero_info(f"overfit_batches: the {split} split is read in the dataset's own order")
-        return config.merged(**overrides) if overrides else config
+        if is_several(dataset):
+            raise OptionError(f"{split!r} has several datasets: pass one of them to make_loader")
+        return self._make(split, dataset, self.configs[split])
 
     @property
     def batch_size(self) -> int | None:
@@ -240,58 +272,22 @@ class LoaderDataModule(LightningDataModule):
 
         Setting it changes every split; Lightning's batch size finder does so.
         """
-        return self.configs[next((s for s in SPLITS if s in self.datasets), "train")].batch_size
+        return self.configs[next(iter(self.given_splits), "train")].batch_size
 
     @batch_size.setter
     def batch_size(self, value: int | None) -> None:
         self.configs = {s: c.merged(batch_size=value) for s, c in self.configs.items()}
 
-    def close(self) -> None:
-        """Closes every loader that is still alive: workers, threads and memory. Idempotent."""
-        for loader in list(self._loaders):
-            loader.close()
-
-    def teardown(self, stage: str | None = None) -> None:
-        """Closes the loaders; Lightning calls it after a run that ended by itself."""
-        self.close()
-
-    def on_exception(self, exception: BaseException) -> None:
-        """Closes the loaders; after an error or Ctrl-C Lightning calls this *instead of* teardown.
-
-        Their iterators are still referenced then, so that nothing would be freed by itself.
-        """
-        self.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        # ddp_spawn pickles the data module; its loaders stay in this process.
-        return {**self.__dict__, "_loaders": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _loaders=weakref.WeakSet())
-
     def __repr__(self) -> str:
         # Lightning's own __str__ makes and measures every loader.
         splits = (
-            f"{split}: {_described(source)}, batch_size={self.configs[split].batch_size}"
-            for split, source in self.datasets.items()
+            f"{split}: {described(self.datasets.get(split, self.make_dataset))}, "
+            f"batch_size={self.configs[split].batch_size}"
+            for split in self.given_splits
         )
         return f"{type(self).__name__}({'; '.join(splits)})"
 
     __str__ = __repr__
-
-
-def _is_dataset(source: object) -> bool:
-    # A class has these methods for its instances, and is itself a factory.
-    return not isinstance(source, type) and (
-        hasattr(source, "__getitem__") or hasattr(source, "__iter__")
-    )
-
-
-def _described(source: object) -> str:
-    if _is_dataset(source):
-        return type(source).__name__
-    inner = getattr(source, "func", source)  # a functools.partial is named by what it calls
-    return f"factory {getattr(inner, '__name__', type(inner).__name__)}"
 
 
 def _listed(names: Any) -> str:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Mapping
 from typing import Any
 
 from lit_loader.board import BoardRow, Stage
-from lit_loader.errors import WorkerDiedError, WorkerTimeoutError
+from lit_loader.cgroup import memory_limits
 from lit_loader.failure import describe_indices
 from lit_loader.worker_pool import WorkerDeath
 
-__all__ = ["died", "timed_out"]
+__all__ = ["died", "hung"]
 
 _CAUSES: dict[int, str] = {
     signal.SIGKILL: (
@@ -26,8 +25,8 @@ _CAUSES: dict[int, str] = {
 }
 
 
-def died(death: WorkerDeath, assigned: Mapping[int, Any]) -> WorkerDiedError:
-    """Describe a worker's death.
+def died(death: WorkerDeath, assigned: Mapping[int, Any]) -> str:
+    """Say how a worker came to its end.
 
     Args:
         death: What was seen.
@@ -35,9 +34,13 @@ def died(death: WorkerDeath, assigned: Mapping[int, Any]) -> WorkerDiedError:
     """
     who = f"DataLoader worker {death.worker} (pid {death.pid})"
     doing = _doing(death.row, assigned)
-    if death.exitcode < 0:
+    if death.exitcode is None:
+        how = "is gone, nobody knows how: the process that could have told is gone, too"
+    elif death.exitcode < 0:
         name = _signal_name(-death.exitcode)
         how = f"was killed by {name}, {_CAUSES.get(-death.exitcode, 'by a signal')}"
+        if -death.exitcode == signal.SIGKILL:
+            how += f" ({_memory(death)})"
     elif death.row.stage == Stage.STARTING:
         how = (
             f"could not start (exit code {death.exitcode}): see its output above; a script that "
@@ -48,29 +51,34 @@ def died(death: WorkerDeath, assigned: Mapping[int, Any]) -> WorkerDiedError:
             f"exited by itself with code {death.exitcode}: something in the dataset or collate_fn "
             "calls os._exit() or ends the process from native code"
         )
-    return WorkerDiedError(f"{who} {how}. It was {doing}. num_workers=0 shows errors in place.")
+    stack = f"\nIts last words:\n{death.stack}" if death.stack else ""
+    return f"{who} {how}. It was {doing}.{stack}"
 
 
-def timed_out(
-    timeout: float, rows: list[BoardRow], pids: list[int], assigned: Mapping[int, Any]
-) -> WorkerTimeoutError:
-    """Describe what the workers were at when the consumer's time was up.
+def _memory(death: WorkerDeath) -> str:
+    own = f"it had {death.peak_memory / 2**20:,.0f} MiB at most; " if death.peak_memory else ""
+    return own + memory_limits().describe()
+
+
+def hung(death: WorkerDeath, seconds: float, timeout: float, assigned: Mapping[int, Any]) -> str:
+    """Say where a worker hung.
 
     Args:
-        timeout: Seconds waited.
-        rows: The workers' rows of the status board.
-        pids: Their process ids.
+        death: The worker, which has been ended.
+        seconds: How long it had been where it was.
+        timeout: Seconds that it was given.
         assigned: Batch number to indices, of the batches under way.
     """
-    now = time.monotonic_ns()
-    lines = [
-        f"worker {worker} (pid {pid}) {_doing(row, assigned)}"
-        + (f", for {(now - row.since) / 1e9:.1f} s" if row.since else "")
-        for worker, (row, pid) in enumerate(zip(rows, pids, strict=True))
-    ]
-    return WorkerTimeoutError(
-        f"no batch arrived within timeout={timeout:g} s: {'; '.join(lines)}. "
-        "Raise timeout, or make the sample that hangs return"
+    stack = (
+        f"Its stacks:\n{death.stack}"
+        if death.stack
+        else "It did not write its stacks: it was stopped, or in a system call that cannot be "
+        "interrupted"
+    )
+    return (
+        f"DataLoader worker {death.worker} (pid {death.pid}) did not get on within "
+        f"timeout={timeout:g} s: it was {_doing(death.row, assigned)}, for {seconds:.1f} s, and "
+        f"has been ended. {stack}"
     )
 
 
@@ -86,7 +94,9 @@ def _doing(row: BoardRow, assigned: Mapping[int, Any]) -> str:
     stage = Stage.NAMES[row.stage]
     if row.number < 0:
         return stage
-    indices = assigned.get(row.number)
+    if row.number not in assigned:
+        return f"done with batch {row.number}"
+    indices = assigned[row.number]
     batch = f"batch {row.number}, {describe_indices(indices)}"
     if row.stage == Stage.FETCHING:
         if isinstance(indices, list) and row.position < len(indices):

@@ -10,7 +10,6 @@ pin-memory thread, and ``take`` only empties that thread's queue.
 
 from __future__ import annotations
 
-import queue
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,7 +17,9 @@ from typing import Any, NamedTuple
 from lit_loader.codec import decode
 from lit_loader.errors import TransportError
 from lit_loader.loading import Parcel
+from lit_loader.messages import Result
 from lit_loader.pin_memory import PinMemoryThread
+from lit_loader.recovery import Recovery
 from lit_loader.reorder import ReorderBuffer
 from lit_loader.worker_pool import Outcome, WorkerPool
 
@@ -28,15 +29,31 @@ Pin = Callable[[Any], Any]
 
 
 class Ready(NamedTuple):
-    """A task's outcome on the consumer's side; neither batch nor error: a worker's data ended."""
+    """A task's outcome on the consumer's side; neither batch nor error: a worker's data ended.
+
+    Attributes:
+        number: The task's.
+        batch: The batch.
+        error: What is raised in its place, or None.
+        samples: Samples of the batch.
+        ended: Whether this reader of an iterable dataset has nothing more to give.
+        parcel: What came with the batch, or None.
+        result: The worker's message, or None.
+        arrived: ``time.monotonic_ns()`` when that was read.
+        decode: Nanoseconds that it took to rebuild the batch.
+        pin: Nanoseconds that it took to copy it into page-locked memory.
+    """
 
     number: int
     batch: Any
     error: BaseException | None
     samples: int = 0
     ended: bool = False
-    state: Any = None
-    ignores_share: bool = False
+    parcel: Parcel | None = None
+    result: Result | None = None
+    arrived: int = 0
+    decode: int = 0
+    pin: int = 0
 
 
 class Engine:
@@ -50,12 +67,19 @@ class Engine:
         window: Outcomes that came in and wait for their turn.
         pin: Pins a batch in a thread of its own, or None.
         device: Accelerator to make current in that thread.
+        recovery: Sees to workers that die or hang.
     """
 
     def __init__(
-        self, pool: WorkerPool, window: ReorderBuffer[Outcome], pin: Pin | None, device: int | None
+        self,
+        pool: WorkerPool,
+        window: ReorderBuffer[Outcome],
+        pin: Pin | None,
+        device: int | None,
+        recovery: Recovery,
     ) -> None:
         self.pool = pool
+        self._recovery = recovery
         self._window = window
         self._pin = pin
         self._device = device
@@ -70,33 +94,36 @@ class Engine:
                 self._next_ready, lambda ready: _pinned(ready, pin), self._device
             )
 
-    def take(self, timeout: float | None) -> Ready | None:
-        """Return the next outcome in order, or None when ``timeout`` seconds have passed.
+    def take(self) -> Ready:
+        """Return the next outcome in order.
 
         Raises:
-            WorkerDeath: A worker is gone.
+            WorkerDiedError: A worker has died, and may not be replaced.
+            WorkerTimeoutError: A worker hangs, and may not be replaced.
             PinMemoryError: The pin-memory thread is gone.
         """
-        if self._thread is None:
-            return self._next_ready(timeout)
-        try:
-            return self._thread.take(timeout)
-        except queue.Empty:
-            return None
+        if self._thread is not None:
+            return self._thread.take()
+        ready = self._next_ready()
+        assert ready is not None, "only stop() ends the wait"
+        return ready
 
-    def _next_ready(self, timeout: float | None = None) -> Ready | None:
-        deadline = None if timeout is None else time.monotonic() + timeout
+    def _next_ready(self) -> Ready | None:
+        began = time.monotonic()
         while not self._stopping:
             entry = self._window.pop()
             if entry is not None:
                 return _decoded(entry[1])
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            outcome = self.pool.receive(left)
+            outcome = self._recovery.wait(self.pool, self.pool.receive, began)
             if outcome is not None:
                 self._window.put(outcome.number, outcome)
-            elif left == 0.0:
-                return None
         return None
+
+    @property
+    def ready(self) -> int:
+        """Batches that have been made and not taken."""
+        pinned = 0 if self._thread is None else self._thread.waiting
+        return len(self._window) + pinned + self.pool.unread
 
     def stop(self) -> list[Ready]:
         """End the thread; returns what it had pinned and nobody has taken."""
@@ -108,33 +135,44 @@ class Engine:
 
 
 def _pinned(ready: Ready, pin: Pin) -> Ready:
-    if ready.error is not None or ready.ended:
+    if ready.error is not None or ready.ended or (ready.parcel and ready.parcel.omitted):
         return ready
+    began = time.monotonic_ns()
     try:
-        return ready._replace(batch=pin(ready.batch))
+        batch = pin(ready.batch)
     except Exception as error:
         # This batch's outcome, like an error in a worker: the next one comes after it.
         return ready._replace(batch=None, error=error)
+    return ready._replace(batch=batch, pin=time.monotonic_ns() - began)
 
 
 def _decoded(outcome: Outcome) -> Ready:
+    if outcome.error is not None:
+        return Ready(outcome.number, None, outcome.error)
     if outcome.failure is not None:
         return Ready(outcome.number, None, outcome.failure.error())
     if outcome.memory is None:
         return Ready(outcome.number, None, None, ended=True)
+    began = time.monotonic_ns()
     try:
         batch = decode(outcome.memory, outcome.at, outcome.nbytes)
     except Exception as error:
         broken = TransportError(f"batch {outcome.number} cannot be rebuilt in the parent: {error}")
         broken.__cause__ = error
         return Ready(outcome.number, None, broken)
+    took = time.monotonic_ns() - began
+    parcel = None
     if isinstance(batch, Parcel):
-        return Ready(
-            outcome.number,
-            batch.batch,
-            None,
-            outcome.samples,
-            state=batch.state,
-            ignores_share=batch.ignores_share,
-        )
-    return Ready(outcome.number, batch, None, outcome.samples)
+        parcel = batch._replace(batch=None)  # what is pinned is another object
+        batch = batch.batch
+    return Ready(
+        outcome.number,
+        batch,
+        None,
+        outcome.samples,
+        False,
+        parcel,
+        outcome.result,
+        outcome.arrived,
+        took,
+    )

@@ -8,9 +8,12 @@
     └── LoaderError (RuntimeError)      something went wrong while data was being loaded
         ├── WorkerError                 a worker's exception that cannot be raised as its own type
         ├── WorkerDiedError             a worker process is gone (signal, exit code)
-        ├── WorkerTimeoutError          no batch arrived within ``timeout`` seconds (TimeoutError)
+        ├── WorkerTimeoutError          a worker hangs for ``timeout`` seconds (TimeoutError)
+        ├── SampleErrorsError           more samples were bad than ``max_sample_errors`` allows
         ├── TransportError (TypeError)  a batch or dataset holds something that cannot be carried
         └── PinMemoryError              the pin-memory thread is gone
+
+    WorkerRestartWarning (RuntimeWarning)  a worker was replaced and nothing is lost
 
 An exception that user code raised in a worker keeps its own type: ``except KeyError`` around the
 training loop works as if the dataset had been indexed there. The branches also derive from the
@@ -19,15 +22,19 @@ builtin that programs written for ``torch.utils.data.DataLoader`` catch (Runtime
 
 from __future__ import annotations
 
+from typing import Any
+
 __all__ = [
     "LitLoaderError",
     "LoaderError",
     "OptionError",
     "PinMemoryError",
+    "SampleErrorsError",
     "StateError",
     "TransportError",
     "WorkerDiedError",
     "WorkerError",
+    "WorkerRestartWarning",
     "WorkerTimeoutError",
 ]
 
@@ -61,7 +68,17 @@ class WorkerDiedError(LoaderError):
 
 
 class WorkerTimeoutError(LoaderError, TimeoutError):
-    """No batch arrived within ``timeout`` seconds."""
+    """A worker made no progress within ``timeout`` seconds."""
+
+
+class SampleErrorsError(LoaderError):
+    """An epoch has more bad samples than ``max_sample_errors`` allows.
+
+    Attributes:
+        errors: The last of them (at most 100), as ``lit_loader.sample_errors.SampleError``.
+    """
+
+    errors: tuple[Any, ...] = ()
 
 
 class TransportError(LoaderError, TypeError):
@@ -70,3 +87,7 @@ class TransportError(LoaderError, TypeError):
 
 class PinMemoryError(LoaderError):
     """The pin-memory thread ended before the epoch did."""
+
+
+class WorkerRestartWarning(RuntimeWarning):
+    """A worker died or hung and was replaced; the data goes on as if nothing had happened."""

@@ -51,13 +51,16 @@ class HeldGenerators:
         paths: Where each was found first, such as ``Digits.transform.rng``, sorted.
         complete: Whether the search ended by itself and not at one of its limits of depth or
             number of objects.
+        generators: The generators themselves, in the order of ``paths``.
     """
 
-    def __init__(self, found: dict[str, list[_Reseed]], complete: bool) -> None:
-        self.paths = sorted(path for path, reseeds in found.items() for _ in reseeds)
+    def __init__(self, found: dict[str, list[tuple[Any, _Reseed]]], complete: bool) -> None:
+        pairs = [(path, *pair) for path in sorted(found) for pair in found[path]]
+        self.paths = [path for path, _, _ in pairs]
         self.complete = complete
+        self.generators = [generator for _, generator, _ in pairs]
         # By path and not by number: what else is found must not change a generator's stream.
-        self._reseeds = [(_hash(path), reseed) for path in sorted(found) for reseed in found[path]]
+        self._reseeds = [(_hash(path), reseed) for path, _, reseed in pairs]
 
     def __len__(self) -> int:
         """Give the number of generators found."""
@@ -89,7 +92,7 @@ def find_generators(*roots: object) -> HeldGenerators:
     Args:
         *roots: The dataset, the collate_fn, ...
     """
-    found: dict[str, list[_Reseed]] = {}
+    found: dict[str, list[tuple[Any, _Reseed]]] = {}
     complete = True
     queue = deque((root, getattr(type(root), "__name__", "?"), 0) for root in roots)
     # Objects made on the way (bound methods, say) must live on, or another would get their id.
@@ -106,7 +109,7 @@ def find_generators(*roots: object) -> HeldGenerators:
         if issubclass(kind, np.random.Generator):
             queue.appendleft((value.bit_generator, path, depth))  # type: ignore[attr-defined]
         elif (reseed := _reseeder(value)) is not None:
-            found.setdefault(path, []).append(reseed)
+            found.setdefault(path, []).append((value, reseed))
         else:
             for step, child in _children(value, kind, seen):
                 queue.append((child, path + step, depth + 1))

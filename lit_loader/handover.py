@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-import io
-import pickle
 from dataclasses import dataclass
 from multiprocessing import reduction
-from typing import Any
+from typing import Any, Final
 
+from lit_loader.errors import TransportError
 from lit_loader.loading import Recipe
+from lit_loader.pickling import can_carry_by_value, dump, load
+from lit_loader.places import find_failure, short_repr
 
-__all__ = ["Descriptor", "Links", "Payload"]
+__all__ = ["CarryByValueError", "Descriptor", "Links", "Payload"]
+
+_USERS: Final = ("dataset", "collate_fn", "worker_init_fn", "reseed_fn")
+"""The parts of a recipe that come from the user, and so may be such as cannot be pickled."""
+
+_ADVICE: Final = {
+    True: "leave it out in __getstate__ and make it in the worker (on first use, or in "
+    "worker_init_fn)",
+    False: "define it at the top level of a module, pip install cloudpickle (which carries "
+    "lambdas, closures, local classes and those of notebooks)",
+}
+"""What can be done, with cloudpickle installed and without."""
 
 
 class Descriptor:
@@ -27,25 +39,56 @@ def _descriptor_from(duplicate: Any) -> Descriptor:
     return Descriptor(duplicate.detach())
 
 
+class CarryByValueError(Exception):
+    """Raised on the way into a process's start: start anew, with objects carried by value."""
+
+
 class Payload:
     """The user's objects on their way to a worker.
 
     Pickled apart from the rest, so that the worker is up, and can report it, when they cannot be
-    unpickled (a class that only ``__main__`` has, say).
+    unpickled.
+
+    Args:
+        recipe: The objects.
+        by_value: Carry functions and classes by value where they cannot be imported.
     """
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, by_value: bool = False) -> None:
         self._recipe: Recipe | None = recipe
+        self._by_value = by_value
         self._pickled: bytes = b""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # multiprocessing's pickler, for what only it can carry: locks, queues, shared tensors. It
-        # is kept, for it keeps what was made on the way (a torch.Generator's state, say), whose
-        # file descriptor must be open when the process is started.
-        file = io.BytesIO()
-        self._pickler = reduction.ForkingPickler(file)
-        self._pickler.dump(self._recipe)
-        return _payload_from, (file.getvalue(),)
+        try:
+            pickled, self._pickler = dump(self._recipe, self._by_value)
+        except Exception as error:
+            # Not tried again here: the start has noted the descriptors of the first attempt.
+            again = not self._by_value and can_carry_by_value()
+            if again and not isinstance(error, RecursionError):
+                raise CarryByValueError from error
+            raise self._explained(error) from error
+        return _payload_from, (pickled,)
+
+    def _explained(self, error: Exception) -> Exception:
+        """Name what cannot be pickled, and what to do."""
+
+        def attempt(value: object) -> None:
+            dump(value, self._by_value)
+
+        for name in _USERS:
+            value = getattr(self._recipe, name)
+            try:
+                attempt(value)
+            except Exception as refusal:
+                place = find_failure(value, refusal, attempt, name, inside=self._by_value)
+                how = ", not by cloudpickle either" if self._by_value else ""
+                return TransportError(
+                    f"{place.path}: {short_repr(place.value)} cannot be pickled{how}, as every "
+                    f"start method but 'fork' needs ({type(place.error).__name__}: {place.error}); "
+                    f"{_ADVICE[can_carry_by_value()]}, or use multiprocessing_context='fork'"
+                )
+        return error
 
     def open(self) -> Recipe:
         """Return the objects.
@@ -54,7 +97,7 @@ class Payload:
             Exception: Whatever unpickling them raises.
         """
         if self._recipe is None:
-            self._recipe = pickle.loads(self._pickled)
+            self._recipe = load(self._pickled)
         return self._recipe
 
 
@@ -80,6 +123,7 @@ class Links:
         tasks: Read end of the task pipe all workers share, or None if tasks are dealt.
         control: Read end of the pipe for this worker alone.
         results: Write end of the result pipe.
+        stacks: The file for the stacks of a worker that crashes.
     """
 
     worker: int
@@ -93,3 +137,4 @@ class Links:
     tasks: Descriptor | None
     control: Descriptor
     results: Descriptor
+    stacks: Descriptor

@@ -7,6 +7,7 @@ leaves no trace. That first ``next()`` fixes the epoch and where in it to begin.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
@@ -16,8 +17,10 @@ from lit_loader.board import Progress
 from lit_loader.context import reading
 from lit_loader.errors import WorkerError
 from lit_loader.fetch import EndOfData
-from lit_loader.loading import BatchLoader, Recipe
+from lit_loader.loading import BatchLoader, Parcel, Recipe
 from lit_loader.position import EpochPosition
+from lit_loader.sample_errors import SampleErrorLog
+from lit_loader.statistics import BatchRecord, Recorder
 from lit_loader.streams import OwnStreams, preserved
 
 __all__ = ["EpochStart", "Host", "InProcessIterator", "LoaderIterator"]
@@ -49,6 +52,12 @@ class Host(Protocol):
     def lock(self) -> threading.RLock:
         """Held in every ``next()``: iterators of one loader share workers."""
 
+    max_sample_errors: int | None
+    """Bad samples that an epoch may have; None: any number."""
+
+    recorder: Recorder
+    """Collects what batches have cost."""
+
     promised: int | None
     """Samples of an iterable dataset, once ``len(loader)`` has asked for them."""
 
@@ -69,12 +78,18 @@ class Host(Protocol):
 
 
 class LoaderIterator(Generic[T_co]):
-    """What ``iter(loader)`` gives: an iterator over an epoch's batches."""
+    """What ``iter(loader)`` gives: an iterator over an epoch's batches.
+
+    Attributes:
+        sample_errors: The samples of the epoch that could not be read, so far.
+    """
 
     def __init__(self, host: Host) -> None:
         self._host = host
+        self.sample_errors = SampleErrorLog(host.max_sample_errors)
         self._start: EpochStart | None = None
         self._ended = False
+        self._given = 0  # when the last batch was given out
         self._samples = 0
         # What len(loader) has promised so far: list(loader) asks for the length after this.
         self._promised = host.promised
@@ -107,6 +122,13 @@ class LoaderIterator(Generic[T_co]):
         start.position.end()
         return StopIteration()
 
+    def _note_errors(self, number: int, parcel: Parcel) -> None:
+        """Note what was wrong with a batch that is given out or omitted now."""
+        recorder = self._host.recorder
+        recorder.sample_errors += len(parcel.errors)
+        recorder.sample_retries += parcel.retries
+        self.sample_errors.record(number, parcel.errors, parcel.retries)
+
     def _count(self, samples: int) -> None:
         """Note the samples of a batch of an iterable dataset that is about to be given out."""
         self._samples += samples
@@ -131,15 +153,79 @@ class InProcessIterator(LoaderIterator[T_co]):
         self._loader: BatchLoader | None = None
         self._streams: OwnStreams | None = None
         self._number = 0
+        self._task: Any = None
+        self._asked = self._fetched = 0
 
     def _next(self, start: EpochStart) -> T_co:
+        self._asked = time.monotonic_ns()
         loader = self._loader or self._begin(start)
-        task = self._next_task(start)
+        while True:
+            number, batch = self._make(loader, start)
+            if type(batch) is not Parcel:
+                start.position.delivered(number)
+                break
+            parcel, batch = batch, batch.batch
+            if start.batches is None:
+                start.position.read(0, parcel.state)
+                if parcel.ignores_share:
+                    self._host.warn_of_ignored_share()
+                self._count(loader.samples)
+            else:
+                start.position.delivered(number)
+            self._note_errors(number, parcel)
+            if not parcel.omitted:
+                break
+        return self._clocked(loader, start, number, batch)
+
+    def _clocked(self, loader: BatchLoader, start: EpochStart, number: int, batch: Any) -> T_co:
+        """Pin the batch, and record what it has cost."""
+        made = given = time.monotonic_ns()
+        if self._pin is not None:
+            batch = self._pin(batch)
+            given = time.monotonic_ns()
+        progress, indices = self._progress, self._task
+        fetched, asked = self._fetched, self._asked
+        self._host.recorder.add(
+            BatchRecord(
+                epoch=start.epoch,
+                number=number,
+                worker=-1,
+                samples=loader.samples,
+                nbytes=0,
+                began=asked,
+                fetch=fetched - asked,
+                collate=made - fetched,
+                encode=0,
+                arrived=made,
+                asked=asked,
+                wait=made - asked,
+                decode=0,
+                pin=given - made,
+                step=asked - self._given if self._given else 0,
+                slowest=progress.slowest,
+                slowest_index=indices[progress.slowest_at]
+                if type(indices) is list and progress.slowest_at < len(indices)
+                else None,
+            )
+        )
+        self._given = given
+        return batch  # type: ignore[no-any-return]
+
+    def _on_collate(self) -> None:
+        self._fetched = time.monotonic_ns()
+        self._progress.finish(self._fetched)
+
+    def _make(self, loader: BatchLoader, start: EpochStart) -> tuple[int, Any]:
+        """Make the next batch; returns its number with it."""
+        self._task = task = self._next_task(start)
+        self._progress.begin()
         number = self._number
         self._number += 1
         try:
             with preserved() if self._streams is None else self._streams:
-                batch = loader.load(task, number, start.epoch, start.seed, self._progress)
+                return number, loader.load(
+                    task, number, start.epoch, start.seed, self._progress, self._on_collate
+                )
         except EndOfData:
             start.position.exhausted(0)
             raise self._end(start) from None
@@ -150,15 +236,6 @@ class InProcessIterator(LoaderIterator[T_co]):
         except Exception:
             start.position.failed(number)
             raise
-        if start.batches is None:
-            start.position.read(0, batch.state)
-            if batch.ignores_share:
-                self._host.warn_of_ignored_share()
-            self._count(loader.samples)
-            batch = batch.batch
-        else:
-            start.position.delivered(number)
-        return batch if self._pin is None else self._pin(batch)  # type: ignore[no-any-return]
 
     def _begin(self, start: EpochStart) -> BatchLoader:
         recipe = self._host.recipe()

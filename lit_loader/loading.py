@@ -16,9 +16,18 @@ from lit_loader.context import reading
 from lit_loader.fetch import EndOfData, Fetcher, IterableFetcher, MapFetcher
 from lit_loader.generators import find_generators
 from lit_loader.position import ReadPoint
+from lit_loader.sample_errors import Attempts, SampleError, Tolerance
 from lit_loader.seeding import derive, extend, sample_seed, seed_globals
+from lit_loader.streams import Rewind
+from lit_loader.tolerant_fetch import (
+    OMITTED,
+    TolerantIterableFetcher,
+    TolerantMapFetcher,
+)
 
 __all__ = ["BatchLoader", "Parcel", "Recipe"]
+
+_REPLACEMENTS = 0x4E72  # keeps the choice of replacements apart from what samples draw
 
 _log = logging.getLogger(__name__)
 
@@ -27,17 +36,28 @@ Empty = Callable[[Any, torch.dtype], "torch.Tensor | None"]
 
 
 class Parcel(NamedTuple):
-    """A batch of an iterable dataset, with what the parent is to know of its reader.
+    """A batch with what the parent is to know besides.
+
+    Every batch of an iterable dataset comes in one; a map-style dataset's only if some of its
+    samples failed.
 
     Attributes:
         batch: The batch.
-        state: What the dataset's (or its iterator's) ``state_dict()`` gave after it, or None.
-        ignores_share: Whether the dataset has not asked which share is its reader's.
+        state: What an iterable dataset's (or its iterator's) ``state_dict()`` gave after it, or
+            None.
+        ignores_share: Whether an iterable dataset has not asked which share is its reader's.
+        errors: Samples that could not be read, and what was done about each.
+        omitted: Whether they have left nothing: there is no batch, and the next one is to be given
+            out in its stead.
+        retries: Times that samples were read again after a transient error.
     """
 
     batch: Any
     state: Any
     ignores_share: bool
+    errors: tuple[SampleError, ...] = ()
+    omitted: bool = False
+    retries: int = 0
 
 
 @dataclass(frozen=True)
@@ -56,6 +76,8 @@ class Recipe:
         reseed_fn: Called with the dataset and a seed wherever generators are seeded, or None.
         rank: This process's place among the replicas.
         num_replicas: Processes that share the dataset.
+        tolerance: What is done about samples that cannot be read.
+        own_order: Whether the indices are the loader's own, and range over the whole dataset.
     """
 
     dataset: Any
@@ -69,6 +91,8 @@ class Recipe:
     reseed_fn: Callable[[Any, int], object] | None
     rank: int
     num_replicas: int
+    tolerance: Tolerance
+    own_order: bool
 
 
 class BatchLoader:
@@ -89,6 +113,7 @@ class BatchLoader:
         self._held = find_generators(recipe.dataset, recipe.collate_fn)
         if self._held.paths:
             _log.debug("generators reseeded with the global ones: %s", ", ".join(self._held.paths))
+        self._attempts = self._new_attempts()
         self._epoch: tuple[int, int] | None = None
         self._epoch_seed = 0
         self.samples = 0
@@ -121,7 +146,7 @@ class BatchLoader:
             empty: Gives slot memory for what the default collate stacks.
 
         Returns:
-            The batch; of an iterable dataset a :class:`Parcel`.
+            The batch; a :class:`Parcel` of it for an iterable dataset, and where samples failed.
 
         Raises:
             EndOfData: An iterable dataset has no more.
@@ -138,6 +163,9 @@ class BatchLoader:
             self._fetcher = self._new_fetcher(indices, number, progress)
         assert self._fetcher is not None
         samples = self._fetcher.fetch(indices, progress)
+        if samples is OMITTED:
+            self.samples = 0
+            return self._parcel(None, begins, omitted=True)
         self.samples = len(samples) if recipe.batched else 1
         if on_collate is not None:
             on_collate()
@@ -147,9 +175,18 @@ class BatchLoader:
             batch = default_collate(samples, empty)
         else:
             batch = recipe.collate_fn(samples)
-        if isinstance(self._fetcher, IterableFetcher):
-            return Parcel(batch, self._fetcher.state(), begins and self._ignores_share())
+        if recipe.iterable or self._attempts.errors or self._attempts.retries:
+            return self._parcel(batch, begins)
         return batch
+
+    def _parcel(self, batch: Any, begins: bool, omitted: bool = False) -> Parcel:
+        state, ignores_share = None, False
+        if isinstance(self._fetcher, IterableFetcher):
+            state, ignores_share = self._fetcher.state(), begins and self._ignores_share()
+        attempts = self._attempts
+        return Parcel(
+            batch, state, ignores_share, tuple(attempts.errors), omitted, attempts.retries
+        )
 
     def _enter(self, seed: int, epoch: int) -> None:
         """Note the epoch, and tell a dataset that wants to know it."""
@@ -177,17 +214,52 @@ class BatchLoader:
     def _new_fetcher(self, point: Any, number: int, progress: Progress) -> Fetcher:
         recipe = self._recipe
         if not recipe.iterable:
-            before_sample = self._reseed_for if recipe.seeding == "sample" else None
-            return MapFetcher(recipe.dataset, recipe.batched, before_sample)
+            return self._new_map_fetcher()
         if point is None:
             point = ReadPoint()
-        fetcher = IterableFetcher(recipe.dataset, recipe.batch_size, recipe.drop_last, point.state)
-        if point.state is None and point.batches:
-            for earlier in range(number % self._num_readers, number, self._num_readers):
-                self._reseed_batch(earlier)
-                fetcher.fetch(None, progress)
+        options = (recipe.dataset, recipe.batch_size, recipe.drop_last, point.state)
+        fetcher = (
+            IterableFetcher(*options)
+            if recipe.tolerance.none
+            else TolerantIterableFetcher(*options, self._attempts)
+        )
+        # A state leads to where its batch was; from there on, or from the beginning, what has been
+        # given out already is read again.
+        done = 0 if point.state is None else point.batches
+        first = number % self._num_readers + done * self._num_readers
+        for earlier in range(first, number, self._num_readers):
+            self._reseed_batch(earlier)
+            fetcher.fetch(None, progress)
+        if first < number:
             self._reseed_batch(number)
         return fetcher
+
+    def _new_map_fetcher(self) -> Fetcher:
+        recipe, by_sample = self._recipe, self._recipe.seeding == "sample"
+        if recipe.tolerance.none:
+            before_sample = self._reseed_for if by_sample else None
+            return MapFetcher(recipe.dataset, recipe.batched, before_sample)
+        return TolerantMapFetcher(
+            recipe.dataset,
+            recipe.batched,
+            self._attempts,
+            together=not by_sample,
+            from_all=recipe.own_order,
+            seed_for=self._replacement_seed,
+        )
+
+    def _new_attempts(self) -> Attempts:
+        """What reads single samples, if some may fail."""
+        recipe = self._recipe
+        if recipe.seeding == "sample" and not recipe.iterable:
+            # Whatever a failed attempt has drawn: the next one, the next sample and the collate_fn
+            # are seeded anew.
+            return Attempts(recipe.tolerance, before=self._reseed_for, undo=lambda: None)
+        rewind = Rewind(self._held.generators)
+        return Attempts(recipe.tolerance, before=lambda index: rewind.mark(), undo=rewind.back)
+
+    def _replacement_seed(self, index: Any) -> int:
+        return sample_seed(extend(self._epoch_seed, _REPLACEMENTS), index)
 
     def _ignores_share(self) -> bool:
         """Whether the dataset has asked nobody for its share, though there are several readers."""

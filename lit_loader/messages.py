@@ -48,8 +48,10 @@ __all__ = [
     "unpack_indices",
 ]
 
-# kind, status, worker, generation, and seven words of which one holds an unsigned seed.
-_LAYOUT: Final = struct.Struct("=BBHIQ6q")
+# kind, status, worker, generation, and seven words of which one holds an unsigned seed; a result
+# has six more in the place of the padding.
+_LAYOUT: Final = struct.Struct("=BBHIQ6q64x")
+_RESULT_LAYOUT: Final = struct.Struct("=BBHIQ12q16x")
 SIZE: Final = _LAYOUT.size
 
 _TASK, _ATTEND, _RESUME, _PROCEED, _GRANT, _STOP, _RESULT, _ACK, _GROW = range(9)
@@ -66,6 +68,8 @@ class Task(NamedTuple):
         offset: First byte of the slot in the arena's file.
         capacity: Bytes of the slot.
         nbytes: Bytes of packed indices at the start of the slot; 0 for an iterable dataset.
+        issue: Counts how often pending tasks were issued again; a worker drops one of an older
+            issue, for it is in the pipe a second time.
     """
 
     generation: int
@@ -75,6 +79,7 @@ class Task(NamedTuple):
     offset: int
     capacity: int
     nbytes: int
+    issue: int = 0
 
     def pack(self) -> bytes:
         """Return the message as :data:`SIZE` bytes."""
@@ -89,7 +94,7 @@ class Task(NamedTuple):
             self.offset,
             self.capacity,
             self.nbytes,
-            0,
+            self.issue,
         )
 
 
@@ -167,6 +172,12 @@ class Result(NamedTuple):
         at: Offset in the slot of the batch's descriptor, or of the failure.
         nbytes: Bytes of that descriptor or failure.
         samples: Samples of the batch.
+        began: ``time.monotonic_ns()`` when the worker took the task up.
+        fetch: Nanoseconds that it was reading samples.
+        collate: Nanoseconds that it was collating.
+        encode: Nanoseconds that it was writing the batch into the slot.
+        slowest: Nanoseconds of the sample that took longest; 0 where samples are read all at once.
+        slowest_at: Position of that sample in the batch.
     """
 
     status: int
@@ -177,10 +188,16 @@ class Result(NamedTuple):
     at: int
     nbytes: int
     samples: int
+    began: int = 0
+    fetch: int = 0
+    collate: int = 0
+    encode: int = 0
+    slowest: int = 0
+    slowest_at: int = 0
 
     def pack(self) -> bytes:
         """Return the message as :data:`SIZE` bytes."""
-        return _LAYOUT.pack(
+        return _RESULT_LAYOUT.pack(
             _RESULT,
             self.status,
             self.worker,
@@ -192,6 +209,7 @@ class Result(NamedTuple):
             self.at,
             self.nbytes,
             self.samples,
+            *self[8:],
         )
 
 
@@ -207,18 +225,23 @@ class Ack(NamedTuple):
 
 
 class Grow(NamedTuple):
-    """A batch needs a slot of ``nbytes`` bytes; the worker waits for a :class:`Grant`."""
+    """A batch needs a slot of ``nbytes`` bytes; the worker waits for a :class:`Grant`.
+
+    ``offset`` is the slot of the task, by which a task issued twice is told from itself.
+    """
 
     worker: int
     generation: int
     number: int
+    offset: int
     nbytes: int
 
     def pack(self) -> bytes:
         """Return the message as :data:`SIZE` bytes."""
         return _LAYOUT.pack(
-            _GROW, 0, self.worker, self.generation, 0, self.number, 0, 0, 0, self.nbytes, 0
-        )
+            _GROW, 0, self.worker, self.generation, 0, self.number, 0, self.offset, 0,
+            self.nbytes, 0,
+        )  # fmt: skip
 
 
 Message = Task | Attend | Resume | Proceed | Grant | Stop | Result | Ack | Grow
@@ -226,19 +249,22 @@ Message = Task | Attend | Resume | Proceed | Grant | Stop | Result | Ack | Grow
 
 def unpack(data: bytes, start: int = 0) -> Message:
     """Read the message at ``data[start : start + SIZE]``."""
-    kind, status, worker, generation, seed, number, epoch, offset, a, nbytes, samples = (
+    if data[start] == _RESULT:
+        _, status, worker, generation, _, number, _, offset, a, nbytes, samples, *times = (
+            _RESULT_LAYOUT.unpack_from(data, start)
+        )
+        return Result(status, worker, generation, number, offset, a, nbytes, samples, *times)
+    kind, _, worker, generation, seed, number, epoch, offset, a, nbytes, samples = (
         _LAYOUT.unpack_from(data, start)
     )
-    if kind == _RESULT:
-        return Result(status, worker, generation, number, offset, a, nbytes, samples)
     if kind == _TASK:
-        return Task(generation, number, epoch, seed, offset, a, nbytes)
+        return Task(generation, number, epoch, seed, offset, a, nbytes, samples)
     if kind == _RESUME:
         return Resume(generation)
     if kind == _ACK:
         return Ack(worker, generation)
     if kind == _GROW:
-        return Grow(worker, generation, number, nbytes)
+        return Grow(worker, generation, number, offset, nbytes)
     if kind == _GRANT:
         return Grant(generation, number, offset, a)
     if kind == _ATTEND:

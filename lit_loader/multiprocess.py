@@ -17,18 +17,20 @@
 from __future__ import annotations
 
 import os
+import time
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from lit_loader.board import Stage
-from lit_loader.diagnosis import died, timed_out
 from lit_loader.engine import Engine, Pin, Ready
-from lit_loader.errors import LoaderError
+from lit_loader.errors import LoaderError, WorkerRestartWarning
 from lit_loader.iterator import EpochStart, Host, LoaderIterator
+from lit_loader.recovery import Recovery
 from lit_loader.reorder import ReorderBuffer
-from lit_loader.worker_pool import Outcome, WorkerDeath, WorkerPool
+from lit_loader.statistics import BatchRecord
+from lit_loader.worker_pool import Outcome, WorkerPool
 
 __all__ = ["Claim", "MultiProcessIterator", "PoolHost"]
 
@@ -50,7 +52,9 @@ class Claim(NamedTuple):
 class PoolHost(Host, Protocol):
     """What this iterator needs of its loader besides."""
 
-    def claim(self, iterator: MultiProcessIterator[Any], start: EpochStart) -> Claim:
+    def claim(
+        self, iterator: MultiProcessIterator[Any], recovery: Recovery, start: EpochStart
+    ) -> Claim:
         """Give workers that have begun the epoch to ``iterator``, for it alone."""
 
 
@@ -63,7 +67,8 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         num_workers: Worker processes.
         in_order: Whether batches come in the sampler's order, or as they are finished.
         dealt: Whether batch ``n`` is made by worker ``n % num_workers``, and by no other.
-        timeout: Seconds that one ``next()`` may wait; 0 for ever.
+        timeout: Seconds without progress after which a worker hangs; 0: never.
+        max_restarts: Workers that may be replaced after they died or hung.
         pin: Pins a batch, or None.
         device: Accelerator to make current in the pin-memory thread.
     """
@@ -76,6 +81,7 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         in_order: bool,
         dealt: bool,
         timeout: float,
+        max_restarts: int,
         pin: Pin | None,
         device: int | None,
     ) -> None:
@@ -86,17 +92,22 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         self._in_order = in_order
         self._dealt = dealt
         self._timeout = timeout or None
+        self._max_restarts = max_restarts
         self._pin = pin
         self._device = device
         self._pid = os.getpid()
         self._next_number: int | None = None
         self._outstanding: dict[int, Any] = {}
+        self._indices: Any = None  # of the batch given out last
         self._window: ReorderBuffer[Outcome] = ReorderBuffer(in_order)
         self._leftover: deque[Ready] = deque()
         self._sampler_error: Exception | None = None
         self._all_issued = False
         self._closed = False
         self._engine: Engine | None = None
+        self.recovery: Recovery | None = None
+        """Sees to workers that die or hang, from the first ``next()`` on."""
+        self._restarts_told = 0
         self.superseded = False
         """Whether another iterator has taken this one's workers."""
 
@@ -107,22 +118,66 @@ class MultiProcessIterator(LoaderIterator[T_co]):
             )
         if self._pid != os.getpid():
             self._leave_behind()
-        try:
-            ready = self._advance(start)
-        except BaseException:
-            # Also Ctrl-C in mid-message: nobody knows what the pool's pipes then hold.
-            self.disconnect(sound=False)
-            raise
-        if ready is None:
-            self.disconnect(sound=True)
-            raise self._end(start)
-        if ready.error is not None:
-            raise ready.error
-        if start.batches is None:
-            self._count(ready.samples)
-            if ready.ignores_share:
-                self._host.warn_of_ignored_share()
-        return ready.batch  # type: ignore[no-any-return]
+        asked = time.monotonic_ns()
+        while True:
+            try:
+                ready = self._advance(start)
+            except BaseException as error:
+                # Also Ctrl-C in mid-message: nobody knows what the pool's pipes then hold.
+                self.disconnect(sound=False)
+                if isinstance(error, LoaderError):  # what was healed before it comes first
+                    self._tell_of_restarts(4)
+                raise
+            if ready is None:
+                self.disconnect(sound=True)
+                end = self._end(start)
+                self._tell_of_restarts(4)
+                raise end
+            if ready.error is not None:
+                raise ready.error
+            if start.batches is None:
+                self._count(ready.samples)
+            parcel = ready.parcel
+            if parcel is not None:
+                if parcel.ignores_share:
+                    self._host.warn_of_ignored_share()
+                self._note_errors(ready.number, parcel)
+                if parcel.omitted:
+                    continue
+            self._clock(start, ready, asked)
+            return ready.batch  # type: ignore[no-any-return]
+
+    def _clock(self, start: EpochStart, ready: Ready, asked: int) -> None:
+        """Record what the batch has cost, at the moment at which it is given out."""
+        result = ready.result
+        assert result is not None
+        given = time.monotonic_ns()
+        wait = given - asked
+        if self._pin is None:  # else the pin-memory thread has decoded it meanwhile
+            wait -= ready.decode
+        indices, at = self._indices, result.slowest_at
+        self._host.recorder.add(
+            BatchRecord(
+                start.epoch,
+                ready.number,
+                result.worker,
+                ready.samples,
+                result.at + result.nbytes,
+                result.began,
+                result.fetch,
+                result.collate,
+                result.encode,
+                ready.arrived,
+                asked,
+                wait,
+                ready.decode,
+                ready.pin,
+                asked - self._given if self._given else 0,
+                result.slowest,
+                indices[at] if type(indices) is list and at < len(indices) else indices,
+            )
+        )
+        self._given = given
 
     def _advance(self, start: EpochStart) -> Ready | None:
         """Keep the workers busy until the next batch, or error, is there; None: all are out."""
@@ -132,8 +187,11 @@ class MultiProcessIterator(LoaderIterator[T_co]):
             if not self._outstanding:
                 error, self._sampler_error = self._sampler_error, None
                 return None if error is None else Ready(-1, None, error)
-            ready = self._leftover.popleft() if self._leftover else self._take(engine)
-            del self._outstanding[ready.number]
+            if not self._leftover:
+                self._leftover.append(engine.take())
+            self._tell(engine)
+            ready = self._leftover.popleft()
+            self._indices = self._outstanding.pop(ready.number)
             self._note(start, ready)
             if not ready.ended:
                 self._dispatch(start, engine.pool)
@@ -147,7 +205,7 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         elif ready.error is not None:
             start.position.failed(ready.number, reader)
         elif start.batches is None:
-            start.position.read(reader, ready.state)
+            start.position.read(reader, None if ready.parcel is None else ready.parcel.state)
         else:
             start.position.delivered(ready.number)
 
@@ -155,8 +213,11 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         """Have workers that know the epoch and hold everything outstanding."""
         if self._engine is not None:
             return self._engine
-        pool, release = self._host.claim(self, start)
-        self._engine = Engine(pool, self._window, self._pin, self._device)
+        if self.recovery is None:
+            point = start.position.reader if start.batches is None else None
+            self.recovery = Recovery(self._max_restarts, self._timeout, self._outstanding, point)
+        pool, release = self._host.claim(self, self.recovery, start)
+        self._engine = Engine(pool, self._window, self._pin, self._device, self.recovery)
         self._finalizer = weakref.finalize(self, _let_go, self._engine, release)
         if start.batches is None:
             self._bring_up(start, pool)
@@ -186,7 +247,11 @@ class MultiProcessIterator(LoaderIterator[T_co]):
 
     def _dispatch(self, start: EpochStart, pool: WorkerPool) -> None:
         """Issue tasks until ``depth`` are under way or there are no more."""
-        while len(self._outstanding) < self._depth and not self._all_issued:
+        while (
+            len(self._outstanding) < self._depth
+            and not self._all_issued
+            and pool.room(len(self._outstanding)) > 0
+        ):
             if start.batches is None:
                 self._dispatch_to_reader(start, pool)
             else:
@@ -231,21 +296,24 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         worker = number % self._num_workers if self._dealt else None
         pool.submit(number, task, start.epoch, start.seed, worker)
 
-    def _take(self, engine: Engine) -> Ready:
-        while True:
-            try:
-                ready = engine.take(self._timeout)
-            except WorkerDeath as death:
-                raise died(death, self._outstanding) from None
-            if ready is not None:
-                return ready
-            rows = engine.pool.rows()
-            # The interpreter and torch are still being imported: not yet the user's time.
-            if self._timeout is None or all(row.stage == Stage.STARTING for row in rows):
-                continue
-            error = timed_out(self._timeout, rows, engine.pool.pids, self._outstanding)
-            engine.pool.kill()  # what hangs would not stop by being asked
-            raise error
+    def _tell(self, engine: Engine) -> None:
+        """Warn of workers that were replaced, and of a budget that cannot be kept.
+
+        The next batch is in ``leftover`` meanwhile: nothing is lost where warnings are errors.
+        """
+        self._tell_of_restarts(6)
+        overrun = engine.pool.overrun()
+        if overrun is not None:
+            warnings.warn(overrun, RuntimeWarning, stacklevel=5)
+
+    def _tell_of_restarts(self, stacklevel: int) -> None:
+        recovery = self.recovery
+        assert recovery is not None
+        self._host.recorder.worker_restarts += recovery.restarts - self._restarts_told
+        self._restarts_told = recovery.restarts
+        while recovery.notices:
+            notice = recovery.notices.popleft()
+            warnings.warn(notice, WorkerRestartWarning, stacklevel=stacklevel)
 
     def disconnect(self, sound: bool) -> None:
         """Give the workers back, keeping what has come in.
@@ -277,6 +345,16 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         if self._engine is not None:
             self._finalizer.detach()
             self._engine = None
+
+    @property
+    def ready(self) -> int:
+        """Batches that have been made and not asked for."""
+        return len(self._leftover) + (0 if self._engine is None else self._engine.ready)
+
+    @property
+    def shared_memory(self) -> int:
+        """Bytes of the arena that are in use."""
+        return 0 if self._engine is None else self._engine.pool.shared_memory
 
     @property
     def connected(self) -> bool:

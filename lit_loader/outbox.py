@@ -41,6 +41,11 @@ class Outbox:
                 os.write(*self._waiting[0])
                 self._waiting.popleft()
 
+    def drop(self, fd: int) -> None:
+        """Forget what waits for one pipe."""
+        with self._lock:
+            self._waiting = deque(message for message in self._waiting if message[0] != fd)
+
     def clear(self) -> None:
         """Forget what waits."""
         with self._lock:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
 
-from lit_loader.diagnosis import died
-from lit_loader.errors import WorkerTimeoutError
 from lit_loader.multiprocess import Claim, MultiProcessIterator
-from lit_loader.worker_pool import WorkerDeath, WorkerPool
+from lit_loader.recovery import Recovery
+from lit_loader.worker_pool import WorkerPool
 
 __all__ = ["PersistentWorkers", "temporary"]
 
@@ -33,9 +33,9 @@ class PersistentWorkers:
     def claim(
         self,
         iterator: MultiProcessIterator[Any],
+        recovery: Recovery,
         start: Callable[[], WorkerPool],
         num_workers: int,
-        timeout: float,
     ) -> Claim:
         """Give the workers to an iterator, ready for a new epoch.
 
@@ -44,13 +44,13 @@ class PersistentWorkers:
 
         Args:
             iterator: Who asks.
+            recovery: Sees to workers that have died, or do not leave the epoch before.
             start: Starts new workers.
             num_workers: How many there should be now.
-            timeout: Seconds that a worker may take to leave the epoch before; 0 is for ever.
 
         Raises:
-            WorkerDiedError: A worker has died since the last epoch.
-            WorkerTimeoutError: A worker does not leave the sample it is in.
+            WorkerDiedError: A worker has died and may not be replaced.
+            WorkerTimeoutError: A worker does not leave its sample and may not be replaced.
         """
         owner = self._owner()
         if owner is not None and owner is not iterator and owner.connected:
@@ -58,12 +58,12 @@ class PersistentWorkers:
                 return temporary(start())
             owner.superseded = True
             owner.disconnect(sound=True)
-        pool = self._resumed(num_workers, timeout) or start()
+        pool = self._resumed(num_workers, recovery) or start()
         self.pool, self._owner = pool, weakref.ref(iterator)
         generation = pool.generation
         return Claim(pool, lambda sound: pool.cancel(generation) if sound else pool.close())
 
-    def _resumed(self, num_workers: int, timeout: float) -> WorkerPool | None:
+    def _resumed(self, num_workers: int, recovery: Recovery) -> WorkerPool | None:
         """The workers, ready for a new epoch; None if new ones are to be started."""
         pool, self.pool = self.pool, None
         if pool is None or pool.closed:
@@ -71,22 +71,15 @@ class PersistentWorkers:
         if pool.num_workers != num_workers:
             pool.close()
             return None
+        began = time.monotonic()
         try:
-            if pool.resume(timeout or None):
-                return pool
-        except WorkerDeath as death:
-            pool.close()
-            raise died(death, {}) from None
+            pool.resume()
+            while not recovery.wait(pool, pool.resumed, began):
+                pass
         except BaseException:
             pool.close()
             raise
-        pool.kill()
-        pool.close()
-        raise WorkerTimeoutError(
-            "a persistent worker did not leave the sample it is in within "
-            f"timeout={timeout:g} s of a new epoch's start, and was ended; iterate the loader anew "
-            "for new workers"
-        )
+        return pool
 
     def close(self) -> None:
         """End the workers."""

@@ -170,6 +170,11 @@ class PinMemoryThread(Generic[T]):
         self._queue.put(pinned)
         return True
 
+    @property
+    def waiting(self) -> int:
+        """Items that are pinned and were not taken."""
+        return self._queue.qsize()
+
     def take(self, timeout: float | None = None) -> T:
         """Return the next item.
 

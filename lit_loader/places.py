@@ -5,11 +5,17 @@ Asked only after a failure, so it may take its time: it tries again with every c
 
 from __future__ import annotations
 
+import functools
+import inspect
 import reprlib
 from collections.abc import Callable, Iterator, Mapping
+from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
 __all__ = ["Failure", "find_failure", "short_repr"]
+
+_REPR = reprlib.Repr()
+_REPR.maxother = 100  # room for a function's whole name, whose end is what tells most
 
 
 class Failure(NamedTuple):
@@ -27,7 +33,11 @@ class Failure(NamedTuple):
 
 
 def find_failure(
-    value: object, error: Exception, attempt: Callable[[object], object], name: str = "batch"
+    value: object,
+    error: Exception,
+    attempt: Callable[[object], object],
+    name: str = "batch",
+    inside: bool = False,
 ) -> Failure:
     """Follow a failure from ``value`` down to the innermost object that fails on its own.
 
@@ -36,12 +46,13 @@ def find_failure(
         error: What it fails with.
         attempt: Does again, with one object, what failed.
         name: What the path begins with.
+        inside: Look inside of functions too: what was attempted needs their variables.
     """
     seen: set[int] = set()  # a structure may contain itself
     # Of a structure too deep to follow, the whole is named: going down level by level takes ages.
     while id(value) not in seen and not isinstance(error, RecursionError):
         seen.add(id(value))
-        for step, child in _children(value):
+        for step, child in _children(value, inside):
             try:
                 attempt(child)
             except Exception as child_error:
@@ -52,10 +63,10 @@ def find_failure(
 
 def short_repr(value: object) -> str:
     """Return a repr of bounded length on one line, of objects too whose own repr fails."""
-    return " ".join(reprlib.repr(value).split())
+    return " ".join(_REPR.repr(value).split())
 
 
-def _children(value: Any) -> Iterator[tuple[str, object]]:
+def _children(value: Any, inside: bool) -> Iterator[tuple[str, object]]:
     if isinstance(value, Mapping):
         for key in value:
             yield f"[key {short_repr(key)}]", key
@@ -69,6 +80,16 @@ def _children(value: Any) -> Iterator[tuple[str, object]]:
     elif isinstance(value, (set, frozenset)):
         for child in value:
             yield f"[{short_repr(child)}]", child
+    elif isinstance(value, functools.partial):
+        yield ".func", value.func
+        yield ".args", value.args
+        yield ".keywords", value.keywords
+    elif isinstance(value, MethodType):
+        yield ".__self__", value.__self__
+    elif isinstance(value, FunctionType) and inside:
+        variables = inspect.getclosurevars(value)
+        for variable, child in {**variables.nonlocals, **variables.globals}.items():
+            yield f" (its variable {variable!r})", child
     if not isinstance(value, type):
         yield from _attributes(value)
 

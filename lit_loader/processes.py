@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import os
-import signal
 import time
-import warnings
-from collections.abc import Iterator, Sequence
-from multiprocessing import reduction
+from collections.abc import Sequence
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
-from typing import Final
+from typing import Final, Protocol
 
-from lit_loader.errors import TransportError
-from lit_loader.fork_guard import unguarded_fork
-from lit_loader.handover import Links, Payload
+from lit_loader.handover import CarryByValueError, Links, Payload
+from lit_loader.launcher import Launcher, can_launch
 from lit_loader.loading import Recipe
-from lit_loader.places import find_failure, short_repr
+from lit_loader.pickling import can_carry_by_value, importable_main, main_is_importable
+from lit_loader.quiet_start import quiet_start
 from lit_loader.worker import worker_main
 
-__all__ = ["STOP_GRACE", "TERMINATE_GRACE", "end_processes", "start_worker"]
+__all__ = [
+    "STOP_GRACE",
+    "TERMINATE_GRACE",
+    "DirectStarter",
+    "Starter",
+    "WorkerProcess",
+    "end_processes",
+    "make_starter",
+]
 
 STOP_GRACE: Final = 2.0
 """Seconds that a worker has to finish the sample it is in, before it is terminated."""
@@ -29,58 +34,116 @@ STOP_GRACE: Final = 2.0
 TERMINATE_GRACE: Final = 1.0
 """Seconds that a terminated worker has before it is killed."""
 
-_USERS: Final = ("dataset", "collate_fn", "worker_init_fn", "reseed_fn")
-"""The parts of a recipe that come from the user, and so may be such as cannot be pickled."""
+
+class WorkerProcess(Protocol):
+    """What a pool does with a worker's process."""
+
+    @property
+    def pid(self) -> int | None:
+        """Process id."""
+
+    @property
+    def sentinel(self) -> int:
+        """Can be read from when the process has ended."""
+
+    @property
+    def exitcode(self) -> int | None:
+        """Exit code, or minus the signal's number."""
+
+    def is_alive(self) -> bool:
+        """Whether the process runs."""
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+
+    def join(self) -> None:
+        """Wait for the end."""
+
+    def close(self) -> None:
+        """Let go of the sentinel."""
 
 
-def start_worker(context: BaseContext, links: Links, recipe: Recipe) -> BaseProcess:
-    """Start one worker.
+class Starter(Protocol):
+    """Where workers come from."""
+
+    def start_all(self, workers: Sequence[int], generation: int) -> Sequence[WorkerProcess]:
+        """Start the workers of these numbers."""
+
+    def close(self) -> None:
+        """Let go of everything; the workers must have ended."""
+
+
+def make_starter(context: BaseContext, links: Sequence[Links], recipe: Recipe) -> Starter:
+    """Choose where the workers come from.
+
+    Args:
+        context: The start method.
+        links: What connects each worker with the parent, by number.
+        recipe: What the workers make.
+    """
+    if can_launch(context):
+        return Launcher(context, links, Payload(recipe), worker_main)
+    return DirectStarter(context, links, recipe)
+
+
+class DirectStarter:
+    """Starts workers as children of this process.
+
+    That is as clean as a launcher under "spawn" and "forkserver", which begin with a new
+    interpreter. A worker that is started later gets the dataset as it is in this process then.
 
     Raises:
-        TransportError: Something of the user's cannot be pickled, which every start method but
-            "fork" needs; names the option and the place in it.
+        TransportError: On starting: something of the user's cannot be pickled, which every start
+            method but "fork" needs; names the option and the place in it.
     """
-    process: BaseProcess = context.Process(  # type: ignore[attr-defined]
-        target=worker_main,
-        args=(links, Payload(recipe)),
-        name=f"lit_loader worker {links.worker}",
-        daemon=True,
-    )
-    try:
-        with unguarded_fork(), _quiet_start(context):
-            process.start()
-    except Exception as error:
-        raise _explained(error, recipe, context) from error
-    return process
 
+    def __init__(self, context: BaseContext, links: Sequence[Links], recipe: Recipe) -> None:
+        self._context = context
+        self._links = links
+        self._recipe = recipe
+        self._by_value = can_carry_by_value() and not main_is_importable()
 
-def _explained(error: Exception, recipe: Recipe, context: BaseContext) -> Exception:
-    """Name what cannot be pickled, if that is why a start has failed."""
-    for name in _USERS:
-        value = getattr(recipe, name)
+    def start_all(self, workers: Sequence[int], generation: int) -> list[BaseProcess]:
+        """Start the workers of these numbers."""
+        started: list[BaseProcess] = []
         try:
-            _try_to_pickle(value)
-        except Exception as refusal:
-            place = find_failure(value, refusal, _try_to_pickle, name)
-            return TransportError(
-                f"{place.path}: {short_repr(place.value)} cannot be pickled, as the start method "
-                f"{context.get_start_method()!r} needs ({type(place.error).__name__}: "
-                f"{place.error}); define it at the top level of a module, or use "
-                "multiprocessing_context='fork'"
-            )
-    return error
-
-
-def _try_to_pickle(value: object) -> None:
-    try:
-        reduction.ForkingPickler.dumps(value)
-    except RuntimeError as error:
-        # Locks, queues and the like can be pickled at a process's start, and only then.
-        if "inheritance" not in str(error):
+            for worker in workers:
+                started.append(self._start(worker, generation))
+        except BaseException:
+            for process in started:
+                process.kill()
+                process.join()
+                process.close()
             raise
+        return started
+
+    def _start(self, worker: int, generation: int) -> BaseProcess:
+        try:
+            return self._start_process(worker, generation)
+        except CarryByValueError:
+            self._by_value = True
+        return self._start_process(worker, generation)
+
+    def _start_process(self, worker: int, generation: int) -> BaseProcess:
+        links = dataclasses.replace(self._links[worker], generation=generation)
+        process: BaseProcess = self._context.Process(  # type: ignore[attr-defined]
+            target=worker_main,
+            args=(links, Payload(self._recipe, self._by_value)),
+            name=f"lit_loader worker {worker}",
+            daemon=True,
+        )
+        with quiet_start(self._context), importable_main():
+            process.start()
+        return process
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
-def end_processes(processes: Sequence[BaseProcess], results: int) -> None:
+def end_processes(processes: Sequence[WorkerProcess], results: int) -> None:
     """Wait for processes that have been told to stop; end by growing force those that do not.
 
     Args:
@@ -100,7 +163,7 @@ def end_processes(processes: Sequence[BaseProcess], results: int) -> None:
         process.close()
 
 
-def _join(processes: list[BaseProcess], timeout: float | None, results: int) -> None:
+def _join(processes: list[WorkerProcess], timeout: float | None, results: int) -> None:
     """Wait until all have ended, or the time is up."""
     deadline = None if timeout is None else time.monotonic() + timeout
     waiting = {process.sentinel for process in processes}
@@ -112,32 +175,3 @@ def _join(processes: list[BaseProcess], timeout: float | None, results: int) -> 
         if results in ready:
             os.read(results, 1 << 16)
         waiting.difference_update(ready)
-
-
-@contextlib.contextmanager
-def _quiet_start(context: BaseContext) -> Iterator[None]:
-    """Start a process with signals held back until it has reset its handlers.
-
-    Without, a Ctrl-C in that moment would run the parent's handler in the worker. Helper processes
-    of multiprocessing are started beforehand, or they would keep the signals blocked for good.
-    """
-    method = context.get_start_method()
-    if method == "forkserver":
-        from multiprocessing import forkserver
-
-        forkserver.ensure_running()
-    if method != "fork":
-        from multiprocessing import resource_tracker
-
-        resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
-    try:
-        with warnings.catch_warnings():
-            # Python 3.12 warns of any fork while threads live, and torch always has some. What
-            # could go wrong in the child is locks held by them; the worker takes none of those.
-            warnings.filterwarnings(
-                "ignore", message=".*multi-threaded.*fork", category=DeprecationWarning
-            )
-            yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

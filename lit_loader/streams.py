@@ -1,11 +1,15 @@
-"""Lending the global random generators out within a process, and taking them back unchanged.
+"""Random generators put back to where they were.
 
-With ``num_workers=0`` batches are made in the parent, whose own generators must not notice.
+With ``num_workers=0`` batches are made in the parent, whose own global generators must not notice:
+they are lent out and taken back unchanged (`preserved`, `OwnStreams`). And an attempt to read a
+sample that failed must not have drawn anything: `Rewind`.
 """
 
 from __future__ import annotations
 
+import ctypes
 import random
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any, NamedTuple
@@ -15,7 +19,7 @@ import torch
 
 from lit_loader.seeding import seed_streams
 
-__all__ = ["OwnStreams", "preserved"]
+__all__ = ["OwnStreams", "Rewind", "preserved"]
 
 _mtrand: Any = np.random.mtrand  # NumPy's stubs do not know all of its functions
 
@@ -97,6 +101,102 @@ def _install(streams: _Streams) -> None:
     _set_reserve(streams.reserve)
     torch.default_generator.set_state(streams.torch)
     random.setstate(streams.python)
+
+
+class Rewind:
+    """Takes random generators back to a mark: the three global ones, and others at will.
+
+    Made to be marked before every sample: 11 us for the global generators.
+
+    Args:
+        held: Further generators, of the kinds that `lit_loader.generators` finds. One that cannot
+            tell its state (``random.SystemRandom``) is left alone.
+    """
+
+    def __init__(self, held: Iterable[object] = ()) -> None:
+        own: list[object] = [_python, _mtrand._rand, torch.default_generator]
+        self._tapes = [tape for each in (*own, *held) if (tape := _tape(each)) is not None]
+        self._marks: list[Any] = []
+
+    def mark(self) -> None:
+        """Note where the generators are."""
+        self._marks = [read() for read, _ in self._tapes]
+
+    def back(self) -> None:
+        """Take them back to the last mark; may be called again."""
+        for (_, write), mark in zip(self._tapes, self._marks, strict=True):
+            write(mark)
+
+
+_python: Any = random.seed.__self__  # type: ignore[attr-defined]
+_Tape = tuple[Callable[[], Any], Callable[[Any], object]]
+
+
+def _tape(generator: Any) -> _Tape | None:
+    """Give the functions that read and write a generator's state; None if it has none."""
+    if isinstance(generator, torch.Generator):
+        return generator.get_state, generator.set_state
+    if isinstance(generator, random.Random):
+        try:
+            generator.getstate()
+        except NotImplementedError:
+            return None
+        return generator.getstate, generator.setstate
+    if isinstance(generator, np.random.RandomState):
+        return lambda: _get_legacy(generator), lambda mark: _set_legacy(generator, mark)
+    if isinstance(generator, np.random.BitGenerator):
+        return lambda: _get_bits(generator), lambda mark: _set_bits(generator, mark)
+    return None
+
+
+def _get_legacy(generator: Any) -> tuple[Any, Any]:
+    """Read a RandomState: its bit generator's state, and the normal deviate in reserve."""
+    if not _stand_in_works():
+        return None, generator.get_state(legacy=False)
+    # Asked for each time: batches of num_workers=0 are made with a spare one.
+    return _get_bits(generator._bit_generator), _get_behind_stand_in(generator)
+
+
+def _set_legacy(generator: Any, mark: tuple[Any, Any]) -> None:
+    bits, reserve = mark
+    if bits is None:
+        generator.set_state(reserve)
+    else:
+        _set_bits(generator._bit_generator, bits)
+        _set_behind_stand_in(generator, reserve)
+
+
+# Key and position of a Mersenne Twister, at the address that NumPy publishes for callers in C.
+_TWISTER_BYTES = 625 * 4
+
+
+def _get_bits(bits: Any) -> Any:
+    if type(bits) is np.random.MT19937 and _twister_can_be_copied():
+        return ctypes.string_at(bits.ctypes.state_address, _TWISTER_BYTES)
+    return bits.state
+
+
+def _set_bits(bits: Any, mark: Any) -> None:
+    if isinstance(mark, bytes):
+        ctypes.memmove(bits.ctypes.state_address, mark, _TWISTER_BYTES)
+    else:
+        bits.state = mark
+
+
+@cache
+def _twister_can_be_copied() -> bool:
+    """Check once a process that a Mersenne Twister's state is what lies at its address.
+
+    Where it is not, `Rewind` is slower by 30 us for each one and as exact.
+    """
+    try:
+        ours, theirs = np.random.MT19937(1), np.random.MT19937(2)
+        theirs.random_raw(1000)  # past the first block, and within the second
+        mark = ctypes.string_at(theirs.ctypes.state_address, _TWISTER_BYTES)
+        ctypes.memmove(ours.ctypes.state_address, mark, _TWISTER_BYTES)
+        return bool((ours.random_raw(2000) == theirs.random_raw(2000)).all())
+    except Exception:
+        return False
 
 
 # Swapping the bit generator is cheap; reading or writing a Mersenne Twister's state as a dict takes

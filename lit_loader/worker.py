@@ -21,8 +21,8 @@ import contextlib
 import multiprocessing
 import os
 import select
-import signal
 import threading
+import time
 from collections import deque
 from typing import Any, Final, NoReturn
 
@@ -56,7 +56,9 @@ from lit_loader.messages import (
     unpack_indices,
 )
 from lit_loader.position import ReadPoint
+from lit_loader.quiet_start import reset_signals
 from lit_loader.seeding import seed_worker
+from lit_loader.stacks import write_stacks_to
 
 __all__ = ["worker_main"]
 
@@ -70,7 +72,8 @@ class _Stopped(Exception):
 
 def worker_main(links: Links, payload: Payload) -> None:
     """Be a worker until told to stop, or until the parent is gone."""
-    _reset_signals()
+    reset_signals()
+    write_stacks_to(links.stacks.fd)
     _follow_parent(links.parent)
     _yield_to_parent()
     torch.set_num_threads(1)
@@ -83,17 +86,6 @@ def worker_main(links: Links, payload: Payload) -> None:
         contextlib.suppress(BrokenPipeError, BlockingIOError, _Stopped),
     ):
         _Worker(links, payload).run()
-
-
-def _reset_signals() -> None:
-    """Ignore Ctrl-C (it is the parent's to act on), and never run a handler of the parent's."""
-    signal.set_wakeup_fd(-1)
-    for number in signal.valid_signals():
-        if callable(signal.getsignal(number)):
-            signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
 
 
 def _yield_to_parent() -> None:
@@ -159,7 +151,8 @@ class _Worker:
         self._inbox: deque[Message] = deque()
         self._control_poll = select.poll()
         self._control_poll.register(self._control, select.POLLIN)
-        self._number = -1
+        self._task: Task | None = None
+        self._times: list[int] = []
         self._loader: BatchLoader | None = None
         self._broken: Failure | None = None
         self._initialise(links, payload)
@@ -187,7 +180,12 @@ class _Worker:
             self._board.enter(self._id, Stage.IDLE, -1)
             message = self._receive()
             if isinstance(message, Task):
-                if message.generation == self._progress.generation:
+                # Looked at before the task is announced on the board: one that the parent has seen
+                # neither there nor done, it issues again, and this one is void.
+                if (message.generation, message.issue) == (
+                    self._progress.generation,
+                    self._board.issue,
+                ):
                     with _IF_CANCELLED:
                         self._serve(message)
             elif isinstance(message, Attend):
@@ -224,8 +222,9 @@ class _Worker:
 
     def _serve(self, task: Task) -> None:
         """Make the task's batch, or write down why there is none."""
-        self._number = task.number
-        self._board.enter(self._id, Stage.FETCHING, task.number)
+        self._task = task
+        self._times = [self._enter(Stage.FETCHING)]
+        self._progress.begin()
         writer = self._writer(task.offset, task.capacity)
         indices = None
         if self._broken is not None:
@@ -236,7 +235,7 @@ class _Worker:
                 indices = unpack_indices(writer.memory[: task.nbytes])
             writer.reset()
             batch = self._load(task, indices, writer)
-            self._board.enter(self._id, Stage.ENCODING, task.number)
+            self._times.append(self._enter(Stage.ENCODING))
             offset, at, nbytes = self._encode(batch, task, writer)
         except (Cancelled, _Stopped):
             raise
@@ -265,7 +264,13 @@ class _Worker:
         )
 
     def _on_collate(self) -> None:
-        self._board.enter(self._id, Stage.COLLATING, self._number)
+        now = self._enter(Stage.COLLATING)
+        self._progress.finish(now)
+        self._times.append(now)
+
+    def _enter(self, stage: int) -> int:
+        assert self._task is not None
+        return self._board.enter(self._id, stage, self._task.number, self._task.issue)
 
     def _encode(self, batch: Any, task: Task, writer: SlotWriter) -> tuple[int, int, int]:
         """Write the batch into the task's slot, or into a larger one that the parent grants."""
@@ -274,7 +279,7 @@ class _Worker:
             try:
                 return (offset, *encode(batch, writer))
             except SlotFull as full:
-                self._send(Grow(self._id, task.generation, task.number, full.nbytes))
+                self._send(Grow(self._id, task.generation, task.number, task.offset, full.nbytes))
                 grant = self._await_grant(task)
                 offset = grant.offset
                 writer = self._writer(grant.offset, grant.capacity)
@@ -311,8 +316,27 @@ class _Worker:
 
     def _send_result(self, task: Task, status: int, offset: int, at: int, nbytes: int) -> None:
         samples = 0 if self._loader is None else self._loader.samples
+        times = [*self._times, time.monotonic_ns()]
+        # A batch that failed, or was omitted, has not been through all stages.
+        times += times[-1:] * (4 - len(times))
+        began, fetched, collated, encoded = times
         self._send(
-            Result(status, self._id, task.generation, task.number, offset, at, nbytes, samples)
+            Result(
+                status,
+                self._id,
+                task.generation,
+                task.number,
+                offset,
+                at,
+                nbytes,
+                samples,
+                began,
+                fetched - began,
+                collated - fetched,
+                encoded - collated,
+                self._progress.slowest,
+                self._progress.slowest_at,
+            )
         )
 
     def _send(self, message: Result | Ack | Grow) -> None:

@@ -1,4 +1,4 @@
-"""The parent's side of the workers: start, feed, watch, resume and stop them.
+"""The parent's side of the workers: start, feed, watch, replace, resume and stop them.
 
 ::
 
@@ -9,32 +9,39 @@
 - :meth:`WorkerPool.submit` takes a slot, writes the indices into it and sends the task.
 - :meth:`WorkerPool.receive` waits in one ``poll`` for results, for a worker's death and for
   :meth:`WorkerPool.wake`; nothing is looked at in intervals.
+- :meth:`WorkerPool.replace` puts a new process in the place of one that has ended, and issues again
+  what that one may have had (:mod:`lit_loader.flights`).
 - One thread may submit while another receives. Everything else is for one thread at a time.
-- A slot in flight belongs to the pool until its result is in, or until every worker has
-  acknowledged a newer generation; only then can nobody write into it any more.
+- A slot in flight belongs to the pool until its result is in, or until nobody can write into it any
+  more: every worker has acknowledged a newer generation, or has done a task of a newer issue.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import multiprocessing
 import os
 import select
+import termios
 import threading
 import time
 import weakref
+from array import array
 from collections import deque
+from collections.abc import Sequence
 from multiprocessing.context import BaseContext
-from multiprocessing.process import BaseProcess
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_loader.arena import Arena, Slot
-from lit_loader.board import BoardRow, StatusBoard, board_bytes
+from lit_loader.arena import Arena
+from lit_loader.board import BoardRow, Stage, StatusBoard, board_bytes
 from lit_loader.errors import LoaderError
 from lit_loader.failure import Failure
+from lit_loader.flights import Flight, Flights
 from lit_loader.handover import Descriptor, Links
 from lit_loader.loading import Recipe
 from lit_loader.messages import (
@@ -47,18 +54,21 @@ from lit_loader.messages import (
     Result,
     Resume,
     Status,
-    Stop,
     Task,
     pack_indices,
     unpack,
 )
 from lit_loader.outbox import Outbox
-from lit_loader.processes import end_processes, start_worker
+from lit_loader.pool_resources import READ_AT_ONCE, PoolResources
+from lit_loader.processes import make_starter
+from lit_loader.stacks import DUMP_SIGNAL
 
 __all__ = ["Outcome", "WorkerDeath", "WorkerPool"]
 
-_READ_AT_ONCE: Final = 64 * SIZE
 _WAKE: Final = b"w"
+
+_DUMP_TIME: Final = 1.0
+"""Seconds that a hung worker has to write its stacks, before it is killed."""
 
 
 class Outcome(NamedTuple):
@@ -72,6 +82,9 @@ class Outcome(NamedTuple):
         failure: What went wrong in the worker, or None. Neither memory nor failure: the worker's
             share of an iterable dataset has ended.
         samples: Samples of the batch.
+        error: What the parent itself raises in the batch's place, or None.
+        result: The worker's message, or None.
+        arrived: ``time.monotonic_ns()`` when it was read.
     """
 
     number: int
@@ -80,6 +93,9 @@ class Outcome(NamedTuple):
     nbytes: int
     failure: Failure | None
     samples: int = 0
+    error: BaseException | None = None
+    result: Result | None = None
+    arrived: int = 0
 
 
 class WorkerDeath(Exception):
@@ -88,16 +104,28 @@ class WorkerDeath(Exception):
     Attributes:
         worker: Its number.
         pid: Its process id.
-        exitcode: As in :attr:`multiprocessing.Process.exitcode`.
+        exitcode: As in :attr:`multiprocessing.Process.exitcode`; None: not known.
         row: Its last row of the status board.
+        stack: The Python stacks it wrote, or "".
+        peak_memory: Bytes that were resident at most; 0: not known.
     """
 
-    def __init__(self, worker: int, pid: int, exitcode: int, row: BoardRow) -> None:
+    def __init__(
+        self,
+        worker: int,
+        pid: int,
+        exitcode: int | None,
+        row: BoardRow,
+        stack: str = "",
+        peak_memory: int = 0,
+    ) -> None:
         super().__init__(worker, pid, exitcode, row)
         self.worker = worker
         self.pid = pid
         self.exitcode = exitcode
         self.row = row
+        self.stack = stack
+        self.peak_memory = peak_memory
 
 
 class WorkerPool:
@@ -111,6 +139,7 @@ class WorkerPool:
         seed: Base seed of the workers' own seeds.
         dealt: Tasks are sent to a worker by number instead of being pulled.
         slot_bytes: Bytes a slot, None for the arena's own choice.
+        memory_budget: Bytes of shared memory to stay within, None for no limit.
 
     Raises:
         LoaderError: No worker can be started from here, or there is no memory.
@@ -125,6 +154,7 @@ class WorkerPool:
         seed: int,
         dealt: bool,
         slot_bytes: int | None = None,
+        memory_budget: int | None = None,
     ) -> None:
         if multiprocessing.current_process().daemon:
             raise LoaderError(
@@ -135,23 +165,35 @@ class WorkerPool:
         self._generation = 1
         self._cancelling = threading.RLock()  # the garbage collector may end up in there again
         self._outbox = Outbox()
-        self._in_flight: dict[int, list[Slot]] = {}
+        self._sending = threading.RLock()  # what is under way, and its issue, change together
+        self._missing: set[int] | None = None  # in a resume handshake: who has not acknowledged
+        self._points: dict[int, Any] = {}  # where readers that were replaced are to begin
         self._events: deque[Result | Ack | Grow] = deque()
         size = board_bytes(num_workers)
-        self._arena = Arena(size, in_flight, slot_bytes=slot_bytes)
+        self._arena = Arena(size, in_flight, slot_bytes=slot_bytes, budget=memory_budget)
+        self._flights = Flights(self._arena, num_workers, dealt)
         self._keep = in_flight + 2
         self._board = StatusBoard(self._arena.board)
         self._board.generation = self._generation
-        self._own = _Resources(self._arena, self._board)
+        self._own = PoolResources(self._arena, self._board)
         self._finalizer = weakref.finalize(self, self._own.close)
         try:
             self._start(recipe, context, seed, dealt)
+        except OSError as error:
+            self.close()
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise LoaderError(
+                    f"num_workers={num_workers} need more open files than may be had (3 a worker "
+                    "and some): raise the limit (ulimit -n), or use fewer workers"
+                ) from error
+            raise
         except BaseException:
             self.close()
             raise
 
     def _start(self, recipe: Recipe, context: BaseContext, seed: int, dealt: bool) -> None:
         own = self._own
+        own.stacks.open()
         # Dealt tasks have no pipe of their own: nobody would ever read it empty.
         tasks, own.tasks = (None, None) if dealt else own.pipe()
         self._results, results = own.pipe()
@@ -164,28 +206,34 @@ class WorkerPool:
         self._poll.register(self._results, select.POLLIN)
         self._poll.register(self._woken, select.POLLIN)
         self._control: list[int] = []
-        self._workers_by_sentinel: dict[int, int] = {}
+        self._control_ends: list[int] = []
+        links = []
         for worker in range(self.num_workers):
             control, to_control = own.pipe()
             os.set_blocking(control, True)
             self._control.append(to_control)
+            self._control_ends.append(control)
             own.controls.append(to_control)
-            links = Links(
-                worker=worker,
-                num_workers=self.num_workers,
-                seed=seed + worker,
-                generation=self._generation,
-                parent=os.getpid(),
-                arena=Descriptor(self._arena.fd),
-                mapped=self._arena.mapped,
-                board_bytes=len(self._arena.board),
-                tasks=None if tasks is None else Descriptor(tasks),
-                control=Descriptor(control),
-                results=Descriptor(results),
+            links.append(
+                Links(
+                    worker=worker,
+                    num_workers=self.num_workers,
+                    seed=seed + worker,
+                    generation=self._generation,
+                    parent=os.getpid(),
+                    arena=Descriptor(self._arena.fd),
+                    mapped=self._arena.mapped,
+                    board_bytes=len(self._arena.board),
+                    tasks=None if tasks is None else Descriptor(tasks),
+                    control=Descriptor(control),
+                    results=Descriptor(results),
+                    stacks=Descriptor(own.stacks.fd),
+                )
             )
-            process = start_worker(context, links, recipe)
-            own.processes.append(process)
-            self._workers_by_sentinel[process.sentinel] = worker
+        self._imports = context.get_start_method() != "fork"
+        own.starter = make_starter(context, links, recipe)
+        own.processes.extend(own.starter.start_all(range(self.num_workers), self._generation))
+        for process in own.processes:
             self._poll.register(process.sentinel, select.POLLIN)
 
     @property
@@ -196,6 +244,26 @@ class WorkerPool:
     def rows(self) -> list[BoardRow]:
         """What every worker is doing."""
         return [self._board.read(worker) for worker in range(self.num_workers)]
+
+    @property
+    def unread(self) -> int:
+        """Results that workers have sent and nobody has read yet."""
+        count = array("i", [0])
+        fcntl.ioctl(self._results, termios.FIONREAD, count)
+        return count[0] // SIZE + len(self._events)
+
+    @property
+    def shared_memory(self) -> int:
+        """Bytes of real memory in the arena, at most."""
+        return self._arena.resident
+
+    def room(self, undelivered: int) -> int:
+        """How many more tasks the memory budget allows, with so many not given out yet."""
+        return self._arena.room(undelivered)
+
+    def overrun(self) -> str | None:
+        """Say, once, that the memory budget cannot be kept; None: nothing to say."""
+        return self._arena.overrun()
 
     def submit(
         self, number: int, indices: Any, epoch: int, seed: int, worker: int | None = None
@@ -212,13 +280,26 @@ class WorkerPool:
         Raises:
             Exception: The indices cannot be pickled.
         """
-        packed = b"" if indices is None else pack_indices(indices)
-        slot = self._arena.acquire(len(packed))
-        if packed:
-            slot.view[: len(packed)] = packed
-        self._in_flight[number] = [slot]
-        task = Task(self._generation, number, epoch, seed, slot.offset, slot.capacity, len(packed))
-        pipe = self._own.tasks if worker is None else self._control[worker]
+        with self._sending:
+            if indices is None and worker is not None and self._points:
+                indices = self._points.pop(worker, None)
+            packed = b"" if indices is None else pack_indices(indices)
+            self._send(Flight(number, packed, epoch, seed, worker))
+
+    def _send(self, flight: Flight) -> None:
+        """Send a task with a fresh slot."""
+        slot = self._flights.prepare(flight)
+        task = Task(
+            self._generation,
+            flight.number,
+            flight.epoch,
+            flight.seed,
+            slot.offset,
+            slot.capacity,
+            len(flight.packed),
+            flight.issue,
+        )
+        pipe = self._own.tasks if flight.worker is None else self._control[flight.worker]
         assert pipe is not None, "a task is dealt to a worker, or pulled from the task pipe"
         self._outbox.send(pipe, task.pack())
 
@@ -245,12 +326,14 @@ class WorkerPool:
             if isinstance(event, Grow):
                 self._grow(event)
             elif isinstance(event, Result) and event.generation == self._generation:
-                return self._outcome(event)
+                outcome = self._outcome(event)
+                if outcome is not None:
+                    return outcome
 
     def _read_results(self) -> bool:
         """Take in what workers have sent; returns whether there was anything."""
         try:
-            data = os.read(self._results, _READ_AT_ONCE)
+            data = os.read(self._results, READ_AT_ONCE)
         except BlockingIOError:
             return False
         self._outbox.flush()
@@ -283,26 +366,43 @@ class WorkerPool:
         raise self._death(min(fds))
 
     def _death(self, sentinel: int) -> WorkerDeath:
-        worker = self._workers_by_sentinel[sentinel]
-        process = self._own.processes[worker]
+        processes = self._own.processes
+        worker = next(w for w, process in enumerate(processes) if process.sentinel == sentinel)
+        process = processes[worker]
         process.join()
-        row = self._board.read(worker)
-        return WorkerDeath(worker, process.pid or 0, process.exitcode or 0, row)
+        return WorkerDeath(
+            worker,
+            process.pid or 0,
+            process.exitcode,
+            self._board.read(worker),
+            self._own.stacks.take(),
+            getattr(process, "peak_memory", 0),
+        )
 
-    def _outcome(self, result: Result) -> Outcome:
-        slots = self._in_flight.pop(result.number)
-        slot = next(slot for slot in slots if slot.offset == result.offset)
-        for other in slots:
-            if other is not slot:
-                self._arena.release(other, used=False)
+    def _outcome(self, result: Result) -> Outcome | None:
+        """Take a result in; None for one that does not count any more."""
+        slot = self._flights.land(result)
+        if slot is None:
+            return None
         end = result.at + result.nbytes
         if result.status == Status.BATCH:
             memory = self._arena.lease(slot, end)
-            return Outcome(result.number, memory, result.at, result.nbytes, None, result.samples)
+            return Outcome(
+                result.number,
+                memory,
+                result.at,
+                result.nbytes,
+                None,
+                result.samples,
+                None,
+                result,
+                time.monotonic_ns(),
+            )
         failure = None
         if result.status == Status.FAILURE:
             failure = Failure.unpack(slot.memory[result.at : end].tobytes())
-        self._arena.release(slot)
+        # A batch that failed late has filled nobody knows how much of its slot.
+        self._arena.release(slot, used=failure is None)
         return Outcome(result.number, None, 0, 0, failure)
 
     def _grow(self, message: Grow) -> None:
@@ -310,13 +410,117 @@ class WorkerPool:
         if message.generation != self._generation:
             return
         try:
-            slot = self._arena.acquire(message.nbytes)
+            slot = self._flights.grow(message)
         except LoaderError:
-            grant = Grant(message.generation, message.number, 0, 0)
-        else:
-            self._in_flight[message.number].append(slot)
-            grant = Grant(message.generation, message.number, slot.offset, slot.capacity)
+            slot = None  # the worker says so
+        offset, capacity = (0, 0) if slot is None else (slot.offset, slot.capacity)
+        grant = Grant(message.generation, message.number, offset, capacity)
         self._outbox.send(self._control[message.worker], grant.pack())
+
+    def replace(self, worker: int, point: Any = None, without: int | None = None) -> None:
+        """Put a new process in the place of a worker that has ended, and give it what that had.
+
+        Args:
+            worker: Its number.
+            point: Where a reader of an iterable dataset is to begin.
+            without: Number of a task that is not to be done again.
+
+        Raises:
+            LoaderError: No process can be started.
+        """
+        own = self._own
+        with self._sending:
+            while self._read_results():
+                pass
+            # What the one that is gone has asked for or acknowledged would be taken for another's.
+            self._events = deque(
+                event
+                for event in self._events
+                if not (isinstance(event, (Grow, Ack)) and event.worker == worker)
+            )
+            gone = own.processes[worker]
+            self._poll.unregister(gone.sentinel)
+            gone.close()
+            self._empty_control(worker)
+            self._board.clear(worker)
+            assert own.starter is not None
+            [process] = own.starter.start_all([worker], self._generation)
+            own.processes[worker] = process
+            self._poll.register(process.sentinel, select.POLLIN)
+            if self._missing is not None:
+                # It knows of nothing older, but waits like all others: it would take from the task
+                # pipe what is meant for those who are still in a sample.
+                self._missing.add(worker)
+                self._ask_to_resume([worker])
+                return
+            if without is not None:
+                self._flights.withdraw(without)
+            if self._own.tasks is not None:
+                self._flights.issue += 1
+                self._board.issue = self._flights.issue
+            # Only now: who has not announced a task yet finds that it is void.
+            lost = self._flights.lost_with(worker, self.rows(), self._results_read())
+            if lost and point is not None:
+                lost[0].packed = pack_indices(point)
+            elif point is not None:
+                self._points[worker] = point  # for the next task
+            for flight in lost:
+                self._send(flight)
+
+    def _empty_control(self, worker: int) -> None:
+        """Take out what was sent to a worker that is gone and did not read it."""
+        self._outbox.drop(self._control[worker])
+        end = self._control_ends[worker]
+        os.set_blocking(end, False)
+        with contextlib.suppress(BlockingIOError):
+            while os.read(end, READ_AT_ONCE):
+                pass
+        os.set_blocking(end, True)
+
+    def is_pending(self, number: int) -> bool:
+        """Whether a task is under way and has no result yet."""
+        while self._read_results():
+            pass
+        with self._sending:
+            pending = self._flights.pending(self._results_read())
+        return any(flight.number == number for flight in pending)
+
+    def _results_read(self) -> list[Result]:
+        """Results that have been read and not been given out."""
+        return [
+            event
+            for event in self._events
+            if isinstance(event, Result) and event.generation == self._generation
+        ]
+
+    def owing(self) -> dict[int, BoardRow]:
+        """Those workers from whom something is due, and what they are doing."""
+        rows = dict(enumerate(self.rows()))
+        if self._imports:  # the interpreter and torch: not the user's time
+            rows = {worker: row for worker, row in rows.items() if row.stage != Stage.STARTING}
+        if self._missing is not None:
+            return {worker: row for worker, row in rows.items() if worker in self._missing}
+        busy = {worker: row for worker, row in rows.items() if row.stage in Stage.BUSY}
+        begun = {row.number for row in busy.values()}
+        with self._sending:
+            pending = self._flights.pending(self._results_read())
+        due = {flight.worker for flight in pending if flight.number not in begun}
+        return {w: row for w, row in rows.items() if w in busy or w in due or None in due}
+
+    def end_hung(self, worker: int) -> WorkerDeath:
+        """End a worker that does not get on, having it write its stacks if it can."""
+        process = self._own.processes[worker]
+        self._own.stacks.take()
+        row = self._board.read(worker)
+        poll = select.poll()
+        poll.register(process.sentinel, select.POLLIN)
+        if process.is_alive():
+            os.kill(process.pid or 0, DUMP_SIGNAL)
+            if not poll.poll(_DUMP_TIME * 1000):
+                process.kill()
+        death = self._death(process.sentinel)
+        death.row = row
+        return death
 
     def wake(self) -> None:
         """Let a :meth:`receive` that waits in another thread return None."""
@@ -345,44 +549,55 @@ class WorkerPool:
             self._board.generation = self._generation
             self._outbox.clear()
 
-    def resume(self, timeout: float | None = None) -> bool:
-        """Begin a new epoch: every worker forgets older tasks and acknowledges.
+    def resume(self) -> None:
+        """Begin a new epoch: ask every worker to forget older tasks; see :meth:`resumed`."""
+        self.cancel()
+        self._missing = set(range(self.num_workers))
+        self._ask_to_resume(range(self.num_workers))
+
+    def _ask_to_resume(self, workers: Sequence[int]) -> None:
+        for worker in workers:
+            self._outbox.send(self._control[worker], Resume(self._generation).pack())
+        if self._own.tasks is not None:
+            # Only now: whoever takes one must find what it announces.
+            for _ in workers:
+                self._outbox.send(self._own.tasks, Attend().pack())
+
+    def resumed(self, timeout: float | None = None) -> bool | None:
+        """Wait until every worker has acknowledged the new epoch.
 
         Args:
             timeout: Seconds to wait at most; None waits for ever.
 
         Returns:
-            Whether all have acknowledged in time.
+            True when all have, None when the time is up.
 
         Raises:
             WorkerDeath: A worker is gone.
         """
-        self.cancel()
-        message = Resume(self._generation).pack()
-        for control in self._control:
-            self._outbox.send(control, message)
-        if self._own.tasks is not None:
-            for _ in self._control:
-                self._outbox.send(self._own.tasks, Attend().pack())
-        missing = set(range(self.num_workers))
         deadline = None if timeout is None else time.monotonic() + timeout
-        while missing:
+        assert self._missing is not None, "resume() comes first"
+        while self._missing:
             if not self._events and not self._read_results():
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
                 if not self._wait(left) and left == 0.0:
-                    return False
+                    return None
                 continue
             event = self._events.popleft()
             if isinstance(event, Ack) and event.generation == self._generation:
-                missing.discard(event.worker)
+                self._missing.discard(event.worker)
+        self._missing = None
         for control in self._control:
             self._outbox.send(control, Proceed().pack())
-        for slots in self._in_flight.values():
-            for slot in slots:
-                self._arena.release(slot, used=False)
-        self._in_flight.clear()
+        self._flights.clear()
+        self._points.clear()
         self._arena.trim(self._keep)
         return True
+
+    @property
+    def resuming(self) -> bool:
+        """Whether a new epoch has been announced, and not everybody has acknowledged it."""
+        return self._missing is not None
 
     @property
     def closed(self) -> bool:
@@ -397,63 +612,3 @@ class WorkerPool:
     def close(self) -> None:
         """Stop the workers and let go of everything; a second call does nothing."""
         self._finalizer()
-
-
-class _Resources:
-    """What must be given back when a pool ends; knows nothing of the pool, so that it can."""
-
-    def __init__(self, arena: Arena, board: StatusBoard) -> None:
-        self.pid = os.getpid()
-        self.processes: list[BaseProcess] = []
-        self._arena = arena
-        self._board = board
-        self._fds: list[int] = []
-        self.tasks: int | None = None
-        self.results = -1
-        self.controls: list[int] = []
-
-    def pipe(self) -> tuple[int, int]:
-        """Open a pipe that blocks at neither end; returns (read end, write end)."""
-        ends = os.pipe()
-        self._fds += ends
-        for end in ends:
-            os.set_blocking(end, False)
-        return ends
-
-    def close(self) -> None:
-        """End the processes, in steps of growing force; close the files."""
-        if os.getpid() != self.pid:
-            return  # a forked copy: everything here belongs to the process that made it
-        try:
-            self._ask_to_stop()
-            end_processes(self.processes, self.results)
-        except BaseException:
-            # Ctrl-C while waiting: no more patience, but nothing is left behind.
-            for process in self.processes:
-                with contextlib.suppress(ValueError):  # that one has ended and is let go of
-                    process.kill()
-                    process.join()
-            raise
-        finally:
-            self.processes.clear()
-            while self._fds:
-                os.close(self._fds.pop())
-            self._board.release()
-            self._arena.close()
-
-    def _ask_to_stop(self) -> None:
-        self._board.generation += 1
-        # Empty the pipes: full ones have no room for a Stop. A worker that finds its pipe empty
-        # ends, too.
-        for end in self._fds[::2]:
-            os.set_blocking(end, False)
-            with contextlib.suppress(BlockingIOError):
-                while os.read(end, _READ_AT_ONCE):
-                    pass
-        for control in self.controls:
-            with contextlib.suppress(OSError):
-                os.write(control, Stop().pack())
-        if self.tasks is not None:
-            for _ in self.controls:
-                with contextlib.suppress(OSError):
-                    os.write(self.tasks, Attend().pack())

@@ -115,6 +115,9 @@ def test_flags_and_numbers_are_normalised() -> None:
         {"num_replicas": 4, "rank": 3, "shard_tail": "keep"},
         {"seed": 2**64 - 1, "seeding": "sample"},
         {"pin_memory_device": "cuda:1"},
+        {"max_worker_restarts": 0, "memory_budget": 1},
+        {"on_sample_error": "skip", "max_sample_errors": 0},
+        {"sample_retries": 3, "retry_backoff": 0, "transient_errors": (KeyError,)},
     ],
 )
 def test_accepted(options: dict[str, object]) -> None:
@@ -182,6 +185,36 @@ REFUSED = [
     ({"num_replicas": 2}, "rank and num_replicas are given together or not at all, got rank=None"),
     ({"rank": 2, "num_replicas": 2}, "rank must be less than num_replicas, got rank=2 and num_rep"),
     ({"rank": 0, "num_replicas": 0}, "num_replicas must be a whole number of at least 1"),
+    ({"max_worker_restarts": -1}, "max_worker_restarts must be a whole number of at least 0, got"),
+    (
+        {"on_sample_error": "ignore"},
+        "on_sample_error must be one of 'raise', 'skip', 'replace', got on_sample_error='ignore'",
+    ),
+    ({"on_sample_error": None}, "on_sample_error must be one of 'raise', 'skip', 'replace', got"),
+    (
+        {"max_sample_errors": 3},
+        "max_sample_errors needs bad samples to be passed over: set on_sample_error to 'skip' or "
+        "'replace' or leave max_sample_errors at None, got max_sample_errors=3 and on_sample_error",
+    ),
+    (
+        {"on_sample_error": "skip", "max_sample_errors": -1},
+        "max_sample_errors must be a whole number of at least 0, got max_sample_errors=-1",
+    ),
+    ({"sample_retries": 0.5}, "sample_retries must be a whole number of at least 0, got sample_"),
+    ({"retry_backoff": -1}, "retry_backoff must be a finite number of seconds, 0 or more, got"),
+    ({"transient_errors": OSError}, "transient_errors must be a list of exception classes or of"),
+    ({"transient_errors": "OSError"}, "names, got transient_errors='OSError'"),
+    ({"transient_errors": [3]}, "names, got transient_errors=3"),
+    ({"transient_errors": [KeyboardInterrupt]}, "must be a list of exception classes or of their"),
+    ({"transient_errors": ["builtins.print"]}, "names, got transient_errors='builtins.print'"),
+    (
+        {"transient_errors": ["builtins.OSErorr"]},
+        "transient_errors holds a name that cannot be imported (AttributeError: module 'builtins' "
+        "has no attribute 'OSErorr'): write it as 'package.module.Class', got 'builtins.OSErorr'",
+    ),
+    ({"transient_errors": ["no.such"]}, "write it as 'package.module.Class', got 'no.such'"),
+    ({"transient_errors": ["a b"]}, "transient_errors holds a name that cannot be imported"),
+    ({"memory_budget": 0}, "memory_budget must be a whole number of at least 1, got memory_bud"),
     ({"num_worker": 4}, "unknown option 'num_worker': did you mean 'num_workers'?"),
     ({"colour": 4}, "unknown option 'colour': options are batch_size, shuffle, sampler, "),
 ]
@@ -219,6 +252,21 @@ def test_iterable_dataset_rules_out(name: str) -> None:
 def test_iterable_dataset_allows_unset_and_false_shuffle() -> None:
     LoaderConfig().check_dataset_kind(iterable=True)
     LoaderConfig(shuffle=False).check_dataset_kind(iterable=True)
+
+
+def test_iterable_dataset_rules_out_replacements() -> None:
+    LoaderConfig(on_sample_error="skip").check_dataset_kind(iterable=True)
+    config = LoaderConfig(on_sample_error="replace")
+    config.check_dataset_kind(iterable=False)
+    with pytest.raises(OptionError, match="use 'skip' or 'raise', got on_sample_error='replace'$"):
+        config.check_dataset_kind(iterable=True)
+
+
+def test_names_of_exceptions_become_classes() -> None:
+    names = ["builtins.ConnectionError", "subprocess:TimeoutExpired", KeyError]
+    config = LoaderConfig(transient_errors=names)
+    assert config.transient_errors == (ConnectionError, subprocess.TimeoutExpired, KeyError)
+    assert config.merged(batch_size=2).transient_errors == config.transient_errors
 
 
 # --- copies and conversions ---

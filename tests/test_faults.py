@@ -1,4 +1,8 @@
-"""What goes wrong in workers: said at once, with all that is known; and the next next() goes on."""
+"""What goes wrong in workers: said at once, with all that is known; and the next next() goes on.
+
+Deaths and hangs here are those that may not be healed (``max_worker_restarts=0``, or the budget is
+used up); how they are healed is in test_recovery.py and test_fault_matrix.py.
+"""
 
 from __future__ import annotations
 
@@ -91,8 +95,9 @@ def dying_at(index: int, how: str, once: Once) -> Any:
 @PERSISTENT
 def test_a_death_is_told_and_the_epoch_goes_on(how: str, persistent: bool, once: Once) -> None:
     with DataLoader(
-        Call(dying_at(9, how, once), 24), batch_size=2, num_workers=2, persistent_workers=persistent
-    ) as loader:
+        Call(dying_at(9, how, once), 24), batch_size=2, num_workers=2, max_worker_restarts=0,
+        persistent_workers=persistent,
+    ) as loader:  # fmt: skip
         iterator = iter(loader)
         found = [next(iterator).tolist() for _ in range(4)]
         with pytest.raises(WorkerDiedError) as caught:
@@ -110,8 +115,9 @@ def test_a_death_is_told_and_the_epoch_goes_on(how: str, persistent: bool, once:
 @PERSISTENT
 def test_a_death_in_a_stream(persistent: bool, once: Once) -> None:
     with DataLoader(
-        Counting(24, dying_at(13, "SIGKILL", once)), num_workers=2, persistent_workers=persistent
-    ) as loader:
+        Counting(24, dying_at(13, "SIGKILL", once)), num_workers=2, persistent_workers=persistent,
+        max_worker_restarts=0,
+    ) as loader:  # fmt: skip
         iterator, found, deaths = iter(loader), [], 0
         while True:
             try:
@@ -126,7 +132,12 @@ def test_a_death_in_a_stream(persistent: bool, once: Once) -> None:
 
 
 def test_out_of_order_nothing_is_lost_or_doubled(once: Once) -> None:
-    loader = DataLoader(Call(dying_at(11, "SIGKILL", once), 40), num_workers=3, in_order=False)
+    loader = DataLoader(
+        Call(dying_at(11, "SIGKILL", once), 40),
+        num_workers=3,
+        in_order=False,
+        max_worker_restarts=0,
+    )
     iterator, found, deaths = iter(loader), [], 0
     while True:
         try:
@@ -143,14 +154,16 @@ def test_every_worker_dies() -> None:
     def sample(index: int) -> int:
         os._exit(3)
 
-    iterator = iter(DataLoader(Call(sample, 4), num_workers=2))
+    iterator = iter(DataLoader(Call(sample, 4), num_workers=2, max_worker_restarts=0))
     for _ in range(3):
         with pytest.raises(WorkerDiedError, match="exited by itself with code 3"):
             next(iterator)
 
 
 def test_killed_while_idle() -> None:
-    with DataLoader(range(40), num_workers=2, persistent_workers=True) as loader:
+    with DataLoader(
+        range(40), num_workers=2, persistent_workers=True, max_worker_restarts=0
+    ) as loader:
         assert ints(loader) == list(range(40))
         victim = loader._workers.pool.pids[1]
         os.kill(victim, signal.SIGKILL)
@@ -169,7 +182,7 @@ def test_killed_from_outside_in_mid_epoch() -> None:
             gate.wait()
         return index
 
-    iterator = iter(DataLoader(Call(sample, 20), num_workers=2))
+    iterator = iter(DataLoader(Call(sample, 20), num_workers=2, max_worker_restarts=0))
     found = [int(next(iterator)) for _ in range(3)]
     for pid in worker_pids(iterator):
         os.kill(pid, signal.SIGKILL)
@@ -183,7 +196,9 @@ def test_killed_from_outside_in_mid_epoch() -> None:
 
 @pytest.mark.parametrize("method", METHODS[1:])
 def test_a_death_by_start_method(method: str) -> None:
-    loader = DataLoader(Exiting(), num_workers=1, multiprocessing_context=method)
+    loader = DataLoader(
+        Exiting(), num_workers=1, multiprocessing_context=method, max_worker_restarts=0
+    )
     with pytest.raises(WorkerDiedError, match="exited by itself with code 5.*fetching index 0"):
         next(iter(loader))
 
@@ -229,7 +244,9 @@ def test_a_timeout_names_worker_sample_and_duration() -> None:
             gate.wait()
         return index
 
-    loader = DataLoader(Call(sample, 12), batch_size=2, num_workers=1, timeout=0.6)
+    loader = DataLoader(
+        Call(sample, 12), batch_size=2, num_workers=1, timeout=0.6, max_worker_restarts=0
+    )
     iterator = iter(loader)
     assert next(iterator).tolist() == [0, 1]
     pids = worker_pids(iterator)
@@ -239,11 +256,9 @@ def test_a_timeout_names_worker_sample_and_duration() -> None:
     assert 0.5 < time.monotonic() - begun < PROMPT
     assert isinstance(caught.value, (TimeoutError, RuntimeError))
     said = str(caught.value)
-    assert "no batch arrived within timeout=0.6 s" in said
-    assert (
-        f"worker 0 (pid {pids[0]}) fetching index 3 (sample 1 of batch 1, indices [2, 3])" in said
-    )
-    assert ", for 0." in said
+    assert f"worker 0 (pid {pids[0]}) did not get on within timeout=0.6 s" in said
+    assert "it was fetching index 3 (sample 1 of batch 1, indices [2, 3]), for 1." in said
+    assert "in sample\n" in said  # the stack
     wait_gone(pids)
     gate.open()
     assert ints(iterator) == list(range(2, 12))
@@ -255,14 +270,18 @@ def test_a_timeout_in_collate_fn_says_so() -> None:
     def collate(samples: list[int]) -> None:
         hang()
 
-    iterator = iter(DataLoader(range(4), num_workers=1, collate_fn=collate, timeout=0.5))
+    iterator = iter(
+        DataLoader(range(4), num_workers=1, collate_fn=collate, timeout=0.5, max_worker_restarts=0)
+    )
     with pytest.raises(WorkerTimeoutError, match=r"collating \(batch 0, indices \[0\]\)"):
         next(iterator)
 
 
 def test_a_timeout_in_worker_init_fn_says_so() -> None:
-    loader = DataLoader(range(4), num_workers=1, worker_init_fn=lambda _: hang(), timeout=0.5)
-    with pytest.raises(WorkerTimeoutError, match=r"worker 0 \(pid \d+\) in worker_init_fn"):
+    loader = DataLoader(
+        range(4), num_workers=1, worker_init_fn=lambda _: hang(), timeout=0.5, max_worker_restarts=0
+    )
+    with pytest.raises(WorkerTimeoutError, match=r"worker 0 \(pid \d+\).*in worker_init_fn"):
         next(iter(loader))
 
 
@@ -281,12 +300,14 @@ def test_a_persistent_worker_that_hangs_when_the_epoch_begins() -> None:
             gate.wait()
         return index
 
-    with DataLoader(Call(sample, 8), num_workers=2, persistent_workers=True, timeout=0.5) as loader:
+    with DataLoader(
+        Call(sample, 8), num_workers=2, persistent_workers=True, timeout=0.5, max_worker_restarts=0
+    ) as loader:
         for _ in loader:
             assert hanging.wait()
             break
         pids = loader._workers.pool.pids
-        with pytest.raises(WorkerTimeoutError, match="did not leave the sample it is in within"):
+        with pytest.raises(WorkerTimeoutError, match="did not get on within.*done with batch"):
             next(iter(loader))
         wait_gone(pids)
         gate.open()
@@ -318,9 +339,9 @@ def test_an_error_in_worker_init_fn_reaches_the_consumer(persistent: bool) -> No
 @pytest.mark.parametrize("method", METHODS[1:])
 def test_what_cannot_be_pickled_is_named_at_the_start(method: str) -> None:
     dataset = Rows(4)
-    dataset.transforms = [print, lambda x: x]  # type: ignore[attr-defined]
+    dataset.transforms = [print, iter([]).__next__, (x for x in "ab")]  # type: ignore[attr-defined]
     iterator = iter(DataLoader(dataset, num_workers=2, multiprocessing_context=method))
-    with pytest.raises(TransportError, match=rf"dataset\.transforms\[1\].*method '{method}' needs"):
+    with pytest.raises(TransportError, match=rf"dataset\.transforms\[2\].*method '{method}' needs"):
         next(iterator)
 
 
@@ -484,7 +505,9 @@ def test_a_hung_worker_does_not_hang_close() -> None:
 def test_a_death_leaves_other_loaders_alone(once: Once) -> None:
     other = iter(DataLoader(range(30), num_workers=2))
     assert int(next(other)) == 0
-    iterator = iter(DataLoader(Call(dying_at(0, "SIGKILL", once), 2), num_workers=1))
+    iterator = iter(
+        DataLoader(Call(dying_at(0, "SIGKILL", once), 2), num_workers=1, max_worker_restarts=0)
+    )
     with pytest.raises(WorkerDiedError):
         next(iterator)
     assert ints(other) == list(range(1, 30))

@@ -14,23 +14,33 @@ PACKAGE = Path(__file__).parent.parent / "lit_loader"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     # words that all others use
-    ("errors", "messages", "seeding", "board", "context", "fork_guard", "outbox", "permutation",
-     "places", "position", "reductions", "slot"),
+    ("errors", "messages", "seeding", "board", "cgroup", "context", "forecast", "fork_guard",
+     "outbox", "permutation", "pickling", "places", "position", "reductions", "shared_file", "slot",
+     "slots", "sources", "stacks", "stream_locks"),
     # one stage of a batch's way each, and the options
     ("config", "sampling", "arena", "layout", "collate", "failure", "fetch", "generators",
-     "pin_memory", "reorder", "state", "statistics", "streams"),
+     "pin_memory", "quiet_start", "reorder", "sample_errors", "state", "statistics", "streams"),
+    ("tolerant_fetch",),
     # making one batch, carrying it; planning all of them
-    ("loading", "codec", "batch_plan"),
+    ("loading", "codec", "batch_plan", "flights"),
     ("handover",),
     # making batches in a worker process, and in the consumer's own
-    ("worker", "iterator"),
+    ("worker", "iterator", "launcher"),
+    # around the workers
     ("processes", "epochs"),
+    ("pool_resources",),
     ("worker_pool",),
-    ("engine", "diagnosis"),
+    ("diagnosis",),
+    ("recovery",),
+    ("engine",),
+    # the iterator with workers, and the workers that outlive one
     ("multiprocess",),
     ("persistent",),
+    # the public face
     ("loader",),
-    ("callbacks",),
+    ("callbacks", "predict"),
+    ("managed",),
+    ("migration",),
     ("datamodule",),
     ("apps",),
 )  # fmt: skip

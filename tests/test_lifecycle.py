@@ -32,7 +32,7 @@ from samples import (
 )
 
 import lit_loader
-from lit_loader import DataLoader
+from lit_loader import DataLoader, pool_resources
 from lit_loader import worker_pool as pool_module
 from lit_loader.errors import LoaderError
 
@@ -612,7 +612,7 @@ def test_an_interrupt_while_closing_leaves_nothing(monkeypatch: pytest.MonkeyPat
     next(iter(loader))
     assert loader._workers.pool is not None
     pids = set(loader._workers.pool.pids)
-    monkeypatch.setattr(pool_module, "end_processes", interrupted)
+    monkeypatch.setattr(pool_resources, "end_processes", interrupted)
     with pytest.raises(KeyboardInterrupt):
         loader.close()
     wait_gone(pids)

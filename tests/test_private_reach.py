@@ -28,6 +28,7 @@ REACHES = {
     "callbacks.py": {"fit_loop._restarting"},
     "collate.py": {"torch.utils.data._utils"},
     "generators.py": {"mtrand._rand"},
+    "launcher.py": {"process._popen"},
     "reductions.py": {
         "tensor._indices", "tensor._values", "obj._untyped_storage", "torch._C",
         "torch._make_per_tensor_quantized_tensor", "torch._make_per_channel_quantized_tensor",
@@ -181,3 +182,31 @@ def test_lightnings_mark_of_a_resumed_loop() -> None:
     assert loop.restarting is True
     loop._restarting = False
     assert loop.restarting is False
+
+
+def test_a_process_that_somebody_else_has_waited_for() -> None:
+    """launcher.py: wait4 tells a worker's peak memory; Popen.returncode spares a second wait."""
+    process = multiprocessing.get_context("fork").Process(target=os._exit, args=(7,))
+    process.start()
+    os.wait4(process.pid or 0, 0)
+    process._popen.returncode = 7  # type: ignore[attr-defined]
+    process.join()
+    assert process.exitcode == 7
+    process.close()
+
+
+def test_a_forked_daemon_may_have_children_if_it_is_none_any_more() -> None:
+    """launcher.py: documented of a process that was not started, which a child's own object is."""
+    process = multiprocessing.get_context("fork").Process(target=_child_of_a_daemon, daemon=True)
+    process.start()
+    process.join()
+    assert process.exitcode == 3
+    process.close()
+
+
+def _child_of_a_daemon() -> None:
+    multiprocessing.current_process().daemon = False
+    process = multiprocessing.get_context("fork").Process(target=os._exit, args=(3,))
+    process.start()
+    process.join()
+    os._exit(process.exitcode or 0)

@@ -18,7 +18,7 @@ from parity.tools import PROMPT, Gate
 from samples import METHODS, Call, Counting, Rows, ints, uncollated
 
 import lit_loader
-from lit_loader import DataLoader, processes
+from lit_loader import DataLoader, pool_resources, processes
 from lit_loader import arena as arena_module
 from lit_loader import worker_pool as pool_module
 from lit_loader.errors import LoaderError, TransportError
@@ -250,14 +250,14 @@ class Slow(Counting):
 
 def narrow_pipes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give every pipe of a pool one page, as the kernel does where a user has very many."""
-    original = pool_module._Resources.pipe
+    original = pool_resources.PoolResources.pipe
 
     def pipe(own: Any) -> tuple[int, int]:
         ends = original(own)
         fcntl.fcntl(ends[1], fcntl.F_SETPIPE_SZ, 4096)
         return ends
 
-    monkeypatch.setattr(pool_module._Resources, "pipe", pipe)
+    monkeypatch.setattr(pool_resources.PoolResources, "pipe", pipe)
 
 
 @pytest.mark.skipif(not hasattr(fcntl, "F_SETPIPE_SZ"), reason="needs Python 3.10 on Linux")

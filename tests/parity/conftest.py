@@ -28,8 +28,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     # That the tests are true of torch needs to be seen again only when torch changes.
     marks = [pytest.mark.slow, *map(pytest.mark.filterwarnings, ORACLE_FILTERS)]
-    # Ours warns, once, where every worker gives the same samples, which torch does in silence.
-    quiet = pytest.mark.filterwarnings("ignore:.*has not asked which of them it serves:UserWarning")
+    # Ours warns, once, where every worker gives the same samples, which torch does in silence; and
+    # of a worker that was replaced, where torch ends the epoch.
+    quiet = (
+        pytest.mark.filterwarnings("ignore:.*has not asked which of them it serves:UserWarning"),
+        pytest.mark.filterwarnings("ignore::lit_loader.errors.WorkerRestartWarning"),
+    )
     params = [pytest.param("ours", marks=quiet)]
     if not metafunc.definition.get_closest_marker("ours_only"):
         params.insert(0, pytest.param("oracle", marks=marks))

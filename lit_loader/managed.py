@@ -1,0 +1,135 @@
+"""`ManagedLoaders`: what every data module of ours does for its loaders, wherever these come from.
+
+::
+
+    Trainer ── ranks, overfitting, predicting ──▶ options ──▶ DataLoader ──▶ Trainer
+       │                                                          │
+       ├── setup("fit"): LoaderStateCallback goes in front ── commits, restores ──┤
+       ├── checkpoint ◀─▶ state_dict, load_state_dict ◀── positions ──────────────┤
+       ╰── teardown, on_exception ── close ───────────────────────────────────────╯
+
+The loaders are kept by weak references only, so that Lightning alone decides how long one lives;
+`close`, `teardown` and `on_exception` close those that are left, and a loader that nobody holds any
+more closes itself.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from lightning.pytorch import Callback, LightningDataModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
+from torch.utils.data import Dataset, IterableDataset
+
+from lit_loader.callbacks import LoaderStateCallback
+from lit_loader.config import LoaderConfig
+from lit_loader.loader import DataLoader
+from lit_loader.predict import PredictionLoader
+
+__all__ = ["SPLITS", "ManagedLoaders"]
+
+SPLITS = ("train", "val", "test", "predict")
+
+
+class ManagedLoaders(LightningDataModule):
+    """A LightningDataModule that gives loaders what the Trainer knows, and looks after them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._loaders: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
+        self._positions = LoaderStateCallback()
+
+    def setup(self, stage: str | None = None) -> None:
+        """Puts the callback that keeps the training loaders' positions into the Trainer."""
+        if stage == "fit" and self.trainer is not None:
+            self._positions.restore({})
+            callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+            if self._positions not in callbacks:
+                callbacks.insert(0, self._positions)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the training loaders' positions, as they were after the last whole step."""
+        return {} if self.trainer is None else self._positions.state(self.trainer)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes the training loaders' positions in; they are restored when training starts.
+
+        Args:
+            state_dict: What `state_dict` returned, from a checkpoint of the Trainer's.
+        """
+        # A checkpoint that is tested or validated with says nothing about a later fit.
+        if self.trainer is not None and self.trainer.state.fn == "fit":
+            self._positions.restore(state_dict)
+
+    def _make(self, split: str, dataset: Dataset[Any], config: LoaderConfig) -> DataLoader[Any]:
+        """Makes a loader of a split, with what the Trainer has to add to its options.
+
+        Raises:
+            OptionError: The options do not fit the dataset.
+        """
+        config = self._with_trainer(split, config)
+        iterable = isinstance(dataset, IterableDataset)
+        config.check_dataset_kind(iterable)
+        known = config.in_order and config.on_sample_error == "raise" and not iterable
+        kind = PredictionLoader if split == "predict" and known else DataLoader
+        loader = kind(dataset, **config.with_samplers_for(dataset).as_kwargs())
+        self._loaders.add(loader)
+        return loader
+
+    def _restored(self, loader: DataLoader[Any]) -> DataLoader[Any]:
+        """Brings a training loader that was just made, the only one, to its position."""
+        self._positions.restore_single(loader)
+        return loader
+
+    def _with_trainer(self, split: str, config: LoaderConfig) -> LoaderConfig:
+        overrides: dict[str, Any] = {}
+        if split == "predict":
+            # As Lightning does with torch's DataLoader: each sample has one prediction.
+            overrides.update(drop_last=False, shard_tail="keep")
+        if self.trainer is not None:
+            if config.num_replicas is None and _shards(self.trainer):
+                # None on a single device; on others the ranks among which the data is parallel,
+                # which are fewer than all where a model is split over several.
+                overrides.update(self.trainer.distributed_sampler_kwargs or {})
+            ordered = config.shuffle or config.sampler is not None
+            overfit: float = self.trainer.overfit_batches  # type: ignore[attr-defined]
+            if overfit > 0 and split in ("train", "val") and ordered:
+                # Lightning can do so for torch's DataLoader only, and overfitting on other batches
+                # in each epoch would be no overfitting.
+                overrides.update(shuffle=None, sampler=None)
+                rank_zero_info(
+                    f"overfit_batches: the {split} split is read in the dataset's own order"
+                )
+        return config.merged(**overrides) if overrides else config
+
+    def close(self) -> None:
+        """Closes every loader that is still alive: workers, threads and memory. Idempotent."""
+        for loader in list(self._loaders):
+            loader.close()
+
+    def teardown(self, stage: str | None = None) -> None:
+        """Closes the loaders; Lightning calls it after a run that ended by itself."""
+        self.close()
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Closes the loaders; after an error or Ctrl-C Lightning calls this *instead of* teardown.
+
+        Their iterators are still referenced then, so that nothing would be freed by itself.
+        """
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # ddp_spawn pickles the data module; its loaders stay in this process.
+        return {**self.__dict__, "_loaders": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _loaders=weakref.WeakSet())
+
+
+def _shards(trainer: Trainer) -> bool:
+    """Whether the Trainer wants data split over the ranks; ``use_distributed_sampler`` says so."""
+    # Lightning keeps that option in a private place and acts on it for torch's DataLoader alone.
+    # Where a release keeps it elsewhere, its default holds.
+    connector = getattr(trainer, "_accelerator_connector", None)
+    return bool(getattr(connector, "use_distributed_sampler", True))

@@ -1,0 +1,239 @@
+"""Loaders of torch's class swapped for ours, in a data module that stays as it is.
+
+::
+
+    Trainer ─hook─▶ SwappedDataModule ─same hook─▶ the user's data module
+                          │                              │
+                          ◀── torch.utils.data.DataLoader ┘ (one, or a list or dict of them)
+                          ╰── options_of ▶ LoaderConfig ▶ lit_loader.DataLoader ──▶ Trainer
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch.utilities import CombinedLoader, rank_zero_warn
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import (
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+    default_convert,
+)
+
+from lit_loader.config import LoaderConfig
+from lit_loader.errors import OptionError
+from lit_loader.loader import DataLoader
+from lit_loader.managed import ManagedLoaders
+
+__all__ = ["SwappedDataModule", "options_of"]
+
+_ALIKE = (
+    *("batch_size", "num_workers", "pin_memory", "drop_last", "timeout", "worker_init_fn"),
+    *("multiprocessing_context", "generator", "prefetch_factor", "persistent_workers"),
+    *("pin_memory_device", "in_order"),
+)
+_FOR_WORKERS = ("timeout", "multiprocessing_context", "prefetch_factor", "persistent_workers")
+
+
+def options_of(loader: TorchLoader[Any]) -> dict[str, Any]:
+    """Returns the options with which ``lit_loader.DataLoader`` does what a loader of torch's does.
+
+    Samplers, batch samplers, functions and generators that the user has made are the same objects.
+
+    Args:
+        loader: Only looked at.
+    """
+    options = {name: getattr(loader, name) for name in _ALIKE}
+    if loader.collate_fn not in (default_collate, default_convert):
+        options["collate_fn"] = loader.collate_fn
+    if isinstance(loader.dataset, IterableDataset):
+        return options
+    if loader.batch_size is None and loader.batch_sampler is not None:
+        return {**options, "batch_size": 1, "batch_sampler": loader.batch_sampler}
+    sampler = loader.sampler
+    whole = getattr(sampler, "data_source", None) is loader.dataset
+    if type(sampler) is RandomSampler and whole and _is_plain(sampler, loader):
+        options["shuffle"] = True
+    elif not (type(sampler) is SequentialSampler and whole):
+        options["sampler"] = sampler
+    return options
+
+
+def _is_plain(sampler: RandomSampler, loader: TorchLoader[Any]) -> bool:
+    """Whether a sampler is as ``shuffle=True`` makes it."""
+    return (
+        not sampler.replacement
+        and sampler.num_samples == len(sampler.data_source)
+        and sampler.generator is loader.generator
+    )
+
+
+class _Delegated:
+    """A hook of the wrapped data module: Lightning's own where that does not override it.
+
+    Lightning asks whether a hook is overridden, and decides by that whose hook it calls.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, module: SwappedDataModule | None, owner: type) -> Any:
+        return self if module is None else getattr(module.wrapped, self._name)
+
+
+class _Swapping(_Delegated):
+    """A ``*_dataloader`` hook of the wrapped data module; the loaders it gives are swapped."""
+
+    def __get__(self, module: SwappedDataModule | None, owner: type) -> Any:
+        hook = super().__get__(module, owner)
+        if module is None or not is_overridden(self._name, module.wrapped):
+            return hook
+        return functools.partial(module._swap, self._name, hook)
+
+
+class SwappedDataModule(ManagedLoaders):
+    """Another data module, with every loader of torch's class swapped for ``lit_loader``'s.
+
+    `LoaderDataModule.from_datamodule` makes one. All hooks are passed on; attributes that this
+    class has not are those of the wrapped data module.
+
+    Args:
+        wrapped: The data module; belongs to this one from now on.
+        overrides: Loader options that replace those of the swapped loaders.
+
+    Attributes:
+        wrapped: The data module.
+
+    Raises:
+        OptionError: An option is unknown, or `wrapped` is not a data module with torch's loaders.
+    """
+
+    prepare_data = _Delegated()
+    transfer_batch_to_device = _Delegated()
+    on_before_batch_transfer = _Delegated()
+    on_after_batch_transfer = _Delegated()
+    train_dataloader = _Swapping()
+    val_dataloader = _Swapping()
+    test_dataloader = _Swapping()
+    predict_dataloader = _Swapping()
+
+    def __init__(self, wrapped: LightningDataModule, overrides: Mapping[str, Any]) -> None:
+        if not isinstance(wrapped, LightningDataModule) or isinstance(wrapped, ManagedLoaders):
+            raise OptionError(
+                "from_datamodule needs a LightningDataModule that makes loaders of torch's class, "
+                f"got {type(wrapped).__name__}"
+            )
+        # Unknown names are refused at once, by options that are sure to fit together; whether these
+        # do is seen when there is a loader that they are laid over.
+        LoaderConfig.from_options(**{name: getattr(LoaderConfig, name, None) for name in overrides})
+        self.wrapped = wrapped
+        super().__init__()
+        self.overrides = dict(overrides)
+        self.prepare_data_per_node = wrapped.prepare_data_per_node
+        self.allow_zero_length_dataloader_with_multiple_devices = (
+            wrapped.allow_zero_length_dataloader_with_multiple_devices
+        )
+        # Hyperparameters are those of the wrapped one, and so is whether loggers get them.
+        self._log_hyperparams = getattr(wrapped, "_log_hyperparams", False)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "wrapped":  # not there yet while this is being unpickled
+            raise AttributeError(name)
+        return getattr(self.wrapped, name)
+
+    @property
+    def trainer(self) -> Trainer | None:
+        """The Trainer, of both data modules."""
+        return self.wrapped.trainer
+
+    @trainer.setter
+    def trainer(self, value: Trainer | None) -> None:
+        self.wrapped.trainer = value
+
+    @property
+    def batch_size(self) -> Any:
+        """That of the wrapped data module; Lightning's batch size finder sets it."""
+        return self.wrapped.batch_size  # type: ignore[attr-defined]
+
+    @batch_size.setter
+    def batch_size(self, value: int) -> None:
+        self.wrapped.batch_size = value  # type: ignore[attr-defined]
+
+    @property
+    def hparams(self) -> Any:
+        """Those of the wrapped data module."""
+        return self.wrapped.hparams
+
+    @property
+    def hparams_initial(self) -> Any:
+        """Those of the wrapped data module."""
+        return self.wrapped.hparams_initial
+
+    def setup(self, stage: str | None = None) -> None:
+        """Sets both data modules up."""
+        self.wrapped.setup(stage)  # type: ignore[arg-type]
+        super().setup(stage)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state of the wrapped data module and the training loaders' positions."""
+        return {"wrapped": self.wrapped.state_dict(), "loaders": super().state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes in what `state_dict` returned."""
+        self.wrapped.load_state_dict(state_dict["wrapped"])
+        super().load_state_dict(state_dict["loaders"])
+
+    def teardown(self, stage: str | None = None) -> None:
+        """Closes the loaders, then tears the wrapped data module down."""
+        super().teardown(stage)
+        self.wrapped.teardown(stage)  # type: ignore[arg-type]
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Closes the loaders, then tells the wrapped data module."""
+        super().on_exception(exception)
+        self.wrapped.on_exception(exception)
+
+    def _swap(self, name: str, hook: Any) -> Any:
+        """Calls a hook; gives what it gives, one loader or any collection, with ours in place."""
+        given = hook()
+        if given is None or (isinstance(given, (list, tuple, dict)) and not given):
+            return given  # a split without loaders
+        combined = given if isinstance(given, CombinedLoader) else CombinedLoader(given)
+        loaders = [self._swapped(name, loader) for loader in combined.flattened]
+        combined.flattened = loaders
+        if name == "train_dataloader" and len(loaders) == 1 and isinstance(loaders[0], DataLoader):
+            self._restored(loaders[0])
+        return given if combined is given else combined.iterables
+
+    def _swapped(self, name: str, loader: Any) -> Any:
+        if isinstance(loader, DataLoader):
+            return loader
+        if not isinstance(loader, TorchLoader) or type(loader).__iter__ is not TorchLoader.__iter__:
+            rank_zero_warn(
+                f"{type(self.wrapped).__name__}.{name} gives a {type(loader).__name__}, which "
+                "stays as it is: only torch.utils.data.DataLoader and classes that iterate as it "
+                "does are swapped"
+            )
+            return loader
+        options = options_of(loader)
+        if not self.overrides.get("num_workers", loader.num_workers):
+            # torch's default for prefetch_factor depends on the workers, and is not told from a
+            # user's choice; without them none of these means anything.
+            options = {key: value for key, value in options.items() if key not in _FOR_WORKERS}
+        try:
+            config = LoaderConfig.from_options(**{**options, **self.overrides})
+            return self._make(name.removesuffix("_dataloader"), loader.dataset, config)
+        except OptionError as error:
+            raise OptionError(f"{type(self.wrapped).__name__}.{name}: {error}") from None
+
+    def __repr__(self) -> str:
+        overrides = "".join(f", {name}={value!r:.80}" for name, value in self.overrides.items())
+        return f"{type(self).__name__}({type(self.wrapped).__name__}{overrides})"
+
+    __str__ = __repr__

@@ -1,0 +1,147 @@
+"""Pickling the user's objects for a worker that begins with a new interpreter.
+
+Pickle names functions and classes, and the worker imports them. What cannot be imported (a lambda,
+a closure, a local class, whatever a notebook defines) can be carried by value, as code, with
+cloudpickle. Both ways keep multiprocessing's reductions, and torch's among them: locks, queues and
+shared tensors arrive as the same ones, which nothing but the start of a process can do.
+
+A ``__main__`` that workers cannot import (notebook, REPL, ``python -c``, a script from standard
+input) is carried by value from the start, for by name all of it would be missed there only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import operator
+import pickle
+import sys
+from collections import ChainMap
+from collections.abc import Iterator
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from types import FunctionType
+from typing import Any, ClassVar
+
+__all__ = ["can_carry_by_value", "dump", "importable_main", "load", "main_is_importable"]
+
+
+def can_carry_by_value() -> bool:
+    """Whether cloudpickle is installed."""
+    return importlib.util.find_spec("cloudpickle") is not None
+
+
+def main_is_importable() -> bool:
+    """Whether ``__main__`` is a module or a file that a new process can import."""
+    main = sys.modules["__main__"]
+    if getattr(main, "__spec__", None) is not None:
+        return True
+    path = getattr(main, "__file__", None)
+    return path is not None and Path(path).is_file()
+
+
+@contextlib.contextmanager
+def importable_main() -> Iterator[None]:
+    """Hide the path of a ``__main__`` that has one and no file, such as ``<stdin>``.
+
+    A process that is started meanwhile would otherwise end, trying to run that file.
+    """
+    main: Any = sys.modules["__main__"]
+    if main_is_importable() or not hasattr(main, "__file__"):
+        yield
+        return
+    path = main.__file__
+    del main.__file__
+    try:
+        yield
+    finally:
+        main.__file__ = path
+
+
+def dump(value: object, by_value: bool) -> tuple[bytes, pickle.Pickler]:
+    """Pickle an object, as a part of starting a process.
+
+    Args:
+        value: The object.
+        by_value: Carry functions and classes by value where the worker cannot import them; needs
+            cloudpickle.
+
+    Returns:
+        Bytes for :func:`load`, and the pickler. That must be kept until the process is started: it
+        has what was made on the way (a ``torch.Generator``'s state, say), whose file descriptors
+        must still be open then.
+
+    Raises:
+        Exception: Whatever pickling raises.
+    """
+    file = io.BytesIO()
+    carried: dict[str, object] = {}
+    if by_value:
+        pickler = _by_value(file, carried)
+    elif main_is_importable():
+        pickler = ForkingPickler(file)
+    else:
+        pickler = _WithoutMain(file)
+    pickler.dump((value, carried))  # in this order: the second is filled by pickling the first
+    return file.getvalue(), pickler
+
+
+def load(data: bytes) -> Any:
+    """Unpickle what :func:`dump` gave.
+
+    What was carried out of the parent's ``__main__`` is put into the one here, so that a batch
+    that holds an instance of such a class can be pickled by name on its way back.
+
+    Raises:
+        Exception: Whatever unpickling raises.
+    """
+    value, carried = pickle.loads(data)
+    vars(sys.modules["__main__"]).update(carried)
+    return value
+
+
+def _is_in_main(value: object) -> bool:
+    """Whether this is a function or class that ``__main__`` has under its own name."""
+    if not isinstance(value, (type, FunctionType)) or value.__module__ != "__main__":
+        return False
+    try:
+        return operator.attrgetter(value.__qualname__)(sys.modules["__main__"]) is value
+    except AttributeError:
+        return False
+
+
+def _by_value(file: io.BytesIO, carried: dict[str, object]) -> pickle.Pickler:
+    """Make a pickler that notes in ``carried`` what it takes out of ``__main__``, by name."""
+    import cloudpickle
+
+    by_name = main_is_importable()
+
+    class ByValue(cloudpickle.Pickler):  # type: ignore[misc]
+        # Asked for anew each time: libraries register with multiprocessing as they are imported.
+        dispatch_table: ClassVar = ChainMap(
+            cloudpickle.Pickler.dispatch_table, ForkingPickler(io.BytesIO()).dispatch_table
+        )
+
+        def reducer_override(self, obj: Any) -> Any:
+            if _is_in_main(obj):
+                if by_name:
+                    # cloudpickle would make a second class of each, with which isinstance() and
+                    # the pickling of instances would go wrong in the worker.
+                    return NotImplemented
+                if "." not in obj.__qualname__:
+                    carried[obj.__qualname__] = obj
+            return super().reducer_override(obj)
+
+    return ByValue(file)
+
+
+class _WithoutMain(ForkingPickler):
+    """Refuses here what could only be found missing in the worker."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if _is_in_main(obj):
+            raise pickle.PicklingError(
+                f"{obj.__qualname__} is defined in a session or script that has no file"
+            )
+        return NotImplemented

@@ -1,0 +1,282 @@
+"""Samples that cannot be read: how often they are tried, what is noted of them, what is too many.
+
+::
+
+    worker  Attempts ─SampleError─▶ Parcel ─▶ parent  SampleErrorLog, in delivered order
+
+A *bad sample* is one whose reading raises an ``Exception``: ``dataset[index]``, ``__getitems__``,
+``next()`` of an iterator, and nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import reprlib
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from lit_loader.board import Progress
+from lit_loader.errors import SampleErrorsError
+
+__all__ = [
+    "BAD",
+    "KEPT_ERRORS",
+    "MAX_BACKOFF",
+    "TRANSIENT_ERRORS",
+    "Attempts",
+    "NoSample",
+    "SampleError",
+    "SampleErrorLog",
+    "Tolerance",
+    "TooMany",
+]
+
+KEPT_ERRORS: Final = 100
+"""So many of the last errors of an epoch are kept for the message."""
+
+TRANSIENT_ERRORS: Final[tuple[type[Exception], ...]] = (OSError, TimeoutError)
+"""What may pass by itself, unless the options say otherwise."""
+
+MAX_BACKOFF: Final = 10.0
+"""Seconds that the wait before a retry grows to at most."""
+
+BAD: Final = object()
+"""What stands for a sample that could not be read."""
+
+_SLICE: Final = 0.05  # seconds within which a wait notices that its batch is no longer wanted
+_FRAMES: Final = 3
+_OWN: Final = os.path.dirname(__file__)
+_MESSAGE: Final = 300
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tolerance:
+    """What is done about a sample whose reading raises an exception; the loader's options.
+
+    Attributes:
+        policy: ``"raise"``, ``"skip"`` or ``"replace"``.
+        limit: Bad samples that an epoch may have; None: any number.
+        retries: Times that a sample is read again after a transient error.
+        backoff: Seconds before the first of these; doubled for each further one.
+        transient: Classes of the errors that are.
+    """
+
+    policy: str
+    limit: int | None
+    retries: int
+    backoff: float
+    transient: tuple[type[Exception], ...]
+
+    @property
+    def none(self) -> bool:
+        """Whether every error is simply raised."""
+        return self.policy == "raise" and not self.retries
+
+
+@dataclasses.dataclass(frozen=True)
+class SampleError:
+    """A sample that could not be read; plain data, so that it travels and can be kept.
+
+    Attributes:
+        index: The sample's index; None for an iterable dataset.
+        position: Its place in the batch, from 0.
+        kind: Name of the exception's class, with its module unless it is a builtin.
+        message: The exception's message on one line, shortened.
+        trace: The innermost lines of its traceback, innermost first, on one line.
+        retries: Times that it was read again before it was given up.
+        action: What was done: ``"skipped"`` or ``"replaced by 17"``.
+    """
+
+    index: Any
+    position: int
+    kind: str
+    message: str
+    trace: str
+    retries: int
+    action: str = "skipped"
+
+    @classmethod
+    def of(cls, error: Exception, index: Any, position: int, retries: int) -> SampleError:
+        """Write ``error`` down."""
+        kind = type(error)
+        try:
+            message = " ".join(str(error).split())
+        except Exception as broken:
+            message = f"<str() of the exception raised {type(broken).__name__}>"
+        frames = traceback.extract_tb(error.__traceback__)
+        theirs = [frame for frame in frames if os.path.dirname(frame.filename) != _OWN]
+        return cls(
+            index=index,
+            position=position,
+            kind=kind.__qualname__
+            if kind.__module__ == "builtins"
+            else f"{kind.__module__}.{kind.__qualname__}",
+            message=message if len(message) <= _MESSAGE else f"{message[:_MESSAGE]} …",
+            trace=" ← ".join(
+                f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
+                for frame in reversed(theirs[-_FRAMES:] or frames[-1:])
+            ),
+            retries=retries,
+        )
+
+    def __str__(self) -> str:
+        where = f"position {self.position} of its batch"
+        if self.index is not None:
+            where = f"index {' '.join(reprlib.repr(self.index).split())} ({where})"
+        tried = f" after {self.retries} retries" if self.retries else ""
+        return f"{where}: {self.kind}: {self.message}{tried}; {self.action}; {self.trace}"
+
+
+class NoSample(Exception):
+    """Raised by what reads a sample to say that there is none, through no fault of the sample."""
+
+
+class TooMany(Exception):
+    """A batch alone has more bad samples than the whole epoch may have: the rest is in vain."""
+
+
+class Attempts:
+    """Reads single samples, again if need be, and writes down those that cannot be read.
+
+    Args:
+        tolerance: What is done about an exception.
+        before: Called with the index before each attempt: sets the random generators, or marks
+            where they are.
+        undo: Called after an attempt that failed: takes back what it has drawn.
+
+    Attributes:
+        errors: Bad samples of this batch.
+        retries: Times that its samples were read again.
+    """
+
+    def __init__(
+        self, tolerance: Tolerance, before: Callable[[Any], object], undo: Callable[[], object]
+    ) -> None:
+        self.tolerance = tolerance
+        self._before = before
+        self._undo = undo
+        self._tries = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a batch."""
+        self.errors: list[SampleError] = []
+        self.retries = 0
+
+    def read(
+        self, read: Callable[[Any], Any], index: Any, position: int, progress: Progress
+    ) -> Any:
+        """Return ``read(index)``; if that is a bad sample, write it down and return `BAD`.
+
+        Raises:
+            Exception: What ``read`` raises, if bad samples are not passed over.
+            NoSample: What ``read`` raises of that kind.
+            TooMany: Nothing can come of this batch any more.
+            Cancelled: The batch is no longer wanted.
+        """
+        sample, error = self.insist(read, index, position, progress)
+        if error is None:
+            return sample
+        try:
+            if self.tolerance.policy == "raise":
+                raise error
+            self.errors.append(SampleError.of(error, index, position, self._tries))
+        finally:
+            del error  # its traceback holds this frame
+        if self.tolerance.limit is not None and len(self.errors) > self.tolerance.limit:
+            raise TooMany
+        return BAD
+
+    def insist(
+        self, read: Callable[[Any], Any], index: Any, position: int, progress: Progress
+    ) -> tuple[Any, Exception | None]:
+        """Return ``read(index)`` and None; or None and the exception that no retry has cured."""
+        self._tries = 0
+        while True:
+            self._before(index)
+            try:
+                return read(index), None
+            except NoSample:
+                raise
+            except Exception as error:
+                self._undo()
+                if self._tries == self.tolerance.retries or not self._is_transient(error):
+                    return None, error
+            self._wait(position, progress)
+            self._tries += 1
+            self.retries += 1
+
+    def goes_on_after(self, error: Exception) -> bool:
+        """Whether this exception need not be raised."""
+        return self.tolerance.policy != "raise" or self._is_transient(error)
+
+    def _is_transient(self, error: Exception) -> bool:
+        return isinstance(error, self.tolerance.transient)
+
+    def _wait(self, position: int, progress: Progress) -> None:
+        """Wait before the next attempt; not longer than the batch is wanted."""
+        doubled = 2.0 ** min(self._tries, 64)  # a float has an end
+        seconds = min(self.tolerance.backoff * doubled, MAX_BACKOFF)
+        progress.step(position)
+        while seconds > 0:
+            time.sleep(min(seconds, _SLICE))
+            seconds -= _SLICE
+            progress.step(position)
+
+
+class SampleErrorLog:
+    """The sample errors of one epoch, on the consumer's side.
+
+    Args:
+        limit: More than so many bad samples are an error; None: any number is tolerated.
+
+    Attributes:
+        count: Bad samples so far.
+        retries: Times that samples were read again so far.
+        errors: The last `KEPT_ERRORS` of the bad samples.
+    """
+
+    def __init__(self, limit: int | None) -> None:
+        self._limit = limit
+        self.count = 0
+        self.retries = 0
+        self.errors: deque[SampleError] = deque(maxlen=KEPT_ERRORS)
+
+    def record(self, number: int, errors: Sequence[SampleError], retries: int) -> None:
+        """Note what was wrong with a batch that is given out or omitted now.
+
+        Called in the order in which batches are given out, so that the limit is passed at the
+        same batch for any number of workers.
+
+        Args:
+            number: The batch's number in the epoch.
+            errors: Its bad samples.
+            retries: Times that its samples were read again.
+
+        Raises:
+            SampleErrorsError: The limit is passed.
+        """
+        self.count += len(errors)
+        self.retries += retries
+        self.errors.extend(errors)
+        for error in errors:
+            _log.warning("bad sample in batch %d, %s", number, error)
+        if errors and self._limit is not None and self.count > self._limit:
+            raise self._too_many()
+
+    def _too_many(self) -> SampleErrorsError:
+        shown = "".join(f"\n  {error}" for error in self.errors)
+        which = "" if self.count == len(self.errors) else f" (the last {len(self.errors)})"
+        error = SampleErrorsError(
+            f"max_sample_errors={self._limit} bad samples are allowed in an epoch, got "
+            f"{self.count}: mend them or allow more; they are{which}:{shown}"
+        )
+        error.errors = tuple(self.errors)
+        return error

@@ -1,0 +1,147 @@
+"""The nameless file behind an arena, and how its parts are mapped.
+
+On Linux it is a memfd: sparse, without a name that could be left behind, without a share of
+``/dev/shm``. Elsewhere, and where a sandbox forbids that, an unlinked temporary file takes its
+place, every block of which is allocated before it is mapped, because writing into a hole of it on a
+full disk would end the process with SIGBUS.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import mmap
+import os
+import resource
+import tempfile
+from typing import Final
+
+import numpy as np
+
+__all__ = ["SharedFile", "address_space_left", "map_part", "remedy", "round_up"]
+
+_MAP_FIXED: Final = 0x10  # the same on Linux and macOS; the mmap module does not name it
+
+_REMEDIES: Final = {
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "raise the machine's limit of open files (sysctl fs.file-max)",
+    errno.EFBIG: "raise the limit of file sizes (ulimit -f)",
+    errno.ENOSPC: "free space in the temporary directory, or set TMPDIR to another",
+    errno.EDQUOT: "free space in the temporary directory, or set TMPDIR to another",
+    errno.ENOENT: "set TMPDIR to a directory in which files can be made",
+}
+
+
+def round_up(nbytes: int) -> int:
+    """Return ``nbytes`` as whole pages."""
+    return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def address_space_left() -> int | None:
+    """Bytes that ``RLIMIT_AS`` still allows to be mapped, or None where nothing limits it."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit == resource.RLIM_INFINITY:
+        return None
+    try:
+        with open("/proc/self/statm") as statm:
+            return max(0, limit - int(statm.read().split()[0]) * mmap.PAGESIZE)
+    except OSError:
+        return limit // 2
+
+
+def remedy(error: Exception) -> str:
+    """Name the limit that was met, and what to do about it."""
+    number = error.errno if isinstance(error, OSError) else None
+    return _REMEDIES.get(number or 0, "raise the limit (ulimit -v)")
+
+
+def map_part(fd: int, offset: int, nbytes: int) -> mmap.mmap:
+    """Map a part of a file without a descriptor of its own.
+
+    A mapping that `mmap.mmap` makes of a file keeps a copy of its descriptor (until Python 3.13,
+    where ``trackfd`` came): with a hundred parts there would be none left under ``ulimit -n 256``.
+    So nameless memory is mapped, which needs none, and the file's part is put in its place.
+
+    Args:
+        fd: The file's descriptor; not needed any more when this returns.
+        offset: First byte of the part, on a page.
+        nbytes: Its length, whole pages.
+
+    Raises:
+        OSError: There is no room for it in the address space.
+    """
+    unaccounted = getattr(mmap, "MAP_NORESERVE", 0)
+    mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_SHARED | unaccounted)
+    address = np.frombuffer(mapping, np.uint8).ctypes.data
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_longlong]
+    protection = mmap.PROT_READ | mmap.PROT_WRITE
+    flags = mmap.MAP_SHARED | _MAP_FIXED
+    if libc.mmap(address, nbytes, protection, flags, fd, offset) != address:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return mapping
+
+
+class SharedFile:
+    """The file: grows at its end, and takes memory for what is written into it.
+
+    Attributes:
+        fd: Its descriptor, for the workers.
+        sparse: Whether it is memory that costs nothing until it is touched, and can be given back.
+        end: Its length in bytes, as far as it is mapped.
+    """
+
+    def __init__(self) -> None:
+        self.fd, self.sparse = _create()
+        self.end = 0
+
+    def extend(self, nbytes: int) -> int:
+        """Make the file longer; returns the first byte of the new part.
+
+        Args:
+            nbytes: By how much, whole pages.
+
+        Raises:
+            OSError: No room on the disk, or beyond a limit; `cut` takes back what there is of it.
+        """
+        offset = self.end
+        if self.sparse:
+            os.ftruncate(self.fd, offset + nbytes)
+        else:
+            _allocate(self.fd, offset, nbytes)
+        self.end = offset + nbytes
+        return offset
+
+    def cut(self, end: int) -> None:
+        """Take what lies behind byte ``end``, and nobody has mapped, back."""
+        with contextlib.suppress(OSError):  # what remains is in nobody's way
+            os.ftruncate(self.fd, end)
+        self.end = end
+
+    def close(self) -> None:
+        """Close the descriptor; what is mapped stays."""
+        os.close(self.fd)
+
+
+def _create() -> tuple[int, bool]:
+    """Open a nameless file; returns (descriptor, whether it is sparse memory)."""
+    if hasattr(os, "memfd_create"):
+        try:
+            return os.memfd_create("lit_loader", os.MFD_CLOEXEC), True
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise  # else: a kernel or a sandbox without it
+    with tempfile.TemporaryFile(prefix="lit_loader-") as file:
+        return os.dup(file.fileno()), False
+
+
+def _allocate(fd: int, offset: int, nbytes: int) -> None:
+    """Give ``nbytes`` of an ordinary file real blocks, so that writing there cannot fail later."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, offset, nbytes)
+        return
+    zeros = bytes(1 << 20)
+    for start in range(offset, offset + nbytes, len(zeros)):
+        os.pwrite(fd, zeros[: offset + nbytes - start], start)

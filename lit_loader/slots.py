@@ -1,0 +1,143 @@
+"""The stretches of an arena, each for one batch at a time: in use, held by a batch, or free."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["FreeSlots", "Lease", "LeaseRef", "Slot", "memory_of"]
+
+
+class Lease(np.ndarray[Any, np.dtype[np.uint8]]):
+    """The bytes of a slot while a batch that was given out looks into them.
+
+    NumPy shortens chains of views: a view refers to the last array before the owner of the memory
+    if types allow. An instance of a subclass that lies directly over the mapping (over no other
+    array) always stays in the chain, and so lives as long as any view or tensor made of it. Its
+    death is what gives the slot back.
+    """
+
+
+class Slot:
+    """A stretch of the arena that holds one batch at a time.
+
+    Attributes:
+        offset: First byte in the arena's file.
+        capacity: Bytes.
+        memory: The bytes, shape ``(capacity,)``, uint8, in this process's mapping.
+        view: The same bytes, as the quicker way to write a few.
+        touched: Bytes, from the first one on, that may have been written since their memory was
+            given back, and so cost some; whole pages.
+    """
+
+    __slots__ = ("_mapping", "_start", "capacity", "memory", "offset", "touched", "view")
+
+    def __init__(self, mapping: mmap.mmap, start: int, offset: int, capacity: int) -> None:
+        self._mapping = mapping
+        self._start = start
+        self.offset = offset
+        self.capacity = capacity
+        self.memory: NDArray[np.uint8] = np.frombuffer(mapping, np.uint8, capacity, start)
+        self.view = self.memory.data
+        self.touched = 0
+
+    def over(self, nbytes: int) -> Lease:
+        """The first ``nbytes`` bytes, as an array that nothing but its views refers to."""
+        lease: Lease = Lease((nbytes,), np.uint8, self._mapping, self._start)
+        return lease
+
+    def punch(self, keep: int = 0) -> None:
+        """Give the memory behind the first ``keep`` bytes (whole pages) back to the system.
+
+        It reads as zeros afterwards.
+        """
+        if self.touched > keep:
+            self._mapping.madvise(mmap.MADV_REMOVE, self._start + keep, self.touched - keep)
+            self.touched = keep
+
+
+class LeaseRef(weakref.ref):  # type: ignore[type-arg]
+    """A weak reference to a lease that knows the slot which the lease's death gives back."""
+
+    __slots__ = ("slot",)
+    slot: Slot
+
+    # By identity: an ndarray has no hash that the reference could borrow.
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+class FreeSlots:
+    """The slots that nobody uses: a stack of warm ones, and cold ones for when that is empty.
+
+    Any thread may do anything here at any time, also within the garbage collector: of the lists
+    only operations that are atomic are used, and a slot is in this thread's hands alone while its
+    memory is given back.
+
+    Args:
+        slots: Slots that were never used.
+        punch: Whether memory may be given back.
+
+    Attributes:
+        warm: Slots that cost memory; the one used last is the last.
+        cold: Slots that cost none.
+    """
+
+    def __init__(self, slots: Iterable[Slot], punch: bool) -> None:
+        self.warm: list[Slot] = []
+        self.cold = list(slots)
+        self._punch = punch
+        self._idle = 0  # warm slots, from the bottom, that no pop has come to in this window
+
+    def __len__(self) -> int:
+        return len(self.warm) + len(self.cold)
+
+    def pop(self, capacity: int) -> Slot | None:
+        """Take the slot of at least ``capacity`` bytes that was used last; None: there is none."""
+        slot = _pop(self.warm, capacity) or _pop(self.cold, capacity)
+        if len(self.warm) < self._idle:
+            self._idle = len(self.warm)
+        return slot
+
+    def trim(self, keep: int) -> None:
+        """Give the memory of all but the ``keep`` slots used last back to the system."""
+        if not self._punch:
+            return
+        with contextlib.suppress(IndexError):  # another thread has taken the last one
+            while len(self.warm) > keep:
+                slot = self.warm.pop(0)
+                slot.punch()
+                self.cold.append(slot)
+
+    def begin_window(self) -> None:
+        """Give the memory of those slots back that were not needed in the window that ends."""
+        self.trim(len(self.warm) - self._idle)
+        self._idle = len(self.warm)
+
+
+def memory_of(slots: Iterable[Slot]) -> int:
+    """Bytes of real memory behind slots, at most."""
+    return sum([slot.touched for slot in slots])
+
+
+def _pop(stack: list[Slot], capacity: int) -> Slot | None:
+    passed_over = []
+    try:
+        while True:
+            slot = stack.pop()
+            if slot.capacity >= capacity:
+                return slot
+            passed_over.append(slot)
+    except IndexError:
+        return None
+    finally:
+        if passed_over:
+            stack.extend(reversed(passed_over))

@@ -1,0 +1,88 @@
+"""The last words of workers: Python stacks, written by a process that crashes or is told to end.
+
+All workers of a pool share one nameless file. A crash in native code (SIGSEGV, SIGBUS, SIGABRT, …)
+writes the stacks of the worker's threads there on its own. A worker that hangs is sent
+:data:`DUMP_SIGNAL`: it writes its stacks and then dies of the signal, both without a single step of
+Python code, so that an endless loop or a blocking call in C cannot prevent it. That it is dead says
+that the file is complete: nothing is waited for otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import faulthandler
+import os
+import signal
+import tempfile
+from typing import Final
+
+__all__ = ["DUMP_SIGNAL", "StackFile", "write_stacks_to"]
+
+DUMP_SIGNAL: Final = getattr(signal, "SIGRTMAX", signal.SIGUSR2 + 3) - 3
+"""Ends a worker after it has written its stacks; a real-time signal, which hardly anybody uses."""
+
+_OWN: Final = f'File "{os.path.dirname(__file__)}{os.sep}'
+
+_LONGEST: Final = 20_000
+"""Bytes of stacks that are read; the first are those of the thread that crashed."""
+
+
+class StackFile:
+    """The parent's side of the file.
+
+    Attributes:
+        fd: Descriptor, for the workers, which share its place in the file; -1: not open.
+    """
+
+    def __init__(self) -> None:
+        self.fd = -1
+
+    def open(self) -> None:
+        """Make the file.
+
+        Raises:
+            OSError: There is no room for its descriptor.
+        """
+        try:
+            self.fd = os.memfd_create("lit_loader stacks", os.MFD_CLOEXEC)
+        except (AttributeError, OSError) as error:
+            if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):
+                raise
+            with tempfile.TemporaryFile(prefix="lit_loader-") as file:
+                self.fd = os.dup(file.fileno())
+
+    def take(self) -> str:
+        """Return what has been written since the last call, and forget it."""
+        data = os.pread(self.fd, _LONGEST, 0)
+        os.ftruncate(self.fd, 0)
+        os.lseek(self.fd, 0, os.SEEK_SET)
+        return _shortened(data.decode(errors="replace"))
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        if self.fd >= 0:
+            os.close(self.fd)
+
+
+def _shortened(text: str) -> str:
+    """Leave out what is the loader's own: the thread that watches the parent, the worker's loop."""
+    threads = []
+    for thread in text.split("\n\n"):
+        lines = thread.strip().splitlines()
+        ours = [n for n, line in enumerate(lines) if _OWN in line]
+        if not lines or lines[0].startswith("Extension modules"):
+            continue
+        if 1 in ours and lines[1].endswith(" in wait"):
+            continue  # the thread that watches the parent
+        threads.append("\n".join(lines[: max(ours[0], 2)] if ours else lines))
+    return "\n".join(threads)
+
+
+def write_stacks_to(fd: int) -> None:
+    """Let this process write its stacks to ``fd`` when it crashes, or is sent the signal."""
+    signal.signal(DUMP_SIGNAL, signal.SIG_DFL)
+    with contextlib.suppress(RuntimeError, OSError):  # a descriptor that is no longer open
+        faulthandler.enable(file=fd, all_threads=True)
+        # Chained to the default action, which is to end the process.
+        faulthandler.register(DUMP_SIGNAL, file=fd, all_threads=True, chain=True)

@@ -1,0 +1,298 @@
+"""Reading samples of which some cannot be read: tried again, skipped, or replaced by others.
+
+These fetchers are used only where the options ask for it; those of `lit_loader.fetch` let every
+exception through, and all of this costs them nothing.
+
+An attempt that failed has drawn nothing: the random generators are put back, so that what a batch
+holds does not depend on how often its samples had to be tried.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from lit_loader.board import Progress
+from lit_loader.fetch import EndOfData, IterableFetcher
+from lit_loader.sample_errors import BAD, Attempts, NoSample, TooMany
+from lit_loader.seeding import extend
+
+__all__ = [
+    "MAX_DRAWS",
+    "MAX_IN_A_ROW",
+    "OMITTED",
+    "TolerantIterableFetcher",
+    "TolerantMapFetcher",
+]
+
+MAX_DRAWS: Final = 100
+"""Replacements that are drawn for one bad sample; if none of them is good it is skipped."""
+
+MAX_IN_A_ROW: Final = 1000
+"""Bad samples of an iterable dataset that are skipped one after the other; then it is an error."""
+
+OMITTED: Final = object()
+"""What is fetched if bad samples have left nothing of a batch."""
+
+_log = logging.getLogger(__name__)
+
+
+class _Ended(NoSample):
+    """An iterator has nothing more to give."""
+
+
+class _Finished(NoSample):
+    """An iterator has raised the exception given and cannot go on after it."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+class TolerantMapFetcher:
+    """Reads samples of a map-style dataset, and copes with those that cannot be read.
+
+    First all samples of the batch are read, then the bad ones are replaced, where they are to be:
+    so the good ones are made with the same random numbers whichever way the bad ones go.
+
+    Args:
+        dataset: As for `MapFetcher`.
+        batched: As for `MapFetcher`.
+        attempts: Reads single samples.
+        together: Whether a dataset's ``__getitems__`` gets the whole batch at first, and single
+            indices only after an exception.
+        from_all: Whether a replacement may be any sample of the dataset; else it is another one of
+            the batch, for only those has the user's sampler chosen.
+        seed_for: Gives the seed by which an index is replaced.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batched: bool,
+        attempts: Attempts,
+        together: bool,
+        from_all: bool,
+        seed_for: Callable[[Any], int],
+    ) -> None:
+        self._dataset = dataset
+        self._batched = batched
+        self._attempts = attempts
+        self._many = getattr(dataset, "__getitems__", None) if batched else None
+        self._together = together and self._many is not None
+        self._from_all = from_all
+        self._seed_for = seed_for
+
+    def fetch(self, indices: Any, progress: Progress) -> Any:
+        """Return what can be had of ``[dataset[i] for i in indices]``."""
+        self._attempts.begin()
+        batch = indices if self._batched else [indices]
+        if self._together:
+            samples = self._all_at_once(batch, progress)
+            if samples is not BAD:
+                return samples
+        try:
+            samples = self._one_by_one(batch, progress)
+        except TooMany:
+            return OMITTED
+        if self._attempts.errors and not samples:
+            return OMITTED
+        return samples if self._batched else samples[0]
+
+    def _all_at_once(self, batch: Any, progress: Progress) -> Any:
+        assert self._many is not None
+        progress.step(0)
+        attempts = self._attempts
+        samples, error = attempts.insist(self._many, batch, 0, progress)
+        if error is None:
+            return samples
+        try:
+            if not attempts.goes_on_after(error):
+                raise error
+        finally:
+            del error  # its traceback holds this frame
+        return BAD
+
+    def _one_by_one(self, batch: Any, progress: Progress) -> list[Any]:
+        read = self._attempts.read
+        samples = [
+            read(self._one, index, position, progress)
+            for position, index in enumerate(progress.through(batch))
+        ]
+        if not self._attempts.errors:
+            return samples
+        if self._attempts.tolerance.policy == "replace":
+            self._replace(samples, batch, progress)
+        return [sample for sample in samples if sample is not BAD]
+
+    def _one(self, index: Any) -> Any:
+        return self._dataset[index] if self._many is None else self._many([index])[0]
+
+    def _replace(self, samples: list[Any], batch: Any, progress: Progress) -> None:
+        """Put other samples into the places of the bad ones."""
+        good = [place for place, sample in enumerate(samples) if sample is not BAD]
+        for number, error in enumerate(tuple(self._attempts.errors)):
+            if self._from_all:
+                others: Sequence[Any] = range(len(self._dataset))
+            else:
+                others = [batch[place] for place in good]
+            samples[error.position] = self._replacement(number, others, progress)
+
+    def _replacement(self, number: int, others: Sequence[Any], progress: Progress) -> Any:
+        """Read the first good one of the replacements for a bad sample; `BAD` if there is none.
+
+        Which they are depends on the epoch's seed, the bad sample's index and their count alone.
+        A bad one is a bad sample like any other.
+
+        Args:
+            number: The bad sample's place among the errors.
+            others: The indices to choose from.
+            progress: Told of it.
+        """
+        errors = self._attempts.errors
+        index, position = errors[number].index, errors[number].position
+        seed, chain = self._seed_for(index), [number]
+        tried = {index} if self._from_all else set()
+        for attempt in range(MAX_DRAWS if others else 0):
+            place = extend(seed, attempt) % len(others)
+            if place in tried:
+                continue
+            tried.add(place)
+            progress.step(position)
+            sample = self._attempts.read(self._one, others[place], position, progress)
+            if sample is not BAD:
+                self._note(chain, f"replaced by {others[place]!r}")
+                return sample
+            chain.append(len(errors) - 1)
+        return BAD
+
+    def _note(self, chain: list[int], action: str) -> None:
+        errors = self._attempts.errors
+        for number in chain:
+            errors[number] = replace(errors[number], action=action)
+
+
+class TolerantIterableFetcher(IterableFetcher):
+    """Reads samples of an iterable dataset, and asks for the next one where one cannot be read.
+
+    Args:
+        dataset: As for `IterableFetcher`.
+        batch_size: As for `IterableFetcher`.
+        drop_last: As for `IterableFetcher`.
+        state: As for `IterableFetcher`.
+        attempts: Reads single samples.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None,
+        drop_last: bool,
+        state: Any,
+        attempts: Attempts,
+    ) -> None:
+        super().__init__(dataset, batch_size, drop_last, state)
+        self._iterator = self._good = _GoodSamples(self._iterator, attempts)
+        self._attempts = attempts
+
+    def fetch(self, indices: Any, progress: Progress) -> Any:
+        """Return the next batch's samples; ``indices`` is None.
+
+        Raises:
+            EndOfData: Nothing is left, and there is nothing to report.
+        """
+        self._attempts.begin()
+        self._good.begin(progress)
+        try:
+            return super().fetch(indices, progress)
+        except EndOfData:
+            if self._attempts.errors or self._attempts.retries:
+                return OMITTED  # the end comes next time
+            raise
+        except TooMany:
+            return OMITTED
+
+
+class _GoodSamples:
+    """An iterator over those samples of another one that can be read.
+
+    Not a generator, which would be finished by the first exception that it lets through. For the
+    same reason a generator of the user's cannot be asked again: its end, which it then claims, is
+    none of the data's, and the exception is raised instead.
+    """
+
+    def __init__(self, source: Any, attempts: Attempts) -> None:
+        self._source = source
+        self._attempts = attempts
+        self._progress = Progress()
+        self._position = 0
+        self._failed: Exception | None = None
+
+    def begin(self, progress: Progress) -> None:
+        """Begin a batch."""
+        self._progress, self._position = progress, 0
+
+    def __next__(self) -> Any:
+        try:
+            for _ in range(MAX_IN_A_ROW):
+                sample = self._attempts.read(self._ask, None, self._position, self._progress)
+                if sample is not BAD:
+                    self._position += 1
+                    return sample
+        except _Ended:
+            raise StopIteration from None
+        except _Finished as finished:
+            self._failed, note = finished.error, _NO_GOING_ON
+        except BaseException:
+            self._failed = None
+            raise
+        else:
+            note = f"{MAX_IN_A_ROW} samples in a row could not be read, of which this was the last"
+        error, self._failed = self._failed, None
+        assert error is not None
+        try:
+            raise _annotated(error, note)
+        finally:
+            del error  # its traceback holds this frame
+
+    def _ask(self, _: None) -> Any:
+        try:
+            sample = next(self._source)
+        except StopIteration:
+            failed, self._failed = self._failed, None
+            if failed is not None and _went_through_a_generator(failed):
+                raise _Finished(failed) from None
+            raise _Ended from None
+        except Exception as error:
+            self._failed = error
+            if getattr(
+                self._source, "gi_frame", self._source
+            ) is None and self._attempts.goes_on_after(error):
+                raise _Finished(error) from None
+            raise
+        self._failed = None
+        return sample
+
+
+_NO_GOING_ON = (
+    "a generator cannot go on after an exception, so the sample was neither tried again nor "
+    "skipped: catch the exception in the generator, or give an iterator with a __next__ of its own"
+)
+
+
+def _went_through_a_generator(error: Exception) -> bool:
+    """Whether a generator has let the exception through, which has finished it."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_code.co_flags & inspect.CO_GENERATOR for frame, _ in frames)
+
+
+def _annotated(error: Exception, note: str) -> Exception:
+    if sys.version_info >= (3, 11):
+        error.add_note(note)
+    else:
+        _log.warning("%s: %s", type(error).__name__, note)
+    return error

@@ -1,0 +1,226 @@
+"""What a loader's statistics come to, in words: does data loading limit, by what, and what to do.
+
+The rules, the first that applies being told::
+
+    the trainer hardly waited           ─▶ data loading is not what limits
+    … mostly for first batches          ─▶ keep the workers, or start them faster
+    … and there are no workers          ─▶ have some
+    … a few samples take most of it     ─▶ these samples
+    … and the workers were busy         ─▶ more of them, or the stage that takes longest
+    … one of them was, the others not   ─▶ unequal shares
+    … and the parent itself was busy    ─▶ decode, or the pin-memory thread
+    … and nobody was                    ─▶ prefetch more
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lit_loader.statistics import LoaderStatistics, StageTimes
+
+__all__ = ["verdict"]
+
+LITTLE: Final = 0.02
+"""Part of the time that the trainer may wait without a word about it."""
+
+MUCH: Final = 0.1
+"""Part of the time from which on the transfer to the device is worth a word."""
+
+MOST: Final = 0.5
+"""Part of a sum that makes one summand its cause."""
+
+BUSY: Final = 0.75
+"""Part of the time from which on a worker, or thread, has no more to give."""
+
+_PLACES: Final = {
+    "fetch": "in __getitem__",
+    "collate": "in collate_fn",
+    "encode": "writing batches into shared memory",
+}
+_CHEAPER: Final = {
+    "fetch": "make __getitem__ cheaper",
+    "collate": "make collate_fn cheaper (the default one stacks tensors where they are needed)",
+    "encode": "return tensors or arrays, which are copied, instead of objects, which are pickled",
+}
+_IN_PARENT: Final = {
+    "decode": "rebuilding batches in the training process: return tensors or arrays, instead of "
+    "objects that take long to unpickle",
+    "pin": "copying batches into page-locked memory: return fewer, larger tensors, or try "
+    "pin_memory=False",
+}
+
+
+def verdict(
+    statistics: LoaderStatistics,
+    *,
+    transfer: StageTimes | None = None,
+    num_workers: int,
+    cores: int | None = None,
+) -> str:
+    """Say in a sentence or two where the time of a training loop went, and what would help.
+
+    Args:
+        statistics: Of the loader.
+        transfer: From the moment at which a batch was given out to that at which the step with it
+            began; None: not known.
+        num_workers: The loader's worker processes; 0: it has none.
+        cores: Processors that this process and its workers may use; None: not known.
+
+    Returns:
+        One line.
+    """
+    if not statistics.batches:
+        return "no batch was loaded"
+    waited = f"the trainer waited {statistics.wait_fraction:.0%} of the time"
+    if statistics.wait_fraction < LITTLE:
+        waited = waited.replace("waited", f"waited {statistics.wait_fraction:.1%}").replace(
+            f" {statistics.wait_fraction:.0%} of", " of"
+        )
+        parts = [f"data loading is not what limits: {waited}"]
+    else:
+        parts = [waited, _cause(statistics, num_workers, cores)]
+    parts += _transfer(statistics, transfer)
+    parts += _accidents(statistics)
+    return "; ".join(parts)
+
+
+def _cause(statistics: LoaderStatistics, num_workers: int, cores: int | None) -> str:
+    """Why the trainer waited, and what would help."""
+    for found in (
+        _startup(statistics, num_workers),
+        _no_workers(statistics, num_workers),
+        _stragglers(statistics),
+        _workers(statistics, num_workers, cores),
+        _parent(statistics),
+    ):
+        if found:
+            return found
+    return (
+        f"workers were only {_busy(statistics, num_workers):.0%} busy, and nothing else was: "
+        "raise prefetch_factor, so that more batches are ready when the trainer asks"
+    )
+
+
+def _startup(statistics: LoaderStatistics, num_workers: int) -> str:
+    """First batches: what they took longer than others do."""
+    later = statistics.batches - statistics.starts
+    others = (statistics.waited - statistics.startup) / later if later else 0.0
+    excess = statistics.startup - statistics.starts * others
+    if excess < MOST * statistics.waited or (not later and not num_workers):
+        return ""
+    share = statistics.startup / statistics.waited
+    if statistics.starts == 1:
+        text = f"{share:.0%} of that for the first batch ({_duration(statistics.startup)})"
+        if num_workers:
+            text += ": starting workers takes that long, which matters less the longer a run is"
+        return text
+    each = statistics.startup / statistics.starts
+    text = f"{share:.0%} of that for the first batches of {statistics.starts} epochs"
+    text += f" ({_duration(each)} each)"
+    if num_workers:
+        text += ": persistent_workers=True starts workers once"
+    return text
+
+
+def _no_workers(statistics: LoaderStatistics, num_workers: int) -> str:
+    if num_workers:
+        return ""
+    own = {name: getattr(statistics, name).total for name in ("fetch", "collate", "pin")}
+    stage = max(own, key=own.__getitem__)
+    share = own[stage] / max(sum(own.values()), 1e-9)
+    where = _PLACES.get(stage, "copying batches into page-locked memory")
+    text = f"it loads the data itself, {share:.0%} of that {where}: set num_workers"
+    return text + (_slowest(statistics) if stage == "fetch" else "")
+
+
+def _stragglers(statistics: LoaderStatistics) -> str:
+    """A few slow samples, for which the others of their batch, and batches in order, wait."""
+    made = sum(_made(statistics).values())
+    if statistics.stragglers < MOST * made or not statistics.stragglers:
+        return ""
+    share = statistics.stragglers / statistics.fetch.total
+    return (
+        f"a few slow samples were {share:.0%} of the time in __getitem__: make these cheaper, or "
+        f"raise prefetch_factor{_slowest(statistics)}"
+    )
+
+
+def _workers(statistics: LoaderStatistics, num_workers: int, cores: int | None) -> str:
+    busy = _busy(statistics, num_workers)
+    most = max(statistics.workers, key=lambda worker: worker.busy_fraction)
+    stages = _made(statistics)
+    stage = max(stages, key=stages.__getitem__)
+    share = stages[stage] / max(sum(stages.values()), 1e-9)
+    if busy < BUSY:
+        if most.busy_fraction < BUSY or num_workers == 1:
+            return ""
+        others = (busy * num_workers - most.busy_fraction) / (num_workers - 1)
+        return (
+            f"worker {most.worker} was {most.busy_fraction:.0%} busy, the others {others:.0%}: "
+            "give the workers equal shares"
+        )
+    text = f"workers were {busy:.0%} busy, {share:.0%} of it {_PLACES[stage]}: "
+    if cores is not None and num_workers >= cores:
+        text += f"{_CHEAPER[stage]} ({num_workers} workers have {cores} cores, more will not help)"
+    else:
+        text += f"add workers or {_CHEAPER[stage]}"
+    return text + (_slowest(statistics) if stage == "fetch" else "")
+
+
+def _parent(statistics: LoaderStatistics) -> str:
+    """What the parent does between the workers and the trainer."""
+    own = {"decode": statistics.decode.total, "pin": statistics.pin.total}
+    stage = max(own, key=own.__getitem__)
+    if statistics.pin.total:
+        share = sum(own.values()) / statistics.seconds
+        if share < BUSY:
+            return ""
+        return f"the pin-memory thread was {min(share, 1.0):.0%} busy, mostly {_IN_PARENT[stage]}"
+    share = statistics.decode.total / statistics.waited
+    return f"{share:.0%} of that {_IN_PARENT['decode']}" if share >= MOST else ""
+
+
+def _transfer(statistics: LoaderStatistics, transfer: StageTimes | None) -> list[str]:
+    if transfer is None or not statistics.seconds:
+        return []
+    share = transfer.total / statistics.seconds
+    if share < MUCH:
+        return []
+    advice = "" if statistics.pin.total else "; on an accelerator pin_memory=True makes it cheaper"
+    return [f"bringing batches to the device took {share:.0%} of the time{advice}"]
+
+
+def _accidents(statistics: LoaderStatistics) -> list[str]:
+    told = []
+    if statistics.worker_restarts:
+        told.append(_counted(statistics.worker_restarts, "worker had", "workers had"))
+        told[-1] += " to be replaced"
+    if statistics.sample_errors:
+        told.append(_counted(statistics.sample_errors, "sample", "samples") + " could not be read")
+    return told
+
+
+def _made(statistics: LoaderStatistics) -> dict[str, float]:
+    """Seconds that workers spent in each of their stages."""
+    return {name: getattr(statistics, name).total for name in _PLACES}
+
+
+def _busy(statistics: LoaderStatistics, num_workers: int) -> float:
+    """Mean over all workers; those that have made nothing are not among the statistics'."""
+    return sum(worker.busy_fraction for worker in statistics.workers) / max(1, num_workers)
+
+
+def _slowest(statistics: LoaderStatistics) -> str:
+    named = [s for s in statistics.slowest_samples if s.index is not None]
+    listed = ", ".join(f"{s.index!r:.40} ({_duration(s.seconds)})" for s in named)
+    return f"; slowest samples: {listed}" if listed else ""
+
+
+def _duration(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    return f"{seconds * 1e3:.0f} ms" if seconds >= 0.01 else f"{seconds * 1e3:.2g} ms"
+
+
+def _counted(number: int, one: str, several: str) -> str:
+    return f"{number} {one if number == 1 else several}"

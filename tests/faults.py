@@ -1,0 +1,352 @@
+"""Faults that strike in worker processes, each at one point of a worker's life and so many times.
+
+`Faults` is given to a loader as its ``worker_init_fn``, which every start method carries. In the
+worker it puts a :func:`visit` at each of `POINTS`; a visit that fits one of the `Strike` objects
+claims a file of its own making in a folder (which succeeds once, in whichever process) and strikes.
+Nothing waits, nothing is left to chance.
+
+The datasets here draw from all three global generators, so that a batch which is made again with
+other seeds is another batch; and they have tensors, arrays, strings and nested containers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+from samples import hang
+from torch.utils.data import Dataset, IterableDataset
+
+import lit_loader
+from lit_loader import codec, worker
+from lit_loader.board import Stage, StatusBoard
+from lit_loader.messages import Ack, Result, Status, Task
+
+POINTS: Final = {
+    "starting": "in worker_init_fn, before the first task",
+    "idle": "about to wait for the next task",
+    "taking": "has read a task out of the pipe, and not looked at it",
+    "announcing": "has found the task to be wanted, and the board does not say so yet",
+    "fetching": "in the dataset, at the second sample of the batch",
+    "collating": "has all samples",
+    "encoding": "has written the tensors into the slot, and half of the descriptor",
+    "granting": "has asked for a larger slot",
+    "sending": "has the batch in the slot, and has not said so",
+    "sent": "has said so, and the board says that it is still at it",
+    "ending": "has said that its share of an iterable dataset has come to its end",
+    "resuming": "has read that an epoch begins, and not acknowledged it",
+    "resumed": "has acknowledged it, and not read that all have",
+    "stopping": "has been told to end",
+}
+
+
+class Struck(Exception):
+    """The fault "exception"."""
+
+
+def _crash() -> None:
+    ctypes.string_at(0)
+
+
+def _loop() -> None:
+    while True:
+        pass
+
+
+def _raise() -> None:
+    raise Struck("a fault of the test")
+
+
+FAULTS: Final[dict[str, Callable[[], object]]] = {
+    "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    "SIGSEGV": _crash,
+    "_exit": lambda: os._exit(7),
+    "SIGSTOP": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "loop": _loop,
+    "exception": _raise,
+}
+"""What may strike; besides, "unpicklable" (the batch cannot be carried) and "parent" (is killed)."""
+
+
+class Strike(NamedTuple):
+    """One fault.
+
+    Attributes:
+        fault: One of `FAULTS`, "unpicklable" or "parent".
+        point: One of `POINTS`.
+        number: The batch; of no meaning where there is none.
+        epoch: Its epoch; for "resuming" and "resumed" the one that begins.
+        times: How often it strikes; None: always.
+    """
+
+    fault: str
+    point: str
+    number: int = 3
+    epoch: int = 0
+    times: int | None = 1
+
+
+class Faults:
+    """A ``worker_init_fn`` that lets faults strike.
+
+    Args:
+        folder: Where it is noted what has struck; empty at first.
+        strikes: The faults.
+    """
+
+    def __init__(self, folder: Path, *strikes: Strike) -> None:
+        self.folder = folder
+        self.strikes = strikes
+        self.parent = os.getpid()
+        self._task: Any = None  # the one taken last
+        self._samples = 0  # of it, begun
+
+    def __call__(self, worker_id: int) -> None:
+        global _armed
+        _armed = self
+        _install()
+        visit("starting")
+
+    @property
+    def struck(self) -> int:
+        """How many faults have struck."""
+        return len(list(self.folder.iterdir()))
+
+    def claim(self, point: str) -> str | None:
+        """Return the fault that strikes now; None: no one does."""
+        for place, strike in enumerate(self.strikes):
+            if strike.point == point and self._fits(strike) and self._claimed(place, strike.times):
+                return strike.fault
+        return None
+
+    def _fits(self, strike: Strike) -> bool:
+        if strike.point in ("starting", "stopping"):
+            return True
+        if self._task is None:
+            return False
+        if strike.point in ("resuming", "resumed"):
+            return bool(self._task.epoch == strike.epoch - 1)
+        if strike.point == "fetching" and self._samples != 2:
+            return False
+        if strike.point != "ending" and self._task.number != strike.number:
+            return False
+        return bool(self._task.epoch == strike.epoch)
+
+    def _claimed(self, place: int, times: int | None) -> bool:
+        if times is None:
+            return True
+        for time in range(times):
+            try:
+                file = os.open(self.folder / f"{place}-{time}", os.O_CREAT | os.O_EXCL)
+            except FileExistsError:
+                continue
+            os.close(file)
+            return True
+        return False
+
+    def took(self, task: Task) -> None:
+        """Note the task that this worker has taken."""
+        self._task, self._samples = task, 0
+
+    def sample(self) -> None:
+        """Note that a sample is begun."""
+        self._samples += 1
+
+    def strike(self, fault: str) -> None:
+        """Let a fault strike."""
+        if fault == "parent":
+            os.kill(self.parent, signal.SIGKILL)
+        else:
+            FAULTS[fault]()
+        hang()  # signals may take their time
+
+
+_armed: Faults | None = None
+"""This process's, if it is a worker with faults."""
+
+
+def visit(point: str) -> None:
+    """Be at a point; if a fault is due here, it strikes."""
+    if _armed is not None:
+        if point == "fetching":
+            _armed.sample()
+        fault = _armed.claim(point)
+        if fault is not None:
+            _armed.strike(fault)
+
+
+def _install() -> None:
+    """Put visits into the worker that this process is."""
+    cls: Any = worker._Worker
+    receive, load, on_collate = cls._receive, cls._load, cls._on_collate
+    await_grant, send, run, enter = cls._await_grant, cls._send, cls.run, StatusBoard.enter
+
+    def _receive(self: Any) -> Any:
+        visit("idle")
+        message = receive(self)
+        if isinstance(message, Task) and _armed is not None:
+            _armed.took(message)
+            visit("taking")
+        return message
+
+    def _enter(self: Any, row: int, stage: int, *rest: Any) -> Any:
+        if stage == Stage.FETCHING:
+            visit("announcing")
+        return enter(self, row, stage, *rest)
+
+    def _load(self: Any, *arguments: Any) -> Any:
+        batch = load(self, *arguments)
+        if _armed is not None and _armed.claim("carrying") is not None:
+            return [batch, lambda: 0]
+        return batch
+
+    def _on_collate(self: Any, *arguments: Any) -> Any:
+        on_collate(self, *arguments)
+        visit("collating")
+
+    def _await_grant(self: Any, task: Any) -> Any:
+        visit("granting")
+        return await_grant(self, task)
+
+    def _send(self: Any, message: Any) -> None:
+        before, after = {Result: ("sending", "sent"), Ack: ("resuming", "resumed")}.get(
+            type(message), ("", "")
+        )
+        visit(before)
+        send(self, message)
+        visit(after)
+        if isinstance(message, Result) and message.status == Status.END:
+            visit("ending")
+
+    def _run(self: Any) -> None:
+        try:
+            run(self)
+        finally:
+            visit("stopping")
+
+    for function in (_receive, _load, _on_collate, _await_grant, _send):
+        setattr(cls, function.__name__, function)
+    cls.run = _run
+    StatusBoard.enter = _enter  # type: ignore[method-assign]
+    codec._LENGTH = _Half(codec._LENGTH)  # type: ignore[assignment]
+
+
+class _Half:
+    """Writes half of the descriptor's first word, and visits."""
+
+    def __init__(self, word: Any) -> None:
+        self.size = word.size
+        self._word = word
+
+    def pack_into(self, view: Any, offset: int, value: int) -> None:
+        half = self.size // 2
+        view[offset : offset + half] = self._word.pack(value)[:half]
+        visit("encoding")
+        self._word.pack_into(view, offset, value)
+
+
+# Data ------------------------------------------------------------------------------------------
+
+
+def sample(index: int, width: int = 5) -> dict[str, Any]:
+    """Give a sample that depends on the index and on all global generators."""
+    return {
+        "index": index,
+        "noise": torch.rand(width),
+        "jitter": np.random.rand(2, 3),
+        "word": f"{index} {random.random()}",
+        "nested": {"pair": (torch.randint(0, 1_000, (2,)), random.random()), "odd": [index % 2]},
+    }
+
+
+class Noisy(Dataset):
+    """`sample` by index."""
+
+    def __init__(self, length: int = 24, width: int = 5) -> None:
+        self.length = length
+        self.width = width
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if not 0 <= index < self.length:
+            raise IndexError(f"no sample {index}")
+        visit("fetching")
+        return sample(index, self.width)
+
+
+class NoisyStream(IterableDataset):
+    """`sample`, shared out among the readers, by a generator."""
+
+    def __init__(self, length: int = 24, width: int = 5) -> None:
+        self.length = length
+        self.width = width
+
+    def __iter__(self) -> Iterator[Any]:
+        reader, readers = lit_loader.get_shard()
+        for index in range(reader, self.length, readers):
+            visit("fetching")
+            yield sample(index, self.width)
+
+
+class StatefulStream(NoisyStream):
+    """The same, by an iterator that can say where it is."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return _Reader(self, *lit_loader.get_shard())
+
+
+class _Reader:
+    def __init__(self, stream: NoisyStream, reader: int, readers: int) -> None:
+        self._stream = stream
+        self._next, self._step = reader, readers
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self._next >= self._stream.length:
+            raise StopIteration
+        visit("fetching")
+        self._next += self._step
+        return sample(self._next - self._step, self._stream.width)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"next": self._next}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._next = state["next"]
+
+
+def plain(value: Any) -> Any:
+    """Write a batch down such that two are equal only if types, shapes and all bytes are."""
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        array = np.asarray(value)
+        return type(value).__name__, str(value.dtype), array.shape, array.tobytes()
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value).__name__, [plain(item) for item in value]
+    return type(value).__name__, value
+
+
+def outcomes(iterator: Iterable[Any]) -> list[Any]:
+    """All that an iterator gives, written down; for an exception its type."""
+    iterator, found = iter(iterator), []
+    while len(found) < 1_000:
+        try:
+            found.append(plain(next(iterator)))
+        except StopIteration:
+            return found
+        except Exception as error:
+            found.append(type(error))
+    raise AssertionError("no end")

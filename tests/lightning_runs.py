@@ -1,0 +1,98 @@
+"""A dataset, a model that notes what it sees, and quiet Trainers, for the tests with Lightning."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
+from torch.utils.data import Dataset
+
+
+class Points(Dataset[Tensor]):
+    """Vectors of three that hold their own index."""
+
+    def __init__(self, length: int = 12) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.full((3,), float(index))
+
+
+class Step(NamedTuple):
+    """One step: where in the run it came, and the indices in its batch."""
+
+    split: str
+    epoch: int
+    batch_idx: int
+    loader: int
+    indices: Any
+
+
+class Noting(LightningModule):
+    """Notes each step; a batch may be a tensor, or a list or dict of tensors and None."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 1)
+        self.lr = 0.01
+        self.steps: list[Step] = []
+
+    def seen(self, split: str) -> list[Any]:
+        """The indices of each batch of a split, the sanity check's left out."""
+        return [step.indices for step in self.steps if step.split == split]
+
+    def _note(self, split: str, batch: Any, batch_idx: int, loader: int = 0) -> Tensor:
+        parts = {
+            dict: lambda: list(batch.values()),
+            list: lambda: batch,
+        }.get(type(batch), lambda: [batch])()
+        if self.trainer.sanity_checking:
+            split = "sanity"
+        indices = _indices(batch)
+        self.steps.append(Step(split, self.trainer.current_epoch, batch_idx, loader, indices))
+        return self.layer(torch.cat([part for part in parts if part is not None])).mean()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self._note("train", batch, batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self._note("val", batch, batch_idx, dataloader_idx)
+
+    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self._note("test", batch, batch_idx, dataloader_idx)
+
+    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
+        self._note("predict", batch, batch_idx, dataloader_idx)
+        return batch[:, 0]
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+
+def _indices(batch: Any) -> Any:
+    if isinstance(batch, dict):
+        return {name: _indices(part) for name, part in batch.items()}
+    if isinstance(batch, (list, tuple)):
+        return [_indices(part) for part in batch]
+    return None if batch is None else [int(value) for value in batch[:, 0]]
+
+
+def quiet_trainer(root: Path, **options: Any) -> Trainer:
+    """One epoch on the CPU, with nothing printed or written, unless the options say otherwise."""
+    quiet: dict[str, Any] = {
+        "accelerator": "cpu",
+        "devices": 1,
+        "max_epochs": 1,
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "default_root_dir": root,
+    }
+    return Trainer(**{**quiet, **options})

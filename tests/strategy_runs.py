@@ -1,0 +1,192 @@
+"""Several ranks train, stop, resume and predict; each writes what it saw (see strategy_fit.py)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from exact import Augmented, digests
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import BasePredictionWriter
+from torch import Tensor
+
+from lit_loader import LoaderDataModule
+
+LENGTH, BATCH_SIZE, EPOCHS, RANKS = 26, 4, 2, 2
+BATCHES = 4  # of each rank: 26 samples, 13 for each
+SAVED = 6  # batches trained on before the checkpoint: within the second epoch
+PREDICTED = 9  # samples: five for one rank, four for the other
+
+
+def write(folder: Path, name: str, rank: int, value: Any) -> None:
+    (folder / f"{name}-{rank}.json").write_text(json.dumps(value))
+
+
+class Model(LightningModule):
+    """Notes which samples, made with which random numbers, it is trained on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 1)
+        self.seen: list[list[str]] = []
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        rows = zip(batch[:, 0].tolist(), digests(batch), strict=True)
+        self.seen.append([f"{index:.0f}:{digest}" for index, digest in rows])
+        return self.layer(batch.float()).mean()
+
+    def predict_step(self, batch: Tensor, batch_idx: int) -> list[int]:
+        return [int(index) for index in batch[:, 0]]
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+class Data(LoaderDataModule):
+    """Notes in which processes it is prepared."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        # Factories: ddp_spawn pickles the data module, and torch cannot send two generators along.
+        datasets = {"train": partial(Augmented, LENGTH), "predict": partial(Augmented, PREDICTED)}
+        super().__init__(datasets, options, train={"shuffle": True})
+        self.folder = folder
+
+    def prepare_data(self) -> None:
+        with (self.folder / "prepared").open("a") as file:
+            file.write(f"{self.trainer.global_rank}\n")  # type: ignore[union-attr]
+
+
+class Report(Callback):
+    """Saves a checkpoint on the way; writes at the end what this rank has seen."""
+
+    def __init__(self, folder: Path, name: str, save: bool) -> None:
+        self.folder, self.name, self.save = folder, name, save
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        if self.save and trainer.global_step == SAVED:
+            trainer.save_checkpoint(self.folder / f"{self.name}.ckpt")
+
+    def on_train_end(self, trainer: Trainer, model: Any) -> None:
+        batches = trainer.num_training_batches
+        write(self.folder, self.name, trainer.global_rank, {"seen": model.seen, "length": batches})
+
+
+class Writer(BasePredictionWriter):
+    """Writes predictions beside the indices that Lightning says they are of."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        super().__init__("batch_and_epoch")
+        self.folder, self.name = folder, name
+        self.batches: list[Any] = []
+
+    def write_on_batch_end(
+        self, trainer: Any, model: Any, prediction: Any, indices: Any, *_: Any
+    ) -> None:
+        self.batches.append([prediction, indices])
+
+    def write_on_epoch_end(self, trainer: Any, model: Any, predictions: Any, indices: Any) -> None:
+        value = {"batches": self.batches, "epoch": indices}
+        write(self.folder, f"{self.name}-predict", trainer.global_rank, value)
+
+
+class RanksLoader:
+    """A loader as users write them, whose state says which rank it was saved by."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __len__(self) -> int:
+        return 4
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(torch.zeros(4, 2, 8))
+
+    def state_dict(self) -> dict[str, int]:
+        return {"rank": torch.distributed.get_rank()}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        write(self.folder, "loaded", torch.distributed.get_rank(), state["rank"])
+
+
+class Kill(Callback):
+    """Ends one rank as the out-of-memory killer does."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def on_train_batch_end(self, trainer: Trainer, model: Any, *args: Any) -> None:
+        if trainer.global_rank == self.rank and len(model.seen) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def trainer(folder: Path, strategy: Any, *callbacks: Callback, **options: Any) -> Trainer:
+    return Trainer(
+        accelerator="cpu",
+        **{"devices": RANKS, **options},
+        strategy=strategy,
+        max_epochs=EPOCHS,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+        callbacks=list(callbacks),
+    )
+
+
+def data(folder: Path, method: str | None) -> Data:
+    return Data(
+        folder,
+        batch_size=BATCH_SIZE,
+        seed=5,
+        num_workers=1 if method else 0,
+        persistent_workers=bool(method),
+        multiprocessing_context=method,
+    )
+
+
+def train(folder: Path, strategy: Any, method: str, **options: Any) -> None:
+    """Train, and train on from a checkpoint, with workers started by one method."""
+
+    def fit(name: str, save: bool, checkpoint: Path | None = None) -> None:
+        report = Report(folder, f"{method}-{name}", save)
+        trainer(folder, strategy, report, **options).fit(
+            Model(), data(folder, method), ckpt_path=checkpoint, weights_only=True
+        )
+
+    fit("whole", save=True)
+    fit("resumed", save=False, checkpoint=folder / f"{method}-whole.ckpt")
+
+
+def predict(folder: Path, strategy: str, method: str) -> None:
+    trainer(folder, strategy, Writer(folder, method)).predict(
+        Model(), data(folder, method), return_predictions=False
+    )
+
+
+def train_with_ranks_loader(folder: Path, strategy: str) -> None:
+    for checkpoint in (None, folder / "ranks-whole.ckpt"):
+        report = Report(folder, "ranks-whole", checkpoint is None)
+        trainer(folder, strategy, report).fit(
+            Model(), RanksLoader(folder), ckpt_path=checkpoint, weights_only=True
+        )
+
+
+def main(folder: Path, strategy: str, methods: str, killed: str | None = None) -> None:
+    """Go through all start methods in one run, or let one rank be killed under the only one."""
+    torch.set_num_threads(1)
+    if killed is not None:
+        trainer(folder, strategy, Kill(int(killed))).fit(Model(), data(folder, methods))
+        return
+    if methods == "ranks":
+        train_with_ranks_loader(folder, strategy)
+        return
+    for method in methods.split(","):
+        train(folder, strategy, method)
+    predict(folder, strategy, method)

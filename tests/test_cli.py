@@ -1,0 +1,118 @@
+"""LightningCLI: data modules of ours from a YAML file and the command line."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.cli import LightningCLI
+from lightning_runs import Noting, Points
+
+from lit_loader import DataLoader, LoaderDataModule, OptionError
+
+pytest.importorskip("jsonargparse")
+
+# Lightning 2.6 uses what jsonargparse 4.53 deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:lightning")
+
+CONFIG = """
+trainer:
+  accelerator: cpu
+  max_epochs: 2
+  logger: false
+  enable_checkpointing: false
+  enable_progress_bar: false
+  enable_model_summary: false
+  num_sanity_val_steps: 0
+data:
+  datasets:
+    train: {class_path: lightning_runs.Points, init_args: {length: 9}}
+    val: {class_path: lightning_runs.Points, init_args: {length: 4}}
+  loader: {batch_size: 4, num_workers: 1, seed: 3}
+  train: {shuffle: true}
+"""
+
+
+class Ready(LoaderDataModule):
+    """Makes its own datasets; the constructor has an argument more."""
+
+    splits = ("train", "val")
+
+    def __init__(self, length: int = 7, **options: Any) -> None:
+        super().__init__(**options)
+        self.length = length
+
+    def make_dataset(self, split: str) -> Points:
+        return Points(self.length)
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Hides pytest's own command line, and puts back the seed that LightningCLI sets."""
+    monkeypatch.setattr(sys, "argv", ["program"])
+    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
+        monkeypatch.setenv(name, "0")
+    state = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    yield
+    random.setstate(state[0])
+    np.random.set_state(state[1])
+    torch.set_rng_state(state[2])
+
+
+def fit(root: Path, *arguments: str, kind: Any = LoaderDataModule, config: str = CONFIG) -> Any:
+    (root / "config.yaml").write_text(config)
+    return LightningCLI(
+        Noting,
+        kind,
+        args=["fit", "--config", str(root / "config.yaml"), *arguments],
+        seed_everything_default=1,
+        save_config_callback=None,
+    )
+
+
+def test_a_file_describes_the_data(tmp_path: Path) -> None:
+    cli = fit(tmp_path)
+    model, loader = cli.model, cli.trainer.train_dataloader
+    assert type(loader) is DataLoader
+    assert (loader.num_workers, loader.seed, len(loader)) == (1, 3, 3)
+    assert sorted(index for batch in model.seen("train")[:3] for index in batch) == list(range(9))
+    assert model.seen("train")[:3] != model.seen("train")[3:]
+    assert model.seen("val") == [[0, 1, 2, 3]] * 2
+
+
+def test_the_command_line_goes_before_the_file(tmp_path: Path) -> None:
+    cli = fit(
+        tmp_path,
+        "--data.loader.batch_size=3",
+        "--data.train.shuffle=false",
+        "--data.val={batch_size: 2}",
+        "--data.datasets.train.init_args.length=7",
+    )
+    assert cli.model.seen("train") == [[0, 1, 2], [3, 4, 5], [6]] * 2
+    assert cli.model.seen("val") == [[0, 1], [2, 3]] * 2
+    assert cli.trainer.train_dataloader.num_workers == 1
+
+
+def test_a_subclass_with_arguments_of_its_own(tmp_path: Path) -> None:
+    config = CONFIG[: CONFIG.index("data:")] + "data: {length: 5}"
+    cli = fit(tmp_path, "--data.loader={batch_size: 2}", kind=Ready, config=config)
+    assert cli.model.seen("train") == [[0, 1], [2, 3], [4]] * 2
+
+
+def test_a_mistyped_option(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="loader: unknown option 'num_worker': did you mean 'num"):
+        fit(tmp_path, "--data.loader.num_worker=3")
+
+
+def test_the_checkpoint_is_safe_to_load(tmp_path: Path) -> None:
+    cli = fit(tmp_path)
+    cli.trainer.save_checkpoint(tmp_path / "run.ckpt")
+    saved = torch.load(tmp_path / "run.ckpt", weights_only=True)
+    assert saved["datamodule_hyper_parameters"]["loader"]["batch_size"] == 4
+    assert "seed" in saved["datamodule_hyper_parameters"]["train"]

@@ -1,0 +1,383 @@
+"""The fault matrix: whatever strikes a worker, wherever, the bytes are those of a clean run.
+
+Every cell is one fault at one point of a worker's life, under one start method, with and without
+the pin-memory thread, with persistent workers and without, and one kind of dataset. What it gives
+is compared, byte by byte, with a run to which nothing happened; tests/conftest.py then looks for
+whatever is left behind. `missing` says in words which cells there are not. What the messages say
+and how often workers are replaced is in test_recovery.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import select
+import signal
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from faults import (
+    POINTS,
+    Faults,
+    Noisy,
+    NoisyStream,
+    StatefulStream,
+    Strike,
+    Struck,
+    outcomes,
+)
+from parity.tools import PROMPT, finish_script, start_script
+from samples import METHODS
+
+from lit_loader import DataLoader
+from lit_loader import arena as arena_module
+from lit_loader import pin_memory as pinning
+from lit_loader.errors import TransportError, WorkerRestartWarning
+
+pytestmark = pytest.mark.timeout(60)
+
+BATCHES = 8
+WIDE = 8_000  # numbers a sample: a batch of three is more than a slot of 64 KiB
+TIMEOUT = 0.3
+
+DEATHS = ("SIGKILL", "SIGSEGV", "_exit")
+HANGS = ("SIGSTOP", "loop")
+ERRORS: dict[str, tuple[str, type[Exception]]] = {
+    "exception": ("fetching", Struck),
+    "exception in collate": ("collating", Struck),
+    "unpicklable": ("carrying", TransportError),
+    "index": ("", IndexError),
+}
+KINDS: dict[str, type] = {
+    "map": Noisy,
+    "unordered": Noisy,
+    "stream": NoisyStream,
+    "stateful": StatefulStream,
+}
+EPOCH_EDGES = ("resuming", "resumed")
+
+
+class Cell(NamedTuple):
+    fault: str
+    point: str
+    kind: str
+    persistent: bool
+    pin: bool
+    method: str
+
+    def __str__(self) -> str:
+        parts = (self.fault, self.point, self.kind, self.method)
+        flags = ("persistent" * self.persistent, "pin" * self.pin)
+        return "-".join(filter(None, (*parts, *flags))).replace(" ", "_")
+
+
+def missing(cell: Cell) -> str | None:
+    """Why there is no such cell; None: there is."""
+    iterable = cell.kind in ("stream", "stateful")
+    if cell.point in EPOCH_EDGES and not cell.persistent:
+        return "there is a handshake between two epochs of the same workers only"
+    if cell.point == "ending" and not iterable:
+        return "a worker of a map-style dataset knows of no end"
+    if cell.point == "edge" and iterable:
+        return "the last that a reader sends is that it has come to its end"
+    if cell.point == "carrying" and cell.fault != "unpicklable":
+        return "it is the batch that cannot be carried, and not the worker that fails"
+    if cell.fault in ERRORS and cell.point not in ("", *ERRORS[cell.fault][0].split()):
+        return "user code runs in worker_init_fn (see test_faults.py), fetching and collating only"
+    if cell.fault in ERRORS and iterable:
+        return "how an iterable dataset goes on after an exception is its own affair"
+    if cell.method != "fork" and (cell.pin or cell.kind != "map"):
+        return "the pin-memory thread and what is made do not meet with how a worker was started"
+    return None
+
+
+def by_default(cell: Cell) -> bool:
+    """Whether a cell is run without ``-m slow``: what takes no time, and some of each that does."""
+    if cell.method != "fork":
+        return False  # many faults in one pool instead: test_by_start_method
+    if cell.fault in HANGS:  # each costs the timeout twice
+        few = ("fetching", "announcing", "resuming", "starting")
+        shape = (cell.kind, cell.persistent, cell.pin)
+        if cell.fault == "loop":
+            return shape == ("map", True, False) and cell.point != "stopping"
+        return cell.point in few and shape == ("map", True, True)
+    if cell.fault in DEATHS[1:]:
+        return cell.kind == ("stream" if cell.persistent else "map") and cell.pin
+    return cell.kind in ("map", "stream") or cell.pin == cell.persistent
+
+
+def cells() -> Iterator[Any]:
+    deaths = itertools.product(
+        DEATHS + HANGS, [*POINTS, "edge"], KINDS, (False, True), (False, True), METHODS
+    )
+    errors = (
+        (fault, point, *rest)
+        for fault, (point, _) in ERRORS.items()
+        for rest in itertools.product(KINDS, (False, True), (False, True), METHODS)
+    )
+    for values in itertools.chain(deaths, errors):
+        cell = Cell(*values)
+        if missing(cell) is None:
+            marks = () if by_default(cell) else pytest.mark.slow
+            yield pytest.param(cell, id=str(cell), marks=marks)
+
+
+@functools.cache
+def clean(kind: str, width: int = 5) -> list[list[Any]]:
+    """What two epochs give if nothing happens."""
+    # The share of a reader depends on how many there are.
+    num_workers = 2 if kind in ("stream", "stateful") else 0
+    loader = DataLoader(KINDS[kind](width=width), num_workers=num_workers, **options(kind))
+    return [outcomes(loader) for _ in range(2)]
+
+
+def options(kind: str) -> dict[str, Any]:
+    if kind in ("stream", "stateful"):
+        return {"batch_size": 3, "seed": 5}
+    return {"batch_size": 3, "seed": 5, "shuffle": True}
+
+
+def strike_of(cell: Cell) -> Strike:
+    if cell.point == "edge":
+        return Strike(cell.fault, "sent", BATCHES - 1)
+    return Strike(cell.fault.split()[0], cell.point, epoch=int(cell.point in EPOCH_EDGES))
+
+
+@pytest.fixture
+def pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pretend there is an accelerator; a copy stands for pinning."""
+    monkeypatch.setattr(pinning, "find_accelerator", lambda device="": 0)
+    monkeypatch.setattr(pinning, "pin_tensor", torch.Tensor.clone)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda device: None)
+
+
+def same(kind: str, found: list[Any], expected: list[Any]) -> bool:
+    if kind != "unordered":
+        return found == expected
+    return sorted(map(repr, found)) == sorted(map(repr, expected))
+
+
+@pytest.mark.parametrize("cell", [cell for cell in cells() if cell.values[0].fault not in ERRORS])
+def test_what_ends_or_stops_a_worker(
+    cell: Cell, pinned: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    width = 5
+    if cell.point == "granting":
+        monkeypatch.setattr(arena_module, "_LARGEST_SLOT", 64 << 10)
+        monkeypatch.setattr(arena_module, "_DISK_SLOT", 64 << 10)
+        width = WIDE
+    expected = clean(cell.kind, width)[: 1 + cell.persistent]
+    faults = Faults(tmp_path, strike_of(cell))
+    with (
+        warnings.catch_warnings(record=True) as told,
+        DataLoader(
+            KINDS[cell.kind](width=width),
+            num_workers=2,
+            worker_init_fn=faults,
+            in_order=cell.kind != "unordered",
+            persistent_workers=cell.persistent,
+            pin_memory=cell.pin,
+            multiprocessing_context=cell.method,
+            # On a busy machine one may seem to hang that does not.
+            timeout=TIMEOUT if cell.fault in HANGS else 0,
+            max_worker_restarts=20 if cell.fault in HANGS else 1,
+            **options(cell.kind),
+        ) as loader,
+    ):
+        warnings.simplefilter("always")
+        for batches in expected:
+            assert same(cell.kind, outcomes(loader), batches)
+        begun = time.monotonic()
+    assert time.monotonic() - begun < PROMPT
+    assert faults.struck == 1
+    assert {warning.category for warning in told} <= {WorkerRestartWarning}
+    lowest, highest = restarts(cell)
+    assert lowest <= len(told) <= highest
+
+
+def restarts(cell: Cell) -> tuple[int, int]:
+    """How many workers are replaced: at least, and at most."""
+    if cell.point == "stopping":
+        return 0, 0
+    highest = 20 if cell.fault in HANGS else 1
+    # A worker that owes nothing is not missed before something is wanted of it.
+    owes_nothing = cell.point in ("starting", "idle", "sent", "ending", "edge")
+    unnoticed = cell.point == "resumed" or (owes_nothing and not cell.persistent)
+    return int(not unnoticed), highest
+
+
+@pytest.mark.parametrize("cell", [cell for cell in cells() if cell.values[0].fault in ERRORS])
+def test_what_is_one_batchs_error(cell: Cell, pinned: None, tmp_path: Path) -> None:
+    point, error = ERRORS[cell.fault]
+    expected = [list(batches) for batches in clean(cell.kind)[: 1 + cell.persistent]]
+    expected[0][3] = error
+    sampler = options(cell.kind)
+    if cell.fault == "index":
+        sampler = {"batch_sampler": [[i, i + 1 if i != 3 else 24] for i in range(8)], "seed": 5}
+        single = DataLoader(Noisy(), **sampler)
+        expected = [outcomes(single) for _ in expected]
+        assert expected[0][3] is error
+    faults = Faults(tmp_path, *([Strike(cell.fault.split()[0], point)] if point else []))
+    with DataLoader(
+        Noisy(),
+        num_workers=2,
+        worker_init_fn=faults,
+        in_order=cell.kind != "unordered",
+        persistent_workers=cell.persistent,
+        pin_memory=cell.pin,
+        multiprocessing_context=cell.method,
+        **sampler,
+    ) as loader:
+        for batches in expected:
+            assert same(cell.kind, outcomes(loader), batches)
+    assert faults.struck == len(faults.strikes)
+
+
+# The start methods, one pool for many faults -------------------------------------------------
+
+SCRIPT = [
+    Strike("SIGKILL", "starting"),
+    Strike("SIGKILL", "fetching", 3, epoch=1),
+    Strike("loop", "announcing", 3, epoch=2),
+    Strike("_exit", "resuming", epoch=3),
+    Strike("SIGSEGV", "encoding", 3, epoch=4),
+    Strike("exception", "collating", 3, epoch=5),
+]
+
+
+@pytest.mark.parametrize("method", METHODS[1:])
+def test_by_start_method(method: str, tmp_path: Path) -> None:
+    """One persistent pool, an epoch a fault: starting an interpreter takes seconds."""
+    single = DataLoader(Noisy(), **options("map"))
+    faults = Faults(tmp_path, *SCRIPT)
+    with (
+        pytest.warns(WorkerRestartWarning) as told,
+        DataLoader(
+            Noisy(), num_workers=2, worker_init_fn=faults, persistent_workers=True,
+            multiprocessing_context=method, timeout=2, **options("map"),
+        ) as loader,
+    ):  # fmt: skip
+        for epoch in range(len(SCRIPT)):
+            expected = outcomes(single)
+            if epoch == 5:
+                expected[3] = Struck
+            assert outcomes(loader) == expected
+    assert faults.struck == len(SCRIPT)
+    assert len(told) >= 5
+
+
+# Memory ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
+@pytest.mark.parametrize("pin", [False, True], ids=["", "pin"])
+@pytest.mark.parametrize("point", ["fetching", "encoding", "sent"])
+@pytest.mark.parametrize("kind", ["map", "stateful"])
+def test_a_full_memory_budget(
+    kind: str, point: str, pin: bool, persistent: bool, pinned: None, tmp_path: Path
+) -> None:
+    """The consumer keeps more than the budget, and the arena stays within it."""
+    expected = clean(kind, WIDE)[: 1 + persistent]
+    faults = Faults(tmp_path, Strike("SIGKILL", point))
+    with (
+        warnings.catch_warnings(record=True) as told,
+        DataLoader(
+            KINDS[kind](width=WIDE), num_workers=2, worker_init_fn=faults, pin_memory=pin,
+            persistent_workers=persistent, memory_budget=4 * 3 * WIDE * 4, **options(kind),
+        ) as loader,
+    ):  # fmt: skip
+        warnings.simplefilter("always")
+        assert [outcomes(list(loader)) for _ in expected] == expected
+    assert faults.struck == 1
+    assert {warning.category for warning in told} <= {WorkerRestartWarning}
+    assert len(told) <= 1
+
+
+# The parent ------------------------------------------------------------------------------------
+
+PARENT_CELLS = [
+    cell
+    for point, persistent in itertools.product(POINTS, (False, True))
+    if point not in ("granting", "stopping")  # its parent's death is a worker's end anyway
+    and not missing(
+        cell := Cell(
+            "parent", point, "stream" if point == "ending" else "map", persistent, False, "fork"
+        )
+    )
+]
+
+
+@pytest.mark.parametrize("cell", PARENT_CELLS, ids=str)
+def test_the_parent_is_killed(cell: Cell, tmp_path: Path) -> None:
+    """Its workers end at once: they and their launcher have a pipe open that then comes to its end.
+
+    The worker at that point kills its parent, and then hangs.
+    """
+    named = set(os.listdir("/dev/shm"))
+    reading, writing = os.pipe()
+    if (child := os.fork()) == 0:
+        _load_until_killed(cell, tmp_path)
+    os.close(writing)
+    begun = time.monotonic()
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+    assert select.select([reading], [], [], PROMPT)[0]
+    assert time.monotonic() - begun < PROMPT
+    os.close(reading)
+    assert set(os.listdir("/dev/shm")) <= named
+
+
+def _load_until_killed(cell: Cell, folder: Path) -> None:
+    """In the forked child, which does not return."""
+    try:
+        loader = DataLoader(
+            KINDS[cell.kind](), num_workers=2, worker_init_fn=Faults(folder, strike_of(cell)),
+            persistent_workers=cell.persistent, **options(cell.kind),
+        )  # fmt: skip
+        for _ in range(2):
+            list(loader)
+    finally:
+        os._exit(1)
+
+
+PROGRAM = """
+    import sys
+    from pathlib import Path
+
+    sys.path.insert(0, {tests!r})
+    from faults import Faults, Noisy, Strike
+
+    if __name__ == "__main__":
+        faults = Faults(Path({folder!r}), Strike("parent", {point!r}))
+        list(DataLoader(Noisy(), batch_size=3, num_workers=2, worker_init_fn=faults,
+                        multiprocessing_context={method!r}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "point"),
+    [
+        ("spawn", "fetching"),
+        ("forkserver", "encoding"),
+        pytest.param("spawn", "starting", marks=pytest.mark.slow),
+        pytest.param("forkserver", "idle", marks=pytest.mark.slow),
+    ],
+)
+def test_a_program_is_killed(method: str, point: str, tmp_path: Path) -> None:
+    """All its processes have its output open: the end of that is the end of the last of them."""
+    folder = tmp_path / "struck"
+    folder.mkdir()
+    named = set(os.listdir("/dev/shm"))
+    tests = str(Path(__file__).parent)
+    source = PROGRAM.format(tests=tests, folder=str(folder), point=point, method=method)
+    out, err, status = finish_script(start_script(DataLoader, source, tmp_path))
+    assert status == -signal.SIGKILL
+    assert (out, err) == ("", "")
+    assert len(list(folder.iterdir())) == 1
+    assert set(os.listdir("/dev/shm")) <= named

@@ -1,0 +1,414 @@
+"""LoaderDataModule.from_datamodule: a data module with torch's loaders, and ours in their place."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningDataModule, Trainer
+from lightning.pytorch.tuner import Tuner
+from lightning.pytorch.utilities import CombinedLoader
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning_runs import Noting, Points, quiet_trainer
+from torch.utils.data import (
+    BatchSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    WeightedRandomSampler,
+    default_collate,
+    default_convert,
+)
+from torch.utils.data import DataLoader as TorchLoader
+
+from lit_loader import DataLoader, LoaderDataModule, OptionError
+from lit_loader.migration import SwappedDataModule, options_of
+
+
+class Own(LightningDataModule):
+    """As users write them; notes which of its hooks are called."""
+
+    def __init__(self, batch_size: int = 4, workers: int = 0, classes: int = 10) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.batch_size, self.workers = batch_size, workers
+        self.calls: list[str] = []
+
+    def prepare_data(self) -> None:
+        self.calls.append("prepare_data")
+
+    def setup(self, stage: str) -> None:
+        self.calls.append(f"setup {str.__str__(stage)}")
+        self.train = Points(12)
+
+    def train_dataloader(self) -> Any:
+        return TorchLoader(
+            self.train, self.batch_size, shuffle=True, num_workers=self.workers, drop_last=True
+        )
+
+    def val_dataloader(self) -> Any:
+        return [TorchLoader(Points(4), 2), TorchLoader(Points(2), 2)]
+
+    def predict_dataloader(self) -> Any:
+        return TorchLoader(Points(5), 2)
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        self.calls.append("on_before_batch_transfer")
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"calls": len(self.calls)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.calls.append(f"load_state_dict {sorted(state_dict)}")
+
+    def teardown(self, stage: str) -> None:
+        self.calls.append(f"teardown {str.__str__(stage)}")
+
+    def on_exception(self, exception: BaseException) -> None:
+        self.calls.append(f"on_exception {exception}")
+
+
+def swapped(own: Any = None, **overrides: Any) -> SwappedDataModule:
+    return LoaderDataModule.from_datamodule(Own() if own is None else own, **overrides)
+
+
+# --- one loader's options ---
+
+
+def user_collate(samples: Any) -> Any:
+    return samples
+
+
+def user_init(worker: int) -> None: ...
+
+
+POINTS = Points()
+GENERATOR = torch.Generator()
+SAMPLER = WeightedRandomSampler([1.0] * 12, 5)
+BATCH_SAMPLER = BatchSampler(SequentialSampler(POINTS), 3, False)
+GIVEN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "nothing": ({}, {}),
+    "batches": ({"batch_size": 5, "drop_last": True}, {"batch_size": 5, "drop_last": True}),
+    "shuffle": ({"shuffle": True}, {"shuffle": True}),
+    "shuffle by a generator": (
+        {"shuffle": True, "generator": GENERATOR},
+        {"shuffle": True, "generator": GENERATOR},
+    ),
+    "sampler": ({"sampler": SAMPLER}, {"sampler": SAMPLER}),
+    "batch sampler": ({"batch_sampler": BATCH_SAMPLER}, {"batch_sampler": BATCH_SAMPLER}),
+    "single samples": ({"batch_size": None}, {"batch_size": None}),
+    "functions": (
+        {"collate_fn": user_collate, "worker_init_fn": user_init},
+        {"collate_fn": user_collate, "worker_init_fn": user_init},
+    ),
+    "collated by default": ({"collate_fn": default_collate}, {}),
+    "converted by default": ({"batch_size": None, "collate_fn": default_convert},
+                             {"batch_size": None}),
+    "workers": (
+        {"num_workers": 2, "persistent_workers": True, "prefetch_factor": 3, "timeout": 5},
+        {"num_workers": 2, "persistent_workers": True, "prefetch_factor": 3, "timeout": 5},
+    ),
+    "out of order": ({"num_workers": 1, "in_order": False},
+                     {"num_workers": 1, "in_order": False, "prefetch_factor": 2}),
+    "pinned": ({"pin_memory": True}, {"pin_memory": True}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_options_of_a_loader(name: str) -> None:
+    given, expected = GIVEN[name]
+    made = DataLoader(POINTS, **options_of(TorchLoader(POINTS, **given)))
+    plain = DataLoader(POINTS, **expected)
+    for option in ("batch_size", "drop_last", "num_workers", "timeout", "collate_fn", "generator",
+                   "worker_init_fn", "prefetch_factor", "persistent_workers", "in_order",
+                   "pin_memory", "multiprocessing_context"):  # fmt: skip
+        assert getattr(made, option) == getattr(plain, option), option
+    assert type(made.sampler) is type(plain.sampler)
+    assert type(made.batch_sampler) is type(plain.batch_sampler)
+    assert (made.sampler is SAMPLER) == (name == "sampler")
+    assert (made.batch_sampler is BATCH_SAMPLER) == (name == "batch sampler")
+    assert len(made) == len(TorchLoader(POINTS, **given))
+
+
+def test_the_start_method_is_kept() -> None:
+    options = options_of(TorchLoader(POINTS, num_workers=1, multiprocessing_context="spawn"))
+    assert DataLoader(POINTS, **options).multiprocessing_context.get_start_method() == "spawn"
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        RandomSampler(POINTS, replacement=True),
+        RandomSampler(POINTS, num_samples=5),
+        RandomSampler(POINTS, generator=GENERATOR),
+        RandomSampler(range(12)),
+        SequentialSampler(range(5)),
+        [3, 1, 2],
+    ],
+)
+def test_samplers_of_the_users_are_kept(sampler: Any) -> None:
+    assert options_of(TorchLoader(POINTS, sampler=sampler))["sampler"] is sampler
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(torch.arange(7))
+
+
+def test_iterable_datasets() -> None:
+    batches = list(DataLoader(Stream(), **options_of(TorchLoader(Stream(), 3))))
+    assert [batch.tolist() for batch in batches] == [[0, 1, 2], [3, 4, 5], [6]]
+
+
+# --- the data module ---
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_every_hook_and_loader(workers: int, tmp_path: Path) -> None:
+    own, model = Own(workers=workers), Noting()
+    data = swapped(own, seed=3)
+    trainer = quiet_trainer(tmp_path, num_sanity_val_steps=0, max_epochs=2)
+    trainer.fit(model, data)
+    assert own.trainer is data.trainer is trainer
+    first, second = model.seen("train")[:3], model.seen("train")[3:]
+    assert sorted(chain(*first)) == sorted(chain(*second)) == list(range(12))
+    assert first != second
+    assert model.seen("val") == [[0, 1], [2, 3], [0, 1]] * 2
+    assert type(trainer.train_dataloader) is DataLoader
+    assert (trainer.train_dataloader.num_workers, trainer.train_dataloader.seed) == (workers, 3)
+    steps = ["on_before_batch_transfer"] * 6
+    assert own.calls == ["prepare_data", "setup fit", *steps, *steps, "teardown fit"]
+    assert [batch.tolist() for batch in trainer.predict(model, data)] == [[0, 1], [2, 3], [4]]
+
+
+def test_a_missing_split_stays_missing(tmp_path: Path) -> None:
+    data = swapped()
+    assert is_overridden("train_dataloader", data)
+    assert not is_overridden("test_dataloader", data)
+    assert not is_overridden("transfer_batch_to_device", data)
+    assert is_overridden("on_before_batch_transfer", data)
+
+
+def test_dicts_and_combined_loaders() -> None:
+    class Several(LightningDataModule):
+        def train_dataloader(self) -> Any:
+            return CombinedLoader({"a": TorchLoader(Points(4), 2), "b": TorchLoader(Points(2))})
+
+        def val_dataloader(self) -> Any:
+            return {"a": TorchLoader(Points(4), 2), "b": [TorchLoader(Points(2))]}
+
+        def test_dataloader(self) -> Any:
+            return []
+
+    data = swapped(Several())
+    train = data.train_dataloader()
+    assert isinstance(train, CombinedLoader)
+    val = data.val_dataloader()
+    for loaders in (train.iterables, {**val, "b": val["b"][0]}):
+        assert {name: type(loader) for name, loader in loaders.items()} == {
+            "a": DataLoader,
+            "b": DataLoader,
+        }
+        assert {name: len(loader) for name, loader in loaders.items()} == {"a": 2, "b": 2}
+    assert data.test_dataloader() == []
+
+
+class OtherIteration(TorchLoader[Any]):
+    def __iter__(self) -> Any:
+        return iter([torch.zeros(1, 3)])
+
+
+class OtherCollation(TorchLoader[Any]):
+    """As graph libraries do it."""
+
+    def __init__(self, dataset: Any) -> None:
+        super().__init__(dataset, 2, collate_fn=user_collate)
+
+
+def test_what_cannot_be_swapped_stays_with_a_warning() -> None:
+    class Odd(LightningDataModule):
+        def train_dataloader(self) -> Any:
+            return [OtherIteration(Points()), OtherCollation(Points()), DataLoader(Points())]
+
+    data = swapped(Odd())
+    message = (
+        "Odd.train_dataloader gives a OtherIteration, which stays as it is: only "
+        "torch.utils.data.DataLoader and classes that iterate as it does are swapped"
+    )
+    with pytest.warns(UserWarning) as caught:
+        loaders = data.train_dataloader()
+    assert [str(warning.message) for warning in caught.list
+            if warning.category is not FutureWarning] == [message]  # fmt: skip
+    assert list(map(type, loaders)) == [OtherIteration, DataLoader, DataLoader]
+    assert loaders[1].collate_fn is user_collate
+
+
+# --- overrides ---
+
+
+def test_overrides_replace_options() -> None:
+    data = swapped(Own(workers=2), num_workers=1, batch_size=6, seed=3, seeding="sample")
+    data.setup("fit")
+    loader = data.train_dataloader()
+    assert (loader.num_workers, loader.batch_size, loader.seeding) == (1, 6, "sample")
+    assert loader.drop_last
+    assert str(data) == (
+        "SwappedDataModule(Own, num_workers=1, batch_size=6, seed=3, seeding='sample')"
+    )
+
+
+def test_workers_can_be_taken_away() -> None:
+    class Busy(Own):
+        def train_dataloader(self) -> Any:
+            return TorchLoader(
+                Points(), num_workers=2, persistent_workers=True, prefetch_factor=4, timeout=9
+            )
+
+    loader = swapped(Busy(), num_workers=0).train_dataloader()
+    assert (loader.num_workers, loader.persistent_workers, loader.timeout) == (0, False, 0)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"prefetch_factor": 4}, "Own.train_dataloader: prefetch_factor needs worker processes: s"),
+        ({"sampler": [1]}, "Own.train_dataloader: sampler decides the order itself: leave shuffle"),
+    ],
+)
+def test_overrides_that_do_not_fit(overrides: dict[str, Any], message: str) -> None:
+    data = swapped(**overrides)
+    data.setup("fit")
+    with pytest.raises(OptionError) as caught:
+        data.train_dataloader()
+    assert str(caught.value).startswith(message)
+
+
+def test_refused_at_once() -> None:
+    with pytest.raises(OptionError, match="unknown option 'num_worker': did you mean 'num_workers"):
+        swapped(num_worker=2)
+    message = "from_datamodule needs a LightningDataModule that makes loaders of torch's class, got"
+    for wrong in (LoaderDataModule({"train": Points}), swapped(), Points()):
+        with pytest.raises(OptionError, match=f"{message} {type(wrong).__name__}"):
+            swapped(wrong)
+
+
+# --- what the Trainer and users do with it ---
+
+
+class Save(Callback):
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        if trainer.global_step == 4:
+            trainer.save_checkpoint(self.path)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_resumes_exactly(workers: int, tmp_path: Path) -> None:
+    def fit(checkpoint: Path | None = None) -> tuple[list[Any], Own]:
+        own, model = Own(workers=workers), Noting()
+        trainer = quiet_trainer(tmp_path, max_epochs=3, callbacks=[Save(tmp_path / "a.ckpt")])
+        data = swapped(own, seed=3)
+        trainer.fit(model, data, ckpt_path=checkpoint, weights_only=True)
+        return model.seen("train"), own
+
+    whole, _ = fit()
+    rest, own = fit(tmp_path / "a.ckpt")
+    assert rest == whole[4:]
+    assert "load_state_dict ['calls']" in own.calls
+    saved = torch.load(tmp_path / "a.ckpt", weights_only=True)
+    assert set(saved["SwappedDataModule"]) == {"wrapped", "loaders"}
+    assert saved["datamodule_hyper_parameters"] == {
+        "batch_size": 4, "workers": workers, "classes": 10
+    }  # fmt: skip
+
+
+def test_exceptions_reach_both(tmp_path: Path) -> None:
+    class Failing(Noting):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            raise LookupError("in a step")
+
+    own = Own(workers=1)
+    with pytest.raises(LookupError):
+        quiet_trainer(tmp_path, num_sanity_val_steps=0).fit(Failing(), swapped(own))
+    assert own.calls[-1] == "on_exception in a step"
+
+
+def test_ranks_and_prediction() -> None:
+    class Parallel:
+        overfit_batches = 0.0
+        distributed_sampler_kwargs = {"num_replicas": 2, "rank": 1}  # noqa: RUF012
+
+    data = swapped()
+    data.trainer = Parallel()  # type: ignore[assignment]
+    data.setup("predict")
+    loader = data.predict_dataloader()
+    assert [batch[:, 0].tolist() for batch in loader] == [[1, 3]]
+    assert loader.batch_sampler.seen_batch_indices == [[1, 3]]
+    assert data.val_dataloader()[0].num_replicas == 2
+
+
+def test_overfitting_is_in_order(tmp_path: Path) -> None:
+    model = Noting()
+    quiet_trainer(tmp_path, overfit_batches=2, max_epochs=2).fit(model, swapped())
+    assert model.seen("train") == [[0, 1, 2, 3], [4, 5, 6, 7]] * 2
+
+
+def test_batch_size_finder(tmp_path: Path) -> None:
+    own, model = Own(batch_size=2), Noting()
+    found = Tuner(quiet_trainer(tmp_path)).scale_batch_size(
+        model, datamodule=swapped(own), max_trials=2, steps_per_trial=1
+    )
+    assert found == own.batch_size == 4
+    assert [len(batch) for batch in model.seen("train")] == [2, 4]
+
+
+def test_attributes_are_those_of_the_wrapped_one() -> None:
+    data = swapped()
+    assert data.calls == []
+    assert (data.batch_size, data.hparams["classes"]) == (4, 10)
+    assert not hasattr(data, "nothing of the kind")
+    assert not hasattr(swapped(LightningDataModule()), "batch_size")
+    data.batch_size = 3
+    assert data.wrapped.batch_size == 3  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("logged", [True, False])
+def test_hyperparameters_are_logged_as_before(logged: bool) -> None:
+    class Quiet(LightningDataModule):
+        def __init__(self, classes: int = 3) -> None:
+            super().__init__()
+            self.save_hyperparameters(logger=logged)
+
+    data = swapped(Quiet())
+    assert data.hparams_initial == {"classes": 3}
+    # Private, and the only place where Lightning keeps it; migration.py copies it.
+    assert data._log_hyperparams is data.wrapped._log_hyperparams is logged
+
+
+def test_travels_to_other_processes() -> None:
+    data = swapped(num_workers=1)
+    data.setup("fit")
+    kept = data.train_dataloader()
+    copy = pickle.loads(pickle.dumps(data))
+    assert copy.overrides == {"num_workers": 1}
+    assert len(copy.train_dataloader()) == len(kept) == 3
+
+
+def test_loaders_end_with_it() -> None:
+    data = swapped()
+    data.setup("fit")
+    assert not data._loaders
+    loader = data.train_dataloader()
+    assert list(data._loaders) == [loader]
+    del loader
+    gc.collect()
+    assert not data._loaders

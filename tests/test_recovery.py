@@ -1,0 +1,760 @@
+"""Healing: what is replaced and what is told, what it costs, and when it is given up.
+
+That the bytes are right wherever a fault strikes is in test_fault_matrix.py.
+"""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import os
+import re
+import select
+import signal
+import termios
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from faults import FAULTS, Faults, Noisy, NoisyStream, StatefulStream, Strike, outcomes, plain
+from parity.tools import PROMPT, Gate, wait_gone
+from samples import Call, Counting, hang, ints, uncollated, worker_pids
+from torch.utils.data import IterableDataset, get_worker_info
+
+import lit_loader
+from lit_loader import DataLoader
+from lit_loader import arena as arena_module
+from lit_loader.board import Stage
+from lit_loader.errors import WorkerDiedError, WorkerRestartWarning, WorkerTimeoutError
+from lit_loader.worker_pool import WorkerPool
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@contextmanager
+def told(restarts: int) -> Iterator[list[str]]:
+    """Exactly so many warnings, of restarts, that point to the consumer; gives their texts."""
+    texts: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield texts
+    assert [warning.category for warning in caught] == [WorkerRestartWarning] * restarts
+    assert {Path(warning.filename).parent for warning in caught} <= {Path(__file__).parent}
+    texts += [str(warning.message) for warning in caught]
+
+
+def dying(indices: list[int], folder: Path, how: str = "SIGKILL", always: bool = False) -> Any:
+    """A sample function that ends its process at each of the indices, once or always."""
+
+    def sample(index: int) -> int:
+        if index in indices:
+            mark = folder / str(index)
+            if always or not mark.exists():
+                mark.touch()
+                FAULTS[how]()
+                hang()
+        return index
+
+    return sample
+
+
+def until(condition: Callable[[], Any]) -> None:
+    """Look, as often as the scheduler lets it, until something of another process's is true."""
+    end = time.monotonic() + PROMPT
+    while not condition():
+        assert time.monotonic() < end, "it never came to that"
+        os.sched_yield()
+
+
+def pool_of(loader: Any) -> WorkerPool:
+    return loader._workers.pool  # type: ignore[no-any-return]
+
+
+def wait(seconds: float) -> None:
+    """Take time, as a slow sample or a slow consumer does: the subject of a test."""
+    threading.Event().wait(seconds)
+
+
+# The budget ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("budget", [0, 1, 3])
+@pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
+def test_when_the_budget_is_used_up(budget: int, persistent: bool, tmp_path: Path) -> None:
+    """The death after the last that may be healed is an error; the next next() goes on."""
+    with DataLoader(
+        Call(dying([1, 3, 5, 7], tmp_path), 12), num_workers=1, max_worker_restarts=budget,
+        persistent_workers=persistent,
+    ) as loader:  # fmt: skip
+        found: list[Any] = []
+        iterator = iter(loader)
+        with told(budget) as texts:
+            while len(found) < 12 + 4 - budget:
+                try:
+                    found.append(int(next(iterator)))
+                except WorkerDiedError as error:
+                    found.append(str(error))
+        errors = [entry for entry in found if isinstance(entry, str)]
+        assert [entry for entry in found if entry not in errors] == list(range(12))
+        assert len(errors) == 4 - budget
+        for number, text in enumerate(texts, start=1):
+            assert f"nothing is lost (restart {number} of at most max_worker_restarts=" in text
+        for error in errors:
+            used_up = f"max_worker_restarts={budget} for this epoch is used up" in error
+            assert used_up == (budget > 0)
+            assert "num_workers=0 shows errors in place" in error
+        assert list(iterator) == []
+
+
+@pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
+def test_every_epoch_has_a_budget_of_its_own(persistent: bool, tmp_path: Path) -> None:
+    strikes = [Strike("SIGKILL", "fetching", epoch=epoch) for epoch in range(3)]
+    expected = [plain(batch) for batch in DataLoader(Noisy(), batch_size=3, seed=1)]
+    with told(3) as texts, DataLoader(
+        Noisy(), batch_size=3, seed=1, num_workers=2, persistent_workers=persistent,
+        max_worker_restarts=1, worker_init_fn=Faults(tmp_path, *strikes),
+    ) as loader:  # fmt: skip
+        assert outcomes(loader) == expected
+        for _ in range(2):
+            assert len(outcomes(loader)) == len(expected)
+    assert all("restart 1 of at most max_worker_restarts=1 in this epoch" in text for text in texts)
+
+
+def test_a_request_to_all_counts_once() -> None:
+    """As when a scheduler sends SIGTERM to every process of a job."""
+    gate, inside = Gate(), os.pipe()
+
+    def sample(index: int) -> int:
+        if not gate.wait(0):
+            os.write(inside[1], b"!")
+            gate.wait()
+        return index
+
+    iterator = iter(DataLoader(Call(sample, 30), num_workers=4, max_worker_restarts=1))
+    iterator._start = iterator._host.begin_epoch()
+    iterator._dispatch(iterator._start, iterator._connect(iterator._start).pool)
+    count = 0
+    while count < 4:
+        count += len(os.read(inside[0], 4))
+    pids = worker_pids(iterator)
+    for pid in pids:
+        os.kill(pid, signal.SIGTERM)
+    wait_gone(pids)
+    gate.open()
+    with told(4) as texts:
+        assert ints(iterator) == list(range(30))
+    assert all("was killed by SIGTERM, by somebody's request" in text for text in texts)
+    assert all("restart 1 of at most max_worker_restarts=1" in text for text in texts)
+    gate.close()
+    for end in inside:
+        os.close(end)
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "_exit"])
+def test_dying_in_worker_init_fn_is_given_up(how: str, tmp_path: Path) -> None:
+    faults = Faults(tmp_path, Strike(how, "starting", times=None))
+    iterator = iter(DataLoader(range(8), num_workers=2, worker_init_fn=faults))
+    with told(3), pytest.raises(WorkerDiedError, match="It was in worker_init_fn") as caught:
+        next(iterator)
+    assert "max_worker_restarts=3 for this epoch is used up" in str(caught.value)
+
+
+# What is not tried again -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGSEGV", "loop"])
+@pytest.mark.parametrize("in_order", [True, False], ids=["", "unordered"])
+@pytest.mark.parametrize("budget", [1, 3])
+def test_a_batch_that_ends_two_workers(
+    how: str, in_order: bool, budget: int, tmp_path: Path
+) -> None:
+    """It is told with its indices, in its turn, and the epoch goes on without it."""
+    loader = DataLoader(
+        Call(dying([9], tmp_path, how, always=True), 24), batch_size=2, num_workers=2,
+        max_worker_restarts=budget, in_order=in_order, timeout=0.5 if how == "loop" else 0,
+    )  # fmt: skip
+    iterator, found, states = iter(loader), [], []
+    kind = WorkerTimeoutError if how == "loop" else WorkerDiedError
+    with told(1):
+        for _ in range(12):
+            try:
+                found.append(next(iterator).tolist())
+            except kind as error:
+                found.append(str(error))
+            states.append(loader.state_dict())
+    [(at, error)] = [(at, entry) for at, entry in enumerate(found) if isinstance(entry, str)]
+    assert "fetching index 9 (sample 1 of batch 4, indices [8, 9])" in error
+    assert "Batch 4 has ended 2 workers in a row and is not tried again" in error
+    expected = [[start, start + 1] for start in range(0, 24, 2)]
+    batches = found[:at] + found[at + 1 :]
+    assert (batches if in_order else sorted(batches)) == expected[:4] + expected[5:]
+    assert list(iterator) == []
+    assert not in_order or at == 4
+    # A state taken behind it passes over it.
+    resumed = DataLoader(Call(int, 24), batch_size=2)
+    resumed.load_state_dict(states[at])
+    rest = [batch.tolist() for batch in resumed]
+    assert rest == [batch for batch in expected if batch not in [*batches[:at], [8, 9]]]
+
+
+def test_two_such_batches(tmp_path: Path) -> None:
+    iterator = iter(DataLoader(Call(dying([2, 5], tmp_path, always=True), 8), num_workers=2))
+    found: list[Any] = []
+    with told(2):
+        for _ in range(8):
+            try:
+                found.append(int(next(iterator)))
+            except WorkerDiedError as error:
+                found.append(re.findall("Batch . has ended 2 workers", str(error)))
+    assert found == [0, 1, ["Batch 2 has ended 2 workers"], 3, 4, ["Batch 5 has ended 2 workers"]] + [
+        6, 7,
+    ]  # fmt: skip
+
+
+def test_a_stream_cannot_pass_over_such_a_batch(tmp_path: Path) -> None:
+    sample = dying([4], tmp_path, always=True)
+    iterator = iter(DataLoader(Counting(8, sample), num_workers=1))
+    with told(1):
+        assert [int(next(iterator)) for _ in range(4)] == [0, 1, 2, 3]
+        for _ in range(2):
+            with pytest.raises(WorkerDiedError, match="Batch 4 has ended 2 workers in a row"):
+                next(iterator)
+
+
+def test_workers_that_had_sent_their_batch_did_not_die_of_it(tmp_path: Path) -> None:
+    """Two deaths at the same place, behind the result: nothing is given up."""
+    strikes = [Strike("SIGKILL", "sent", number) for number in (0, 2, 4)]
+    with told(3), DataLoader(
+        Noisy(), batch_size=3, num_workers=1, worker_init_fn=Faults(tmp_path, *strikes), seed=1
+    ) as loader:  # fmt: skip
+        assert outcomes(loader) == outcomes(DataLoader(Noisy(), batch_size=3, seed=1))
+
+
+# What is told ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("SIGKILL", ["was killed by SIGKILL, most likely by the kernel", "MiB at most"]),
+        ("SIGSEGV", ["was killed by SIGSEGV, by a crash in native code", "in string_at", "in sample"]),
+        ("SIGTERM", ["was killed by SIGTERM, by somebody's request"]),
+        ("_exit", ["exited by itself with code 7: something in the dataset"]),
+        ("loop", ["did not get on within timeout=0.5 s", "in _loop", "in sample", "has been ended"]),
+        ("SIGSTOP", ["did not get on within timeout=0.5 s", "It did not write its stacks"]),
+    ],
+)  # fmt: skip
+def test_one_warning_says_it_all(how: str, words: list[str], tmp_path: Path) -> None:
+    loader = DataLoader(
+        Call(dying([9], tmp_path, how), 24), batch_size=2, num_workers=2,
+        timeout=0.5 if how in ("loop", "SIGSTOP") else 0,
+    )  # fmt: skip
+    with told(1) as texts:
+        assert ints(loader) == list(range(24))
+    words += [
+        "fetching index 9 (sample 1 of batch 4, indices [8, 9])",
+        "It has been replaced and nothing is lost (restart 1 of at most max_worker_restarts=3",
+    ]
+    assert [word for word in words if word not in texts[0]] == []
+    assert re.match(r"DataLoader worker [01] \(pid \d+\) ", texts[0])
+
+
+@pytest.mark.parametrize("pin", [False, True], ids=["", "pin"])
+@pytest.mark.parametrize("kind", ["map", "stream", "stateful"])
+def test_a_warning_that_is_an_error_loses_no_batch(
+    kind: str, pin: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if pin:
+        _pretend_to_pin(monkeypatch)
+    dataset = {"map": Noisy, "stream": NoisyStream, "stateful": StatefulStream}[kind]()
+    expected = outcomes(DataLoader(dataset, batch_size=3, num_workers=2, seed=1))
+    strikes = [Strike("SIGKILL", "fetching", number) for number in (3, 5)]
+    iterator = iter(
+        DataLoader(
+            dataset, batch_size=3, num_workers=2, seed=1, pin_memory=pin,
+            worker_init_fn=Faults(tmp_path, *strikes),
+        )
+    )  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = outcomes(iterator)
+    assert found.count(WorkerRestartWarning) == 2
+    assert [entry for entry in found if entry is not WorkerRestartWarning] == expected
+
+
+def _pretend_to_pin(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from lit_loader import pin_memory
+
+    monkeypatch.setattr(pin_memory, "find_accelerator", lambda device="": 0)
+    monkeypatch.setattr(pin_memory, "pin_tensor", torch.Tensor.clone)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda device: None)
+
+
+# Hanging ---------------------------------------------------------------------------------------
+
+
+def _hang_once(mark: Path) -> None:
+    if not mark.exists():
+        mark.touch()
+        hang()
+
+
+@pytest.mark.parametrize("stage", ["fetching index 4 ", "collating (batch 4,", "in worker_init_fn"])
+def test_hanging_in_user_code(stage: str, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+
+    def at(place: str, index: int = 4) -> None:
+        if place in stage and index == 4:
+            _hang_once(mark)
+
+    def sample(index: int) -> int:
+        at("fetching", index)
+        return index
+
+    def collate(samples: list[int]) -> list[int]:
+        at("collating", samples[0])
+        return samples
+
+    loader = DataLoader(
+        Call(sample, 12), num_workers=1, timeout=0.5, collate_fn=collate,
+        worker_init_fn=lambda _: at("worker_init_fn"),
+    )  # fmt: skip
+    with told(1) as texts:
+        assert ints(loader) == list(range(12))
+    assert f"it was {stage}" in texts[0]
+    assert re.search(r"Its stacks:\n(.*\n)+.* in _hang_once\n", texts[0])
+
+
+def test_hanging_when_the_next_epoch_begins(tmp_path: Path) -> None:
+    """The consumer leaves an epoch whose last sample never ends."""
+    hanging = Gate()
+
+    def sample(index: int) -> int:
+        if index == 2 and lit_loader.get_epoch() == 0:
+            hanging.open()
+            hang()
+        return index
+
+    with DataLoader(
+        Call(sample, 8), num_workers=2, persistent_workers=True, timeout=0.5
+    ) as loader:
+        for _ in loader:
+            assert hanging.wait()
+            break
+        before = pool_of(loader).pids
+        with told(1) as texts:
+            assert ints(loader) == list(range(8))
+        assert "did not get on within" in texts[0]
+        assert "in hang" in texts[0]
+        assert len(set(before) & set(pool_of(loader).pids)) == 1  # the other one lives
+    hanging.close()
+
+
+def test_stopped_while_idle() -> None:
+    with DataLoader(range(20), num_workers=2, persistent_workers=True, timeout=0.5) as loader:
+        assert ints(loader) == list(range(20))
+        victim = pool_of(loader).pids[1]
+        until(lambda: pool_of(loader).rows()[1].stage == Stage.IDLE)
+        os.kill(victim, signal.SIGSTOP)
+        with told(1) as texts:
+            assert ints(loader) == list(range(20))
+        assert f"worker 1 (pid {victim}) did not get on within" in texts[0]
+        assert "It did not write its stacks: it was stopped" in texts[0]
+
+
+def test_stopped_while_idle_in_mid_epoch() -> None:
+    """Nothing is due from a worker that has no task; when there is one, it is missed."""
+    iterator = iter(DataLoader(range(20), num_workers=1, timeout=0.5))
+    found = [int(next(iterator))]
+    pool = iterator._engine.pool
+    until(lambda: pool.rows()[0].stage == Stage.IDLE and not _unread(pool))
+    os.kill(pool.pids[0], signal.SIGSTOP)
+    with told(1) as texts:
+        found += ints(iterator)
+    assert found == list(range(20))
+    assert "it was idle, for" in texts[0]
+
+
+def test_slow_is_not_hanging() -> None:
+    """A batch may take longer than ``timeout``, if no sample does."""
+
+    def sample(index: int) -> int:
+        wait(0.2)
+        return index
+
+    with told(0):
+        loader = DataLoader(Call(sample, 12), batch_size=6, num_workers=2, timeout=0.7)
+        assert ints(loader) == list(range(12))
+
+
+@pytest.mark.parametrize("pin", [False, True], ids=["", "pin"])
+@pytest.mark.parametrize("iterable", [False, True], ids=["map", "stream"])
+def test_a_slow_consumer_is_not_the_workers_fault(
+    iterable: bool, pin: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if pin:
+        _pretend_to_pin(monkeypatch)
+    dataset = Counting(12) if iterable else Call(int, 12)
+    loader = DataLoader(dataset, num_workers=2, timeout=0.2, pin_memory=pin)
+    with told(0):
+        iterator = iter(loader)
+        found = []
+        for _ in range(3):
+            found.append(int(next(iterator)))
+            wait(0.7)
+        assert found + ints(iterator) == list(range(12))
+
+
+# Where workers come from -----------------------------------------------------------------------
+
+
+def launcher_of(loader: Any) -> int:
+    [launcher] = {psutil.Process(pid).ppid() for pid in pool_of(loader).pids}
+    assert launcher != os.getpid()
+    return launcher
+
+
+def test_the_launcher_is_killed() -> None:
+    """Its workers live; those that die then are replaced by a new one's."""
+    with DataLoader(range(20), num_workers=2, persistent_workers=True) as loader:
+        assert ints(loader) == list(range(20))
+        before = pool_of(loader).pids
+        launcher = launcher_of(loader)
+        os.kill(launcher, signal.SIGKILL)
+        wait_gone([launcher])
+        with told(0):
+            assert ints(loader) == list(range(20))
+        assert pool_of(loader).pids == before
+        for worker in range(2):
+            os.kill(before[worker], signal.SIGKILL)
+            with told(1) as texts:
+                assert ints(loader) == list(range(20))
+            assert f"worker {worker} (pid {before[worker]}) is gone, nobody knows how" in texts[0]
+        assert not set(before) & set(pool_of(loader).pids)
+        os.kill(pool_of(loader).pids[0], signal.SIGKILL)
+        with told(1) as texts:
+            assert ints(loader) == list(range(20))
+        assert "SIGKILL" in texts[0]
+        launcher = launcher_of(loader)
+    wait_gone([launcher])
+
+
+def test_in_a_forked_child(tmp_path: Path) -> None:
+    """It has workers of its own, and they are healed like its parent's."""
+    with DataLoader(
+        Call(dying([9], tmp_path), 20), num_workers=2, persistent_workers=True
+    ) as loader:
+        iterator = iter(loader)
+        assert int(next(iterator)) == 0
+        if (child := os.fork()) == 0:
+            _reads_on(iterator, loader)
+        wait_gone([child], 30)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        with told(0 if (tmp_path / "9").exists() else 1):
+            assert ints(iterator) == list(range(1, 20))
+
+
+def _reads_on(iterator: Any, loader: Any) -> None:
+    """In the forked child, which does not return; its status is 0 if all is well."""
+    status = 1
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = ints(iterator)
+        with told(1):
+            os.kill(pool_of(loader).pids[0], signal.SIGKILL)
+            again = ints(loader)
+        loader.close()
+        status = int((found, again) != (list(range(1, 20)), list(range(20))))
+    finally:
+        os._exit(status)
+
+
+def test_who_is_replaced_in_the_handshake_leaves_the_others_their_messages() -> None:
+    """Two workers are in a sample that is not wanted any more; the third has died in one."""
+    gate, inside = Gate(), os.pipe()
+
+    def sample(index: int) -> int:
+        if lit_loader.get_epoch() == 0 and index in (3, 4, 5):
+            os.write(inside[1], b"!")
+            gate.wait()
+        return index
+
+    with DataLoader(Call(sample, 12), num_workers=3, persistent_workers=True) as loader:
+        for _ in loader:
+            count = 0
+            while count < 3:
+                count += len(os.read(inside[0], 3))
+            break
+        pool = pool_of(loader)
+        replace = pool.replace
+
+        def replaced(worker: int, *rest: Any) -> None:
+            announced = _unread(pool)
+            replace(worker, *rest)
+            # The new one has come so far that it could take what is not meant for it.
+            until(lambda: _unread(pool) <= announced and pool.rows()[worker].stage == Stage.IDLE)
+            gate.open()
+
+        pool.replace = replaced  # type: ignore[method-assign, assignment]
+        os.kill(pool.pids[1], signal.SIGKILL)
+        with told(1):
+            assert ints(loader) == list(range(12))
+        del pool.replace
+    gate.close()
+    for end in inside:
+        os.close(end)
+
+
+def _unread(pool: WorkerPool) -> int:
+    """Bytes in the task pipe that no worker has read."""
+    found = array.array("i", [0])
+    fcntl.ioctl(pool._own._fds[0], termios.FIONREAD, found)
+    return found[0]
+
+
+# What the consumer is at -----------------------------------------------------------------------
+
+
+def test_while_many_batches_are_held(tmp_path: Path) -> None:
+    """More than the arena has slots for."""
+    strikes = [Strike("SIGKILL", "encoding", number) for number in (60, 120, 160)]
+    expected = outcomes(DataLoader(Noisy(360), batch_size=2, seed=1))
+    with told(3):
+        held = list(
+            DataLoader(
+                Noisy(360), batch_size=2, num_workers=2, seed=1,
+                worker_init_fn=Faults(tmp_path, *strikes),
+            )
+        )  # fmt: skip
+    assert outcomes(held) == expected
+
+
+@pytest.mark.parametrize("kind", ["map", "stateful"])
+def test_while_iterators_take_turns(kind: str, tmp_path: Path) -> None:
+    """One persistent loader, three iterators; its workers go to whoever was begun last."""
+    dataset = Noisy() if kind == "map" else StatefulStream()
+    clean = DataLoader(dataset, batch_size=3, num_workers=2, seed=1)
+    expected = [outcomes(clean) for _ in range(3)]
+    strikes = [Strike("SIGKILL", "fetching", epoch + 2, epoch=epoch) for epoch in range(3)]
+    with warnings.catch_warnings(record=True) as caught, DataLoader(
+        dataset, batch_size=3, num_workers=2, seed=1, persistent_workers=True,
+        worker_init_fn=Faults(tmp_path, *strikes),
+    ) as loader:  # fmt: skip
+        warnings.simplefilter("always")
+        found: list[list[Any]] = [[], [], []]
+        iterators = [iter(loader) for _ in range(3)]
+        for _ in range(8):
+            for iterator, batches in zip(iterators, found, strict=True):
+                batches.append(plain(next(iterator)))
+    assert found == expected
+    assert {warning.category for warning in caught} == {WorkerRestartWarning}
+
+
+def test_a_state_taken_behind_a_restart_is_the_same(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"batch_size": 3, "seed": 1, "shuffle": True}
+    clean = DataLoader(Noisy(), **options)
+    states = [clean.state_dict() for _ in clean]
+    faults = Faults(tmp_path, Strike("SIGKILL", "fetching"))
+    struck = DataLoader(Noisy(), num_workers=2, worker_init_fn=faults, **options)
+    with told(1):
+        found = [struck.state_dict() for _ in struck]
+    assert [state["samples"] for state in found] == [state["samples"] for state in states]
+    resumed = DataLoader(Noisy(), num_workers=1, **options)
+    resumed.load_state_dict(found[4])
+    assert outcomes(resumed) == outcomes(clean.__class__(Noisy(), **options))[5:]
+
+
+# Iterable datasets -----------------------------------------------------------------------------
+
+
+class Shares(IterableDataset):
+    """Readers of different lengths; each sample calls ``function(reader, number)`` first."""
+
+    def __init__(self, lengths: list[int], function: Callable[[int, int], object]) -> None:
+        self.lengths = lengths
+        self.function = function
+
+    def __iter__(self) -> Iterator[int]:
+        reader = get_worker_info().id  # type: ignore[union-attr]
+        for number in range(self.lengths[reader]):
+            self.function(reader, number)
+            yield 100 * reader + number
+
+
+class StatefulShares(Shares):
+    def __iter__(self) -> Iterator[int]:
+        return _ShareReader(self, get_worker_info().id)  # type: ignore[union-attr]
+
+
+class _ShareReader:
+    def __init__(self, shares: Shares, reader: int) -> None:
+        self._shares, self._reader, self._at = shares, reader, 0
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        if self._at >= self._shares.lengths[self._reader]:
+            raise StopIteration
+        self._at += 1
+        self._shares.function(self._reader, self._at - 1)
+        return 100 * self._reader + self._at - 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self._at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._at = state["at"]
+
+
+STREAMS = pytest.mark.parametrize(
+    "stream", [Shares, StatefulShares], ids=["generator", "with a state"]
+)
+
+
+def turns(lengths: list[int]) -> list[int]:
+    """What readers of these lengths give, taking turns."""
+    return [
+        100 * reader + number
+        for number in range(max(lengths))
+        for reader, length in enumerate(lengths)
+        if number < length
+    ]
+
+
+@STREAMS
+@pytest.mark.parametrize("lengths", [[7, 7], [2, 9], [0, 5], [6, 1, 4]], ids=str)
+@pytest.mark.parametrize("prefetch", [1, 4])
+def test_a_reader_dies_anywhere(
+    stream: type[Shares], lengths: list[int], prefetch: int, tmp_path: Path
+) -> None:
+    """At every sample of the longest reader, one epoch after the other."""
+    reader = lengths.index(max(lengths))
+
+    def function(worker: int, number: int) -> None:
+        mark = tmp_path / str(number)
+        if (worker, number) == (reader, lit_loader.get_epoch()) and not mark.exists():
+            mark.touch()
+            FAULTS["SIGKILL"]()
+
+    with told(lengths[reader]), DataLoader(
+        stream(lengths, function), num_workers=len(lengths), prefetch_factor=prefetch,
+        persistent_workers=True,
+    ) as loader:  # fmt: skip
+        for _ in range(lengths[reader]):
+            assert ints(loader) == turns(lengths)
+
+
+@STREAMS
+@pytest.mark.parametrize("at", [2, 6])
+def test_a_reader_that_is_ahead_dies(stream: type[Shares], at: int, tmp_path: Path) -> None:
+    """What it had sent is not given out yet, since the other one, whose turn it is, is slow."""
+    gate, mark = Gate(), tmp_path / "mark"
+
+    def function(reader: int, number: int) -> None:
+        if (reader, number) == (1, 1):
+            gate.wait()
+        if (reader, number) == (0, at) and not mark.exists():
+            mark.touch()
+            FAULTS["SIGKILL"]()
+        if (reader, number) == (0, at):
+            gate.open()
+
+    with told(1):
+        loader = DataLoader(stream([9, 9], function), num_workers=2, prefetch_factor=8)
+        assert ints(loader) == turns([9, 9])
+    gate.close()
+
+
+@STREAMS
+@pytest.mark.parametrize("after", [0, 1, 3, 4])
+def test_a_reader_is_killed_between_batches(stream: type[Shares], after: int) -> None:
+    """It has sent all it was asked for, and at last (4) that it has come to its end."""
+    iterator = iter(
+        DataLoader(stream([4, 6], lambda reader, number: None), num_workers=2, prefetch_factor=1)
+    )
+    found = [int(next(iterator)) for _ in range(2 * after + 1)]
+    pool = iterator._engine.pool
+    until(lambda: pool.rows()[0].stage == Stage.IDLE and pool.rows()[0].since)
+    os.kill(pool.pids[0], signal.SIGKILL)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found += ints(iterator)
+    assert found == turns([4, 6])
+    assert len(caught) <= 1
+    assert after == 4 or caught
+
+
+@STREAMS
+def test_an_error_that_was_given_out_is_not_given_out_again(
+    stream: type[Shares], tmp_path: Path
+) -> None:
+    """A reader that goes on behind an exception, and dies later."""
+    mark = tmp_path / "mark"
+
+    def function(reader: int, number: int) -> None:
+        if number == 2:
+            raise LookupError("the third")
+        if number == 5 and not mark.exists():
+            mark.touch()
+            FAULTS["SIGKILL"]()
+
+    iterator = iter(DataLoader(stream([8], function), num_workers=1, prefetch_factor=1))
+    found: list[Any] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(9):
+            try:
+                found.append(int(next(iterator)))
+            except LookupError:
+                found.append("error")
+            except StopIteration:
+                break
+    if stream is Shares:  # a generator is over then
+        assert (found, len(caught)) == ([0, 1, "error"], 0)
+    else:
+        assert (found, len(caught)) == ([0, 1, "error", 3, 4, 5, 6, 7], 1)
+
+
+def test_dealt_tasks_are_dealt_again(tmp_path: Path) -> None:
+    """``seeding="worker"``: what is drawn depends on the worker's life, but nothing is lost."""
+    loader = DataLoader(
+        Call(dying([2, 9], tmp_path), 24), batch_size=2, num_workers=2, seeding="worker"
+    )
+    with told(2):
+        assert ints(loader) == list(range(24))
+
+
+def test_a_larger_slot_that_was_granted_to_the_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both workers ask for larger slots all the time; one after the other dies of it."""
+    monkeypatch.setattr(arena_module, "_LARGEST_SLOT", 64 << 10)
+    monkeypatch.setattr(arena_module, "_DISK_SLOT", 64 << 10)
+    strikes = [Strike("SIGKILL", "granting", number) for number in (1, 2, 5)]
+    expected = outcomes(DataLoader(Noisy(width=9_000), batch_size=3, seed=1))
+    with told(3), DataLoader(
+        Noisy(width=9_000), batch_size=3, num_workers=2, seed=1,
+        worker_init_fn=Faults(tmp_path, *strikes),
+    ) as loader:  # fmt: skip
+        assert outcomes(loader) == expected
+
+
+def test_a_dead_workers_task_is_not_left_to_the_idle(tmp_path: Path) -> None:
+    """Single samples, three workers, a death in every third: the pipe is never left with a void."""
+    loader = DataLoader(
+        Call(dying([3, 11, 29], tmp_path), 40), batch_size=None, num_workers=3,
+        collate_fn=uncollated, prefetch_factor=1,
+    )  # fmt: skip
+    with told(3):
+        assert list(loader) == list(range(40))
+    assert select.select([], [], [], 0) == ([], [], [])

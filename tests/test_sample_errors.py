@@ -1,0 +1,717 @@
+"""Bad samples: skipped, replaced, counted, written down; what is none is raised as ever."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import logging
+import pickle
+import random
+import sys
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from exact import Augmented, noisy_collate
+from samples import Call, Rows, ints, uncollated
+from torch import Tensor
+from torch.utils.data import IterableDataset
+
+import lit_loader
+from lit_loader import DataLoader
+from lit_loader.errors import OptionError, SampleErrorsError, WorkerError
+from lit_loader.sample_errors import KEPT_ERRORS, SampleError, SampleErrorLog
+from lit_loader.tolerant_fetch import MAX_DRAWS, MAX_IN_A_ROW
+
+WORKERS = [0, 2]
+
+BAD = (3, 7, 8, 9)
+
+
+@pytest.fixture(params=WORKERS, ids=lambda workers: f"{workers} workers")
+def workers(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+class CannotRead(Exception):
+    """What a bad sample raises here."""
+
+
+class Choosy(Augmented):
+    """`Augmented`, of which the samples in ``bad`` raise after having drawn from everything."""
+
+    def __init__(self, bad: Iterable[int] = BAD, length: int = 26) -> None:
+        super().__init__(length)
+        self.bad = frozenset(bad)
+        # Not seeded by the loader where it seeds its workers only.
+        self.numpy_rng = np.random.default_rng(1)
+        self.python_rng = random.Random(2)
+        self.torch_rng.manual_seed(3)
+
+    def __getitem__(self, index: int) -> Tensor:
+        sample = super().__getitem__(index)
+        if index in self.bad:
+            raise CannotRead(f"no sample {index}")
+        return sample
+
+
+class Together(Choosy):
+    """Asked for whole batches; notes what it was asked for."""
+
+    def __init__(self, bad: Iterable[int] = BAD) -> None:
+        super().__init__(bad)
+        self.asked: list[list[int]] = []
+
+    def __getitems__(self, indices: list[int]) -> list[Tensor]:
+        self.asked.append(list(indices))
+        return [self[index] for index in indices]
+
+
+class Stream(IterableDataset):
+    """0, 1, 2, ... below ``length``, shared out; its iterator goes on after the bad ones."""
+
+    def __init__(self, bad: Iterable[int] = BAD, length: int = 14) -> None:
+        self.bad = frozenset(bad)
+        self.length = length
+
+    def __iter__(self) -> Iterator[int]:
+        reader, readers = lit_loader.get_shard()
+        return map(self.item, range(reader, self.length, readers))
+
+    def item(self, number: int) -> int:
+        if number in self.bad:
+            raise CannotRead(f"no sample {number}")
+        return number
+
+
+class StatefulStream(Stream):
+    """Knows its place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = -1
+
+    def __iter__(self) -> Iterator[int]:
+        reader, self.readers = lit_loader.get_shard()
+        if self.place < 0:
+            self.place = reader
+        return self
+
+    def __next__(self) -> int:
+        place = self.place
+        if place >= self.length:
+            raise StopIteration
+        self.place += self.readers
+        return self.item(place)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.place = state["place"]
+
+
+class Generated(Stream):
+    """Read through a generator, which its first exception finishes."""
+
+    def __iter__(self) -> Iterator[int]:
+        for number in range(self.length):
+            yield self.item(number)
+
+
+class GeneratedWithin(Generated):
+    """That generator, hidden in an iterator."""
+
+    def __iter__(self) -> Iterator[int]:
+        return map(int, super().__iter__())
+
+
+def fail_on_odd(index: int) -> int:
+    if index % 2:
+        raise CannotRead(f"no sample {index}")
+    return index
+
+
+def fail_always(index: Any) -> int:
+    raise CannotRead(f"no sample {index}")
+
+
+def index_error(index: int) -> int:
+    return list(range(3))[index]
+
+
+def stop(index: int) -> int:
+    if index == 1:
+        raise StopIteration("stopped")
+    return index
+
+
+def broken_collate(samples: Any) -> None:
+    raise CannotRead("collate")
+
+
+def broken_sampler() -> Iterator[int]:
+    yield 0
+    raise CannotRead("sampler")
+
+
+def unpack(batches: Iterable[Tensor]) -> list[list[float]]:
+    return [row for batch in batches for row in batch.tolist()]
+
+
+def indices(batches: Iterable[Tensor]) -> list[list[int]]:
+    return [batch[:, 0].to(int).tolist() for batch in batches]
+
+
+# --- skip ---
+
+
+def test_a_batch_gets_shorter(workers: int) -> None:
+    with DataLoader(Choosy(), batch_size=4, num_workers=workers, on_sample_error="skip") as loader:
+        batches = indices(loader)
+    assert batches[:4] == [[0, 1, 2], [4, 5, 6], [10, 11], [12, 13, 14, 15]]
+
+
+def test_a_batch_of_bad_samples_is_omitted(workers: int) -> None:
+    with DataLoader(
+        Call(fail_on_odd, 8), sampler=[1, 3, 0, 2, 5, 7], batch_size=2, num_workers=workers,
+        on_sample_error="skip",
+    ) as loader:  # fmt: skip
+        assert [batch.tolist() for batch in loader] == [[0, 2]]
+        assert len(loader) == 3  # an upper bound
+
+
+def test_an_epoch_of_bad_samples_is_empty(workers: int) -> None:
+    with DataLoader(
+        Call(fail_always), batch_size=4, num_workers=workers, on_sample_error="skip"
+    ) as loader:
+        assert list(loader) == []
+        assert list(loader) == []
+
+
+def test_without_batching_the_sample_is_omitted(workers: int) -> None:
+    with DataLoader(
+        Call(fail_on_odd, 6), batch_size=None, num_workers=workers, on_sample_error="skip"
+    ) as loader:
+        assert list(loader) == [0, 2, 4]
+
+
+def test_an_empty_batch_of_the_samplers_is_no_omitted_one() -> None:
+    loader = DataLoader(
+        Rows(), batch_sampler=[[0], [], [1]], collate_fn=len, on_sample_error="skip"
+    )
+    assert list(loader) == [1, 0, 1]
+
+
+@pytest.mark.parametrize("seeding", ["batch", "sample", "worker"])
+@pytest.mark.parametrize("dataset", [Choosy, Together])
+def test_a_skipped_sample_has_drawn_nothing(dataset: Any, seeding: str) -> None:
+    options: dict[str, Any] = {"collate_fn": noisy_collate, "seed": 5, "seeding": seeding}
+    batches = [list(range(first, first + 5)) for first in range(0, 25, 5)]
+    good = [[index for index in batch if index not in BAD] for batch in batches]
+    left = DataLoader(dataset(), batch_sampler=batches, on_sample_error="skip", **options)
+    asked = DataLoader(dataset(bad=()), batch_sampler=good, **options)
+    assert unpack(left) == unpack(asked)
+
+
+# --- replace ---
+
+
+def replaced(dataset: Any = None, **options: Any) -> list[int]:
+    """All indices of an epoch in which bad samples are replaced."""
+    options = {"shuffle": True, "seed": 11, "on_sample_error": "replace"} | options
+    with DataLoader(Choosy() if dataset is None else dataset, **options) as loader:
+        return [index for batch in indices(loader) for index in batch]
+
+
+def test_replacements_do_not_depend_on_who_makes_the_batch(workers: int) -> None:
+    once = replaced(batch_size=4)
+    assert len(once) == 26
+    assert not set(BAD) & set(once)
+    assert once == replaced(batch_size=4, num_workers=workers)
+    assert once == replaced(batch_size=7, num_workers=workers)
+    assert once == replaced(batch_size=26)
+    assert once == replaced(batch_size=4, seeding="sample")
+    shards = [replaced(batch_size=3, num_replicas=2, rank=rank) for rank in range(2)]
+    assert once == [index for pair in zip(*shards, strict=True) for index in pair]
+
+
+def test_replacements_differ_between_seeds_and_epochs() -> None:
+    chosen = set()
+    for seed in range(3):
+        loader = DataLoader(Choosy(), seed=seed, on_sample_error="replace")
+        for _ in range(2):
+            iterator = iter(loader)
+            assert sum(1 for _ in iterator) == 26
+            chosen.add(tuple(error.action for error in iterator.sample_errors.errors))
+    assert len(chosen) == 6
+
+
+def test_a_replacement_is_spread_over_the_dataset() -> None:
+    counts = [0] * 8
+    for seed in range(400):
+        loader = DataLoader(
+            Call(fail_on_odd, 8), on_sample_error="replace", seed=seed, batch_size=8
+        )
+        for index in ints(itertools.islice(loader, 1))[1::2]:
+            counts[index] += 1
+    assert counts[1::2] == [0, 0, 0, 0]
+    assert all(320 < count < 480 for count in counts[::2])  # of 1600, four evenly
+
+
+def test_with_seeding_sample_a_replacement_is_the_sample_it_always_is() -> None:
+    options: dict[str, Any] = {"seed": 3, "seeding": "sample", "batch_size": 5}
+    clean = {row[0]: row for row in unpack(DataLoader(Choosy(bad=()), **options))}
+    rows = unpack(DataLoader(Choosy(), on_sample_error="replace", **options))
+    assert len(rows) == 26
+    assert all(row == clean[row[0]] for row in rows)
+
+
+@pytest.mark.parametrize("seeding", ["batch", "worker"])
+def test_good_samples_are_the_same_whether_bad_ones_are_skipped_or_replaced(seeding: str) -> None:
+    options: dict[str, Any] = {"seed": 3, "seeding": seeding, "batch_size": 26}
+    [skipped] = DataLoader(Choosy(), on_sample_error="skip", **options)
+    [filled] = DataLoader(Choosy(), on_sample_error="replace", **options)
+    kept = [place for place in range(26) if place not in BAD]
+    assert filled[kept].tolist() == skipped.tolist()
+
+
+def test_without_batching_a_sample_is_replaced(workers: int) -> None:
+    options: dict[str, Any] = {"on_sample_error": "replace", "seed": 11, "shuffle": True}
+    with DataLoader(Choosy(), None, num_workers=workers, **options) as loader:
+        assert [int(row[0]) for row in loader] == replaced(batch_size=4)
+
+
+def test_under_a_users_sampler_only_what_it_has_chosen_is_given_out(workers: int) -> None:
+    chosen = [1, 0, 2, 3, 1, 5, 6, 4, 1, 8, 7, 8]
+    with DataLoader(
+        Call(fail_on_odd, 30), sampler=chosen, batch_size=4, num_workers=workers, seed=2,
+        on_sample_error="replace",
+    ) as loader:  # fmt: skip
+        batches = [batch.tolist() for batch in loader]
+    assert len(batches) == 3
+    for first, batch in zip(range(0, 12, 4), batches, strict=True):
+        asked = chosen[first : first + 4]
+        assert len(batch) == 4
+        for index, given in zip(asked, batch, strict=True):
+            assert given == index or (index % 2 and given in asked and not given % 2)
+
+
+def test_a_users_batches_are_filled_up_from_themselves() -> None:
+    loader = DataLoader(
+        Call(fail_on_odd, 30), batch_sampler=[[0, 1, 2], [3, 5], [7, 4]], on_sample_error="replace"
+    )
+    batches = [batch.tolist() for batch in loader]
+    assert batches[0] in ([0, 0, 2], [0, 2, 2])
+    assert batches[1:] == [[4, 4]]  # [3, 5]: nothing good is left of it
+
+
+def test_under_a_users_sampler_an_unbatched_sample_is_omitted() -> None:
+    loader = DataLoader(
+        Call(fail_on_odd, 30), batch_size=None, sampler=[1, 2, 3], on_sample_error="replace"
+    )
+    assert list(loader) == [2]
+
+
+def test_a_bad_replacement_counts_and_the_next_is_drawn() -> None:
+    dataset = Choosy(bad=set(range(25)) - {17})  # 17 and 25 are good
+    iterator = iter(DataLoader(dataset, batch_size=1, on_sample_error="replace", seed=2))
+    assert int(next(iterator)[0, 0]) in (17, 25)
+    errors = list(iterator.sample_errors.errors)
+    assert errors[0].index == 0
+    assert len({error.index for error in errors}) == len(errors) > 1  # none is read twice
+    assert {error.action for error in errors} <= {"replaced by 17", "replaced by 25"}
+    assert len({error.action for error in errors}) == 1
+    assert {error.position for error in errors} == {0}
+
+
+def test_the_search_for_a_replacement_is_bounded() -> None:
+    loader = DataLoader(
+        Call(fail_always, 1000), on_sample_error="replace", seed=1, num_replicas=500, rank=0
+    )
+    iterator = iter(loader)
+    assert list(iterator) == []
+    assert {error.action for error in iterator.sample_errors.errors} == {"skipped"}
+    assert 1.8 * MAX_DRAWS < iterator.sample_errors.count <= 2 * (1 + MAX_DRAWS)
+
+
+def test_a_dataset_without_another_sample_has_no_replacement() -> None:
+    iterator = iter(DataLoader(Call(fail_always, 1), on_sample_error="replace"))
+    assert list(iterator) == []
+    assert iterator.sample_errors.count == 1
+
+
+def test_an_iterable_dataset_has_no_replacements() -> None:
+    with pytest.raises(OptionError, match="^on_sample_error='replace' does not apply to an Iter"):
+        DataLoader(Stream(), on_sample_error="replace")
+
+
+# --- whole batches at once ---
+
+
+def test_getitems_is_called_once_and_falls_back_to_single_indices() -> None:
+    dataset = Together(bad=[1])
+    loader = DataLoader(dataset, batch_size=3, on_sample_error="skip")
+    assert indices(itertools.islice(loader, 2)) == [[0, 2], [3, 4, 5]]
+    assert dataset.asked == [[0, 1, 2], [0], [1], [2], [3, 4, 5]]
+
+
+def test_getitems_gets_single_indices_where_samples_are_seeded() -> None:
+    dataset = Together(bad=[1])
+    loader = DataLoader(dataset, batch_size=2, on_sample_error="replace", seeding="sample", seed=0)
+    [[first, replacement]] = indices(itertools.islice(loader, 1))
+    assert (first, dataset.asked) == (0, [[0], [1], [replacement]])
+
+
+def test_getitems_may_give_what_it_likes() -> None:
+    class Table(Rows):
+        def __getitems__(self, indices: list[int]) -> Tensor:
+            return torch.tensor(indices)
+
+    loader = DataLoader(Table(8), 4, collate_fn=uncollated, on_sample_error="skip")
+    assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+# --- iterable datasets ---
+
+
+def test_an_iterator_is_asked_again(workers: int) -> None:
+    expected = [[0, 1, 2, 4], [5, 6, 10, 11], [12, 13]]
+    if workers:  # of the even and of the odd numbers each
+        expected = [[0, 2, 4, 6], [1, 5, 11, 13], [10, 12]]
+    for dataset in (Stream(), StatefulStream()):
+        with DataLoader(dataset, 4, num_workers=workers, on_sample_error="skip") as loader:
+            assert [batch.tolist() for batch in loader] == expected
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_bad_samples_before_the_end_are_told_of(drop_last: bool, workers: int) -> None:
+    with DataLoader(
+        Stream(bad=[4, 5], length=6), batch_size=2, num_workers=workers, drop_last=drop_last,
+        on_sample_error="skip",
+    ) as loader:  # fmt: skip
+        iterator = iter(loader)
+        assert sorted(ints(iterator)) == [0, 1, 2, 3]
+        messages = [error.message for error in iterator.sample_errors.errors]
+        assert messages == ["no sample 4", "no sample 5"]
+    dropped = iter(DataLoader(Stream(bad=[3], length=4), 2, drop_last=True, on_sample_error="skip"))
+    assert [batch.tolist() for batch in dropped] == [[0, 1]]
+    assert dropped.sample_errors.count == 1
+
+
+def test_an_unbatched_stream_goes_on() -> None:
+    assert list(DataLoader(Stream(), None, on_sample_error="skip")) == [
+        0, 1, 2, 4, 5, 6, 10, 11, 12, 13,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [{"on_sample_error": "skip"}, {"sample_retries": 2}])
+@pytest.mark.parametrize("dataset", [Generated, GeneratedWithin])
+def test_a_finished_generator_is_not_the_end_of_the_data(dataset: Any, options: Any) -> None:
+    loader = DataLoader(dataset(), 2, transient_errors=[CannotRead], retry_backoff=0, **options)
+    iterator = iter(loader)
+    assert next(iterator).tolist() == [0, 1]
+    with pytest.raises(CannotRead, match="^no sample 3") as caught:
+        next(iterator)
+    if sys.version_info >= (3, 11):
+        [note] = caught.value.__notes__
+        assert note.startswith("a generator cannot go on after an exception") and "\n" not in note
+
+
+def test_a_generators_other_errors_are_raised_without_a_note() -> None:
+    loader = DataLoader(Generated(), 2, sample_retries=2)  # not a transient error
+    with pytest.raises(CannotRead) as caught:
+        list(loader)
+    assert not hasattr(caught.value, "__notes__")
+
+
+def test_a_generator_that_ends_is_the_end_of_the_data() -> None:
+    assert ints(DataLoader(Generated(bad=()), 4, on_sample_error="skip")) == list(range(14))
+
+
+def test_there_is_no_end_of_skipping_in_a_row() -> None:
+    dataset = Stream(bad=range(1, 10_000), length=10_000)
+    iterator = iter(DataLoader(dataset, 1, on_sample_error="skip"))
+    assert next(iterator).tolist() == [0]
+    with pytest.raises(CannotRead, match=f"^no sample {MAX_IN_A_ROW}") as caught:
+        next(iterator)
+    if sys.version_info >= (3, 11):
+        assert caught.value.__notes__[0].startswith(f"{MAX_IN_A_ROW} samples in a row could not be")
+
+
+def test_an_iterables_bad_samples_may_be_many_if_not_in_a_row() -> None:
+    dataset = Stream(bad=range(0, 3 * MAX_IN_A_ROW, 2), length=3 * MAX_IN_A_ROW)
+    iterator = iter(DataLoader(dataset, None, on_sample_error="skip"))
+    assert sum(1 for _ in iterator) == 1.5 * MAX_IN_A_ROW
+
+
+# --- going on later ---
+
+
+@pytest.mark.parametrize("dataset", [Choosy, Stream, StatefulStream])
+@pytest.mark.filterwarnings("ignore:.*has no state_dict:UserWarning")
+def test_resuming_gives_the_rest(dataset: Any, workers: int) -> None:
+    def loader() -> DataLoader[Any]:
+        return DataLoader(dataset(), batch_size=2, num_workers=workers, seed=4,
+                          on_sample_error="skip")  # fmt: skip
+
+    with loader() as whole:
+        everything = [batch.tolist() for batch in whole]
+    for taken in range(len(everything) + 1):
+        with loader() as first, loader() as second:
+            iterator = iter(first)
+            for _ in range(taken):
+                next(iterator)
+            second.load_state_dict(first.state_dict())
+            assert [batch.tolist() for batch in second] == everything[taken:]
+
+
+# --- what is no bad sample ---
+
+
+@pytest.mark.parametrize("policy", ["skip", "replace"])
+def test_only_reading_a_sample_can_be_bad(policy: str, workers: int) -> None:
+    options: dict[str, Any] = {"on_sample_error": policy, "num_workers": workers}
+    with (
+        DataLoader(Rows(), collate_fn=broken_collate, **options) as loader,
+        pytest.raises(CannotRead, match="^collate"),
+    ):
+        next(iter(loader))
+    with DataLoader(Rows(), sampler=broken_sampler(), **options) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        with pytest.raises(CannotRead, match="^sampler"):
+            next(iterator)
+
+
+def broken_reseed(dataset: Any, seed: int) -> None:
+    raise CannotRead("reseed")
+
+
+@pytest.mark.parametrize("seeding", ["batch", "sample"])
+def test_seeding_is_no_sample(seeding: str) -> None:
+    loader = DataLoader(Rows(), on_sample_error="skip", seeding=seeding, reseed_fn=broken_reseed)
+    with pytest.raises(CannotRead, match="^reseed$"):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
+@pytest.mark.parametrize("iterable", [False, True])
+def test_exits_are_let_through(error: type[BaseException], iterable: bool) -> None:
+    def leave(index: int) -> int:
+        raise error
+
+    class Leaving(IterableDataset):
+        def __iter__(self) -> Iterator[int]:
+            return map(leave, range(3))
+
+    loader = DataLoader(Leaving() if iterable else Call(leave), on_sample_error="skip")
+    with pytest.raises(error):
+        next(iter(loader))
+
+
+def test_any_other_exception_makes_a_sample_bad(workers: int) -> None:
+    for function, given in ((index_error, [0, 1, 2]), (stop, [0, 2, 3, 4, 5])):
+        dataset = Call(function, 6)
+        with DataLoader(dataset, num_workers=workers, on_sample_error="skip") as loader:
+            assert ints(loader) == given
+
+
+def test_as_ever_an_exception_is_raised_and_the_next_batch_comes(workers: int) -> None:
+    with DataLoader(Call(fail_on_odd, 4), num_workers=workers) as loader:
+        iterator = iter(loader)
+        assert next(iterator).tolist() == [0]
+        with pytest.raises(CannotRead, match="^no sample 1"):
+            next(iterator)
+        assert next(iterator).tolist() == [2]
+    with DataLoader(Call(stop, 4)) as loader, pytest.raises(WorkerError, match="StopIteration"):
+        list(loader)
+
+
+# --- the limit ---
+
+
+def test_the_limit_may_be_reached(workers: int) -> None:
+    for limit in (len(BAD), None):
+        with DataLoader(
+            Choosy(), batch_size=4, num_workers=workers, on_sample_error="skip",
+            max_sample_errors=limit,
+        ) as loader:  # fmt: skip
+            for _ in range(2):  # in each epoch anew
+                iterator = iter(loader)
+                assert sum(map(len, iterator)) == 26 - len(BAD)
+                assert iterator.sample_errors.count == len(BAD)
+
+
+@pytest.mark.parametrize("policy", ["skip", "replace"])
+def test_beyond_the_limit_all_are_listed(policy: str, workers: int) -> None:
+    with DataLoader(
+        Choosy(), batch_size=2, num_workers=workers, on_sample_error=policy, max_sample_errors=1,
+        seed=1,
+    ) as loader:  # fmt: skip
+        iterator = iter(loader)
+        assert [len(next(iterator)) for _ in range(3)] == [2, 2 if policy == "replace" else 1, 2]
+        with pytest.raises(SampleErrorsError) as caught:
+            next(iterator)
+        head, *lines = str(caught.value).split("\n")
+        assert head == (
+            "max_sample_errors=1 bad samples are allowed in an epoch, got 2: mend them or allow "
+            "more; they are:"
+        )
+        assert [error.index for error in caught.value.errors] == [3, 7]
+        assert lines == [f"  {error}" for error in caught.value.errors]
+        copy = pickle.loads(pickle.dumps(caught.value))
+        assert (str(copy), copy.errors) == (str(caught.value), caught.value.errors)
+        with pytest.raises(SampleErrorsError, match="got [34]"):  # the batch that failed is past
+            next(iterator)
+        assert len(next(iterator)) == 2
+
+
+def test_a_batch_that_is_beyond_the_limit_by_itself_is_not_read_on() -> None:
+    read = []
+
+    def fail(index: int) -> int:
+        read.append(index)
+        raise CannotRead
+
+    for policy in ("skip", "replace"):
+        read.clear()
+        loader = DataLoader(
+            Call(fail, 100), batch_size=50, on_sample_error=policy, max_sample_errors=3
+        )
+        with pytest.raises(SampleErrorsError, match="got 4"):
+            next(iter(loader))
+        assert read == [0, 1, 2, 3]
+
+
+def test_an_iterable_beyond_the_limit_is_not_read_on() -> None:
+    dataset = Stream(bad=[1, 2, 3, 6])
+    iterator = iter(DataLoader(dataset, 4, on_sample_error="skip", max_sample_errors=1))
+    with pytest.raises(SampleErrorsError, match="got 2"):
+        next(iterator)
+    with pytest.raises(SampleErrorsError, match="got 4"):
+        next(iterator)
+    assert next(iterator).tolist() == [7, 8, 9, 10]
+
+
+# --- what is written down ---
+
+
+def test_an_error_is_written_down(workers: int, caplog: pytest.LogCaptureFixture) -> None:
+    with DataLoader(
+        Choosy(), batch_size=4, num_workers=workers, on_sample_error="replace", seed=1
+    ) as loader:
+        iterator = iter(loader)
+        with caplog.at_level(logging.WARNING, "lit_loader.sample_errors"):
+            next(iterator)
+        first, *more = iterator.sample_errors.errors
+    assert (first.index, first.position, first.retries, more) == (3, 3, 0, [])
+    assert (first.kind, first.message) == ("test_sample_errors.CannotRead", "no sample 3")
+    assert first.action.startswith("replaced by ")
+    assert first.trace.startswith(__file__)
+    assert 'in __getitem__: raise CannotRead(f"no sample {index}")' in first.trace
+    assert "tolerant_fetch" not in first.trace
+    assert pickle.loads(pickle.dumps(first)) == first
+    assert caplog.messages == [f"bad sample in batch 0, {first}"]
+    assert str(first) == (
+        "index 3 (position 3 of its batch): test_sample_errors.CannotRead: no sample 3; "
+        f"{first.action}; {first.trace}"
+    )
+
+
+def test_an_iterables_error_has_no_index() -> None:
+    iterator = iter(DataLoader(Stream(), 8, on_sample_error="skip"))
+    next(iterator)
+    first, second, *_ = iterator.sample_errors.errors
+    assert (first.index, first.position, first.action) == (None, 3, "skipped")
+    assert (second.message, second.position) == ("no sample 7", 6)
+    assert str(first).startswith("position 3 of its batch: test_sample_errors.CannotRead: no sam")
+
+
+def test_whatever_the_exception_its_record_is_short_and_on_one_line() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    def fail(index: int) -> None:
+        raise (ValueError("many\nlines " * 1000), Mute())[index]
+
+    iterator = iter(DataLoader(Call(fail, 2), on_sample_error="skip"))
+    assert list(iterator) == []
+    long, mute = iterator.sample_errors.errors
+    assert (long.kind, long.message[:21]) == ("ValueError", "many lines many lines")
+    assert mute.message == "<str() of the exception raised RuntimeError>"
+    for error in (long, mute):
+        assert len(str(error)) < 1000 and "\n" not in str(error)
+
+
+def test_an_index_may_be_anything() -> None:
+    loader = DataLoader(Call(fail_always), sampler=["a\nb" * 100, (1, [2])], on_sample_error="skip")
+    iterator = iter(loader)
+    assert list(iterator) == []
+    assert [error.index for error in iterator.sample_errors.errors] == ["a\nb" * 100, (1, [2])]
+    assert all("\n" not in str(error) for error in iterator.sample_errors.errors)
+
+
+def test_the_log_keeps_the_last_ones_and_counts_all() -> None:
+    log = SampleErrorLog(limit=KEPT_ERRORS + 5)
+    errors = [SampleError(i, 0, "ValueError", "", "", 0) for i in range(KEPT_ERRORS + 6)]
+    log.record(0, errors[:-1], 2)
+    with pytest.raises(SampleErrorsError, match="got 106.*they are [(]the last 100[)]:") as caught:
+        log.record(1, errors[-1:], 1)
+    assert (log.count, log.retries) == (KEPT_ERRORS + 6, 3)
+    assert caught.value.errors == tuple(errors[-KEPT_ERRORS:])
+    log.record(2, (), 0)  # a good batch raises nothing more
+
+
+def test_no_exception_is_kept_alive() -> None:
+    """Its traceback would hold samples, to be found by the garbage collector."""
+    raised: list[weakref.ref[Exception]] = []
+
+    class Noted(Exception):
+        def __init__(self) -> None:
+            raised.append(weakref.ref(self))
+
+    def fail(index: int) -> int:
+        if index in (1, 2):
+            raise Noted
+        return index
+
+    class Mapped(IterableDataset):
+        def __iter__(self) -> Iterator[int]:
+            return map(fail, range(4))
+
+    class Generated(IterableDataset):
+        def __iter__(self) -> Iterator[int]:
+            yield from map(fail, range(4))
+
+    gc.disable()
+    try:
+        for dataset in (Call(fail, 4), Mapped(), Generated()):
+            for options in ({"on_sample_error": "skip"}, {"sample_retries": 1}):
+                iterator = iter(
+                    DataLoader(dataset, transient_errors=[Noted], retry_backoff=0, **options)
+                )
+                assert next(iterator).tolist() == [0]
+                with contextlib.suppress(Noted):
+                    next(iterator)
+        assert len(raised) == 2 + 2 + 2 + 2 + 1 + 1
+        assert [reference() for reference in raised] == [None] * len(raised)
+    finally:
+        gc.enable()
+
+
+def test_the_defaults_take_no_notice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of all this is on the way of a loader that raises."""
+
+    def fail(*_: Any) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("lit_loader.streams.Rewind.mark", fail)
+    monkeypatch.setattr("lit_loader.sample_errors.Attempts.insist", fail)
+    monkeypatch.setattr("lit_loader.sample_errors.SampleErrorLog.record", fail)
+    assert len(list(DataLoader(Rows(8)))) == 8

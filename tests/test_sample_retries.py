@@ -1,0 +1,337 @@
+"""Transient errors: read again until it works, and no trace of it in the batches."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from exact import noisy_collate
+from samples import Call, Counting
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset
+
+import lit_loader
+from lit_loader import DataLoader, sample_errors, streams
+from lit_loader.board import Cancelled, Progress
+from lit_loader.generators import find_generators
+from lit_loader.sample_errors import MAX_BACKOFF, Attempts, Tolerance
+from lit_loader.streams import Rewind, preserved
+
+WORKERS = [0, 2]
+
+
+@pytest.fixture(params=WORKERS, ids=lambda workers: f"{workers} workers")
+def workers(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+class Draws:
+    """Draws from every kind of generator there is; each normal deviate leaves one in reserve."""
+
+    def __init__(self) -> None:
+        self.python = random.Random(1)
+        self.system = random.SystemRandom()
+        self.torch = torch.Generator().manual_seed(2)
+        self.pcg = np.random.default_rng(3)
+        self.twister = np.random.Generator(np.random.MT19937(4))
+        self.philox = np.random.Generator(np.random.Philox(5))
+        self.legacy = np.random.RandomState(6)
+        self.legacy_pcg = np.random.RandomState(np.random.PCG64(7))
+
+    def __call__(self) -> list[float]:
+        return [
+            random.gauss(0, 1),
+            np.random.normal(),
+            float(torch.rand((), dtype=torch.float64)),
+            self.python.gauss(0, 1),
+            float(torch.rand((), generator=self.torch, dtype=torch.float64)),
+            self.pcg.random(dtype=np.float32),  # half a draw, the other half kept
+            self.twister.normal(),
+            self.philox.random(),
+            self.legacy.normal(),
+            self.legacy_pcg.normal(),
+        ]
+
+
+class Flaky(Dataset[Tensor]):
+    """Draws, and fails ``times`` times on each of ``bad``, having drawn one value more."""
+
+    def __init__(self, times: int = 2, error: type[Exception] = OSError) -> None:
+        self.draws = Draws()
+        self.error = error
+        self.left = dict.fromkeys((0, 3, 4, 11), times)
+
+    def __len__(self) -> int:
+        return 14
+
+    def __getitem__(self, index: int) -> Tensor:
+        drawn = self.draws()
+        if self.left.get(index, 0):
+            self.left[index] -= 1
+            self.draws()
+            raise self.error(f"no sample {index} yet")
+        return torch.tensor([index, *drawn], dtype=torch.float64)
+
+
+class FlakyTogether(Flaky):
+    """Asked for whole batches."""
+
+    def __getitems__(self, indices: list[int]) -> list[Tensor]:
+        return [self[index] for index in indices]
+
+
+class FlakyStream(IterableDataset[Tensor]):
+    """The same, iterated; its iterator is where it was after an exception."""
+
+    def __init__(self, times: int = 2) -> None:
+        self.samples = Flaky(times)
+        self.place = 0
+
+    def __iter__(self) -> Iterator[Tensor]:
+        self.place, self.step = lit_loader.get_shard()
+        return self
+
+    def __next__(self) -> Tensor:
+        if self.place >= 14:
+            raise StopIteration
+        sample = self.samples[self.place]
+        self.place += self.step
+        return sample
+
+
+def epochs(dataset: Any, workers: int, **options: Any) -> tuple[list[Any], int]:
+    """What two epochs give, and how often samples of the first were read again."""
+    with DataLoader(
+        dataset, batch_size=4, num_workers=workers, persistent_workers=workers > 0,
+        collate_fn=noisy_collate, seed=9, retry_backoff=0, **options,
+    ) as loader:  # fmt: skip
+        iterators = iter(loader), iter(loader)
+        batches = [batch.tolist() for iterator in iterators for batch in iterator]
+        return batches, iterators[0].sample_errors.retries
+
+
+# --- no trace ---
+
+
+@pytest.mark.parametrize("seeding", ["batch", "sample", "worker"])
+@pytest.mark.parametrize("kind", [Flaky, FlakyTogether, FlakyStream])
+@pytest.mark.parametrize("policy", ["raise", "skip"])
+def test_batches_are_those_of_a_clean_run(
+    kind: Any, seeding: str, policy: str, workers: int
+) -> None:
+    clean, none = epochs(kind(times=0), workers, seeding=seeding)
+    assert len(clean) == 2 * 4 or workers
+    retried, times = epochs(
+        kind(), workers, seeding=seeding, sample_retries=4, on_sample_error=policy
+    )
+    assert retried == clean
+    assert (none, times) == (0, 8)
+
+
+@pytest.mark.parametrize("seeding", ["batch", "worker"])
+def test_also_where_numpy_is_not_as_expected(seeding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    clean, _ = epochs(Flaky(times=0), 0, seeding=seeding)
+    monkeypatch.setattr(streams, "_stand_in_works", lambda: False)
+    monkeypatch.setattr(streams, "_twister_can_be_copied", lambda: False)
+    assert epochs(Flaky(), 0, seeding=seeding, sample_retries=2)[0] == clean
+
+
+@pytest.mark.parametrize("behind", [np.random.PCG64, np.random.MT19937, np.random.SFC64])
+def test_rewind_takes_every_generator_back(behind: Any) -> None:
+    draws = Draws()
+    held = find_generators(draws)
+    assert len(held.generators) == len(held) == len(held.paths) == 8
+    rewind = Rewind(held.generators)
+    state = torch.get_rng_state()
+    with preserved():
+        np.random.mtrand.set_bit_generator(behind(1))
+        torch.set_rng_state(state)
+        for _ in range(3):  # a deviate in reserve, and none
+            rewind.mark()
+            expected = [draws() for _ in range(700)]  # beyond a block of a Mersenne Twister
+            rewind.back()
+            draws()
+            rewind.back()
+            assert [draws() for _ in range(700)] == expected
+            draws()
+
+
+def test_the_state_of_a_mersenne_twister_can_be_copied() -> None:
+    """NumPy publishes the state's address, and nothing of its layout."""
+    streams._twister_can_be_copied.cache_clear()
+    assert streams._twister_can_be_copied()
+
+
+# --- how often, and what ---
+
+
+def test_retries_are_counted_for_each_sample(workers: int) -> None:
+    with DataLoader(
+        Flaky(times=3), batch_size=14, num_workers=workers, sample_retries=3, retry_backoff=0
+    ) as loader:
+        iterator = iter(loader)
+        assert [len(batch) for batch in iterator] == [14]
+    assert (iterator.sample_errors.retries, iterator.sample_errors.count) == (12, 0)
+
+
+def test_after_the_last_retry_the_error_counts(workers: int) -> None:
+    options: dict[str, Any] = {"num_workers": workers, "sample_retries": 2, "retry_backoff": 0}
+    with (
+        DataLoader(Flaky(times=3), batch_size=14, **options) as loader,
+        pytest.raises(OSError, match="no sample 0 yet"),
+    ):
+        list(loader)
+    with DataLoader(Flaky(times=3), 14, on_sample_error="skip", **options) as loader:
+        iterator = iter(loader)
+        assert [len(batch) for batch in iterator] == [10]
+        errors = iterator.sample_errors.errors
+        assert [error.retries for error in errors] == [2] * 4
+        assert "no sample 0 yet after 2 retries; skipped; " in str(errors[0])
+        assert (iterator.sample_errors.retries, iterator.sample_errors.count) == (8, 4)
+
+
+def test_a_replacement_is_tried_again_too() -> None:
+    seen: set[int] = set()
+
+    def read(index: int) -> int:
+        if index == 0:
+            raise ValueError
+        if index not in seen:
+            seen.add(index)
+            raise OSError
+        return index
+
+    loader = DataLoader(
+        Call(read), sample_retries=1, retry_backoff=0, on_sample_error="replace", seed=1
+    )
+    iterator = iter(loader)
+    assert int(next(iterator)) in seen
+    assert (iterator.sample_errors.retries, iterator.sample_errors.count) == (1, 1)
+
+
+def test_other_errors_are_not_tried_again() -> None:
+    read = []
+
+    def fail(index: int) -> None:
+        read.append(index)
+        raise KeyError(index)
+
+    options: dict[str, Any] = {"sample_retries": 5, "on_sample_error": "skip"}
+    assert list(DataLoader(Call(fail, 2), **options)) == []
+    assert read == [0, 1]
+    read.clear()
+    options |= {"transient_errors": ["builtins.LookupError"], "retry_backoff": 0}
+    assert list(DataLoader(Call(fail, 1), **options)) == []
+    assert read == [0] * 6
+
+
+def test_a_generator_is_not_tried_again_in_vain() -> None:
+    loader = DataLoader(Counting(4, Flaky().__getitem__), sample_retries=5, on_sample_error="skip")
+    with pytest.raises(OSError, match="no sample 0 yet") as caught:
+        list(loader)
+    if sys.version_info >= (3, 11):
+        assert caught.value.__notes__[0].startswith("a generator cannot go on after an exception")
+
+
+def test_a_batch_asked_for_at_once_is_tried_again_at_once_and_then_one_by_one() -> None:
+    class Remote(Dataset[int]):
+        def __init__(self) -> None:
+            self.asked: list[list[int]] = []
+
+        def __len__(self) -> int:
+            return 3
+
+        def __getitems__(self, indices: list[int]) -> list[int]:
+            self.asked.append(indices)
+            if 1 in indices and (len(indices) > 1 or self.asked.count(indices) == 1):
+                raise ConnectionError("not now")
+            return indices
+
+    dataset = Remote()
+    options: dict[str, Any] = {"batch_size": 3, "retry_backoff": 0}
+    assert [b.tolist() for b in DataLoader(dataset, sample_retries=1, **options)] == [[0, 1, 2]]
+    assert dataset.asked == [[0, 1, 2], [0, 1, 2], [0], [1], [1], [2]]
+    dataset = Remote()
+    with pytest.raises(ConnectionError):
+        list(DataLoader(dataset, **options))
+    assert dataset.asked == [[0, 1, 2]]
+
+
+# --- the wait ---
+
+
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Record the sleeps instead of sleeping."""
+    slept: list[float] = []
+    monkeypatch.setattr(sample_errors.time, "sleep", slept.append)
+    return slept
+
+
+def test_the_wait_doubles_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept = waits(monkeypatch)
+    totals = []
+
+    def fail(index: int) -> None:
+        totals.append(sum(slept))
+        slept.clear()
+        raise OSError
+
+    loader = DataLoader(Call(fail, 1), sample_retries=9, retry_backoff=0.1, on_sample_error="skip")
+    assert list(loader) == []
+    assert totals == pytest.approx([0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0])
+    assert MAX_BACKOFF == 10.0
+
+
+def test_without_backoff_nothing_waits_however_many_retries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slept = waits(monkeypatch)
+    count = itertools.count()
+
+    def fail(index: int) -> int:
+        if next(count) < 1500:
+            raise OSError
+        return index
+
+    loader = DataLoader(Call(fail, 1), sample_retries=1500, retry_backoff=0)
+    assert len(list(loader)) == 1
+    assert not slept
+
+
+class Cancelling(Progress):
+    """A batch that is not wanted any more after a number of looks at the board."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self.after = after
+        self.positions: list[int] = []
+
+    def step(self, position: int) -> None:
+        self.positions.append(position)
+        if len(self.positions) > self.after:
+            raise Cancelled
+
+
+@pytest.mark.parametrize("policy", ["raise", "skip"])
+def test_the_wait_ends_when_the_batch_is_no_longer_wanted(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept = waits(monkeypatch)
+
+    def fail(index: int) -> None:
+        raise OSError
+
+    tolerance = Tolerance(policy, None, 3, 100.0, (OSError,))
+    attempts = Attempts(tolerance, before=int, undo=lambda: None)
+    progress = Cancelling(after=3)
+    with pytest.raises(Cancelled):
+        attempts.read(fail, 5, 2, progress)
+    assert progress.positions == [2] * 4
+    assert 0 < sum(slept) <= 0.2
+    assert attempts.errors == []
