@@ -178,7 +178,6 @@ class StatusBoard:
     def clear(self, worker: int) -> None:
         """Put a worker's row back to its beginning."""
         self.enter(worker, Stage.STARTING, -1)
-        self._words[(worker + 1) * _WORDS + _SINCE] = 0
 
     def enter(self, worker: int, stage: int, number: int, issue: int = 0) -> int:
         """Write that ``worker`` is in ``stage`` of task ``number`` from now on; returns "now"."""

@@ -87,6 +87,9 @@ class LoaderDataModule(ManagedLoaders):
         val: The same for validation.
         test: The same for testing.
         predict: The same for prediction.
+        device_prefetch: Copy the next batch to the accelerator while a step computes, on a CUDA
+            stream of its own; one batch more is on the device then. Needs ``pin_memory`` to be of
+            use; without a CUDA device nothing is done.
 
     Attributes:
         splits: The splits that a subclass's `make_dataset` can make; a class attribute.
@@ -112,8 +115,10 @@ class LoaderDataModule(ManagedLoaders):
         val: Options | None = None,
         test: Options | None = None,
         predict: Options | None = None,
+        device_prefetch: bool = False,
     ) -> None:
         super().__init__()
+        self.device_prefetch = device_prefetch
         if datasets is None and self._makes_datasets:
             datasets = {}
         if not isinstance(datasets, Mapping):

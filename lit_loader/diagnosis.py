@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from lit_loader.board import BoardRow, Stage
 from lit_loader.cgroup import memory_limits
@@ -12,6 +12,8 @@ from lit_loader.failure import describe_indices
 from lit_loader.worker_pool import WorkerDeath
 
 __all__ = ["died", "hung"]
+
+_DONE: Final = object()
 
 _CAUSES: dict[int, str] = {
     signal.SIGKILL: (
@@ -94,9 +96,9 @@ def _doing(row: BoardRow, assigned: Mapping[int, Any]) -> str:
     stage = Stage.NAMES[row.stage]
     if row.number < 0:
         return stage
-    if row.number not in assigned:
+    indices = assigned.get(row.number, _DONE)  # the consumer's thread may take it away just now
+    if indices is _DONE:
         return f"done with batch {row.number}"
-    indices = assigned[row.number]
     batch = f"batch {row.number}, {describe_indices(indices)}"
     if row.stage == Stage.FETCHING:
         if isinstance(indices, list) and row.position < len(indices):

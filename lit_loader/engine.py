@@ -15,13 +15,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from lit_loader.codec import decode
-from lit_loader.errors import TransportError
+from lit_loader.errors import LoaderError, TransportError
 from lit_loader.loading import Parcel
 from lit_loader.messages import Result
 from lit_loader.pin_memory import PinMemoryThread
 from lit_loader.recovery import Recovery
 from lit_loader.reorder import ReorderBuffer
-from lit_loader.worker_pool import Outcome, WorkerPool
+from lit_loader.worker_pool import Outcome, WorkerDeath, WorkerPool
 
 __all__ = ["Engine", "Pin", "Ready"]
 
@@ -79,7 +79,7 @@ class Engine:
         recovery: Recovery,
     ) -> None:
         self.pool = pool
-        self._recovery = recovery
+        self.recovery = recovery
         self._window = window
         self._pin = pin
         self._device = device
@@ -105,8 +105,23 @@ class Engine:
         if self._thread is not None:
             return self._thread.take()
         ready = self._next_ready()
-        assert ready is not None, "only stop() ends the wait"
+        if ready is None:
+            raise LoaderError("the loader was closed, by another thread, while a batch was awaited")
         return ready
+
+    def take_at_once(self) -> Ready | None:
+        """Return the next outcome in order if it is there; a death is left to :meth:`take`."""
+        if self._thread is not None:
+            return self._thread.take_at_once()
+        try:
+            while (entry := self._window.pop()) is None:
+                outcome = self.pool.receive(0.0)
+                if outcome is None:
+                    return None
+                self._window.put(outcome.number, outcome)
+        except WorkerDeath:
+            return None
+        return _decoded(entry[1])
 
     def _next_ready(self) -> Ready | None:
         began = time.monotonic()
@@ -114,7 +129,7 @@ class Engine:
             entry = self._window.pop()
             if entry is not None:
                 return _decoded(entry[1])
-            outcome = self._recovery.wait(self.pool, self.pool.receive, began)
+            outcome = self.recovery.wait(self.pool, self.pool.receive, began)
             if outcome is not None:
                 self._window.put(outcome.number, outcome)
         return None

@@ -83,16 +83,10 @@ class Flights:
 
     def land(self, result: Result) -> Slot | None:
         """Note that a task is done; returns the slot of its outcome, None if it does not count."""
-        flight = self._under_way.get(result.number)
-        if flight is None:
-            return None
-        landed = None
-        for slot in flight.slots:
-            if slot.offset == result.offset:
-                landed = slot
+        landed = self.slot_of(result)
         if landed is None:
             return None
-        del self._under_way[result.number]
+        flight = self._under_way.pop(result.number)
         for slot in flight.slots:
             if slot is not landed:
                 self._arena.release(slot, used=False)
@@ -100,6 +94,15 @@ class Flights:
         if self._aside:
             self._release_aside()
         return landed
+
+    def slot_of(self, result: Result) -> Slot | None:
+        """The slot of a task's outcome; None if it does not count, or not any more."""
+        flight = self._under_way.get(result.number)
+        if flight is not None:
+            for slot in flight.slots:
+                if slot.offset == result.offset:
+                    return slot
+        return None
 
     def grow(self, message: Grow) -> Slot | None:
         """Take the larger slot that a task needs; None if it does not count any more.

@@ -31,6 +31,7 @@ import signal
 import socket
 import struct
 from collections.abc import Callable, Sequence
+from multiprocessing import util
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any, Final
@@ -38,6 +39,7 @@ from typing import Any, Final
 from lit_loader.errors import LoaderError
 from lit_loader.handover import Links, Payload
 from lit_loader.quiet_start import quiet_start, reset_signals
+from lit_loader.stream_locks import renew_stream_locks
 
 __all__ = ["LaunchedWorker", "Launcher", "can_launch"]
 
@@ -136,6 +138,7 @@ class Launcher:
         self._arguments = (links, payload, worker_main)
         self._process: BaseProcess | None = None
         self._requests: socket.socket | None = None
+        self._quit: util.Finalize | None = None
 
     def start_all(self, workers: Sequence[int], generation: int) -> list[LaunchedWorker]:
         """Have workers forked, one after the other.
@@ -194,6 +197,9 @@ class Launcher:
             raise
         ours.settimeout(_ANSWER_TIME)
         self._requests = ours
+        # A process made by multiprocessing ends without atexit: it sends SIGTERM to its children,
+        # which the launcher ignores, and waits for them. Before that it runs finalizers of its own.
+        self._quit = util.Finalize(self, _ask_to_quit, (ours,), exitpriority=0)
 
     def reap(self, worker: int) -> tuple[int | None, int]:
         """Learn how the last process of a worker that has ended did so.
@@ -216,13 +222,19 @@ class Launcher:
         process, self._process = self._process, None
         requests, self._requests = self._requests, None
         if requests is not None:
-            with requests, contextlib.suppress(OSError):
-                requests.send(_REQUEST.pack(_QUIT, 0, 0))
+            assert self._quit is not None
+            self._quit()
+            requests.close()
         if process is not None and process.pid is not None:
             if not _ready(process.sentinel, _ANSWER_TIME / 60):
                 process.kill()
             process.join()
             process.close()
+
+
+def _ask_to_quit(requests: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        requests.send(_REQUEST.pack(_QUIT, 0, 0))
 
 
 def _ready(fd: int, timeout: float | None) -> bool:
@@ -243,6 +255,7 @@ def _launcher_main(
     ours.close()
     reset_signals()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    renew_stream_locks()
     try:
         watch = os.pidfd_open(parent)
     except ProcessLookupError:

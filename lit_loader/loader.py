@@ -23,6 +23,7 @@ from torch.utils.data import default_convert as torch_default_convert
 from lit_loader import pin_memory as pinning
 from lit_loader.batch_plan import BatchPlan
 from lit_loader.config import LoaderConfig
+from lit_loader.device_copy import DeviceCopy, Move
 from lit_loader.epochs import Epochs
 from lit_loader.errors import OptionError, StateError
 from lit_loader.iterator import EpochStart, InProcessIterator, LoaderIterator
@@ -159,6 +160,7 @@ class DataLoader(Generic[T_co]):
         self._plan = self._make_plan(config)
         self._epochs = Epochs(self._plan, self._base_seed)
         self.promised: int | None = None
+        self._copies_to: tuple[torch.device, Move] | None = None
         self._warnings_given: set[str] = set()
         self.recorder = Recorder()
         self._reset_process_state()
@@ -236,6 +238,20 @@ class DataLoader(Generic[T_co]):
             LoaderConfig(num_workers=self.num_workers, multiprocessing_context=value)
         self._context = multiprocessing.get_context(value) if isinstance(value, str) else value
 
+    def copy_ahead(self, device: torch.device, move: Move) -> None:
+        """Let iterators copy each batch to an accelerator while the one before is computed on.
+
+        At most one batch more is on the device then. Nothing is done for a device that is not a
+        CUDA device, or without workers. Without ``pin_memory`` the copy is exact, and not
+        asynchronous.
+
+        Args:
+            device: Where to.
+            move: Called with a batch and the device; returns the batch there, its tensors copied
+                with ``non_blocking=True``.
+        """
+        self._copies_to = (device, move) if device.type == "cuda" else None
+
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iterator loads; without, epochs count up by themselves.
 
@@ -277,6 +293,8 @@ class DataLoader(Generic[T_co]):
             dealt=self._dealt,
             timeout=self.timeout,
             max_restarts=self.max_worker_restarts,
+            budgeted=self.memory_budget is not None,
+            copy=self._copies_to and DeviceCopy(*self._copies_to),
             pin=pin,
             device=device,
         )
@@ -361,7 +379,10 @@ class DataLoader(Generic[T_co]):
             samples = self._plan.samples_after(position.batches)
         workers = None
         if position.readers:
-            workers = [[point.batches, point.state, point.ended] for point in position.readers]
+            workers = [
+                [point.batches, point.state, point.ended, *([point.behind] if point.behind else [])]
+                for point in position.readers
+            ]
         return LoaderState(
             epoch=position.epoch,
             batches=position.batches,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import default_collate as torch_default_collate
 
-from lit_loader.board import Progress
+from lit_loader.board import Cancelled, Progress
 from lit_loader.collate import default_collate
 from lit_loader.context import reading
 from lit_loader.fetch import EndOfData, Fetcher, IterableFetcher, MapFetcher
@@ -225,11 +225,16 @@ class BatchLoader:
         )
         # A state leads to where its batch was; from there on, or from the beginning, what has been
         # given out already is read again.
-        done = 0 if point.state is None else point.batches
+        done = 0 if point.state is None else point.batches - point.behind
         first = number % self._num_readers + done * self._num_readers
         for earlier in range(first, number, self._num_readers):
             self._reseed_batch(earlier)
-            fetcher.fetch(None, progress)
+            try:
+                fetcher.fetch(None, progress)
+            except (EndOfData, Cancelled):
+                raise
+            except Exception:
+                pass  # that batch's outcome, which was given out
         if first < number:
             self._reseed_batch(number)
         return fetcher

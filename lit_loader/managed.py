@@ -18,6 +18,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch import Callback, LightningDataModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import Dataset, IterableDataset
@@ -39,6 +40,7 @@ class ManagedLoaders(LightningDataModule):
         super().__init__()
         self._loaders: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
         self._positions = LoaderStateCallback()
+        self.device_prefetch = False
 
     def setup(self, stage: str | None = None) -> None:
         """Puts the callback that keeps the training loaders' positions into the Trainer."""
@@ -74,6 +76,8 @@ class ManagedLoaders(LightningDataModule):
         known = config.in_order and config.on_sample_error == "raise" and not iterable
         kind = PredictionLoader if split == "predict" and known else DataLoader
         loader = kind(dataset, **config.with_samplers_for(dataset).as_kwargs())
+        if self.device_prefetch and self.trainer is not None:
+            loader.copy_ahead(self.trainer.strategy.root_device, move_data_to_device)
         self._loaders.add(loader)
         return loader
 

@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from lit_loader.device_copy import DeviceCopy, Staged
 from lit_loader.engine import Engine, Pin, Ready
 from lit_loader.errors import LoaderError, WorkerRestartWarning
 from lit_loader.iterator import EpochStart, Host, LoaderIterator
@@ -69,6 +70,8 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         dealt: Whether batch ``n`` is made by worker ``n % num_workers``, and by no other.
         timeout: Seconds without progress after which a worker hangs; 0: never.
         max_restarts: Workers that may be replaced after they died or hung.
+        budgeted: Whether the workers have a memory budget, which is to be asked before a task.
+        copy: Copies batches to an accelerator, or None.
         pin: Pins a batch, or None.
         device: Accelerator to make current in the pin-memory thread.
     """
@@ -82,6 +85,8 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         dealt: bool,
         timeout: float,
         max_restarts: int,
+        budgeted: bool,
+        copy: DeviceCopy | None,
         pin: Pin | None,
         device: int | None,
     ) -> None:
@@ -108,6 +113,8 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         self.recovery: Recovery | None = None
         """Sees to workers that die or hang, from the first ``next()`` on."""
         self._restarts_told = 0
+        self._budgeted = budgeted
+        self._copy = copy
         self.superseded = False
         """Whether another iterator has taken this one's workers."""
 
@@ -129,12 +136,14 @@ class MultiProcessIterator(LoaderIterator[T_co]):
                     self._tell_of_restarts(4)
                 raise
             if ready is None:
-                self.disconnect(sound=True)
-                end = self._end(start)
                 self._tell_of_restarts(4)
-                raise end
+                self.disconnect(sound=True)
+                raise self._end(start)
             if ready.error is not None:
-                raise ready.error
+                try:
+                    raise ready.error
+                finally:
+                    del ready  # or its traceback would hold this frame, and this frame it
             if start.batches is None:
                 self._count(ready.samples)
             parcel = ready.parcel
@@ -144,8 +153,23 @@ class MultiProcessIterator(LoaderIterator[T_co]):
                 self._note_errors(ready.number, parcel)
                 if parcel.omitted:
                     continue
+            batch = ready.batch if self._copy is None else self._on_device(ready.batch)
             self._clock(start, ready, asked)
-            return ready.batch  # type: ignore[no-any-return]
+            return batch  # type: ignore[no-any-return]
+
+    def _on_device(self, batch: Any) -> Any:
+        """Give the batch on the device; and before that, queue the copy of the next one."""
+        assert self._copy is not None
+        staged = batch if isinstance(batch, Staged) else self._copy.stage(batch)
+        if not self._leftover and self._engine is not None:
+            following = self._engine.take_at_once()
+            if following is not None:
+                self._leftover.append(following)
+        if self._leftover and self._leftover[0].result is not None:
+            following = self._leftover[0]
+            if not isinstance(following.batch, Staged):
+                self._leftover[0] = following._replace(batch=self._copy.stage(following.batch))
+        return self._copy.take(staged)
 
     def _clock(self, start: EpochStart, ready: Ready, asked: int) -> None:
         """Record what the batch has cost, at the moment at which it is given out."""
@@ -187,10 +211,12 @@ class MultiProcessIterator(LoaderIterator[T_co]):
             if not self._outstanding:
                 error, self._sampler_error = self._sampler_error, None
                 return None if error is None else Ready(-1, None, error)
-            if not self._leftover:
-                self._leftover.append(engine.take())
-            self._tell(engine)
-            ready = self._leftover.popleft()
+            ready = self._leftover.popleft() if self._leftover else engine.take()
+            if self._budgeted or engine.recovery.restarts > self._restarts_told:
+                # Not lost where warnings are errors.
+                self._leftover.appendleft(ready)
+                self._tell(engine)
+                ready = self._leftover.popleft()
             self._indices = self._outstanding.pop(ready.number)
             self._note(start, ready)
             if not ready.ended:
@@ -250,7 +276,7 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         while (
             len(self._outstanding) < self._depth
             and not self._all_issued
-            and pool.room(len(self._outstanding)) > 0
+            and not (self._budgeted and pool.room(len(self._outstanding)) <= 0)
         ):
             if start.batches is None:
                 self._dispatch_to_reader(start, pool)
@@ -297,10 +323,7 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         pool.submit(number, task, start.epoch, start.seed, worker)
 
     def _tell(self, engine: Engine) -> None:
-        """Warn of workers that were replaced, and of a budget that cannot be kept.
-
-        The next batch is in ``leftover`` meanwhile: nothing is lost where warnings are errors.
-        """
+        """Warn of workers that were replaced, and of a budget that cannot be kept."""
         self._tell_of_restarts(6)
         overrun = engine.pool.overrun()
         if overrun is not None:

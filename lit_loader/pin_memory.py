@@ -116,6 +116,9 @@ def _pin_sequence(batch: Sequence[Any]) -> Any:
         return pinned
 
 
+_NOTHING: Any = object()
+
+
 @dataclasses.dataclass
 class _Item(Generic[T]):
     value: T | None = None
@@ -143,6 +146,7 @@ class PinMemoryThread(Generic[T]):
         self._device = device
         self._queue: queue.SimpleQueue[_Item[T] | None] = queue.SimpleQueue()
         # A daemon, so that no mistake can keep the interpreter from ending; join() is called.
+        self._seen: Any = _NOTHING
         self._thread = threading.Thread(target=self._run, name="lit_loader pin memory", daemon=True)
         self._thread.start()
 
@@ -186,7 +190,10 @@ class PinMemoryThread(Generic[T]):
             PinMemoryError: The thread has ended.
             Exception: What the source or the pinning raised.
         """
-        item = self._queue.get(timeout=timeout)
+        if self._seen is _NOTHING:
+            item = self._queue.get(timeout=timeout)
+        else:
+            item, self._seen = self._seen, _NOTHING
         if item is None:
             self._queue.put(None)  # for whoever asks again
             raise PinMemoryError(
@@ -200,6 +207,19 @@ class PinMemoryThread(Generic[T]):
                 "iterate the loader anew"
             ) from item.error
         return item.value  # type: ignore[return-value]
+
+    def take_at_once(self) -> T | None:
+        """Return the next item if it is pinned already; an error is left to :meth:`take`."""
+        if self._seen is not _NOTHING:
+            return None
+        try:
+            item = self._queue.get_nowait()
+        except queue.Empty:
+            return None
+        if item is None or item.error is not None:
+            self._seen = item
+            return None
+        return item.value
 
     def left(self) -> list[T]:
         """Wait for the thread, which must have been told to end; return the items not taken."""

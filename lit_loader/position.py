@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 __all__ = ["EpochPosition", "Position", "ReadPoint"]
@@ -16,11 +16,13 @@ class ReadPoint:
         batches: Batches of it that have been delivered.
         state: What the dataset's ``state_dict()`` gave after the last of them; None if it has none.
         ended: Whether its share has been delivered to the end.
+        behind: Batches after ``state``: for them the consumer was given an exception.
     """
 
     batches: int = 0
     state: Any = None
     ended: bool = False
+    behind: int = 0
 
 
 @dataclass(frozen=True)
@@ -106,14 +108,17 @@ class EpochPosition:
     def failed(self, number: int, reader: int = 0) -> None:
         """Note that the consumer has been given an exception instead of a batch."""
         if self._readers:
-            self.read(reader, self._readers[reader].state)
+            before = self._readers[reader]
+            self.read(reader, before.state)
+            # The state is still that of the batch before.
+            self._readers[reader] = replace(self._readers[reader], behind=before.behind + 1)
         else:
             self.delivered(number)
 
     def exhausted(self, reader: int) -> None:
         """Note that a reader's share has come to its end."""
         point = self._readers[reader]
-        self._readers[reader] = ReadPoint(point.batches, point.state, ended=True)
+        self._readers[reader] = replace(point, ended=True)
 
     def reader(self, reader: int) -> ReadPoint:
         """How far a reader is."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+import signal
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import wait as wait_for
@@ -16,6 +18,7 @@ from lit_loader.launcher import Launcher, can_launch
 from lit_loader.loading import Recipe
 from lit_loader.pickling import can_carry_by_value, importable_main, main_is_importable
 from lit_loader.quiet_start import quiet_start
+from lit_loader.stream_locks import renew_stream_locks
 from lit_loader.worker import worker_main
 
 __all__ = [
@@ -33,6 +36,8 @@ STOP_GRACE: Final = 2.0
 
 TERMINATE_GRACE: Final = 1.0
 """Seconds that a terminated worker has before it is killed."""
+
+_UNKNOWN: Final = 255
 
 
 class WorkerProcess(Protocol):
@@ -89,6 +94,67 @@ def make_starter(context: BaseContext, links: Sequence[Links], recipe: Recipe) -
     return DirectStarter(context, links, recipe)
 
 
+class DirectWorker:
+    """A child of this process, or of Python's fork server; the end it tells is the process's own.
+
+    The sentinels of ``multiprocessing`` are pipes, which end too when the fork server does.
+    """
+
+    def __init__(self, process: BaseProcess) -> None:
+        self._process = process
+        self._pidfd: int | None = None
+        with contextlib.suppress(AttributeError, OSError):
+            self._pidfd = os.pidfd_open(self.pid)
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid or 0
+
+    @property
+    def sentinel(self) -> int:
+        """Can be read from when the process has ended."""
+        return self._process.sentinel if self._pidfd is None else self._pidfd
+
+    @property
+    def exitcode(self) -> int | None:
+        """Exit code, or minus the signal's number; None: alive, or not known."""
+        code = self._process.exitcode
+        # What multiprocessing makes of a fork server that is gone, and cannot tell.
+        return None if code == _UNKNOWN else code
+
+    def is_alive(self) -> bool:
+        """Whether the process runs."""
+        return not wait_for([self.sentinel], 0)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self._send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self._send(signal.SIGKILL)
+
+    def _send(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            if self._pidfd is None:
+                os.kill(self.pid, number)
+            else:
+                signal.pidfd_send_signal(self._pidfd, number)
+
+    def join(self) -> None:
+        """Wait for the end."""
+        wait_for([self.sentinel])
+        self._process.join()
+
+    def close(self) -> None:
+        """Let go of the sentinel."""
+        self._process.close()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
+
+
 class DirectStarter:
     """Starts workers as children of this process.
 
@@ -106,12 +172,12 @@ class DirectStarter:
         self._recipe = recipe
         self._by_value = can_carry_by_value() and not main_is_importable()
 
-    def start_all(self, workers: Sequence[int], generation: int) -> list[BaseProcess]:
+    def start_all(self, workers: Sequence[int], generation: int) -> list[DirectWorker]:
         """Start the workers of these numbers."""
-        started: list[BaseProcess] = []
+        started: list[DirectWorker] = []
         try:
             for worker in workers:
-                started.append(self._start(worker, generation))
+                started.append(DirectWorker(self._start(worker, generation)))
         except BaseException:
             for process in started:
                 process.kill()
@@ -125,12 +191,14 @@ class DirectStarter:
             return self._start_process(worker, generation)
         except CarryByValueError:
             self._by_value = True
+        except (ConnectionError, EOFError):
+            pass  # Python's fork server has just been killed; the next start makes another
         return self._start_process(worker, generation)
 
     def _start_process(self, worker: int, generation: int) -> BaseProcess:
         links = dataclasses.replace(self._links[worker], generation=generation)
         process: BaseProcess = self._context.Process(  # type: ignore[attr-defined]
-            target=worker_main,
+            target=_forked_main if self._context.get_start_method() == "fork" else worker_main,
             args=(links, Payload(self._recipe, self._by_value)),
             name=f"lit_loader worker {worker}",
             daemon=True,
@@ -141,6 +209,12 @@ class DirectStarter:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+def _forked_main(links: Links, payload: Payload) -> None:
+    """Be a worker that was forked from this process itself, where there can be no launcher."""
+    renew_stream_locks()
+    worker_main(links, payload)
 
 
 def end_processes(processes: Sequence[WorkerProcess], results: int) -> None:

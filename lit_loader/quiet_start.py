@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import warnings
 from collections.abc import Iterator
 from multiprocessing.context import BaseContext
@@ -29,30 +30,49 @@ def quiet_start(context: BaseContext) -> Iterator[None]:
         from multiprocessing import resource_tracker
 
         resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    held = {signal.SIGINT, signal.SIGTERM} | (_handled() if method == "fork" else set())
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
     try:
-        with unguarded_fork(), warnings.catch_warnings():
-            # Python 3.12 warns of any fork while threads live, and torch always has some. What
-            # could go wrong in the child is locks held by them; the worker takes none of those.
-            warnings.filterwarnings(
-                "ignore", message=".*multi-threaded.*fork", category=DeprecationWarning
-            )
+        with unguarded_fork(), _no_warning_of_threads():
             yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+@contextlib.contextmanager
+def _no_warning_of_threads() -> Iterator[None]:
+    """Silence Python's warning of any fork while threads live, and torch always has some.
+
+    What could go wrong in the child is locks held by them: see :mod:`lit_loader.launcher`.
+    """
+    if sys.version_info < (3, 12):  # which does not warn; and filters are of all threads
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", message=".*multi-threaded.*fork", category=DeprecationWarning
+        )
+        yield
+
+
 def reset_signals() -> None:
     """Ignore Ctrl-C (it is the parent's to act on), and never run a handler of the parent's.
 
-    SIGUSR1 and SIGUSR2 are ignored if the parent has a handler for them: a scheduler sends them to
-    all processes of a job to announce its end, and only means the one that listens.
+    SIGUSR1 and SIGUSR2 are ignored: a scheduler sends them to all processes of a job to announce
+    its end, and only means the one that listens.
     """
     signal.set_wakeup_fd(-1)
-    for number in signal.valid_signals():
-        if callable(signal.getsignal(number)):
-            announces = number in (signal.SIGUSR1, signal.SIGUSR2)
-            signal.signal(number, signal.SIG_IGN if announces else signal.SIG_DFL)
+    handled = _handled()
+    for number in handled:
+        signal.signal(number, signal.SIG_DFL)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        if signal.getsignal(number) is not None:  # faulthandler's, say, which works here too
+            signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM} | handled)
+
+
+def _handled() -> set[int]:
+    """Signals that have a handler in Python, which a fork copies."""
+    return {number for number in signal.valid_signals() if callable(signal.getsignal(number))}

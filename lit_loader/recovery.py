@@ -89,7 +89,7 @@ class Recovery:
             WorkerTimeoutError: A worker hangs, and may not be replaced.
         """
         try:
-            found = step(self._patience(pool, began))
+            found = step(None if self._timeout is None else self._patience(pool, began))
         except WorkerDeath as death:
             self._suspect = None
             told = died(death, self._assigned)
@@ -98,13 +98,15 @@ class Recovery:
             return self._end_the_hung(pool, began)
         return found
 
-    def _patience(self, pool: WorkerPool, began: float) -> float | None:
+    def _patience(self, pool: WorkerPool, began: float) -> float:
         """Seconds until somebody may turn out to hang."""
-        if self._timeout is None:
-            return None
+        assert self._timeout is not None
         if self._suspect is not None:
             return min(_SECOND_LOOK, self._timeout)
-        idle = min((self._idle(row, began) for row in pool.owing().values()), default=0.0)
+        left = self._timeout - (time.monotonic() - began)
+        if left > 0:  # without looking at the board, for nobody can hang for longer than this
+            return left
+        idle = max((self._idle(row, began) for row in pool.owing().values()), default=0.0)
         return max(0.0, self._timeout - idle)
 
     @staticmethod

@@ -182,7 +182,7 @@ class LoaderStatistics:
         wait: The consumer's wait for the workers. With ``num_workers=0``: for fetch and collate.
         decode: Rebuilding batches, in the parent.
         pin: Copying them into page-locked memory, in the pin-memory thread.
-        step: What the consumer did between batches.
+        step: What the consumer did between batches; 0 before an iterator's first one.
         waited: Seconds that the consumer waited for data: ``wait``, and what it did itself: decode
             without a pin-memory thread, pin with ``num_workers=0``.
         wait_fraction: Part of ``seconds`` that ``waited`` is.

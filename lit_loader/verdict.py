@@ -29,7 +29,7 @@ MUCH: Final = 0.1
 MOST: Final = 0.5
 """Part of a sum that makes one summand its cause."""
 
-BUSY: Final = 0.75
+BUSY: Final = 0.7
 """Part of the time from which on a worker, or thread, has no more to give."""
 
 _PLACES: Final = {
@@ -56,6 +56,7 @@ def verdict(
     transfer: StageTimes | None = None,
     num_workers: int,
     cores: int | None = None,
+    persistent_workers: bool = False,
 ) -> str:
     """Say in a sentence or two where the time of a training loop went, and what would help.
 
@@ -65,29 +66,35 @@ def verdict(
             began; None: not known.
         num_workers: The loader's worker processes; 0: it has none.
         cores: Processors that this process and its workers may use; None: not known.
+        persistent_workers: Whether these outlive an epoch.
 
     Returns:
         One line.
     """
     if not statistics.batches:
         return "no batch was loaded"
-    waited = f"the trainer waited {statistics.wait_fraction:.0%} of the time"
-    if statistics.wait_fraction < LITTLE:
-        waited = waited.replace("waited", f"waited {statistics.wait_fraction:.1%}").replace(
-            f" {statistics.wait_fraction:.0%} of", " of"
-        )
-        parts = [f"data loading is not what limits: {waited}"]
+    fraction = statistics.wait_fraction
+    if fraction < LITTLE:
+        parts = [
+            "data loading is not what limits: "
+            f"the trainer waited {100 * fraction:.1f} % of the time for it"
+        ]
     else:
-        parts = [waited, _cause(statistics, num_workers, cores)]
+        parts = [
+            f"the trainer waited {_percent(fraction)} of the time",
+            _cause(statistics, num_workers, cores, persistent_workers),
+        ]
     parts += _transfer(statistics, transfer)
     parts += _accidents(statistics)
     return "; ".join(parts)
 
 
-def _cause(statistics: LoaderStatistics, num_workers: int, cores: int | None) -> str:
+def _cause(
+    statistics: LoaderStatistics, num_workers: int, cores: int | None, persistent_workers: bool
+) -> str:
     """Why the trainer waited, and what would help."""
     for found in (
-        _startup(statistics, num_workers),
+        _startup(statistics, num_workers, persistent_workers),
         _no_workers(statistics, num_workers),
         _stragglers(statistics),
         _workers(statistics, num_workers, cores),
@@ -96,12 +103,12 @@ def _cause(statistics: LoaderStatistics, num_workers: int, cores: int | None) ->
         if found:
             return found
     return (
-        f"workers were only {_busy(statistics, num_workers):.0%} busy, and nothing else was: "
+        f"workers were only {_percent(_busy(statistics, num_workers))} busy, and nothing else was: "
         "raise prefetch_factor, so that more batches are ready when the trainer asks"
     )
 
 
-def _startup(statistics: LoaderStatistics, num_workers: int) -> str:
+def _startup(statistics: LoaderStatistics, num_workers: int, persistent_workers: bool) -> str:
     """First batches: what they took longer than others do."""
     later = statistics.batches - statistics.starts
     others = (statistics.waited - statistics.startup) / later if later else 0.0
@@ -110,14 +117,16 @@ def _startup(statistics: LoaderStatistics, num_workers: int) -> str:
         return ""
     share = statistics.startup / statistics.waited
     if statistics.starts == 1:
-        text = f"{share:.0%} of that for the first batch ({_duration(statistics.startup)})"
+        text = f"{_percent(share)} of that for the first batch ({_duration(statistics.startup)})"
         if num_workers:
             text += ": starting workers takes that long, which matters less the longer a run is"
         return text
     each = statistics.startup / statistics.starts
-    text = f"{share:.0%} of that for the first batches of {statistics.starts} epochs"
+    text = f"{_percent(share)} of that for the first batches of {statistics.starts} epochs"
     text += f" ({_duration(each)} each)"
-    if num_workers:
+    if num_workers and persistent_workers:
+        text += ": workers begin an epoch with nothing ready, which matters less in longer ones"
+    elif num_workers:
         text += ": persistent_workers=True starts workers once"
     return text
 
@@ -129,7 +138,7 @@ def _no_workers(statistics: LoaderStatistics, num_workers: int) -> str:
     stage = max(own, key=own.__getitem__)
     share = own[stage] / max(sum(own.values()), 1e-9)
     where = _PLACES.get(stage, "copying batches into page-locked memory")
-    text = f"it loads the data itself, {share:.0%} of that {where}: set num_workers"
+    text = f"it loads the data itself, {_percent(share)} of that {where}: set num_workers"
     return text + (_slowest(statistics) if stage == "fetch" else "")
 
 
@@ -140,8 +149,8 @@ def _stragglers(statistics: LoaderStatistics) -> str:
         return ""
     share = statistics.stragglers / statistics.fetch.total
     return (
-        f"a few slow samples were {share:.0%} of the time in __getitem__: make these cheaper, or "
-        f"raise prefetch_factor{_slowest(statistics)}"
+        f"a few slow samples were {_percent(share)} of the time in __getitem__: make these "
+        f"cheaper, or raise prefetch_factor{_slowest(statistics)}"
     )
 
 
@@ -152,18 +161,19 @@ def _workers(statistics: LoaderStatistics, num_workers: int, cores: int | None) 
     stage = max(stages, key=stages.__getitem__)
     share = stages[stage] / max(sum(stages.values()), 1e-9)
     if busy < BUSY:
-        if most.busy_fraction < BUSY or num_workers == 1:
+        others = (busy * num_workers - most.busy_fraction) / max(1, num_workers - 1)
+        if most.busy_fraction < BUSY or num_workers == 1 or others > MOST * most.busy_fraction:
             return ""
-        others = (busy * num_workers - most.busy_fraction) / (num_workers - 1)
         return (
-            f"worker {most.worker} was {most.busy_fraction:.0%} busy, the others {others:.0%}: "
-            "give the workers equal shares"
+            f"worker {most.worker} was {_percent(most.busy_fraction)} busy, the others "
+            f"{_percent(others)}: give the workers equal shares"
         )
-    text = f"workers were {busy:.0%} busy, {share:.0%} of it {_PLACES[stage]}: "
-    if cores is not None and num_workers >= cores:
-        text += f"{_CHEAPER[stage]} ({num_workers} workers have {cores} cores, more will not help)"
-    else:
+    text = f"workers were {_percent(busy)} busy, {_percent(share)} of it {_PLACES[stage]}: "
+    if cores is None or num_workers < cores:
         text += f"add workers or {_CHEAPER[stage]}"
+    else:
+        text += _CHEAPER[stage]
+        text += f"; there are {cores} cores, so add workers only if these wait for files or network"
     return text + (_slowest(statistics) if stage == "fetch" else "")
 
 
@@ -175,9 +185,10 @@ def _parent(statistics: LoaderStatistics) -> str:
         share = sum(own.values()) / statistics.seconds
         if share < BUSY:
             return ""
-        return f"the pin-memory thread was {min(share, 1.0):.0%} busy, mostly {_IN_PARENT[stage]}"
+        busy = _percent(min(share, 1.0))
+        return f"the pin-memory thread was {busy} busy, mostly {_IN_PARENT[stage]}"
     share = statistics.decode.total / statistics.waited
-    return f"{share:.0%} of that {_IN_PARENT['decode']}" if share >= MOST else ""
+    return f"{_percent(share)} of that {_IN_PARENT['decode']}" if share >= MOST else ""
 
 
 def _transfer(statistics: LoaderStatistics, transfer: StageTimes | None) -> list[str]:
@@ -187,7 +198,7 @@ def _transfer(statistics: LoaderStatistics, transfer: StageTimes | None) -> list
     if share < MUCH:
         return []
     advice = "" if statistics.pin.total else "; on an accelerator pin_memory=True makes it cheaper"
-    return [f"bringing batches to the device took {share:.0%} of the time{advice}"]
+    return [f"bringing batches to the device took {_percent(share)} of the time{advice}"]
 
 
 def _accidents(statistics: LoaderStatistics) -> list[str]:
@@ -220,6 +231,10 @@ def _duration(seconds: float) -> str:
     if seconds >= 1:
         return f"{seconds:.1f} s"
     return f"{seconds * 1e3:.0f} ms" if seconds >= 0.01 else f"{seconds * 1e3:.2g} ms"
+
+
+def _percent(part: float) -> str:
+    return f"{100 * part:.0f} %"
 
 
 def _counted(number: int, one: str, several: str) -> str:

@@ -432,33 +432,44 @@ class WorkerPool:
         with self._sending:
             while self._read_results():
                 pass
-            # What the one that is gone has asked for or acknowledged would be taken for another's.
+            # What the one that is gone has asked for or acknowledged would be taken for another's;
+            # the result of an older copy, whose slot may be used anew, for the same task's.
             self._events = deque(
                 event
                 for event in self._events
-                if not (isinstance(event, (Grow, Ack)) and event.worker == worker)
+                if (
+                    self._flights.slot_of(event) is not None
+                    if isinstance(event, Result)
+                    else event.worker != worker
+                )
             )
             gone = own.processes[worker]
             self._poll.unregister(gone.sentinel)
             gone.close()
             self._empty_control(worker)
             self._board.clear(worker)
-            assert own.starter is not None
-            [process] = own.starter.start_all([worker], self._generation)
-            own.processes[worker] = process
-            self._poll.register(process.sentinel, select.POLLIN)
+            # Before there is a new process: it may take messages at once.
             if self._missing is not None:
                 # It knows of nothing older, but waits like all others: it would take from the task
                 # pipe what is meant for those who are still in a sample.
                 self._missing.add(worker)
                 self._ask_to_resume([worker])
+            elif self._own.tasks is not None:
+                self._flights.issue += 1
+                self._board.issue = self._flights.issue
+            assert own.starter is not None
+            try:
+                [process] = own.starter.start_all([worker], self._generation)
+            except BaseException:
+                del own.processes[worker]  # it is closed; the pool is going to be
+                raise
+            own.processes[worker] = process
+            self._poll.register(process.sentinel, select.POLLIN)
+            if self._missing is not None:
                 return
             if without is not None:
                 self._flights.withdraw(without)
-            if self._own.tasks is not None:
-                self._flights.issue += 1
-                self._board.issue = self._flights.issue
-            # Only now: who has not announced a task yet finds that it is void.
+            # Read after the issue: who has not announced a task yet finds that it is void.
             lost = self._flights.lost_with(worker, self.rows(), self._results_read())
             if lost and point is not None:
                 lost[0].packed = pack_indices(point)

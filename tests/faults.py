@@ -73,7 +73,7 @@ FAULTS: Final[dict[str, Callable[[], object]]] = {
     "loop": _loop,
     "exception": _raise,
 }
-"""What may strike; besides, "unpicklable" (the batch cannot be carried) and "parent" (is killed)."""
+"""What may strike; besides: "unpicklable", the batch cannot be carried; "parent", it is killed."""
 
 
 class Strike(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,9 @@ import torch
 from exact import Augmented, digests
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
+from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor
+from torch.distributed.fsdp import fully_shard
 
 from lit_loader import LoaderDataModule
 
@@ -46,6 +49,14 @@ class Model(LightningModule):
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+class SplitModel(Model):
+    """For a strategy that splits the model over ranks."""
+
+    def configure_model(self) -> None:
+        if self.device_mesh["data_parallel"].size() > 1:
+            fully_shard(self.layer, mesh=self.device_mesh["data_parallel"])
 
 
 class Data(LoaderDataModule):
@@ -117,11 +128,12 @@ class RanksLoader:
 class Kill(Callback):
     """Ends one rank as the out-of-memory killer does."""
 
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
+    def __init__(self, folder: Path, rank: int) -> None:
+        self.folder, self.rank = folder, rank
 
     def on_train_batch_end(self, trainer: Trainer, model: Any, *args: Any) -> None:
         if trainer.global_rank == self.rank and len(model.seen) == 2:
+            write(self.folder, "killed", self.rank, time.monotonic())
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -170,6 +182,13 @@ def predict(folder: Path, strategy: str, method: str) -> None:
     )
 
 
+def train_split(folder: Path, data_parallel: int) -> None:
+    """Train a model that is split over those ranks which do not share the data out."""
+    strategy = ModelParallelStrategy(data_parallel, RANKS // data_parallel)
+    report = Report(folder, "fork-whole", save=False)
+    trainer(folder, strategy, report).fit(SplitModel(), data(folder, "fork"))
+
+
 def train_with_ranks_loader(folder: Path, strategy: str) -> None:
     for checkpoint in (None, folder / "ranks-whole.ckpt"):
         report = Report(folder, "ranks-whole", checkpoint is None)
@@ -182,11 +201,15 @@ def main(folder: Path, strategy: str, methods: str, killed: str | None = None) -
     """Go through all start methods in one run, or let one rank be killed under the only one."""
     torch.set_num_threads(1)
     if killed is not None:
-        trainer(folder, strategy, Kill(int(killed))).fit(Model(), data(folder, methods))
+        trainer(folder, strategy, Kill(folder, int(killed))).fit(Model(), data(folder, methods))
+        return
+    if strategy == "model_parallel":
+        train_split(folder, int(methods))
         return
     if methods == "ranks":
         train_with_ranks_loader(folder, strategy)
         return
     for method in methods.split(","):
         train(folder, strategy, method)
-    predict(folder, strategy, method)
+    if strategy != "ddp_spawn":  # which would start Python twice more; it predicts as ddp_fork does
+        predict(folder, strategy, method)

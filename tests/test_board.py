@@ -61,8 +61,11 @@ def test_the_generation_is_no_row() -> None:
 def test_clearing_a_row() -> None:
     board = new_board()
     board.enter(0, Stage.ENCODING, 3)
+    before = time.monotonic_ns()
     board.clear(0)
-    assert board.read(0) == (Stage.STARTING, -1, 0, 0, 0)
+    row = board.read(0)
+    assert (row.stage, row.number, row.position, row.issue) == (Stage.STARTING, -1, 0, 0)
+    assert row.since >= before  # a new worker is not taken to hang since the beginning of time
 
 
 def test_a_reader_that_nobody_watches() -> None:

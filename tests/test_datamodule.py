@@ -384,3 +384,29 @@ def test_hyperparameters_survive_a_safe_checkpoint(tmp_path: Path) -> None:
 
 def stack(samples: list[tuple[Tensor]]) -> Tensor:
     return torch.stack([sample[0] for sample in samples])
+
+
+def test_device_prefetch_is_handed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(
+        lit_loader.DataLoader,
+        "copy_ahead",
+        lambda loader, device, move: asked.append((device, move)),
+    )
+    for wanted in (True, False):
+        data = LoaderDataModule({"train": range(4)}, device_prefetch=wanted)
+        data.trainer = trainer(tmp_path)
+        data.setup("fit")
+        data.train_dataloader()
+    [(device, move)] = asked
+    assert device == torch.device("cpu")
+    batch = {"x": torch.ones(2)}
+    assert move(batch, torch.device("meta"))["x"].is_meta
+
+
+def test_device_prefetch_does_nothing_without_an_accelerator(tmp_path: Path) -> None:
+    data = LoaderDataModule({"train": range(6)}, {"num_workers": 1}, device_prefetch=True)
+    data.trainer = trainer(tmp_path)
+    data.setup("fit")
+    assert [int(batch) for batch in data.train_dataloader()] == list(range(6))
+    data.teardown()

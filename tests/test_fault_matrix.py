@@ -109,7 +109,7 @@ def by_default(cell: Cell) -> bool:
         return cell.point in few and shape == ("map", True, True)
     if cell.fault in DEATHS[1:]:
         return cell.kind == ("stream" if cell.persistent else "map") and cell.pin
-    return cell.kind in ("map", "stream") or cell.pin == cell.persistent
+    return cell.kind in ("map", "stream") or (cell.pin and cell.persistent)
 
 
 def cells() -> Iterator[Any]:

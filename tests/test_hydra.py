@@ -106,6 +106,8 @@ def test_split_option_reaches_one_split(application: Compose) -> None:
 def test_presets(application: Compose) -> None:
     workers = instantiate(application("lit_loader/loader@loader=workers").loader)
     assert (workers.num_workers, workers.persistent_workers) == (2, True)
+    fragile = instantiate(application("lit_loader/loader@loader=fragile_data").loader)
+    assert (fragile.on_sample_error, fragile.sample_retries, fragile.timeout) == ("replace", 3, 120)
     debug = instantiate(application("lit_loader/loader@loader=debug").loader)
     assert debug == LoaderConfig()
 

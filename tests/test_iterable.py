@@ -108,6 +108,7 @@ def test_one_worker_gives_what_no_worker_gives() -> None:
         assert [digests(loader) for _ in range(2)] == [digests(plain) for _ in range(2)]
 
 
+@pytest.mark.filterwarnings("ignore::lit_loader.errors.WorkerRestartWarning")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("kill_at", [1, 3, 5])
 def test_a_killed_worker_loses_and_repeats_nothing(kind: str, kill_at: int) -> None:
@@ -120,16 +121,7 @@ def test_a_killed_worker_loses_and_repeats_nothing(kind: str, kill_at: int) -> N
             got += digests([next(iterator)])
         for pid in worker_pids(iterator):
             os.kill(pid, signal.SIGKILL)
-        failures = 0
-        while True:
-            try:
-                got += digests([next(iterator)])
-            except StopIteration:
-                break
-            except RuntimeError as error:
-                assert "killed" in str(error) or "SIGKILL" in str(error)
-                failures += 1
-                assert failures <= 2
+        got += digests(iterator)
         assert got == expected
 
 

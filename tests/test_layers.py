@@ -20,9 +20,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     # one stage of a batch's way each, and the options
     ("config", "sampling", "arena", "layout", "collate", "failure", "fetch", "generators",
      "pin_memory", "quiet_start", "reorder", "sample_errors", "state", "statistics", "streams"),
-    ("tolerant_fetch",),
+    ("tolerant_fetch", "timeline", "verdict"),
     # making one batch, carrying it; planning all of them
-    ("loading", "codec", "batch_plan", "flights"),
+    ("loading", "codec", "batch_plan", "flights", "plot"),
     ("handover",),
     # making batches in a worker process, and in the consumer's own
     ("worker", "iterator", "launcher"),
@@ -31,15 +31,15 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("pool_resources",),
     ("worker_pool",),
     ("diagnosis",),
-    ("recovery",),
+    ("recovery", "device_copy"),
     ("engine",),
     # the iterator with workers, and the workers that outlive one
     ("multiprocess",),
     ("persistent",),
     # the public face
     ("loader",),
-    ("callbacks", "predict"),
-    ("managed",),
+    ("callbacks", "loop_watch", "predict"),
+    ("managed", "monitor"),
     ("migration",),
     ("datamodule",),
     ("apps",),

@@ -362,6 +362,7 @@ def test_which_lists_are_several_datasets() -> None:
     assert [len(loader) for loader in data.train_dataloader()] == [12, 3]
     assert isinstance(data.val_dataloader(), DataLoader)
     assert isinstance(data.test_dataloader(), DataLoader)
+    assert isinstance(LoaderDataModule({"val": []}).val_dataloader(), DataLoader)
     with pytest.raises(OptionError, match="'train' has several datasets: pass one of them"):
         data.make_loader("train")
     broken = LoaderDataModule({"train": {"a": Points(), "b": lambda: 3}})  # type: ignore[dict-item, return-value]

@@ -371,7 +371,11 @@ def test_timeout(pinned_for: list[int]) -> None:
             gate.wait()
         return index
 
-    iterator = iter(DataLoader(Call(slow, 5), num_workers=1, pin_memory=True, timeout=0.5))
+    iterator = iter(
+        DataLoader(
+            Call(slow, 5), num_workers=1, pin_memory=True, timeout=0.5, max_worker_restarts=0
+        )
+    )
     assert [int(next(iterator)) for _ in range(2)] == [0, 1]
     with pytest.raises(WorkerTimeoutError, match="within timeout=0.5 s.*fetching index 2"):
         next(iterator)
@@ -390,7 +394,9 @@ def test_a_dead_worker(pinned_for: list[int]) -> None:
 
     lived = f"/tmp/lit_loader-test-{os.getpid()}"
     try:
-        iterator = iter(DataLoader(Call(deadly, 6), num_workers=2, pin_memory=True))
+        iterator = iter(
+            DataLoader(Call(deadly, 6), num_workers=2, pin_memory=True, max_worker_restarts=0)
+        )
         found = outcomes(iterator)
     finally:
         os.unlink(lived)

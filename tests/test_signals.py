@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from parity.tools import PROMPT, ROOT, finish_script
@@ -81,11 +80,25 @@ def finish(process: subprocess.Popen[str]) -> tuple[str, str, int]:
     return done
 
 
+launched: list[subprocess.Popen[str]] = []
+
+
+@pytest.fixture(autouse=True)
+def programs_end() -> Iterator[None]:
+    """A test that fails leaves its program running."""
+    yield
+    while launched:
+        process = launched.pop()
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+
+
 def launch(source: str, folder: Path, *arguments: object) -> subprocess.Popen[str]:
     """Run a program with a folder and further arguments."""
     program = folder / "program.py"
     program.write_text(source)
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, str(program), str(folder), *map(str, arguments)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -94,6 +107,8 @@ def launch(source: str, folder: Path, *arguments: object) -> subprocess.Popen[st
         start_new_session=True,
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
     )
+    launched.append(process)
+    return process
 
 
 PROGRAM = """
@@ -290,3 +305,231 @@ def test_sigterm_to_the_group_leaves_the_epoch_to_the_parent(tmp_path: Path, met
     os.killpg(process.pid, signal.SIGTERM)
     out, err, status = finish(process)
     assert (out, err, status) == ("True True 2\n", "", 0)
+
+
+HANDLED = """
+ran = os.pipe()
+os.set_blocking(ran[0], False)
+for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGALRM):
+    signal.signal(number, lambda *_: os.write(ran[1], f"{os.getpid()} ".encode()))
+data.gated = [0, 1]
+loader = DataLoader(data, num_workers=2, multiprocessing_context=method)
+found, iterator = [], iter(loader)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always", WorkerRestartWarning)
+    for batch in iterator:
+        found.append(int(batch))
+        first, second = iterator._engine.pool.pids
+        if len(found) == 2:
+            for pid in (first, second, os.getpid()):
+                os.kill(pid, signal.SIGUSR1)
+                os.kill(pid, signal.SIGUSR2)
+        if len(found) == 20:
+            os.kill(first, signal.SIGTERM)
+            os.kill(second, signal.SIGALRM)
+say(found == list(range(40)), os.read(ran[0], 999) == f"{os.getpid()} ".encode() * 2)
+for warning in caught:
+    say(str(warning.message).partition("killed by ")[2][:7])
+"""
+
+
+@METHOD
+def test_workers_never_run_the_parents_handlers(tmp_path: Path, method: str) -> None:
+    """SIGUSR1 and SIGUSR2, which announce a job's end to all, leave them alone; others end them."""
+    process = start(HANDLED, tmp_path, method)
+    expect(process, "fetching 0", "fetching 1")  # both are up
+    for gate in ("0.gate", "1.gate"):
+        (tmp_path / gate).write_text("!")
+    out, err, status = finish(process)
+    assert (err, status) == ("", 0)
+    first, *others = out.splitlines()
+    assert first == "True True"
+    assert sorted(others) == ["SIGALRM", "SIGTERM"]
+
+
+STORM = """
+ran, over = os.pipe(), threading.Event()
+signal.signal(signal.SIGUSR1, lambda *_: os.write(ran[1], f"{os.getpid()} ".encode()))
+os.set_blocking(ran[1], False)
+
+def storm():
+    while not over.is_set():
+        os.killpg(0, signal.SIGUSR1)
+
+thread = threading.Thread(target=storm)
+thread.start()
+pids = set()
+for _ in range(15):
+    with DataLoader(range(2), num_workers=2, multiprocessing_context=method) as loader:
+        assert [int(batch) for batch in loader] == [0, 1]
+    pids.update(os.read(ran[0], 1 << 16).split())
+over.set()
+thread.join()
+say(len(pids), os.getpid() in map(int, pids))
+"""
+
+
+def test_not_even_while_they_start(tmp_path: Path) -> None:
+    """Under fork, which copies the handlers, with signals in each moment of it."""
+    assert finish(start(STORM, tmp_path, "fork")) == ("1 True\n", "", 0)
+
+
+# Lightning -------------------------------------------------------------------------------------
+
+FIT = """
+import json, logging, os, sys, warnings
+from pathlib import Path
+warnings.simplefilter("ignore")
+import torch
+from exact import Augmented, digest
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lit_loader import LoaderDataModule
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+folder, where, phase = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+
+class Gated(Augmented):
+    '''The first time that sample 17 is asked for, it is waited for in vain.'''
+    def __getitem__(self, index):
+        if index == 17 and (where, phase) == ("next", "first"):
+            try:
+                os.mkfifo(folder / "gate")
+            except FileExistsError:
+                pass
+            else:
+                os.write(1, b"waiting\\n")
+                open(folder / "gate").read()
+        return super().__getitem__(index)
+
+class Model(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 1)
+        self.seen = []
+    def training_step(self, batch, batch_idx):
+        if (where, phase, self.global_step) == ("step", "first", 9):
+            os.write(1, b"waiting\\n")
+            sys.stdin.readline()
+        self.seen.append([self.current_epoch, batch_idx, digest(batch)])
+        return self.layer(batch.float()).mean()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+def fit(checkpoint=None):
+    model = Model()
+    data = LoaderDataModule(
+        {"train": Gated(26)},
+        {"batch_size": 4, "seed": 5, "seeding": "sample", "num_workers": 2},
+        train={"shuffle": True, "persistent_workers": True},
+    )
+    saver = ModelCheckpoint(folder, save_last=True, save_on_exception=True, every_n_epochs=99)
+    trainer = Trainer(
+        accelerator="cpu", devices=1, max_epochs=3, logger=False, callbacks=[saver],
+        enable_progress_bar=False, enable_model_summary=False,
+    )
+    try:
+        trainer.fit(model, data, ckpt_path=checkpoint)
+    finally:
+        print(json.dumps(model.seen), flush=True)
+
+if __name__ == "__main__":
+    if phase == "first":
+        fit()
+    else:
+        fit(folder / "last.ckpt")
+        fit()
+"""
+
+
+@pytest.mark.parametrize("where", ["step", "next"])
+def test_sigterm_to_the_group_lets_lightning_save_and_resume(tmp_path: Path, where: str) -> None:
+    """In a training step; and in next(), which must first bring the batch that it was asked for."""
+    process = launch(FIT, tmp_path, where, "first")
+    expect(process, "waiting")
+    os.killpg(process.pid, signal.SIGTERM)
+    tell(process, "go on")
+    out, err, status = finish(process)
+    first = json.loads(out)
+    assert status == 0, err  # Lightning ends by SystemExit once the step is done
+    assert 1 <= len(first) < 21
+    if where == "step":
+        assert len(first) == 10
+    out, err, status = finish(launch(FIT, tmp_path, where, "second"))
+    assert status == 0, err
+    rest, whole = map(json.loads, out.splitlines())
+    assert len(whole) == 21
+    assert first + rest == whole
+
+
+# The parent is killed ----------------------------------------------------------------------------
+
+MOTHER = """
+import os, select, sys, warnings
+import torch
+from lit_loader import DataLoader, get_epoch
+
+class Data(torch.utils.data.Dataset):
+    def __init__(self, hangs):
+        self.hangs = hangs
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        if self.hangs and (get_epoch(), index) == (1, 7):
+            select.select([], [], [])
+        return torch.full((1000,), index)
+
+def say(*words):
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+
+def load(method):
+    os.setsid()
+    say(os.getpid())
+    for hangs in (False, True):
+        with DataLoader(
+            Data(hangs), num_workers=2, persistent_workers=True, multiprocessing_context=method
+        ) as loader:
+            for _ in range(2):
+                say("epoch")
+                for batch in loader:
+                    say("batch")
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore", DeprecationWarning)  # of forking; one thread is all there is
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            load(line.strip())
+        os.waitpid(pid, 0)
+        say("killed")
+"""
+
+
+@pytest.mark.parametrize(
+    "seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
+)
+def test_a_parent_killed_at_any_moment_takes_all_with_it(tmp_path: Path, seed: int) -> None:
+    """While it starts, feeds, waits for or closes its workers; under every start method.
+
+    It writes 35 lines, and then waits for a worker that hangs.
+    """
+    chance = random.Random(seed)
+    process = launch(MOTHER, tmp_path)
+    assert process.stdout is not None
+    for number in range(20):
+        tell(process, METHODS[number % len(METHODS)])
+        parent = int(process.stdout.readline())
+        for _ in range(chance.choice([1, 2, chance.randrange(34), 35])):
+            process.stdout.readline()
+        for _ in range(chance.randrange(20_000)):  # not always just after a line
+            pass
+        family = list(members(parent))
+        os.kill(parent, signal.SIGKILL)
+        took = wait_until_empty(parent)
+        assert took < 5, f"{METHODS[number % len(METHODS)]}: {took} s"
+        named = {pid for pid in family for name in os.listdir("/dev/shm") if str(pid) in name}
+        assert not named
+        while process.stdout.readline() != "killed\n":
+            pass
+    assert process.stdin is not None
+    finish(process)

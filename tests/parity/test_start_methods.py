@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 
 import pytest
 import torch
@@ -100,7 +101,8 @@ def test_fork_carries_lambdas(loader_class):
 
 @pytest.mark.parametrize("what", ["dataset", "collate_fn", "worker_init_fn"])
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_a_lambda_under_spawn_is_an_error(loader_class, what, method):
+def test_a_lambda_under_spawn_is_an_error(loader_class, what, method, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)  # with which we carry it
     options = {} if what == "dataset" else {what: lambda value: value}
     dataset = WithLambda() if what == "dataset" else Squares(3)
     loader = loader_class(dataset, num_workers=1, multiprocessing_context=method, **options)

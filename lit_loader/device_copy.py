@@ -1,0 +1,86 @@
+"""Copying the next batch to an accelerator while the current one is computed on.
+
+::
+
+    leftover[0] ─stage─▶ side stream: host ══▶ device ─event─▶ take: the current stream waits, then
+                                                               the batch is given out
+
+- :meth:`DeviceCopy.stage` only queues the copy: it returns at once, if the batch is page-locked.
+- The host's memory (a slot of the arena, or what the pin-memory thread made) stays with the staged
+  batch until the copy's event has passed, so that nobody writes into it meanwhile.
+- What was copied on the side stream is used on another one: every tensor is marked so, or its
+  memory could be handed out again too early.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+__all__ = ["DeviceCopy", "Move", "Staged"]
+
+Move = Callable[[Any, torch.device], Any]
+
+
+class Staged(NamedTuple):
+    """A batch on its way to the device.
+
+    Attributes:
+        batch: The batch there; complete once ``event`` has passed.
+        event: Recorded behind the copy.
+        source: The batch on the host.
+    """
+
+    batch: Any
+    event: torch.cuda.Event
+    source: Any
+
+
+class DeviceCopy:
+    """Copies batches to a CUDA device on a stream of its own.
+
+    Args:
+        device: Where to.
+        move: Gives a batch with its tensors on a device, copied with ``non_blocking=True``.
+    """
+
+    def __init__(self, device: torch.device, move: Move) -> None:
+        self._device = device
+        self._move = move
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._before: Staged | None = None
+
+    def stage(self, batch: Any) -> Staged:
+        """Queue the copy of a batch."""
+        with torch.cuda.stream(self._stream):
+            moved = self._move(batch, self._device)
+        return Staged(moved, self._stream.record_event(), batch)
+
+    def take(self, staged: Staged) -> Any:
+        """Return a batch that the current stream may use."""
+        current = torch.cuda.current_stream(self._device)
+        current.wait_event(staged.event)
+        _mark(staged.batch, current)
+        if self._before is not None:
+            # Long past, for a whole step lies in between: this does not wait.
+            self._before.event.synchronize()
+        self._before = staged
+        return staged.batch
+
+
+def _mark(batch: Any, stream: torch.cuda.Stream) -> None:
+    """Tell the allocator that the tensors of a batch are used on ``stream``."""
+    if isinstance(batch, torch.Tensor):
+        if batch.is_cuda:
+            batch.record_stream(stream)
+    elif isinstance(batch, dict):
+        for value in batch.values():
+            _mark(value, stream)
+    elif isinstance(batch, (list, tuple)):
+        for value in batch:
+            _mark(value, stream)
+    elif hasattr(batch, "__dict__"):
+        for value in vars(batch).values():
+            _mark(value, stream)

@@ -1,0 +1,186 @@
+"""`LoaderMonitor`: shows, in a Trainer, what the wait for data costs, and what it comes from.
+
+::
+
+    hooks of a loop ─▶ LoopWatch ─┬ every log_every_n_steps ─▶ loggers, progress bar
+                                  ╰ at the end ─▶ verdict, timeline, picture
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Final
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from lit_loader.errors import OptionError
+from lit_loader.loop_watch import LoaderReport, LoopWatch
+from lit_loader.plot import check_matplotlib, write_plot
+from lit_loader.timeline import write_trace
+
+__all__ = ["LoaderMonitor"]
+
+_FILES: Final = {"trace": "loader_trace.json", "plot": "loader.png"}
+
+
+class LoaderMonitor(Callback):
+    """Logs what the wait for data costs, and says at the end of ``fit`` what it came from.
+
+    For every `lit_loader.DataLoader` of the Trainer's training and validation loops; others are
+    left alone. Once in ``log_every_n_steps`` steps, and for a validation loop at its end, the
+    Trainer's loggers get the figures of that interval: ``loader/wait_ms`` (for a batch, mean),
+    ``loader/wait_fraction`` (of the time), ``loader/ready`` (batches that are made and wait, at
+    that moment), ``loader/worker_busy`` (fraction, mean over the workers),
+    ``loader/worker_restarts`` and ``loader/sample_errors``. Those of validation begin with
+    ``loader/val/``; where a loop has several loaders, ``loader/`` is followed by a loader's key or
+    position. The progress bar shows the training loop's wait, as ``wait %``.
+
+    Under a distributed strategy each process watches its own loaders; the first one logs and
+    prints, and each writes its files, those of the others being named ``….rank1.json`` and so on.
+
+    Args:
+        trace: File that a timeline is written to at the end, for https://ui.perfetto.dev; True:
+            ``loader_trace.json`` in the Trainer's ``default_root_dir``; None: no timeline.
+        plot: File that a picture is written to, as PNG; True: ``loader.png`` there; needs
+            matplotlib.
+        keep: Batches of each loader that timeline and picture show, the last so many (600 bytes of
+            memory each).
+        progress_bar: Whether the wait is shown there.
+        print_verdict: Whether the verdict is printed.
+
+    Attributes:
+        reports: Of each loader, once ``fit`` has ended.
+
+    Raises:
+        OptionError: An argument is refused, or matplotlib is missing.
+    """
+
+    def __init__(
+        self,
+        trace: str | os.PathLike[str] | bool | None = None,
+        plot: str | os.PathLike[str] | bool | None = None,
+        keep: int = 10_000,
+        progress_bar: bool = True,
+        print_verdict: bool = True,
+    ) -> None:
+        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+            raise OptionError(f"keep must be a whole number of at least 1, got keep={keep!r}")
+        if plot:
+            check_matplotlib("LoaderMonitor(plot=...)")
+        self.reports: tuple[LoaderReport, ...] = ()
+        self._files = {"trace": trace, "plot": plot}
+        self._keep = keep if trace or plot else 0
+        self._progress_bar = progress_bar
+        self._print_verdict = print_verdict
+        self._loops: dict[str, LoopWatch] = {}
+        self._interval = 0
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begins anew."""
+        self.reports = ()
+        self._loops = {split: LoopWatch(split, self._keep) for split in ("train", "val")}
+        self._interval = _interval(trainer)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Finds the training loaders."""
+        self._loops["train"].watch(trainer.train_dataloader)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Finds them again: Lightning may have made new ones."""
+        self._loops["train"].watch(trainer.train_dataloader)
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any
+    ) -> None:
+        """Notes that the batch is there, on its device."""
+        self._loops["train"].start()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any
+    ) -> None:
+        """Notes that the step is over, and logs if it is time to."""
+        self._loops["train"].end()
+        interval = _interval(trainer)
+        if interval != self._interval:
+            self._interval = interval
+            self._log(trainer, self._loops["train"])
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Finds the validation loaders."""
+        if "val" in self._loops:
+            self._loops["val"].watch(trainer.val_dataloaders)
+
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any
+    ) -> None:
+        """Notes that the batch is there, on its device."""
+        if "val" in self._loops:
+            self._loops["val"].start()
+
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any
+    ) -> None:
+        """Notes that the step is over."""
+        if "val" in self._loops:
+            self._loops["val"].end()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Logs."""
+        if "val" in self._loops and not trainer.sanity_checking:
+            self._log(trainer, self._loops["val"])
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Says and writes what it came to."""
+        self._finish(trainer)
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Says and writes what it came to until then; Ctrl-C is how many a run ends."""
+        self._finish(trainer)
+
+    def _log(self, trainer: Trainer, loop: LoopWatch) -> None:
+        figures = loop.figures()
+        if not figures:
+            return
+        # The step that Lightning gives what is logged by the step that ends here.
+        step = max(0, trainer.global_step - 1)
+        # Not through LightningModule.log: every metric there is gone through at every step.
+        for logger in trainer.loggers:
+            logger.log_metrics(figures, step=step)
+        if self._progress_bar and loop.split == "train":
+            trainer.progress_bar_metrics["wait %"] = round(100 * loop.wait_fraction, 1)
+
+    def _finish(self, trainer: Trainer) -> None:
+        if not self._loops:
+            return
+        loops, self._loops = self._loops, {}
+        for loop in loops.values():
+            loop.let_go()
+        watched = [each for loop in loops.values() for each in loop.watched.values()]
+        watched = [each for each in watched if each.count]
+        self.reports = tuple(each.report() for each in watched)
+        if self._print_verdict and trainer.is_global_zero:
+            for report in self.reports:
+                print(f"{report.name} loader: {report.verdict}")
+        traces = [each.trace() for each in watched]
+        for kind, write in (("trace", write_trace), ("plot", write_plot)):
+            path = self._path(trainer, kind)
+            if path is not None and traces:
+                write(path, traces)
+
+    def _path(self, trainer: Trainer, kind: str) -> Path | None:
+        given = self._files[kind]
+        if given is None or given is False:
+            return None
+        path = Path(trainer.default_root_dir, _FILES[kind]) if given is True else Path(given)
+        if trainer.global_rank:
+            path = path.with_suffix(f".rank{trainer.global_rank}{path.suffix}")
+        return path
+
+
+def _interval(trainer: Trainer) -> int:
+    """Number of the logging interval; where steps are never logged, always the same."""
+    every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
+    return trainer.global_step // every if every else 0

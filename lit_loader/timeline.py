@@ -1,0 +1,216 @@
+"""The timeline of a training loop as a Chrome trace, for ui.perfetto.dev or chrome://tracing.
+
+One process of the trace is one loader, with these tracks::
+
+    consumer     wait │ decode │ transfer │ step …   (num_workers=0: and fetch, collate, pin)
+    pin memory   decode │ pin …
+    worker 0     fetch │ collate │ encode …            (of batch 17, slowest sample 4 711: 55 ms)
+    worker 1     …
+    ready batches, a counter
+
+The format is the "Trace Event Format" of Chrome's catapult project: a JSON object whose
+``traceEvents`` are complete events ("X"), counters ("C") and names of tracks ("M"), with times in
+microseconds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from lit_loader.statistics import BatchRecord, StepRecord
+
+__all__ = ["LoaderTrace", "trace_events", "write_trace"]
+
+_COUNTER, _CONSUMER, _PIN, _WORKERS = 0, 1, 2, 10
+"""Numbers of the tracks; a worker's is its own above the last."""
+
+_INDEX_LENGTH: Final = 80
+"""Characters that are shown of a sample's index."""
+
+
+class LoaderTrace(NamedTuple):
+    """What is known of one loader.
+
+    Attributes:
+        name: Its name.
+        records: What its batches have cost, in the order in which they were given out.
+        steps: What was done with them, in order.
+        left_out: Earlier batches, which were not kept.
+    """
+
+    name: str
+    records: Sequence[BatchRecord]
+    steps: Sequence[StepRecord] = ()
+    left_out: int = 0
+
+
+class _Slice(NamedTuple):
+    track: int
+    name: str
+    start: int
+    duration: int
+    args: dict[str, Any]
+
+
+def write_trace(path: Path, loaders: Sequence[LoaderTrace]) -> None:
+    """Write a trace file.
+
+    Args:
+        path: The file; its directory is made if need be.
+        loaders: What is known of each loader.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    origin = min((_earliest(loader) for loader in loaders), default=0)
+    trace = {
+        "traceEvents": list(trace_events(loaders, origin)),
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "program": "lit_loader",
+            "origin": f"{origin} ns of time.monotonic_ns()",
+            "batches": {
+                loader.name: f"the last {len(loader.records)} of "
+                f"{len(loader.records) + loader.left_out}"
+                for loader in loaders
+            },
+        },
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        json.dump(trace, file, separators=(",", ":"))
+
+
+def trace_events(loaders: Sequence[LoaderTrace], origin: int = 0) -> Iterator[dict[str, Any]]:
+    """Give the events of a trace, in the order of their times within each track.
+
+    Args:
+        loaders: What is known of each loader.
+        origin: Moment, in nanoseconds, from which the times are counted.
+    """
+    for pid, loader in enumerate(loaders, 1):
+        slices = _in_line([*_batch_slices(loader.records), *_step_slices(loader.steps)])
+        yield _name("process_name", pid, _COUNTER, f"lit_loader {loader.name}")
+        for track in sorted({piece.track for piece in slices}):
+            yield _name("thread_name", pid, track, _track_name(track))
+            yield {**_name("thread_sort_index", pid, track, ""), "args": {"sort_index": track}}
+        for track, name, start, duration, args in slices:
+            yield {
+                "ph": "X",
+                "cat": "loader" if track != _CONSUMER else "consumer",
+                "name": name,
+                "pid": pid,
+                "tid": track,
+                "ts": _microseconds(start - origin),
+                "dur": _microseconds(duration),
+                "args": args,
+            }
+        for moment, ready in _ready(loader.records):
+            yield {
+                "ph": "C",
+                "name": "ready batches",
+                "pid": pid,
+                "tid": _COUNTER,
+                "ts": _microseconds(moment - origin),
+                "args": {"batches": ready},
+            }
+
+
+def _batch_slices(records: Iterable[BatchRecord]) -> Iterator[_Slice]:
+    pinned = 0
+    for record in records:
+        args: dict[str, Any] = {"epoch": record.epoch, "batch": record.number}
+        own = record.worker < 0
+        track = _CONSUMER if own else _WORKERS + record.worker
+        yield from _after_another(
+            track,
+            record.began,
+            (("fetch", record.fetch), ("collate", record.collate), ("encode", record.encode)),
+            {**args, "samples": record.samples, **_slowest(record)},
+        )
+        if own:
+            made = record.asked + record.wait
+            yield from _after_another(_CONSUMER, made, (("pin", record.pin),), args)
+            continue
+        stages = (("wait", record.wait), ("decode", 0 if record.pin else record.decode))
+        yield from _after_another(_CONSUMER, record.asked, stages, args)
+        if record.pin:
+            # The thread has taken it up when it had come in and the one before it was done.
+            start = max(record.arrived, pinned)
+            stages = (("decode", record.decode), ("pin", record.pin))
+            yield from _after_another(_PIN, start, stages, args)
+            pinned = start + record.decode + record.pin
+
+
+def _step_slices(steps: Iterable[StepRecord]) -> Iterator[_Slice]:
+    for step in steps:
+        if step.given:
+            yield _Slice(_CONSUMER, "transfer", step.given, step.start - step.given, {})
+        yield _Slice(_CONSUMER, "step", step.start, step.end - step.start, {})
+
+
+def _after_another(
+    track: int, start: int, stages: Iterable[tuple[str, int]], args: dict[str, Any]
+) -> Iterator[_Slice]:
+    for name, duration in stages:
+        if duration:
+            yield _Slice(track, name, start, duration, args)
+        start += duration
+
+
+def _in_line(slices: list[_Slice]) -> list[_Slice]:
+    """Order each track by time; slices that would overlap, several iterators' say, are cut."""
+    ends: dict[int, int] = {}
+    lined = []
+    for piece in sorted(slices, key=lambda piece: (piece.track, piece.start)):
+        end = piece.start + piece.duration
+        start = max(piece.start, ends.get(piece.track, piece.start))
+        if end > start:
+            lined.append(piece._replace(start=start, duration=end - start))
+            ends[piece.track] = end
+    return lined
+
+
+def _ready(records: Iterable[BatchRecord]) -> Iterator[tuple[int, int]]:
+    """How many batches were made and not given out, at every moment at which that changed."""
+    changes = []
+    for record in records:
+        if record.worker >= 0:
+            made = record.began + record.fetch + record.collate + record.encode
+            changes += [(min(made, record.given), 1), (record.given, -1)]
+    ready = 0
+    for moment, change in sorted(changes, key=lambda item: (item[0], -item[1])):
+        ready += change
+        yield moment, ready
+
+
+def _slowest(record: BatchRecord) -> dict[str, Any]:
+    if not record.slowest:
+        return {}
+    shown = {"slowest sample ms": record.slowest / 1e6}
+    if record.slowest_index is None:
+        return shown
+    return {"slowest sample": repr(record.slowest_index)[:_INDEX_LENGTH], **shown}
+
+
+def _earliest(loader: LoaderTrace) -> int:
+    moments = [min(record.began, record.asked) for record in loader.records]
+    moments += [step.given or step.start for step in loader.steps]
+    return min(moments, default=0)
+
+
+def _name(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "ts": 0, "args": {"name": name}}
+
+
+def _track_name(track: int) -> str:
+    if track >= _WORKERS:
+        return f"worker {track - _WORKERS}"
+    return "consumer" if track == _CONSUMER else "pin memory"
+
+
+def _microseconds(nanoseconds: int) -> float:
+    return nanoseconds / 1000

@@ -1,0 +1,492 @@
+"""The pool and its flights against simulated workers: every interleaving is a list of steps.
+
+The pool is the real one, with its pipes, its board and its arena. Its workers are objects in this
+process that do what `lit_loader.worker` does one step at a time: read a message, look at its issue,
+announce the task, write the batch, send the result. Hypothesis chooses who takes the next step, who
+dies where, and what the parent does meanwhile, and shrinks what fails to a few steps.
+
+Held to: every batch comes exactly once and is whole, also later while the consumer keeps it; no
+slot is free, lent or another task's while a live worker may write into it; nothing waits for ever.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import multiprocessing
+import os
+import select
+from collections import deque
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from lit_loader import worker_pool
+from lit_loader.arena import ArenaMap
+from lit_loader.board import Stage, StatusBoard, board_bytes
+from lit_loader.handover import Links
+from lit_loader.messages import (
+    SIZE,
+    Ack,
+    Attend,
+    Grant,
+    Grow,
+    Message,
+    Proceed,
+    Result,
+    Resume,
+    Status,
+    Task,
+    unpack,
+    unpack_indices,
+)
+from lit_loader.worker_pool import Outcome, WorkerDeath, WorkerPool
+
+SLOT = 1 << 16
+SMALL = 64  # bytes of a batch that fits the slot of its task
+LARGE = SLOT + 1  # of one that does not
+
+
+def nbytes_of(number: int) -> int:
+    return LARGE if number % 5 == 4 else SMALL
+
+
+def content_of(generation: int, number: int) -> int:
+    """What every byte of a batch is."""
+    return (generation * 7 + number) % 251
+
+
+class Process:
+    """What the pool sees of a simulated worker."""
+
+    pid, exitcode, peak_memory = 1, -9, 0
+
+    def __init__(self, count: int) -> None:
+        ended = os.eventfd(0)
+        # Of several that are dead the pool takes that of the lowest descriptor: always the same.
+        self.sentinel = fcntl.fcntl(ended, fcntl.F_DUPFD_CLOEXEC, 100 + count)
+        os.close(ended)
+        self.alive = True
+
+    def kill(self) -> None:
+        if self.alive:
+            self.alive = False
+            os.eventfd_write(self.sentinel, 1)
+
+    terminate = kill
+
+    def is_alive(self) -> bool:
+        return self.alive
+
+    def join(self) -> None:
+        assert not self.alive, "the pool waits for a worker that lives"
+
+    def close(self) -> None:
+        os.close(self.sentinel)
+
+
+class Worker:
+    """A worker process's loop, taken apart into steps.
+
+    Attributes:
+        writing: The task that this worker may write the batch of, with the larger slot if it got
+            one; None: it writes nowhere.
+    """
+
+    def __init__(self, links: Links, memory: ArenaMap, process: Process) -> None:
+        self.links = links
+        self.process = process
+        self.writing: Task | None = None
+        self.larger: Grant | None = None
+        self._memory = memory
+        self._board = StatusBoard(memory.board)
+        self._row = (links.worker + 1) * board_bytes(0) // 8
+        self._generation = links.generation
+        self._inbox: deque[Message] = deque()
+        self._next: Any = self._begin
+
+    def step(self) -> bool:
+        """Take a step; returns False where a process would be in a blocking read."""
+        return self.process.alive and self._next() is not False
+
+    def _begin(self) -> None:
+        self._board.enter(self.links.worker, Stage.INITIALISING, -1)
+        self._next = self._idle
+
+    def _read(self, descriptor: Any) -> Message | None:
+        poll = select.poll()
+        poll.register(descriptor.fd, select.POLLIN)
+        if not poll.poll(0):
+            return None
+        return unpack(os.read(descriptor.fd, SIZE))
+
+    def _send(self, message: Result | Ack | Grow) -> None:
+        os.write(self.links.results.fd, message.pack())
+
+    def _idle(self) -> bool:
+        self._board.enter(self.links.worker, Stage.IDLE, -1)
+        if self._inbox:
+            message: Message | None = self._inbox.popleft()
+        else:
+            message = self._read(self.links.tasks or self.links.control)
+        if message is None:
+            return False
+        if isinstance(message, Attend):
+            message = self._read(self.links.control)
+        self._take(message)
+        return True
+
+    def _take(self, message: Message | None) -> None:
+        if isinstance(message, Task):
+            self._next = lambda: self._look(message)
+        elif isinstance(message, Resume):
+            self._generation = message.generation
+            self._next = lambda: self._acknowledge(message)
+        else:
+            assert message is None or isinstance(message, Proceed)
+            self._next = self._idle
+
+    def _acknowledge(self, message: Resume) -> None:
+        self._send(Ack(self.links.worker, message.generation))
+        self._next = self._await_proceed
+
+    def _await_proceed(self) -> bool:
+        message = self._read(self.links.control)
+        if message is not None:
+            self._take(message)
+        return message is not None
+
+    def _leave(self) -> None:
+        self.writing = self.larger = None
+        self._next = self._idle
+
+    def _look(self, task: Task) -> None:
+        if (task.generation, task.issue) == (self._generation, self._board.issue):
+            self.writing = task
+            self._next = self._announce_half
+        else:
+            self._leave()
+
+    def _announce_half(self) -> None:
+        task = self.writing
+        assert task is not None
+        words = self._board._words
+        words[self._row + 4], words[self._row] = task.issue, Stage.FETCHING
+        self._next = self._announce
+
+    def _announce(self) -> None:
+        task = self.writing
+        assert task is not None
+        self._board.enter(self.links.worker, Stage.FETCHING, task.number, task.issue)
+        self._next = self._write
+
+    def _cancelled(self) -> bool:
+        return self._board.generation != self._generation
+
+    def _write(self) -> None:
+        task = self.writing
+        assert task is not None
+        if self._cancelled():
+            return self._leave()
+        slot = self._memory.memory(task.offset, task.capacity)
+        if task.nbytes:
+            assert unpack_indices(slot[: task.nbytes]) == [task.number], "indices were written over"
+        if nbytes_of(task.number) > task.capacity:
+            self._send(
+                Grow(
+                    self.links.worker, task.generation, task.number, task.offset,
+                    nbytes_of(task.number),
+                )
+            )  # fmt: skip
+            self._next = self._await_grant
+        else:
+            self._next = lambda: self._write_into(task, task.offset, task.capacity)
+        return None
+
+    def _await_grant(self) -> bool:
+        task, message = self.writing, self._read(self.links.control)
+        assert task is not None
+        if message is None:
+            return False
+        if isinstance(message, Grant):
+            if (message.generation, message.number) == (task.generation, task.number):
+                if message.capacity == 0:
+                    self._next = lambda: self._finish(Status.FAILURE, task.offset)
+                else:
+                    self.larger = message
+                    self._next = lambda: self._write_into(task, message.offset, message.capacity)
+        else:
+            self._inbox.append(message)
+            if not isinstance(message, Task):
+                self._leave()
+        return True
+
+    def _write_into(self, task: Task, offset: int, capacity: int) -> None:
+        slot = self._memory.memory(offset, capacity)
+        slot[: nbytes_of(task.number)] = content_of(task.generation, task.number)
+        self._next = lambda: self._finish(Status.BATCH, offset)
+
+    def _finish(self, status: int, offset: int) -> None:
+        task = self.writing
+        assert task is not None
+        nbytes = nbytes_of(task.number) if status == Status.BATCH else 0
+        self._send(
+            Result(
+                status, self.links.worker, task.generation, task.number, offset, 0, nbytes, 1
+            )
+        )  # fmt: skip
+        self.writing = self.larger = None
+        self._next = self._idle
+
+
+class Simulation:
+    """Stands in for what starts worker processes.
+
+    Attributes:
+        workers: By number.
+        meanwhile: Numbers of workers that take a step each while the next process is started.
+    """
+
+    def __init__(self, links: list[Links]) -> None:
+        self._links = links
+        first = links[0]
+        self._memory = ArenaMap(first.arena.fd, first.mapped, first.board_bytes)
+        self._count = 0
+        self.workers: dict[int, Worker] = {}
+        self.meanwhile: list[int] = []
+
+    def start_all(self, workers: Any, generation: int) -> list[Process]:
+        for number in workers:
+            links = dataclasses.replace(self._links[number], generation=generation)
+            self._count += 1
+            self.workers[number] = Worker(links, self._memory, Process(self._count))
+        for number in self.meanwhile:
+            self.workers[number % len(self._links)].step()
+        return [self.workers[number].process for number in workers]
+
+    def close(self) -> None:
+        self._memory.board.release()
+
+
+MEANWHILE = st.lists(st.integers(0, 2), max_size=6)
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """A consumer, a pool, and workers that are stepped and killed in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool: WorkerPool | None = None
+        self.outstanding: set[int] = set()
+        self.next_number = 0
+        self.held: list[tuple[int, int, Any]] = []
+
+    @initialize(num_workers=st.integers(1, 3), depth=st.integers(1, 4), dealt=st.booleans())
+    def begin(self, num_workers: int, depth: int, dealt: bool) -> None:
+        def make(context: Any, links: Any, recipe: Any) -> Simulation:
+            self.simulation = Simulation(links)
+            return self.simulation
+
+        self.num_workers, self.depth, self.dealt = num_workers, depth, dealt
+        with mock.patch.object(worker_pool, "make_starter", make):
+            self.pool = WorkerPool(
+                None,  # type: ignore[arg-type]  # the recipe is a real worker's affair
+                num_workers,
+                multiprocessing.get_context("fork"),
+                depth * num_workers,
+                0,
+                dealt,
+                slot_bytes=SLOT,
+            )
+
+    @property
+    def resuming(self) -> bool:
+        return self.pool is not None and self.pool.resuming
+
+    @precondition(lambda self: not self.resuming)
+    @rule(count=st.integers(1, 4))
+    def submit(self, count: int) -> None:
+        for _ in range(count):
+            if len(self.outstanding) < self.depth * self.num_workers:
+                number, self.next_number = self.next_number, self.next_number + 1
+                self.outstanding.add(number)
+                worker = number % self.num_workers if self.dealt else None
+                self.pool.submit(number, [number], 0, 0, worker)
+
+    @rule(worker=st.integers(0, 2), count=st.integers(1, 8))
+    def step(self, worker: int, count: int) -> None:
+        for _ in range(count):
+            self.simulation.workers[worker % self.num_workers].step()
+            self.slots_that_may_be_written_are_nobody_elses()
+
+    @rule(worker=st.integers(0, 2))
+    def kill(self, worker: int) -> None:
+        self.simulation.workers[worker % self.num_workers].process.kill()
+
+    @precondition(lambda self: not self.resuming)
+    @rule(worker=st.integers(0, 2), meanwhile=MEANWHILE, give_up=st.booleans())
+    def kill_and_replace(self, worker: int, meanwhile: list[int], give_up: bool) -> None:
+        self.kill(worker)
+        while not self._receive(meanwhile, give_up):
+            pass
+
+    @precondition(lambda self: not self.resuming)
+    @rule(worker=st.integers(0, 2), count=st.integers(0, 8), meanwhile=MEANWHILE)
+    def end_hung(self, worker: int, count: int, meanwhile: list[int]) -> None:
+        """End a worker that hangs, and gets on after all in the last moment."""
+        self.step(worker, count)
+        self.kill(worker)
+        self.simulation.meanwhile = meanwhile
+        self._replace(self.pool.end_hung(worker % self.num_workers), give_up=False)
+
+    @precondition(lambda self: not self.resuming)
+    @rule(most=st.integers(1, 4))
+    def receive(self, most: int) -> None:
+        for _ in range(most):
+            self._receive([], give_up=False)
+
+    def _receive(self, meanwhile: list[int], give_up: bool) -> bool:
+        """Take in what there is; returns whether a worker has been replaced."""
+        self.simulation.meanwhile = meanwhile
+        try:
+            outcome = self.pool.receive(0.0)
+        except WorkerDeath as death:
+            self._replace(death, give_up)
+            return True
+        if outcome is not None:
+            self._deliver(outcome)
+        return False
+
+    def _replace(self, death: WorkerDeath, give_up: bool) -> None:
+        number = death.row.number
+        busy = death.row.stage in Stage.BUSY and not self.resuming
+        # As lit_loader.recovery decides about a task that has ended two workers.
+        if give_up and busy and not self.dealt and self.pool.is_pending(number):
+            self.outstanding.remove(number)
+            self.pool.replace(death.worker, without=number)
+        else:
+            self.pool.replace(death.worker)
+
+    def _deliver(self, outcome: Outcome) -> None:
+        assert outcome.number in self.outstanding, "a batch came twice, or after it was given up"
+        self.outstanding.remove(outcome.number)
+        assert outcome.failure is None
+        assert outcome.memory is not None
+        content = content_of(self.pool.generation, outcome.number)
+        self.held.append((outcome.number, content, outcome.memory[: outcome.nbytes]))
+
+    @precondition(lambda self: self.held)
+    @rule(which=st.integers(0, 100))
+    def let_go(self, which: int) -> None:
+        del self.held[which % len(self.held)]
+
+    @precondition(lambda self: not self.resuming)
+    @rule()
+    def begin_epoch(self) -> None:
+        self.outstanding.clear()
+        self.next_number = 0
+        self.pool.resume()
+
+    @precondition(lambda self: self.resuming)
+    @rule(meanwhile=MEANWHILE)
+    def resumed(self, meanwhile: list[int]) -> None:
+        self.simulation.meanwhile = meanwhile
+        try:
+            self.pool.resumed(0.0)
+        except WorkerDeath as death:
+            self._replace(death, give_up=False)
+
+    @invariant()
+    def batches_held_are_whole(self) -> None:
+        for number, content, memory in self.held:
+            assert len(memory) == nbytes_of(number)
+            assert (memory == content).all(), f"batch {number} is not what was written"
+
+    @invariant()
+    def slots_that_may_be_written_are_nobody_elses(self) -> None:
+        if self.pool is None:
+            return
+        arena, flights = self.pool._arena, self.pool._flights
+        free = {slot.offset for slot in [*arena._free.warm, *arena._free.cold]}
+        lent = {reference.slot.offset for reference in arena._leases}
+        owner = {
+            slot.offset: flight.number
+            for flight in flights._under_way.values()
+            for slot in flight.slots
+        }
+        writers: set[int] = set()
+        for worker in self.simulation.workers.values():
+            if worker.writing is None or not worker.process.alive:
+                continue
+            for slot in filter(None, (worker.writing, worker.larger)):
+                assert slot.offset not in free, "a free slot may be written into"
+                assert slot.offset not in lent, "a slot in the consumer's hands may be written into"
+                assert slot.offset not in writers, "two workers have the same slot"
+                number = worker.writing.number
+                assert owner.get(slot.offset, number) == number, "a slot is another task's"
+                writers.add(slot.offset)
+
+    def teardown(self) -> None:
+        if self.pool is None:
+            return
+        try:
+            self._run_to_the_end()
+        finally:
+            self.held.clear()
+            for worker in self.simulation.workers.values():
+                worker.process.kill()
+            self.pool.close()
+            # A failure that is being shrunk keeps what its frames refer to, descriptors too.
+            for worker in self.simulation.workers.values():
+                vars(worker).clear()
+            vars(self.pool).clear()
+            self.pool = None
+
+    def _run_to_the_end(self) -> None:
+        """Whatever has happened, workers that are left alone finish everything."""
+        for _ in range(60):
+            for number in range(self.num_workers):
+                self.step(number, 8)
+            if self.resuming:
+                self.resumed([])
+            elif self.outstanding:
+                self.receive(1)
+            else:
+                break
+            self.batches_held_are_whole()
+        assert not self.outstanding and not self.resuming, "something is waited for in vain"
+
+
+def check(examples: int) -> None:
+    run_state_machine_as_test(
+        PoolMachine,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=40,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+def test_any_interleaving() -> None:
+    check(1000)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_any_interleaving_at_length() -> None:
+    check(10_000)

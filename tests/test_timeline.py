@@ -1,0 +1,326 @@
+"""The trace file: Chrome's format, one track for each actor, slices where the time went."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from delays import Collate, Delayed, sleep
+from samples import Rows
+
+from lit_loader import DataLoader
+from lit_loader import pin_memory as pinning
+from lit_loader.plot import draw, write_plot
+from lit_loader.statistics import BatchRecord, StepRecord
+from lit_loader.timeline import LoaderTrace, trace_events, write_trace
+
+Event = dict[str, Any]
+
+ALLOWED = {
+    "X": {"ph", "cat", "name", "pid", "tid", "ts", "dur", "args"},
+    "C": {"ph", "name", "pid", "tid", "ts", "args"},
+    "M": {"ph", "name", "pid", "tid", "ts", "args"},
+}
+METADATA = {"process_name": "name", "thread_name": "name", "thread_sort_index": "sort_index"}
+
+
+def nanoseconds(microseconds: float) -> int:
+    return round(microseconds * 1000)
+
+
+def check(events: list[Event]) -> None:
+    """The rules of the Trace Event Format that such a file has to keep."""
+    named: set[tuple[int, int]] = set()
+    used: set[tuple[int, int]] = set()
+    ends: dict[Any, int] = {}
+    for event in events:
+        assert set(event) == ALLOWED[event["ph"]]
+        assert isinstance(event["name"], str)
+        assert event["name"]
+        assert type(event["pid"]) is int
+        assert type(event["tid"]) is int
+        assert isinstance(event["ts"], (int, float))
+        assert event["ts"] >= 0
+        track = (event["pid"], event["tid"])
+        if event["ph"] == "M":
+            assert set(event["args"]) == {METADATA[event["name"]]}
+            named |= {track} if event["name"] == "thread_name" else set()
+        elif event["ph"] == "C":
+            (value,) = event["args"].values()
+            assert type(value) is int
+            assert value >= 0
+            assert nanoseconds(event["ts"]) >= ends.get((track, event["name"]), 0)
+            ends[track, event["name"]] = nanoseconds(event["ts"])
+        else:
+            used.add(track)
+            assert event["dur"] > 0
+            assert nanoseconds(event["ts"]) >= ends.get(track, 0), "slices overlap"
+            ends[track] = nanoseconds(event["ts"]) + nanoseconds(event["dur"])
+    assert used <= named, "a track has no name"
+
+
+def by_track(events: list[Event]) -> dict[str, list[Event]]:
+    names = {
+        (event["pid"], event["tid"]): event["args"]["name"]
+        for event in events
+        if event["name"] == "thread_name"
+    }
+    tracks = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X":
+            tracks[names[event["pid"], event["tid"]]].append(event)
+    return dict(tracks)
+
+
+def recorded(loader: DataLoader[Any], epochs: int = 1) -> list[BatchRecord]:
+    records: list[BatchRecord] = []
+    loader.recorder.watcher = records.extend
+    for _ in range(epochs):
+        for _ in loader:
+            pass
+    loader.statistics()
+    return records
+
+
+def record(**fields: Any) -> BatchRecord:
+    return BatchRecord(**{**dict.fromkeys(BatchRecord._fields, 0), **fields})
+
+
+# Two batches of one worker: the second was asked for when it was not there yet.
+FIRST = record(
+    number=0, samples=4, began=1_000, fetch=500, collate=200, encode=100,
+    arrived=1_850, asked=900, wait=1_000, decode=50, slowest=300, slowest_index=("a", 3),
+)  # fmt: skip
+SECOND = record(
+    number=1, samples=4, began=1_900, fetch=500, collate=200, encode=100,
+    arrived=2_750, asked=2_500, wait=300, decode=50, step=550, slowest=200,
+)  # fmt: skip
+STEPS = (StepRecord(1_950, 2_000, 2_400), StepRecord(2_850, 2_900, 3_000))
+
+
+def test_known_records() -> None:
+    events = list(trace_events([LoaderTrace("train", [FIRST, SECOND], STEPS)], origin=900))
+    check(events)
+    slices = [
+        (track, event["name"], nanoseconds(event["ts"]), nanoseconds(event["dur"]))
+        for track, found in by_track(events).items()
+        for event in found
+    ]
+    assert slices == [
+        ("consumer", "wait", 0, 1_000),
+        ("consumer", "decode", 1_000, 50),
+        ("consumer", "transfer", 1_050, 50),
+        ("consumer", "step", 1_100, 400),
+        ("consumer", "wait", 1_600, 300),
+        ("consumer", "decode", 1_900, 50),
+        ("consumer", "transfer", 1_950, 50),
+        ("consumer", "step", 2_000, 100),
+        ("worker 0", "fetch", 100, 500),
+        ("worker 0", "collate", 600, 200),
+        ("worker 0", "encode", 800, 100),
+        ("worker 0", "fetch", 1_000, 500),
+        ("worker 0", "collate", 1_500, 200),
+        ("worker 0", "encode", 1_700, 100),
+    ]
+    ready = [
+        (nanoseconds(event["ts"]), event["args"]["batches"])
+        for event in events
+        if event["ph"] == "C"
+    ]
+    assert ready == [(900, 1), (1_050, 0), (1_800, 1), (1_950, 0)]
+    first, second = (event for event in events if event["name"] == "fetch")
+    assert first["args"] == {
+        "epoch": 0, "batch": 0, "samples": 4,
+        "slowest sample": "('a', 3)", "slowest sample ms": 0.0003,
+    }  # fmt: skip
+    assert second["args"]["slowest sample"] == "0"
+
+
+def test_the_pin_memory_thread_takes_one_after_another() -> None:
+    out_of_order = [
+        record(number=0, began=1, fetch=9, arrived=100, asked=5, wait=500, decode=10, pin=30),
+        record(number=1, began=1, fetch=5, arrived=50, asked=600, decode=10, pin=30, worker=1),
+        record(number=2, began=20, fetch=9, arrived=400, asked=700, decode=10, pin=30, worker=1),
+    ]
+    events = list(trace_events([LoaderTrace("train", out_of_order)]))
+    check(events)
+    pinned = [(e["name"], nanoseconds(e["ts"])) for e in by_track(events)["pin memory"]]
+    assert pinned == [
+        ("decode", 100), ("pin", 110), ("decode", 140), ("pin", 150), ("decode", 400), ("pin", 410),
+    ]  # fmt: skip
+    assert {e["name"] for e in by_track(events)["consumer"]} == {"wait"}
+
+
+def test_slices_that_would_overlap_are_cut() -> None:
+    twice = [
+        record(began=0, fetch=100, asked=1),
+        record(began=50, fetch=100, asked=2),
+        record(began=60, fetch=20, asked=3),
+    ]
+    events = list(trace_events([LoaderTrace("train", twice)]))
+    check(events)
+    spans = [(nanoseconds(e["ts"]), nanoseconds(e["dur"])) for e in by_track(events)["worker 0"]]
+    assert spans == [(0, 100), (100, 50)]
+
+
+def test_a_step_whose_batch_came_at_an_unknown_time() -> None:
+    events = list(trace_events([LoaderTrace("train", [], [StepRecord(0, 5, 9)])]))
+    check(events)
+    assert [event["name"] for event in events if event["ph"] == "X"] == ["step"]
+
+
+def test_no_loader(tmp_path: Path) -> None:
+    write_trace(tmp_path / "deep" / "trace.json", [])
+    assert json.loads((tmp_path / "deep" / "trace.json").read_text())["traceEvents"] == []
+
+
+def test_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "trace.json"
+    loaders = [
+        LoaderTrace("train", [FIRST, SECOND], STEPS, left_out=40),
+        LoaderTrace("val", [record(worker=-1, began=5_000, asked=5_000, fetch=7, wait=7)]),
+    ]
+    write_trace(path, loaders)
+    trace = json.loads(path.read_text())
+    assert set(trace) == {"traceEvents", "displayTimeUnit", "otherData"}
+    assert trace["displayTimeUnit"] in ("ms", "ns")
+    assert trace["otherData"]["batches"] == {"train": "the last 2 of 42", "val": "the last 1 of 1"}
+    assert trace["otherData"]["origin"] == "900 ns of time.monotonic_ns()"
+    check(trace["traceEvents"])
+    processes = {
+        event["pid"]: event["args"]["name"]
+        for event in trace["traceEvents"]
+        if event["name"] == "process_name"
+    }
+    assert processes == {1: "lit_loader train", 2: "lit_loader val"}
+
+
+@pytest.mark.parametrize("pin", [False, True], ids=["plain", "pinned"])
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
+def test_a_loaders_own_records(
+    monkeypatch: pytest.MonkeyPatch, num_workers: int, pin: bool
+) -> None:
+    monkeypatch.setattr(pinning, "find_accelerator", lambda device="": 0)
+    monkeypatch.setattr(pinning, "pin_tensor", torch.clone)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda device: None)
+    loader = DataLoader(
+        Rows(60, 1_000), batch_size=4, shuffle=True, num_workers=num_workers, pin_memory=pin
+    )
+    records = recorded(loader, epochs=2)
+    events = list(trace_events([LoaderTrace("train", records)]))
+    check(events)
+    tracks = by_track(events)
+    stages = {name: {event["name"] for event in found} for name, found in tracks.items()}
+    if num_workers:
+        assert stages["consumer"] == ({"wait"} if pin else {"wait", "decode"})
+        assert ("pin memory" in stages) == pin
+        made = [
+            event
+            for name, found in tracks.items()
+            for event in found
+            if name.startswith("worker ") and event["name"] == "fetch"
+        ]
+    else:
+        assert set(stages) == {"consumer"}
+        assert stages["consumer"] == {"fetch", "collate"} | ({"pin"} if pin else set())
+        made = [event for event in tracks["consumer"] if event["name"] == "fetch"]
+    numbers = sorted((event["args"]["epoch"], event["args"]["batch"]) for event in made)
+    assert numbers == [(epoch, batch) for epoch in range(2) for batch in range(15)]
+    counts = [event["args"]["batches"] for event in events if event["ph"] == "C"]
+    assert len(counts) == (60 if num_workers else 0)
+    # One more than are under way: the next is asked for just before a batch is given out.
+    assert not counts or (counts[-1] == 0 and max(counts) <= 2 * num_workers + 1)
+
+
+def test_a_delay_is_where_it_was() -> None:
+    loader = DataLoader(
+        Delayed("collate", sleep, 4),
+        batch_size=2,
+        num_workers=2,
+        collate_fn=Collate("collate", sleep),
+    )
+    events = list(trace_events([LoaderTrace("train", recorded(loader))]))
+    check(events)
+    for event in events:
+        if event["ph"] == "X" and event["cat"] == "loader":
+            assert (event["dur"] >= 30_000) == (event["name"] == "collate")
+
+
+# --- the picture ---
+
+
+def titles(figure: Any) -> list[str]:
+    return [axes.get_title() for axes in figure.get_axes()]
+
+
+def test_the_picture_shows_each_loader(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    loaders = [
+        LoaderTrace("train", [FIRST, SECOND], STEPS, left_out=1_000),
+        LoaderTrace("idle", []),
+        LoaderTrace("val", [record(worker=-1, asked=5_000, fetch=7, collate=2, wait=9, pin=1)]),
+    ]
+    figure = draw(loaders)
+    assert [part.get_suptitle() for part in figure.subfigs] == [
+        "Where the time goes: train, the last 2 of 1,002 batches",
+        "Where the time goes: val, 1 batch",
+    ]
+    assert len(titles(figure)) == 8
+    consumer, workers, fraction, busy = figure.get_axes()[:4]
+    assert (consumer.get_ylabel(), fraction.get_ylabel()) == ("ms per batch", "waited, %")
+    assert [text.get_text().split()[0] for text in consumer.get_legend().get_texts()] == [
+        "wait", "decode", "transfer", "step",
+    ]  # fmt: skip
+    assert [text.get_text().split()[0] for text in workers.get_legend().get_texts()] == [
+        "fetch", "collate", "encode",
+    ]  # fmt: skip
+    assert busy.get_xlabel() == "busy, % of the time"
+    path = tmp_path / "new" / "loader.png"
+    write_plot(path, loaders)
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_picture_adds_up() -> None:
+    """Two batches: waiting 1,050 and 350 ns, transfer 50 each, and what is left up to the next."""
+    pytest.importorskip("matplotlib")
+    consumer, _, fraction, busy = draw([LoaderTrace("train", [FIRST, SECOND], STEPS)]).get_axes()
+    heights = {
+        bars.get_label().split()[0]: [round(bar.get_height() * 1e6) for bar in bars]
+        for bars in consumer.containers
+    }
+    assert heights == {
+        "wait": [1_000, 300], "decode": [50, 50], "transfer": [50, 50], "step": [500, 100],
+    }  # fmt: skip
+    assert [bar.get_height() for bar in fraction.containers[0]] == pytest.approx(
+        [100 * 1_050 / 1_600, 100 * 350 / 500]
+    )
+    widths = [bar.get_width() for bars in busy.containers for bar in bars]
+    assert sum(widths) == pytest.approx(100 * 1_600 / 2_100)
+
+
+def test_a_batch_whose_step_is_not_known() -> None:
+    pytest.importorskip("matplotlib")
+    consumer, *_ = draw([LoaderTrace("train", [FIRST, SECOND], STEPS[1:])]).get_axes()
+    (transfer,) = (bars for bars in consumer.containers if bars.get_label().startswith("transfer"))
+    assert [round(bar.get_height() * 1e6) for bar in transfer] == [0, 50]
+
+
+@pytest.mark.parametrize("count", [1, 119, 121, 5_000])
+def test_any_number_of_batches_fits(count: int) -> None:
+    pytest.importorskip("matplotlib")
+    records = [record(number=n, wait=10, step=10 if n else 0, asked=20 * n) for n in range(count)]
+    consumer, *_ = draw([LoaderTrace("train", records)]).get_axes()
+    assert 0 < len(consumer.containers[0]) <= 120
+    assert all(round(bar.get_height() * 1e6) == 10 for bar in consumer.containers[0])
+
+
+def test_a_long_first_batch_does_not_hide_the_others() -> None:
+    pytest.importorskip("matplotlib")
+    records = [record(number=n, wait=10**6 if n else 10**9, asked=n * 10**7) for n in range(100)]
+    consumer, *_ = draw([LoaderTrace("train", records)]).get_axes()
+    assert consumer.get_ylim() == (0, pytest.approx(1.5))
+    assert consumer.get_title() == "In the training process (cut off; longest: 1,000 ms)"

@@ -1,0 +1,217 @@
+"""The verdict's words, for every case that its rules tell apart."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from lit_loader.statistics import LoaderStatistics, SlowSample, StageTimes, WorkerTimes
+from lit_loader.verdict import verdict
+
+
+def lasted(total: float) -> StageTimes:
+    return StageTimes(total=total)
+
+
+def run(waited: float, *busy: float, **fields: Any) -> LoaderStatistics:
+    """100 seconds and 1,000 batches, of which the trainer waited, and each worker was busy, so."""
+    made = sum(busy) * 100
+    known: dict[str, Any] = {
+        "batches": 1_000,
+        "seconds": 100.0,
+        "waited": 100 * waited,
+        "wait_fraction": waited,
+        "starts": 1,
+        "startup": 0.1 * waited,
+        "fetch": lasted(0.81 * made),
+        "collate": lasted(0.1 * made),
+        "encode": lasted(0.09 * made),
+        "workers": tuple(WorkerTimes(n, 1, 1, 100 * b, b) for n, b in enumerate(busy)),
+    }
+    return LoaderStatistics(**{**known, **fields})
+
+
+def stages(fetch: float = 0, collate: float = 0, encode: float = 0) -> dict[str, StageTimes]:
+    return {"fetch": lasted(fetch), "collate": lasted(collate), "encode": lasted(encode)}
+
+
+SLOW = (SlowSample(77, 0.055, 0, 3), SlowSample("a.png", 1.26, 0, 9), SlowSample(None, 1, 0, 1))
+
+
+@pytest.mark.parametrize(
+    ("statistics", "num_workers", "expected"),
+    [
+        (LoaderStatistics(), 2, "no batch was loaded"),
+        (
+            run(0.004, 0.2, 0.3),
+            2,
+            "data loading is not what limits: the trainer waited 0.4 % of the time for it",
+        ),
+        (
+            run(0.38, 0.97, 0.97, slowest_samples=SLOW),
+            2,
+            "the trainer waited 38 % of the time; workers were 97 % busy, 81 % of it in "
+            "__getitem__: add workers or make __getitem__ cheaper; slowest samples: 77 (55 ms), "
+            "'a.png' (1.3 s)",
+        ),
+        (
+            run(0.38, 0.97, 0.97, 0.9, 0.9),
+            4,
+            "the trainer waited 38 % of the time; workers were 94 % busy, 81 % of it in "
+            "__getitem__: make __getitem__ cheaper; there are 4 cores, so add workers only if "
+            "these wait for files or network",
+        ),
+        (
+            run(0.5, 0.9, 0.9, **stages(20, 140, 20), slowest_samples=SLOW),
+            2,
+            "the trainer waited 50 % of the time; workers were 90 % busy, 78 % of it in "
+            "collate_fn: add workers or make collate_fn cheaper (the default one stacks tensors "
+            "where they are needed)",
+        ),
+        (
+            run(0.5, 0.9, 0.9, **stages(20, 20, 140)),
+            2,
+            "the trainer waited 50 % of the time; workers were 90 % busy, 78 % of it writing "
+            "batches into shared memory: add workers or return tensors or arrays, which are "
+            "copied, instead of objects, which are pickled",
+        ),
+        (
+            run(0.2, 0.3, 0.3, stragglers=40.0, slowest_samples=SLOW[:1]),
+            2,
+            "the trainer waited 20 % of the time; a few slow samples were 82 % of the time in "
+            "__getitem__: make these cheaper, or raise prefetch_factor; slowest samples: "
+            "77 (55 ms)",
+        ),
+        (
+            run(0.5, 0.95, 0.1, 0.1),
+            3,
+            "the trainer waited 50 % of the time; worker 0 was 95 % busy, the others 10 %: give "
+            "the workers equal shares",
+        ),
+        (
+            run(0.5, 0.95),  # the others have not made a single batch
+            3,
+            "the trainer waited 50 % of the time; worker 0 was 95 % busy, the others 0 %: give "
+            "the workers equal shares",
+        ),
+        (
+            run(0.4, 0.3, 0.3, decode=lasted(30.0)),
+            2,
+            "the trainer waited 40 % of the time; 75 % of that rebuilding batches in the training "
+            "process: return tensors or arrays, instead of objects that take long to unpickle",
+        ),
+        (
+            run(0.4, 0.3, 0.3, decode=lasted(5.0), pin=lasted(90.0)),
+            2,
+            "the trainer waited 40 % of the time; the pin-memory thread was 95 % busy, mostly "
+            "copying batches into page-locked memory: return fewer, larger tensors, or try "
+            "pin_memory=False",
+        ),
+        (
+            run(0.4, 0.3, 0.3, decode=lasted(85.0), pin=lasted(5.0)),
+            2,
+            "the trainer waited 40 % of the time; the pin-memory thread was 90 % busy, mostly "
+            "rebuilding batches in the training process: return tensors or arrays, instead of "
+            "objects that take long to unpickle",
+        ),
+        (
+            run(0.1, 0.3, 0.3, decode=lasted(1.0)),
+            2,
+            "the trainer waited 10 % of the time; workers were only 30 % busy, and nothing else "
+            "was: raise prefetch_factor, so that more batches are ready when the trainer asks",
+        ),
+        (
+            run(0.1, 0.3, 0.3, pin=lasted(10.0)),
+            2,
+            "the trainer waited 10 % of the time; workers were only 30 % busy, and nothing else "
+            "was: raise prefetch_factor, so that more batches are ready when the trainer asks",
+        ),
+        (
+            run(0.5, 0.5, **stages(40, 10)),
+            0,
+            "the trainer waited 50 % of the time; it loads the data itself, 80 % of that in "
+            "__getitem__: set num_workers",
+        ),
+        (
+            run(0.5, 0.5, **stages(10, 40), slowest_samples=SLOW),
+            0,
+            "the trainer waited 50 % of the time; it loads the data itself, 80 % of that in "
+            "collate_fn: set num_workers",
+        ),
+        (
+            run(0.5, 0.5, **stages(5, 5), pin=lasted(40.0)),
+            0,
+            "the trainer waited 50 % of the time; it loads the data itself, 80 % of that copying "
+            "batches into page-locked memory: set num_workers",
+        ),
+        (
+            run(0.1, 0.9, 0.9, startup=8.0),
+            2,
+            "the trainer waited 10 % of the time; 80 % of that for the first batch (8.0 s): "
+            "starting workers takes that long, which matters less the longer a run is",
+        ),
+        (
+            run(0.1, 0.1, startup=8.0),
+            0,
+            "the trainer waited 10 % of the time; 80 % of that for the first batch (8.0 s)",
+        ),
+        (
+            run(0.1, 0.9, 0.9, startup=8.0, starts=20),
+            2,
+            "the trainer waited 10 % of the time; 80 % of that for the first batches of 20 epochs "
+            "(400 ms each): persistent_workers=True starts workers once",
+        ),
+        (
+            run(0.9, 0.9, startup=90.0, batches=1),  # as others of it would have been, perhaps
+            0,
+            "the trainer waited 90 % of the time; it loads the data itself, 89 % of that in "
+            "__getitem__: set num_workers",
+        ),
+    ],
+)
+def test_cases(statistics: LoaderStatistics, num_workers: int, expected: str) -> None:
+    assert verdict(statistics, num_workers=num_workers, cores=4) == expected
+
+
+def test_every_first_batch_is_of_the_usual_length() -> None:
+    """Epochs of two batches, the first of which takes no longer than the second."""
+    usual = run(0.5, 0.95, 0.95, batches=20, starts=10, startup=25.0)
+    assert "workers were 95 % busy" in verdict(usual, num_workers=2)
+
+
+def test_persistent_workers_need_no_advice_to_have_them() -> None:
+    first = run(0.1, 0.9, 0.9, startup=8.0, starts=20)
+    words = verdict(first, num_workers=2, persistent_workers=True)
+    assert words.endswith(
+        ": workers begin an epoch with nothing ready, which matters less in longer ones"
+    )
+
+
+def test_unknown_cores() -> None:
+    assert "add workers or make" in verdict(run(0.4, 0.9, 0.9), num_workers=2)
+
+
+@pytest.mark.parametrize("waited", [0.0, 0.5])
+def test_transfer(waited: float) -> None:
+    found = run(waited, 0.9)
+    assert "device" not in verdict(found, transfer=lasted(9.0), num_workers=1)
+    words = verdict(found, transfer=lasted(12.0), num_workers=1)
+    assert words.endswith(
+        "; bringing batches to the device took 12 % of the time; on an accelerator "
+        "pin_memory=True makes it cheaper"
+    )
+    pinned = dataclasses.replace(found, pin=lasted(1.0))
+    words = verdict(pinned, transfer=lasted(12.0), num_workers=1)
+    assert words.endswith("; bringing batches to the device took 12 % of the time")
+
+
+@pytest.mark.parametrize("waited", [0.0, 0.5])
+def test_accidents(waited: float) -> None:
+    found = run(waited, 0.9, worker_restarts=1, sample_errors=3)
+    words = verdict(found, num_workers=1)
+    assert words.endswith("; 1 worker had to be replaced; 3 samples could not be read")
+    found = run(waited, 0.9, worker_restarts=2, sample_errors=1)
+    words = verdict(found, num_workers=1)
+    assert words.endswith("; 2 workers had to be replaced; 1 sample could not be read")
