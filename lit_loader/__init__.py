@@ -31,6 +31,8 @@ if TYPE_CHECKING:
         WorkerTimeoutError,
     )
     from lit_loader.loader import DataLoader
+    from lit_loader.monitor import LoaderMonitor
+    from lit_loader.statistics import LoaderStatistics
 
 __version__ = "0.1.0"
 
@@ -40,7 +42,9 @@ __all__ = [
     "LoaderConfig",
     "LoaderDataModule",
     "LoaderError",
+    "LoaderMonitor",
     "LoaderStateCallback",
+    "LoaderStatistics",
     "OptionError",
     "PinMemoryError",
     "SampleErrorsError",
@@ -64,7 +68,9 @@ _MODULE_OF = {
     "LoaderConfig": "lit_loader.config",
     "LoaderDataModule": "lit_loader.datamodule",
     "LoaderError": "lit_loader.errors",
+    "LoaderMonitor": "lit_loader.monitor",
     "LoaderStateCallback": "lit_loader.callbacks",
+    "LoaderStatistics": "lit_loader.statistics",
     "OptionError": "lit_loader.errors",
     "PinMemoryError": "lit_loader.errors",
     "SampleErrorsError": "lit_loader.errors",

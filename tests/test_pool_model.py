@@ -483,10 +483,10 @@ def check(examples: int) -> None:
 
 
 def test_any_interleaving() -> None:
-    check(1000)
+    check(400)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 def test_any_interleaving_at_length() -> None:
-    check(10_000)
+    check(20_000)
