@@ -341,7 +341,7 @@ def test_what_cannot_be_pickled_is_named_at_the_start(method: str) -> None:
     dataset = Rows(4)
     dataset.transforms = [print, iter([]).__next__, (x for x in "ab")]  # type: ignore[attr-defined]
     iterator = iter(DataLoader(dataset, num_workers=2, multiprocessing_context=method))
-    with pytest.raises(TransportError, match=r"dataset\.transforms\[2\].* needs \(TypeError: cannot"):
+    with pytest.raises(TransportError, match=r"dataset\.transforms\[2\].* needs \(TypeError"):
         next(iterator)
 
 

@@ -17,6 +17,7 @@ import multiprocessing
 import os
 import select
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -53,6 +54,8 @@ from lit_loader.messages import (
 )
 from lit_loader.worker_pool import Outcome, WorkerDeath, WorkerPool
 
+pytestmark = pytest.mark.timeout(600)  # what fails is to be shrunk, too
+
 SLOT = 1 << 16
 SMALL = 64  # bytes of a batch that fits the slot of its task
 LARGE = SLOT + 1  # of one that does not
@@ -70,7 +73,7 @@ def content_of(generation: int, number: int) -> int:
 class Process:
     """What the pool sees of a simulated worker."""
 
-    pid, exitcode, peak_memory = 1, -9, 0
+    pid, exitcode, peak_memory = 1 << 30, -9, 0  # no process has this number
 
     def __init__(self, count: int) -> None:
         ended = os.eventfd(0)
@@ -452,6 +455,7 @@ class PoolMachine(RuleBasedStateMachine):
                 vars(worker).clear()
             vars(self.pool).clear()
             self.pool = None
+            del self.simulation
 
     def _run_to_the_end(self) -> None:
         """Whatever has happened, workers that are left alone finish everything."""
@@ -466,6 +470,42 @@ class PoolMachine(RuleBasedStateMachine):
                 break
             self.batches_held_are_whole()
         assert not self.outstanding and not self.resuming, "something is waited for in vain"
+
+
+@pytest.fixture
+def machine() -> Iterator[PoolMachine]:
+    """For interleavings that have been wrong once; at the end all batches must come, whole."""
+    machine = PoolMachine()
+    yield machine
+    machine.teardown()
+
+
+def test_a_new_process_that_is_quick(machine: PoolMachine) -> None:
+    """It takes a task before its pool has issued that again: the task is void already."""
+    machine.begin(num_workers=1, depth=2, dealt=False)
+    machine.submit(2)
+    machine.kill_and_replace(0, meanwhile=[0, 0, 0], give_up=False)
+    machine.slots_that_may_be_written_are_nobody_elses()
+
+
+def test_the_result_of_an_older_copy(machine: PoolMachine) -> None:
+    """It comes from a worker that is ended, and its slot is used again, for the same task."""
+    machine.begin(num_workers=2, depth=2, dealt=False)
+    machine.submit(1)
+    machine.step(0, 3)  # it has the task, and has not announced it
+    machine.kill_and_replace(1, meanwhile=[], give_up=False)
+    machine.end_hung(0, 5, meanwhile=[])  # it has made the batch, and sent the result
+    machine.receive(1)
+    assert machine.held == []
+
+
+@pytest.mark.parametrize("dealt", [False, True], ids=["", "dealt"])
+def test_a_new_process_in_the_handshake_that_is_quick(machine: PoolMachine, dealt: bool) -> None:
+    """It takes what announces a control message: the message is there already."""
+    machine.begin(num_workers=2, depth=1, dealt=dealt)
+    machine.begin_epoch()
+    machine.kill(0)
+    machine.resumed(meanwhile=[0, 0, 0])
 
 
 def check(examples: int) -> None:

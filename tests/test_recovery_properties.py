@@ -1,0 +1,266 @@
+"""Whatever the data, the options and the faults: the batches are those of one process.
+
+A `Case` is one loader and what is done with it: epochs that are read to the end, left in the
+middle, or continued by another loader with another number of workers, while faults strike the
+workers. Compared are types, shapes and bytes with what ``num_workers=0`` gives. How the pool and
+its workers interleave is the subject of test_pool_model.py.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import tempfile
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from faults import Faults, Strike
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+from property_data import (
+    Samples,
+    StatefulStream,
+    Stream,
+    Strided,
+    Uneven,
+    holds_none,
+    noisy,
+    schemas,
+    uncollated,
+    written,
+)
+
+from lit_loader import DataLoader
+from lit_loader import arena as arena_module
+from lit_loader.errors import WorkerRestartWarning
+
+pytestmark = pytest.mark.timeout(600)  # what fails is to be shrunk, too
+
+KINDS = ("map", "stream", "stateful")
+COLLATES = {"default": None, "uncollated": uncollated, "noisy": noisy}
+FAULTS = ("SIGKILL", "_exit", "SIGSEGV")
+POINTS = ("taking", "announcing", "fetching", "collating", "encoding", "granting", "sending")
+LATE = ("sent", "ending")  # the consumer may be gone before
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What is done in one epoch.
+
+    Attributes:
+        stop: Batches after which it is left; None: it is read to the end.
+        workers: Number of workers of the loader that then goes on from there, by a state; None: the
+            epoch is given up.
+    """
+
+    stop: int | None = None
+    workers: int | None = None
+
+
+@dataclass(frozen=True)
+class Case:
+    """A loader, what is done with it, and what goes wrong.
+
+    Attributes:
+        order: "in order", "shuffled", "sampler" or "batch sampler".
+        hold: Batches that the consumer keeps, and looks at again when it lets go of them.
+        strikes: At most one a batch: two would be one too many.
+    """
+
+    kind: str
+    schema: Any
+    length: int
+    batch_size: int | None
+    drop_last: bool
+    order: str
+    collate: str
+    seeding: str
+    num_workers: int
+    prefetch_factor: int
+    persistent: bool
+    in_order: bool
+    hold: int
+    epochs: tuple[Epoch, ...]
+    strikes: tuple[Strike, ...]
+
+    def loader(self, num_workers: int, faults: Faults | None = None) -> DataLoader[Any]:
+        options: dict[str, Any] = {"seed": 3, "seeding": self.seeding}
+        options["collate_fn"] = COLLATES[self.collate]
+        if num_workers:
+            options |= {
+                "num_workers": num_workers,
+                "prefetch_factor": self.prefetch_factor,
+                "persistent_workers": self.persistent,
+                "in_order": self.in_order,
+                "worker_init_fn": faults,
+                "max_worker_restarts": 100,
+                "multiprocessing_context": "fork",
+            }
+        batched = {"batch_size": self.batch_size, "drop_last": self.drop_last}
+        if self.kind != "map":
+            stream = {"stream": Stream, "stateful": StatefulStream}[self.kind]
+            data = stream(self.schema, self.length, self.batch_size or 1)
+            return DataLoader(data, **batched, **options)
+        data = Samples(self.schema, self.length)
+        if self.order == "batch sampler":
+            return DataLoader(data, batch_sampler=Uneven(self.length), **options)
+        if self.order == "sampler":
+            return DataLoader(data, sampler=Strided(self.length), **batched, **options)
+        return DataLoader(data, shuffle=self.order == "shuffled", **batched, **options)
+
+
+def batch_of(strike: Strike) -> tuple[int, int]:
+    return strike.epoch, strike.number
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    kind = draw(st.sampled_from(KINDS))
+    schema = draw(schemas())
+    collates = ["uncollated", "noisy"] if holds_none(schema) else list(COLLATES)
+    length = draw(st.integers(0, 40))
+    orders = ["in order"]
+    if kind == "map":
+        # Nothing cannot be shuffled: torch's own word, and so ours.
+        orders += ["shuffled", "sampler", "batch sampler"] if length else ["sampler"]
+    order = draw(st.sampled_from(orders))
+    batch_size = draw(st.one_of(st.integers(1, 7), st.none()))
+    num_workers = draw(st.integers(1, 3))
+    # A position in an iterable dataset belongs to its workers.
+    workers = st.integers(0, 3) if kind == "map" else st.just(num_workers)
+    # Without a single next() no epoch would begin.
+    cut = st.builds(Epoch, st.integers(1, 9), st.one_of(st.none(), workers))
+    epochs = draw(st.lists(st.one_of(st.just(Epoch()), cut), min_size=1, max_size=3))
+    strikes = st.builds(
+        Strike,
+        st.sampled_from(FAULTS),
+        st.sampled_from(POINTS + LATE),
+        st.integers(0, min(12, length // (batch_size or 1))),
+        st.integers(0, len(epochs) - 1),
+        st.just(1),
+    )
+    return Case(
+        kind,
+        schema,
+        length,
+        batch_size,
+        batch_size is not None and draw(st.booleans()),
+        order,
+        draw(st.sampled_from(collates)),
+        draw(st.sampled_from(["batch", "sample"])) if kind == "map" else "batch",
+        num_workers,
+        draw(st.integers(1, 4)),
+        draw(st.booleans()),
+        draw(st.booleans()),
+        draw(st.integers(0, 5)),
+        tuple(epochs),
+        tuple(draw(st.lists(strikes, min_size=1, max_size=5, unique_by=batch_of))),
+    )
+
+
+class Consumer:
+    """Takes batches, keeps some, and writes all of them down."""
+
+    def __init__(self, hold: int) -> None:
+        self._hold = hold
+        self._held: collections.deque[tuple[Any, Any]] = collections.deque()
+
+    def take(self, iterator: Any, most: int | None = None) -> list[Any]:
+        """Take batches, at most so many."""
+        taken = []
+        for batch in itertools.islice(iterator, most):
+            taken.append(written(batch))
+            self._held.append((batch, taken[-1]))
+            del batch
+            self._let_go(self._hold)
+        return taken
+
+    def _let_go(self, keep: int) -> None:
+        while len(self._held) > keep:
+            batch, before = self._held.popleft()
+            assert written(batch) == before, "a batch has changed while it was held"
+
+    def end(self) -> None:
+        """Let go of all."""
+        self._let_go(0)
+
+
+def same(case: Case, found: list[Any], expected: list[Any], complete: bool) -> bool:
+    """Whether batches are the first, or all, of those expected, in whatever order that may be."""
+    if case.in_order:
+        return found == (expected if complete else expected[: len(found)])
+    left = collections.Counter(map(repr, found))
+    wanted = collections.Counter(map(repr, expected))
+    return left == wanted if complete else not left - wanted
+
+
+def check(case: Case) -> None:
+    reference = case.loader(0)
+    expected = [[written(batch) for batch in reference] for _ in case.epochs]
+    consumer = Consumer(case.hold)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.object(arena_module, "_LARGEST_SLOT", 64 << 10),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore", WorkerRestartWarning)
+        warnings.filterwarnings("ignore", message=".*has no state_dict and load_state_dict")
+        faults = Faults(Path(folder), *case.strikes)
+        loader = case.loader(case.num_workers, faults)
+        try:
+            for number, (epoch, wanted) in enumerate(zip(case.epochs, expected, strict=True)):
+                found = consumer.take(iter(loader), epoch.stop)
+                complete = epoch.stop is None or epoch.stop > len(wanted)
+                if epoch.workers is not None:
+                    state = loader.state_dict()
+                    loader.close()
+                    loader = case.loader(epoch.workers, faults)
+                    loader.load_state_dict(state)
+                    if not complete:  # else the next one to begin is the next epoch
+                        found += consumer.take(iter(loader))
+                        complete = True
+                assert same(case, found, wanted, complete), f"epoch {number}"
+        finally:
+            loader.close()
+        consumer.end()
+        event(f"faults: {faults.struck}")
+        certain = [strike for strike in case.strikes if must_strike(case, strike, expected)]
+        assert faults.struck >= len(certain)
+
+
+def must_strike(case: Case, strike: Strike, expected: list[list[Any]]) -> bool:
+    """Whether a fault is on the way of a batch that has been read."""
+    return (
+        strike.point in POINTS
+        and strike.point not in ("fetching", "granting")  # few samples; room enough
+        and case.epochs[strike.epoch].stop is None
+        and strike.number < len(expected[strike.epoch])
+    )
+
+
+def options(examples: int) -> settings:
+    return settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+@options(40)
+@given(cases())
+def test_as_if_nothing_had_happened(case: Case) -> None:
+    check(case)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@options(1_000)
+@given(cases())
+def test_as_if_nothing_had_happened_at_length(case: Case) -> None:
+    check(case)
