@@ -688,7 +688,8 @@ def test_a_reader_is_killed_between_batches(stream: type[Shares], after: int) ->
         found += ints(iterator)
     assert found == turns([4, 6])
     assert len(caught) <= 1
-    assert after == 4 or caught
+    # After the third it may have come to its end already, and then is not missed any more.
+    assert after >= 3 or caught
 
 
 @STREAMS
