@@ -132,7 +132,8 @@ def _collate_arrays(samples: Sequence[Any], empty: Empty | None) -> torch.Tensor
     if batch is None:
         batch = torch.empty(shape, dtype=dtype, device="cpu")
     # Joining along the first dimension is the same bytes as stacking, and three times as quick.
-    np.concatenate(samples, out=batch.numpy().reshape(-1, *first.shape[1:]))
+    joined = (len(samples) * len(first), *first.shape[1:])  # not -1: a dimension may be zero
+    np.concatenate(samples, out=batch.numpy().reshape(joined))
     return batch
 
 

@@ -357,3 +357,9 @@ STRUCTURES = st.recursive(
 @given(STRUCTURES.flatmap(lambda shape: st.lists(samples_of(shape), min_size=1, max_size=4)))
 def test_any_structure_equals_torch(samples: list[Any]) -> None:
     check_same(default_collate(samples, new_writer(4096).empty), torch_collate(samples))
+
+
+@pytest.mark.parametrize("shape", [(2, 0, 1), (0,), (0, 3), (3, 0)])
+def test_arrays_with_nothing_in_them(shape: tuple[int, ...]) -> None:
+    batch = default_collate([np.zeros(shape, np.float32)] * 2)
+    assert (batch.shape, batch.dtype) == ((2, *shape), torch.float32)
