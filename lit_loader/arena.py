@@ -144,6 +144,7 @@ class Arena:
         self._budget = budget
         self._appending = threading.Lock()
         self._leases: set[LeaseRef] = set()
+        self._is_finalizing = sys.is_finalizing
         self._closed = False
         self._guard = ForkGuard(self._held_memory)
         self._parked: list[Slot] = []
@@ -254,6 +255,8 @@ class Arena:
         return lease
 
     def _returned(self, reference: LeaseRef) -> None:
+        if self._is_finalizing():
+            return  # of all memory the process is about to let go, and modules are empty already
         self._leases.discard(reference)
         self.release(reference.slot)
 

@@ -83,6 +83,9 @@ def write_stacks_to(fd: int) -> None:
     """Let this process write its stacks to ``fd`` when it crashes, or is sent the signal."""
     signal.signal(DUMP_SIGNAL, signal.SIG_DFL)
     with contextlib.suppress(RuntimeError, OSError):  # a descriptor that is no longer open
+        # Disabled first: one that was enabled before the fork would not set its handlers anew, and
+        # somebody may have reset them since. (Lightning does, for all signals, after each fit.)
+        faulthandler.disable()
         faulthandler.enable(file=fd, all_threads=True)
         # Chained to the default action, which is to end the process.
         faulthandler.register(DUMP_SIGNAL, file=fd, all_threads=True, chain=True)
