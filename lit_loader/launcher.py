@@ -24,6 +24,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import gc
 import multiprocessing
 import os
 import select
@@ -32,6 +33,7 @@ import socket
 import struct
 from collections.abc import Callable, Sequence
 from multiprocessing import util
+from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any, Final
@@ -88,7 +90,7 @@ class LaunchedWorker:
 
     def is_alive(self) -> bool:
         """Whether the process runs."""
-        return not self._reaped and not _ready(self.sentinel, 0)
+        return not self._reaped and not wait_for([self.sentinel], 0)
 
     def terminate(self) -> None:
         """Send SIGTERM."""
@@ -106,7 +108,7 @@ class LaunchedWorker:
         """Wait until the process has ended, and learn how."""
         if self._reaped:
             return
-        _ready(self.sentinel, None)
+        wait_for([self.sentinel])
         self._reaped = True
         self.exitcode, self.peak_memory = self._launcher.reap(self._worker)
 
@@ -226,7 +228,7 @@ class Launcher:
             self._quit()
             requests.close()
         if process is not None and process.pid is not None:
-            if not _ready(process.sentinel, _ANSWER_TIME / 60):
+            if not wait_for([process.sentinel], _ANSWER_TIME / 60):
                 process.kill()
             process.join()
             process.close()
@@ -235,12 +237,6 @@ class Launcher:
 def _ask_to_quit(requests: socket.socket) -> None:
     with contextlib.suppress(OSError):
         requests.send(_REQUEST.pack(_QUIT, 0, 0))
-
-
-def _ready(fd: int, timeout: float | None) -> bool:
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(None if timeout is None else timeout * 1000))
 
 
 def _launcher_main(
@@ -256,6 +252,9 @@ def _launcher_main(
     reset_signals()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     renew_stream_locks()
+    # What is the parent's stays the parent's: the workers' garbage collectors neither touch (and so
+    # copy) the pages of its objects nor finalise its garbage.
+    gc.freeze()
     try:
         watch = os.pidfd_open(parent)
     except ProcessLookupError:

@@ -12,10 +12,18 @@ from lit_loader.messages import SIZE, Attend, Stop
 from lit_loader.processes import Starter, WorkerProcess, end_processes
 from lit_loader.stacks import StackFile
 
-__all__ = ["READ_AT_ONCE", "PoolResources"]
+__all__ = ["READ_AT_ONCE", "PoolResources", "drain"]
 
 READ_AT_ONCE: Final = 64 * SIZE
 """Bytes that are read from a pipe at once."""
+
+
+def drain(end: int) -> None:
+    """Take everything out of a pipe; from now on reading from it does not block."""
+    os.set_blocking(end, False)
+    with contextlib.suppress(BlockingIOError):
+        while os.read(end, READ_AT_ONCE):
+            pass
 
 
 class PoolResources:
@@ -70,10 +78,7 @@ class PoolResources:
         # Empty the pipes: full ones have no room for a Stop. A worker that finds its pipe empty
         # ends, too.
         for end in self._fds[::2]:
-            os.set_blocking(end, False)
-            with contextlib.suppress(BlockingIOError):
-                while os.read(end, READ_AT_ONCE):
-                    pass
+            drain(end)
         for control in self.controls:
             with contextlib.suppress(OSError):
                 os.write(control, Stop().pack())
