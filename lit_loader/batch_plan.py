@@ -24,7 +24,7 @@ import itertools
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -50,9 +50,23 @@ from lit_loader.sampling import (
 from lit_loader.seeding import derive, seed_globals
 from lit_loader.streams import preserved
 
-__all__ = ["BatchPlan", "EpochBatches"]
+__all__ = ["BatchPlan", "Coming", "EpochBatches"]
 
 _SAMPLER_STREAM = 0x5A3F  # keeps a sampler's seeds apart from those of the batches it makes
+
+
+class Coming(NamedTuple):
+    """A batch of an epoch to come.
+
+    Attributes:
+        epoch: The epoch.
+        position: Of the batch in it.
+        indices: What it is made of.
+    """
+
+    epoch: int
+    position: int
+    indices: Any
 
 
 class BatchPlan:
@@ -185,6 +199,34 @@ class BatchPlan:
         """
         return EpochBatches(self, epoch, start, state)
 
+    def foreseen(self, epoch: int) -> Iterator[Any]:
+        """Give the indices of an epoch's batches without beginning it; for the loader's own orders.
+
+        Args:
+            epoch: Epoch number; it is announced to nobody.
+        """
+        assert isinstance(self.source, EpochOrder), "other samplers change when they are drawn from"
+        return EpochBatches(self, epoch, 0, None).computed(self.source)
+
+    def coming(self, epoch: int) -> Iterator[Coming] | None:
+        """Give the batches of the epochs after this one, as far as they can be foreseen.
+
+        Args:
+            epoch: Epoch number.
+
+        Returns:
+            None for samplers that are not the loader's own.
+        """
+        return self._coming(epoch) if isinstance(self.source, EpochOrder) else None
+
+    def _coming(self, epoch: int) -> Iterator[Coming]:
+        for following in itertools.count(epoch + 1):
+            position = -1
+            for position, indices in enumerate(self.foreseen(following)):
+                yield Coming(following, position, indices)
+            if position < 0:
+                return  # an epoch without batches: so are all others
+
     def sampler_state(self) -> dict[str, Any] | None:
         """Give what the sampler itself must remember between two epochs; None if nothing.
 
@@ -267,7 +309,7 @@ class EpochBatches(Iterator[Any]):
             self._restore_end()
             return
         own = isinstance(self._plan.source, EpochOrder)
-        yield from self._computed(self._plan.source) if own else self._drawn()
+        yield from self.computed(self._plan.source) if own else self._drawn()
 
     def _restore_end(self) -> None:
         """Bring a stateful sampler to the end of the epoch, from which nothing is left to draw."""
@@ -277,7 +319,8 @@ class EpochBatches(Iterator[Any]):
             assert self._stateful is not None
             self._stateful[1].load_state_dict(copy.deepcopy(self._given["sampler"]))
 
-    def _computed(self, sampler: Any) -> Iterator[Any]:
+    def computed(self, sampler: Any) -> Iterator[Any]:
+        """Give the batches from the position on, of one of the loader's own orders."""
         plan, length, order = self._plan, len(sampler), sampler.order(self._epoch)
         size, share = plan.size, plan.shard.share(length)
         if plan.drop_last:

@@ -92,6 +92,11 @@ class LoaderConfig:
         transient_errors: Exception classes, or their dotted names, after which a sample is read
             again; None: OSError and TimeoutError.
         memory_budget: Bytes of shared memory that batches may take; None: unlimited.
+        prefetch_next_epoch: Let workers that have nothing left to do in an epoch begin the next
+            one, where they are persistent and the order is the loader's own (no sampler or
+            batch_sampler, no seeding="worker"). What they made is dropped if that epoch, seed or
+            position is not what comes next. False for datasets that are changed between epochs
+            through memory shared with the workers.
 
     Raises:
         OptionError: An option or a combination is refused; the message is one line.
@@ -126,6 +131,7 @@ class LoaderConfig:
     retry_backoff: float = 0.1
     transient_errors: Sequence[type[Exception] | str] | None = None
     memory_budget: int | None = None
+    prefetch_next_epoch: bool = True
 
     def __post_init__(self) -> None:
         for name, check in _CHECKS.items():
@@ -448,4 +454,5 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "retry_backoff": _seconds,
     "transient_errors": _or_none(_exceptions),
     "memory_budget": _or_none(functools.partial(_whole, low=1)),
+    "prefetch_next_epoch": _flag,
 }

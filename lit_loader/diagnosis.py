@@ -9,6 +9,7 @@ from typing import Any, Final
 from lit_loader.board import BoardRow, Stage
 from lit_loader.cgroup import memory_limits
 from lit_loader.failure import describe_indices
+from lit_loader.messages import position_of
 from lit_loader.worker_pool import WorkerDeath
 
 __all__ = ["died", "hung"]
@@ -32,7 +33,7 @@ def died(death: WorkerDeath, assigned: Mapping[int, Any]) -> str:
 
     Args:
         death: What was seen.
-        assigned: Batch number to indices, of the batches under way.
+        assigned: Task number to indices, of the batches under way.
     """
     who = f"DataLoader worker {death.worker} (pid {death.pid})"
     doing = _doing(death.row, assigned)
@@ -69,7 +70,7 @@ def hung(death: WorkerDeath, seconds: float, timeout: float, assigned: Mapping[i
         death: The worker, which has been ended.
         seconds: How long it had been where it was.
         timeout: Seconds that it was given.
-        assigned: Batch number to indices, of the batches under way.
+        assigned: Task number to indices, of the batches under way.
     """
     stack = (
         f"Its stacks:\n{death.stack}"
@@ -98,8 +99,8 @@ def _doing(row: BoardRow, assigned: Mapping[int, Any]) -> str:
         return stage
     indices = assigned.get(row.number, _DONE)  # the consumer's thread may take it away just now
     if indices is _DONE:
-        return f"done with batch {row.number}"
-    batch = f"batch {row.number}, {describe_indices(indices)}"
+        return f"done with batch {position_of(row.number)}"
+    batch = f"batch {position_of(row.number)}, {describe_indices(indices)}"
     if row.stage == Stage.FETCHING:
         if isinstance(indices, list) and row.position < len(indices):
             return f"fetching index {indices[row.position]!r} (sample {row.position} of {batch})"

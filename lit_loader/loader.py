@@ -12,7 +12,7 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from multiprocessing.context import BaseContext
 from typing import Any, Final, Generic, TypeVar
 
@@ -21,7 +21,7 @@ from torch.utils.data import BatchSampler, Dataset, IterableDataset, default_col
 from torch.utils.data import default_convert as torch_default_convert
 
 from lit_loader import pin_memory as pinning
-from lit_loader.batch_plan import BatchPlan
+from lit_loader.batch_plan import BatchPlan, Coming
 from lit_loader.config import LoaderConfig
 from lit_loader.device_copy import DeviceCopy, Move
 from lit_loader.epochs import Epochs
@@ -115,6 +115,7 @@ class DataLoader(Generic[T_co]):
         retry_backoff: float = 0.1,
         transient_errors: Sequence[type[Exception] | str] | None = None,
         memory_budget: int | None = None,
+        prefetch_next_epoch: bool = True,
     ) -> None:
         options = locals()
         config = LoaderConfig(**{name: options[name] for name in LoaderConfig.__dataclass_fields__})
@@ -151,6 +152,7 @@ class DataLoader(Generic[T_co]):
         self.retry_backoff = config.retry_backoff
         self.transient_errors: Any = config.transient_errors  # None, or a tuple of classes
         self.memory_budget = config.memory_budget
+        self.prefetch_next_epoch = config.prefetch_next_epoch
 
         self.batch_size = config.batch_size if config.batch_sampler is None else None
         self.sampler, self.batch_sampler = self._samplers(config)
@@ -511,8 +513,21 @@ class DataLoader(Generic[T_co]):
         if not self.persistent_workers:
             return temporary(self._start_pool(start))
         return self._workers.claim(
-            iterator, recovery, lambda: self._start_pool(start), self.num_workers
+            iterator, recovery, start, lambda: self._start_pool(start), self.num_workers
         )
+
+    def coming(self, epoch: int) -> Iterator[Coming] | None:
+        """Foresee the batches of the epochs after this one; None: nothing is made ahead."""
+        if not (self.prefetch_next_epoch and self.persistent_workers):
+            return None
+        if self._plan is None or self._dealt:  # dealt: generators go on from batch to batch
+            return None
+        return self._plan.coming(epoch)
+
+    def foreseen(self, epoch: int) -> Iterator[Any]:
+        """Foresee the indices of an epoch's batches, as they would be issued now."""
+        assert self._plan is not None
+        return self._plan.foreseen(epoch)
 
     def _start_pool(self, start: EpochStart) -> WorkerPool:
         return WorkerPool(

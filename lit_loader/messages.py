@@ -44,6 +44,8 @@ __all__ = [
     "Stop",
     "Task",
     "pack_indices",
+    "position_of",
+    "task_number",
     "unpack",
     "unpack_indices",
 ]
@@ -57,12 +59,31 @@ SIZE: Final = _LAYOUT.size
 _TASK, _ATTEND, _RESUME, _PROCEED, _GRANT, _STOP, _RESULT, _ACK, _GROW = range(9)
 
 
+_POSITION_BITS: Final = 40
+_EPOCHS: Final = 1 << 22
+
+
+def task_number(epoch: int, position: int) -> int:
+    """The number by which a task is told from all others that are under way.
+
+    Args:
+        epoch: The epoch; the last tasks of one may be under way together with the next one's first.
+        position: Position of the batch in the epoch, from 0; less than 2**40.
+    """
+    return epoch % _EPOCHS << _POSITION_BITS | position
+
+
+def position_of(number: int) -> int:
+    """The position in its epoch of the batch that a task with this number makes."""
+    return number & (1 << _POSITION_BITS) - 1
+
+
 class Task(NamedTuple):
     """Load one batch into one slot.
 
     Attributes:
-        generation: Counts the epochs begun on a pool; a worker drops a task of another one.
-        number: Position of the batch in the epoch, from 0.
+        generation: Counts how often all tasks were called off; a worker drops one of an older time.
+        number: The task's (:func:`task_number`).
         epoch: Epoch that the batch belongs to.
         seed: Base seed of the epoch.
         offset: First byte of the slot in the arena's file.

@@ -4,14 +4,17 @@
 
     batches ─indices─▶ dispatch ─▶ pool.submit … workers … engine.take ─▶ next()
                           │                                                 │
-                     outstanding ◀──────────── delivered ───────────────────┘
+                      under way ◀───────────── delivered ───────────────────┘
 
 - **Sampler and dispatch** run in the thread that calls ``next()``, at most ``depth`` batches ahead.
-- **What was promised and not yet delivered** is kept as indices (``outstanding``). So a pool can be
-  lost (a worker died, Ctrl-C in the middle of something, another iterator took the pool over, the
-  process was forked) and the next ``next()`` goes on: it claims workers and issues again what had
-  not come in. The readers of an iterable dataset are then brought to where the last delivered
-  batches have left them.
+- **What was promised and not yet delivered** is kept as indices (:mod:`lit_loader.under_way`). So a
+  pool can be lost (a worker died, Ctrl-C in the middle of something, another iterator took the pool
+  over, the process was forked) and the next ``next()`` goes on: it claims workers and issues again
+  what had not come in. The readers of an iterable dataset are then brought to where the last
+  delivered batches have left them.
+- **The edge of an epoch.** When all of its batches are issued, the first ones of the next epoch
+  are, as the loader foresees them. The next epoch's iterator compares them with what it asks for:
+  if they are equal it takes over all that is under way, else the workers begin anew.
 """
 
 from __future__ import annotations
@@ -20,22 +23,28 @@ import os
 import time
 import warnings
 import weakref
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from lit_loader.batch_plan import Coming
 from lit_loader.device_copy import DeviceCopy, Staged
 from lit_loader.engine import Engine, Pin, Ready
 from lit_loader.errors import LoaderError, WorkerRestartWarning
 from lit_loader.iterator import EpochStart, Host, LoaderIterator
+from lit_loader.messages import position_of, task_number
 from lit_loader.recovery import Recovery
-from lit_loader.reorder import ReorderBuffer
 from lit_loader.statistics import BatchRecord
-from lit_loader.worker_pool import Outcome, WorkerPool
+from lit_loader.under_way import UnderWay, is_of
+from lit_loader.worker_pool import WorkerPool
 
-__all__ = ["Claim", "MultiProcessIterator", "PoolHost"]
+__all__ = ["Claim", "MultiProcessIterator", "PoolHost", "Release"]
 
 T_co = TypeVar("T_co", covariant=True)
+
+
+Release = Callable[[bool, "UnderWay | None"], object]
+"""Gives workers back; called with whether they may be used again, and what they are at for the next
+epoch (None: nothing)."""
 
 
 class Claim(NamedTuple):
@@ -43,11 +52,13 @@ class Claim(NamedTuple):
 
     Attributes:
         pool: The workers.
-        release: Gives them back; called with whether they may be used again.
+        release: Gives them back.
+        begun: What they are at already, for this iterator's epoch; None: nothing.
     """
 
     pool: WorkerPool
-    release: Callable[[bool], object]
+    release: Release
+    begun: UnderWay | None = None
 
 
 class PoolHost(Host, Protocol):
@@ -57,6 +68,12 @@ class PoolHost(Host, Protocol):
         self, iterator: MultiProcessIterator[Any], recovery: Recovery, start: EpochStart
     ) -> Claim:
         """Give workers that have begun the epoch to ``iterator``, for it alone."""
+
+    def coming(self, epoch: int) -> Iterator[Coming] | None:
+        """Foresee the batches of the epochs after this one; None: nothing is made ahead."""
+
+    def foreseen(self, epoch: int) -> Iterator[Any]:
+        """Foresee the indices of an epoch's batches, as they would be issued now."""
 
 
 class MultiProcessIterator(LoaderIterator[T_co]):
@@ -101,11 +118,9 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         self._pin = pin
         self._device = device
         self._pid = os.getpid()
-        self._next_number: int | None = None
-        self._outstanding: dict[int, Any] = {}
+        self._next_position: int | None = None
+        self._under_way = UnderWay(in_order)
         self._indices: Any = None  # of the batch given out last
-        self._window: ReorderBuffer[Outcome] = ReorderBuffer(in_order)
-        self._leftover: deque[Ready] = deque()
         self._sampler_error: Exception | None = None
         self._all_issued = False
         self._closed = False
@@ -136,8 +151,9 @@ class MultiProcessIterator(LoaderIterator[T_co]):
                     self._tell_of_restarts(4)
                 raise
             if ready is None:
-                self._tell_of_restarts(4)
                 self.disconnect(sound=True)
+                # Only now the pin-memory thread cannot replace another worker.
+                self._tell_of_restarts(4)
                 raise self._end(start)
             if ready.error is not None:
                 try:
@@ -150,25 +166,27 @@ class MultiProcessIterator(LoaderIterator[T_co]):
             if parcel is not None:
                 if parcel.ignores_share:
                     self._host.warn_of_ignored_share()
-                self._note_errors(ready.number, parcel)
+                self._note_errors(position_of(ready.number), parcel)
                 if parcel.omitted:
                     continue
-            batch = ready.batch if self._copy is None else self._on_device(ready.batch)
+            batch = ready.batch if self._copy is None else self._on_device(start, ready.batch)
             self._clock(start, ready, asked)
             return batch  # type: ignore[no-any-return]
 
-    def _on_device(self, batch: Any) -> Any:
+    def _on_device(self, start: EpochStart, batch: Any) -> Any:
         """Give the batch on the device; and before that, queue the copy of the next one."""
         assert self._copy is not None
         staged = batch if isinstance(batch, Staged) else self._copy.stage(batch)
-        if not self._leftover and self._engine is not None:
+        coming = self._under_way.ready
+        if not coming and self._engine is not None:
             following = self._engine.take_at_once()
             if following is not None:
-                self._leftover.append(following)
-        if self._leftover and self._leftover[0].result is not None:
-            following = self._leftover[0]
+                coming.append(following)
+        # One of the next epoch is left to that one's iterator.
+        if coming and coming[0].result is not None and is_of(start.epoch, coming[0].number):
+            following = coming[0]
             if not isinstance(following.batch, Staged):
-                self._leftover[0] = following._replace(batch=self._copy.stage(following.batch))
+                coming[0] = following._replace(batch=self._copy.stage(following.batch))
         return self._copy.take(staged)
 
     def _clock(self, start: EpochStart, ready: Ready, asked: int) -> None:
@@ -183,7 +201,7 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         self._host.recorder.add(
             BatchRecord(
                 start.epoch,
-                ready.number,
+                position_of(ready.number),
                 result.worker,
                 ready.samples,
                 result.at + result.nbytes,
@@ -206,18 +224,26 @@ class MultiProcessIterator(LoaderIterator[T_co]):
     def _advance(self, start: EpochStart) -> Ready | None:
         """Keep the workers busy until the next batch, or error, is there; None: all are out."""
         while True:
-            engine = self._connect(start)
-            self._dispatch(start, engine.pool)
-            if not self._outstanding:
+            if not self._all_issued or self._under_way.owed:
+                engine = self._connect(start)
+                self._dispatch(start, engine.pool)
+            under_way = self._under_way
+            if not under_way.owed:
                 error, self._sampler_error = self._sampler_error, None
                 return None if error is None else Ready(-1, None, error)
-            ready = self._leftover.popleft() if self._leftover else engine.take()
+            ready = under_way.take_ready(start.epoch) if under_way.ready else None
+            if ready is None:
+                ready = engine.take()
+                if not is_of(start.epoch, ready.number):  # only where batches come unordered
+                    under_way.ready.append(ready)
+                    continue
             if self._budgeted or engine.recovery.restarts > self._restarts_told:
                 # Not lost where warnings are errors.
-                self._leftover.appendleft(ready)
+                under_way.ready.appendleft(ready)
                 self._tell(engine)
-                ready = self._leftover.popleft()
-            self._indices = self._outstanding.pop(ready.number)
+                under_way.ready.popleft()
+            self._indices = under_way.tasks.pop(ready.number)
+            under_way.owed -= 1
             self._note(start, ready)
             if not ready.ended:
                 self._dispatch(start, engine.pool)
@@ -225,15 +251,16 @@ class MultiProcessIterator(LoaderIterator[T_co]):
 
     def _note(self, start: EpochStart, ready: Ready) -> None:
         """Keep the position up to date."""
-        reader = ready.number % self._num_workers
+        position = position_of(ready.number)
+        reader = position % self._num_workers
         if ready.ended:
             start.position.exhausted(reader)
         elif ready.error is not None:
-            start.position.failed(ready.number, reader)
+            start.position.failed(position, reader)
         elif start.batches is None:
             start.position.read(reader, None if ready.parcel is None else ready.parcel.state)
         else:
-            start.position.delivered(ready.number)
+            start.position.delivered(position)
 
     def _connect(self, start: EpochStart) -> Engine:
         """Have workers that know the epoch and hold everything outstanding."""
@@ -241,63 +268,97 @@ class MultiProcessIterator(LoaderIterator[T_co]):
             return self._engine
         if self.recovery is None:
             point = start.position.reader if start.batches is None else None
-            self.recovery = Recovery(self._max_restarts, self._timeout, self._outstanding, point)
-        pool, release = self._host.claim(self, self.recovery, start)
-        self._engine = Engine(pool, self._window, self._pin, self._device, self.recovery)
-        self._finalizer = weakref.finalize(self, _let_go, self._engine, release)
+            self.recovery = Recovery(self._max_restarts, self._timeout, point)
+        pool, release, begun = self._host.claim(self, self.recovery, start)
+        if begun is not None:
+            self._under_way = begun
+        under_way = self._under_way
+        under_way.generation, under_way.seed = pool.generation, start.seed
+        self.recovery.assigned = under_way.tasks
+        self._engine = Engine(pool, under_way.window, self._pin, self._device, self.recovery)
+        self._finalizer = weakref.finalize(self, _let_go, self._engine, release, under_way)
         if start.batches is None:
-            self._bring_up(start, pool)
-        else:
-            taken = {ready.number for ready in self._leftover}
-            missing = [number for number in self._outstanding if number not in taken]
-            for number in self._window.restart(missing):
-                self._submit(number, self._outstanding[number], start, pool)
-        if self._next_number is None:
-            self._next_number = start.position.start.batches if start.batches is not None else 0
+            self._bring_up(start)
+        elif begun is None:
+            taken = {ready.number for ready in under_way.ready}
+            missing = [number for number in under_way.tasks if number not in taken]
+            for number in under_way.window.restart(missing):
+                self._submit(number, under_way.tasks[number], start.epoch, start.seed, pool)
+        if self._next_position is None:
+            self._next_position = start.position.start.batches if start.batches is not None else 0
+        if begun is not None:
+            while task_number(start.epoch, self._next_position) in begun.tasks:
+                self._dispatch_next(start, pool)
+            if begun.owed == len(begun.tasks):  # else this epoch is all issued, and the next begun
+                begun.coming = None
         self._engine.start()
         return self._engine
 
-    def _bring_up(self, start: EpochStart, pool: WorkerPool) -> None:
+    def foresaw(self, under_way: UnderWay, start: EpochStart) -> bool:
+        """Whether what is under way is what this iterator's epoch begins with."""
+        return (
+            self._next_position is None
+            and start.position.start.batches == 0
+            and not start.position.start.ahead
+            and start.seed == under_way.seed
+            and under_way.begins(start.epoch, self._host.foreseen(start.epoch)) > 0
+        )
+
+    def _bring_up(self, start: EpochStart) -> None:
         """Begin an iterable dataset's readers where the batches delivered last have left them.
 
         What had come in and is not delivered is made again: a reader has one place only.
         """
-        self._leftover.clear()
-        self._window.restart([])
-        self._outstanding.clear()
+        self._under_way.clear()
         self._all_issued = False
         points = [start.position.reader(reader) for reader in range(self._num_workers)]
         rounds = min((point.batches for point in points if not point.ended), default=0)
-        self._next_number = rounds * self._num_workers
+        self._next_position = rounds * self._num_workers
         self._first = {reader: point for reader, point in enumerate(points) if point.batches}
 
     def _dispatch(self, start: EpochStart, pool: WorkerPool) -> None:
         """Issue tasks until ``depth`` are under way or there are no more."""
-        while (
-            len(self._outstanding) < self._depth
-            and not self._all_issued
-            and not (self._budgeted and pool.room(len(self._outstanding)) <= 0)
-        ):
-            if start.batches is None:
+        tasks = self._under_way.tasks
+        while len(tasks) < self._depth and not (self._budgeted and pool.room(len(tasks)) <= 0):
+            if self._all_issued:
+                if self._sampler_error is not None or not self._dispatch_coming(start, pool):
+                    return
+            elif start.batches is None:
                 self._dispatch_to_reader(start, pool)
             else:
                 self._dispatch_next(start, pool)
 
+    def _dispatch_coming(self, start: EpochStart, pool: WorkerPool) -> bool:
+        """Issue the next batch of the epochs to come; returns whether there was one."""
+        under_way = self._under_way
+        if under_way.coming is None:
+            under_way.coming = self._host.coming(start.epoch)
+            if under_way.coming is None:
+                return False
+        coming = next(under_way.coming, None)
+        if coming is None:
+            return False
+        number = task_number(coming.epoch, coming.position)
+        under_way.tasks[number] = coming.indices
+        under_way.window.expect(number)
+        self._submit(number, coming.indices, coming.epoch, start.seed, pool)
+        return True
+
     def _dispatch_to_reader(self, start: EpochStart, pool: WorkerPool) -> None:
         """Issue the next batch of the readers, who take turns; those at their end are left out."""
-        number = self._next_number or 0
-        round_, reader = divmod(number, self._num_workers)
+        position = self._next_position or 0
+        round_, reader = divmod(position, self._num_workers)
         point = start.position.reader(reader)
         if not point.ended and round_ >= point.batches:
-            self._issue(number, self._first.pop(reader, None), start, pool)
+            self._issue(position, self._first.pop(reader, None), start, pool)
         elif all(start.position.reader(r).ended for r in range(self._num_workers)):
             self._all_issued = True
-        self._next_number = number + 1
+        self._next_position = position + 1
 
     def _dispatch_next(self, start: EpochStart, pool: WorkerPool) -> None:
-        """Issue the sampler's next batch."""
-        assert start.batches is not None and self._next_number is not None
-        number = self._next_number
+        """Issue the sampler's next batch, if it is not under way already."""
+        assert start.batches is not None and self._next_position is not None
+        position = self._next_position
         try:
             indices = next(start.batches)
         except StopIteration:
@@ -307,20 +368,24 @@ class MultiProcessIterator(LoaderIterator[T_co]):
             self._all_issued = True
             self._sampler_error = error
         else:
-            self._next_number = number + 1
-            start.position.drawn(number, start.batches.state())
-            if number not in start.position.start.ahead:
-                self._issue(number, indices, start, pool)
+            self._next_position = position + 1
+            start.position.drawn(position, start.batches.state())
+            if position not in start.position.start.ahead:
+                self._issue(position, indices, start, pool)
 
-    def _issue(self, number: int, task: Any, start: EpochStart, pool: WorkerPool) -> None:
+    def _issue(self, position: int, task: Any, start: EpochStart, pool: WorkerPool) -> None:
+        number, under_way = task_number(start.epoch, position), self._under_way
+        under_way.owed += 1
+        if number in under_way.tasks:
+            return
         # Noted before it is sent: whatever goes wrong then, it will be issued again.
-        self._outstanding[number] = None if start.batches is None else task
-        self._window.expect(number)
-        self._submit(number, task, start, pool)
+        under_way.tasks[number] = None if start.batches is None else task
+        under_way.window.expect(number)
+        self._submit(number, task, start.epoch, start.seed, pool)
 
-    def _submit(self, number: int, task: Any, start: EpochStart, pool: WorkerPool) -> None:
-        worker = number % self._num_workers if self._dealt else None
-        pool.submit(number, task, start.epoch, start.seed, worker)
+    def _submit(self, number: int, task: Any, epoch: int, seed: int, pool: WorkerPool) -> None:
+        worker = position_of(number) % self._num_workers if self._dealt else None
+        pool.submit(number, task, epoch, seed, worker)
 
     def _tell(self, engine: Engine) -> None:
         """Warn of workers that were replaced, and of a budget that cannot be kept."""
@@ -348,23 +413,30 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         if engine is None:
             return
         detached = self._finalizer.detach()
-        assert detached is not None
-        release = detached[2][1]
-        self._leftover.extend(engine.stop())
-        release(sound)
+        assert detached is not None and self._start is not None
+        release, under_way = detached[2][1], self._under_way
+        under_way.ready.extend(engine.stop())
+        if under_way.owed or not sound:
+            under_way.keep_only(self._start.epoch)
+            release(sound, None)
+        else:  # the rest is of later epochs, and another iterator's
+            self._under_way = UnderWay(self._in_order)
+            release(sound, under_way)
 
     def close(self) -> None:
         """End the iterator: its workers are given back, and it gives no more batches."""
         self._closed = not self._ended
         self.disconnect(sound=True)
-        self._leftover.clear()
-        self._outstanding.clear()
+        self._under_way.clear()
 
     def _leave_behind(self) -> None:
         """After a fork: the workers, and the memory of what has come in, are the parent's."""
         self._pid = os.getpid()
-        self._leftover.clear()
-        self._window = ReorderBuffer(self._in_order)
+        tasks, owed = self._under_way.tasks, self._under_way.owed
+        self._under_way = UnderWay(self._in_order)
+        self._under_way.tasks, self._under_way.owed = tasks, owed
+        if self._start is not None:
+            self._under_way.keep_only(self._start.epoch)
         if self._engine is not None:
             self._finalizer.detach()
             self._engine = None
@@ -372,7 +444,8 @@ class MultiProcessIterator(LoaderIterator[T_co]):
     @property
     def ready(self) -> int:
         """Batches that have been made and not asked for."""
-        return len(self._leftover) + (0 if self._engine is None else self._engine.ready)
+        ready = len(self._under_way.ready)
+        return ready + (0 if self._engine is None else self._engine.ready)
 
     @property
     def shared_memory(self) -> int:
@@ -385,7 +458,7 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         return self._engine is not None
 
 
-def _let_go(engine: Engine, release: Callable[[bool], object]) -> None:
+def _let_go(engine: Engine, release: Release, under_way: UnderWay) -> None:
     """Give an engine's workers back when its iterator has been collected."""
-    engine.stop()
-    release(True)
+    under_way.ready.extend(engine.stop())
+    release(True, None if under_way.owed else under_way)

@@ -7,8 +7,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from lit_loader.iterator import EpochStart
 from lit_loader.multiprocess import Claim, MultiProcessIterator
 from lit_loader.recovery import Recovery
+from lit_loader.under_way import UnderWay
 from lit_loader.worker_pool import WorkerPool
 
 __all__ = ["PersistentWorkers", "temporary"]
@@ -16,7 +18,7 @@ __all__ = ["PersistentWorkers", "temporary"]
 
 def temporary(pool: WorkerPool) -> Claim:
     """Give workers to an iterator that end with its use of them."""
-    return Claim(pool, lambda sound: pool.close())
+    return Claim(pool, lambda sound, under_way: pool.close())
 
 
 class PersistentWorkers:
@@ -28,16 +30,18 @@ class PersistentWorkers:
 
     def __init__(self) -> None:
         self.pool: WorkerPool | None = None
+        self._kept: UnderWay | None = None  # what the workers were asked for the next epoch
         self._owner: Callable[[], MultiProcessIterator[Any] | None] = lambda: None
 
     def claim(
         self,
         iterator: MultiProcessIterator[Any],
         recovery: Recovery,
+        epoch: EpochStart,
         start: Callable[[], WorkerPool],
         num_workers: int,
     ) -> Claim:
-        """Give the workers to an iterator, ready for a new epoch.
+        """Give the workers to an iterator, ready for a new epoch, or well into it.
 
         They go to the iterator that was begun last. One that they were taken from, and that is used
         again nevertheless, gets workers of its own.
@@ -45,6 +49,7 @@ class PersistentWorkers:
         Args:
             iterator: Who asks.
             recovery: Sees to workers that have died, or do not leave the epoch before.
+            epoch: The iterator's.
             start: Starts new workers.
             num_workers: How many there should be now.
 
@@ -58,10 +63,38 @@ class PersistentWorkers:
                 return temporary(start())
             owner.superseded = True
             owner.disconnect(sound=True)
-        pool = self._resumed(num_workers, recovery) or start()
+        begun = self._begun(iterator, epoch, num_workers)
+        if begun is None:
+            pool = self._resumed(num_workers, recovery) or start()
+        else:
+            assert self.pool is not None
+            pool = self.pool
+            pool.trim()
         self.pool, self._owner = pool, weakref.ref(iterator)
         generation = pool.generation
-        return Claim(pool, lambda sound: pool.cancel(generation) if sound else pool.close())
+
+        def release(sound: bool, under_way: UnderWay | None) -> None:
+            if not sound:
+                pool.close()
+            elif under_way is not None and under_way.tasks:
+                self._kept = under_way
+            else:
+                pool.cancel(generation)
+
+        return Claim(pool, release, begun)
+
+    def _begun(
+        self, iterator: MultiProcessIterator[Any], epoch: EpochStart, num_workers: int
+    ) -> UnderWay | None:
+        """What the workers have begun for this epoch already; None if that is of no use to it."""
+        kept, self._kept = self._kept, None
+        pool = self.pool
+        if kept is None or pool is None or pool.closed or pool.num_workers != num_workers:
+            return None
+        # A forgotten iterator is collected at any time, also when others have used the workers.
+        if kept.generation != pool.generation or not iterator.foresaw(kept, epoch):
+            return None
+        return kept
 
     def _resumed(self, num_workers: int, recovery: Recovery) -> WorkerPool | None:
         """The workers, ready for a new epoch; None if new ones are to be started."""
@@ -84,5 +117,6 @@ class PersistentWorkers:
     def close(self) -> None:
         """End the workers."""
         pool, self.pool = self.pool, None
+        self._kept = None
         if pool is not None:
             pool.close()

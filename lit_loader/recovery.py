@@ -23,6 +23,7 @@ from typing import Any, Final, TypeVar
 from lit_loader.board import BoardRow, Stage
 from lit_loader.diagnosis import died, hung
 from lit_loader.errors import WorkerDiedError, WorkerTimeoutError
+from lit_loader.messages import position_of
 from lit_loader.worker_pool import Outcome, WorkerDeath, WorkerPool
 
 __all__ = ["Recovery"]
@@ -45,7 +46,6 @@ class Recovery:
     Args:
         max_restarts: Workers that may be replaced.
         timeout: Seconds without progress after which a worker hangs; None: never.
-        assigned: Batch number to indices, of the batches under way; changed by the iterator.
         point: Gives where a reader of an iterable dataset is to begin again; None: map-style.
 
     Attributes:
@@ -57,12 +57,11 @@ class Recovery:
         self,
         max_restarts: int,
         timeout: float | None,
-        assigned: Mapping[int, Any],
         point: Callable[[int], Any] | None,
     ) -> None:
         self._max_restarts = max_restarts
         self._timeout = timeout
-        self._assigned = assigned
+        self.assigned: Mapping[int, Any] = {}
         self._point = point
         self._charged = 0
         self._last_request = -_ONE_REQUEST
@@ -92,7 +91,7 @@ class Recovery:
             found = step(None if self._timeout is None else self._patience(pool, began))
         except WorkerDeath as death:
             self._suspect = None
-            told = died(death, self._assigned)
+            told = died(death, self.assigned)
             return self._replace(pool, death, WorkerDiedError, told)
         if found is None and self._timeout is not None:
             return self._end_the_hung(pool, began)
@@ -124,7 +123,7 @@ class Recovery:
             if owing.get(worker) == row:
                 seconds = time.monotonic() - (row.since / 1e9 if row.since else began)
                 death = pool.end_hung(worker)
-                told = hung(death, seconds, self._timeout, self._assigned)
+                told = hung(death, seconds, self._timeout, self.assigned)
                 return self._replace(pool, death, WorkerTimeoutError, told)
         for worker, row in sorted(owing.items(), key=lambda item: item[1].since):
             # Who waits for tasks is only to blame if those that have one get on.
@@ -193,8 +192,8 @@ class Recovery:
     ) -> Outcome | None:
         """Do without a batch that no worker survives."""
         error = kind(
-            f"{told}\nBatch {number} has ended {_KILLS_IN_A_ROW} workers in a row and is not tried "
-            "again; num_workers=0 shows errors in place."
+            f"{told}\nBatch {position_of(number)} has ended {_KILLS_IN_A_ROW} workers in a row and "
+            "is not tried again; num_workers=0 shows errors in place."
         )
         if self._point is not None:  # a reader cannot pass over it
             raise error

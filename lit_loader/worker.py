@@ -52,6 +52,7 @@ from lit_loader.messages import (
     Status,
     Stop,
     Task,
+    position_of,
     unpack,
     unpack_indices,
 )
@@ -244,8 +245,8 @@ class _Worker:
         except BaseException as error:
             shown = None if isinstance(indices, ReadPoint) else indices
             where = (
-                f"in DataLoader worker {self._id} (pid {os.getpid()}), batch {task.number}, "
-                f"{describe_indices(shown)}"
+                f"in DataLoader worker {self._id} (pid {os.getpid()}), "
+                f"batch {position_of(task.number)}, {describe_indices(shown)}"
             )
             self._fail(task, Failure.capture(error, where))
         else:
@@ -255,7 +256,7 @@ class _Worker:
         assert self._loader is not None
         return self._loader.load(
             indices,
-            task.number,
+            position_of(task.number),
             task.epoch,
             task.seed,
             self._progress,

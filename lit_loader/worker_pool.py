@@ -18,7 +18,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import multiprocessing
@@ -31,6 +30,7 @@ import weakref
 from array import array
 from collections import deque
 from collections.abc import Sequence
+from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
 from typing import Any, Final, NamedTuple
 
@@ -59,7 +59,7 @@ from lit_loader.messages import (
     unpack,
 )
 from lit_loader.outbox import Outbox
-from lit_loader.pool_resources import READ_AT_ONCE, PoolResources
+from lit_loader.pool_resources import READ_AT_ONCE, PoolResources, drain
 from lit_loader.processes import make_starter
 from lit_loader.stacks import DUMP_SIGNAL
 
@@ -316,19 +316,22 @@ class WorkerPool:
             WorkerDeath: A worker is gone. What it and the others had finished came out before.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            if not self._events and not self._read_results():
-                left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                if not self._wait(left):
-                    return None
-                continue
-            event = self._events.popleft()
+        while (event := self._next_event(deadline)) is not None:
             if isinstance(event, Grow):
                 self._grow(event)
             elif isinstance(event, Result) and event.generation == self._generation:
                 outcome = self._outcome(event)
                 if outcome is not None:
                     return outcome
+        return None
+
+    def _next_event(self, deadline: float | None) -> Result | Ack | Grow | None:
+        """Wait for the next message of a worker; None: the time is up, or :meth:`wake`."""
+        while not self._events and not self._read_results():
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not self._wait(left):
+                return None
+        return self._events.popleft()
 
     def _read_results(self) -> bool:
         """Take in what workers have sent; returns whether there was anything."""
@@ -481,12 +484,8 @@ class WorkerPool:
     def _empty_control(self, worker: int) -> None:
         """Take out what was sent to a worker that is gone and did not read it."""
         self._outbox.drop(self._control[worker])
-        end = self._control_ends[worker]
-        os.set_blocking(end, False)
-        with contextlib.suppress(BlockingIOError):
-            while os.read(end, READ_AT_ONCE):
-                pass
-        os.set_blocking(end, True)
+        drain(self._control_ends[worker])
+        os.set_blocking(self._control_ends[worker], True)
 
     def is_pending(self, number: int) -> bool:
         """Whether a task is under way and has no result yet."""
@@ -523,11 +522,9 @@ class WorkerPool:
         process = self._own.processes[worker]
         self._own.stacks.take()
         row = self._board.read(worker)
-        poll = select.poll()
-        poll.register(process.sentinel, select.POLLIN)
         if process.is_alive():
             os.kill(process.pid or 0, DUMP_SIGNAL)
-            if not poll.poll(_DUMP_TIME * 1000):
+            if not wait_for([process.sentinel], _DUMP_TIME):
                 process.kill()
         death = self._death(process.sentinel)
         death.row = row
@@ -581,7 +578,7 @@ class WorkerPool:
             timeout: Seconds to wait at most; None waits for ever.
 
         Returns:
-            True when all have, None when the time is up.
+            True when all have, None when the time is up or :meth:`wake` was called.
 
         Raises:
             WorkerDeath: A worker is gone.
@@ -589,12 +586,9 @@ class WorkerPool:
         deadline = None if timeout is None else time.monotonic() + timeout
         assert self._missing is not None, "resume() comes first"
         while self._missing:
-            if not self._events and not self._read_results():
-                left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                if not self._wait(left) and left == 0.0:
-                    return None
-                continue
-            event = self._events.popleft()
+            event = self._next_event(deadline)
+            if event is None:
+                return None
             if isinstance(event, Ack) and event.generation == self._generation:
                 self._missing.discard(event.worker)
         self._missing = None
@@ -602,8 +596,12 @@ class WorkerPool:
             self._outbox.send(control, Proceed().pack())
         self._flights.clear()
         self._points.clear()
-        self._arena.trim(self._keep)
+        self.trim()
         return True
+
+    def trim(self) -> None:
+        """Give the memory of slots back to the system that a new epoch will not need."""
+        self._arena.trim(self._keep)
 
     @property
     def resuming(self) -> bool:
@@ -614,11 +612,6 @@ class WorkerPool:
     def closed(self) -> bool:
         """Whether the workers are gone, or belong to another process than this one."""
         return not self._finalizer.alive or self._own.pid != os.getpid()
-
-    def kill(self) -> None:
-        """End the workers without asking; :meth:`close` is still to be called."""
-        for process in self._own.processes:
-            process.kill()
 
     def close(self) -> None:
         """Stop the workers and let go of everything; a second call does nothing."""

@@ -27,7 +27,7 @@ from torch.utils.data import Dataset, IterableDataset
 import lit_loader
 from lit_loader import codec, worker
 from lit_loader.board import Stage, StatusBoard
-from lit_loader.messages import Ack, Result, Status, Task
+from lit_loader.messages import Ack, Result, Status, Task, position_of
 
 POINTS: Final = {
     "starting": "in worker_init_fn, before the first task",
@@ -136,7 +136,7 @@ class Faults:
             return bool(self._task.epoch == strike.epoch - 1)
         if strike.point == "fetching" and self._samples != 2:
             return False
-        if strike.point != "ending" and self._task.number != strike.number:
+        if strike.point != "ending" and position_of(self._task.number) != strike.number:
             return False
         return bool(self._task.epoch == strike.epoch)
 

@@ -63,8 +63,10 @@ def test_what_is_there_is_staged_before_the_one_before_is_given(
     loader = ahead(Rows(12), batch_size=2, prefetch_factor=4, pin_memory=pin)
     iterator = iter(loader)
     found = [next(iterator)]
-    while iterator.ready < 5:  # type: ignore[attr-defined]
-        pass  # all of them are made: the copies' order is then certain
+    # Until all of them are made, and pinned: the copies' order is then certain.
+    engine = iterator._engine  # type: ignore[attr-defined]
+    while (engine._thread.waiting if pin else iterator.ready) < 5:  # type: ignore[attr-defined]
+        pass
     found += list(iterator)
     assert [int(batch[0, 0]) for batch in found] == [0, 2, 4, 6, 8, 10]
     log = recorded.made[0].log

@@ -57,6 +57,7 @@ ERRORS: dict[str, tuple[str, type[Exception]]] = {
 KINDS: dict[str, type] = {
     "map": Noisy,
     "unordered": Noisy,
+    "ahead": Noisy,  # as "map", and the next epoch's first batches are made in the one before
     "stream": NoisyStream,
     "stateful": StatefulStream,
 }
@@ -82,6 +83,10 @@ def missing(cell: Cell) -> str | None:
     iterable = cell.kind in ("stream", "stateful")
     if cell.point in EPOCH_EDGES and not cell.persistent:
         return "there is a handshake between two epochs of the same workers only"
+    if cell.kind == "ahead" and (cell.point in EPOCH_EDGES or not cell.persistent):
+        return "the next epoch is begun by the same workers, without a handshake"
+    if cell.kind == "ahead" and cell.fault == "index":
+        return "with a batch sampler of the user's no epoch is begun ahead"
     if cell.point == "ending" and not iterable:
         return "a worker of a map-style dataset knows of no end"
     if cell.point == "edge" and iterable:
@@ -101,6 +106,8 @@ def by_default(cell: Cell) -> bool:
     """Whether a cell is run without ``-m slow``: what takes no time, and some of each that does."""
     if cell.method != "fork":
         return False  # many faults in one pool instead: test_by_start_method
+    if cell.kind == "ahead":
+        return cell.fault in ("SIGKILL", "exception") and not cell.pin
     if cell.fault in HANGS:  # each costs the timeout twice
         few = ("fetching", "announcing", "resuming", "starting")
         shape = (cell.kind, cell.persistent, cell.pin)
@@ -140,13 +147,15 @@ def clean(kind: str, width: int = 5) -> list[list[Any]]:
 def options(kind: str) -> dict[str, Any]:
     if kind in ("stream", "stateful"):
         return {"batch_size": 3, "seed": 5}
-    return {"batch_size": 3, "seed": 5, "shuffle": True}
+    ahead = kind == "ahead"
+    return {"batch_size": 3, "seed": 5, "shuffle": True, "prefetch_next_epoch": ahead}
 
 
 def strike_of(cell: Cell) -> Strike:
     if cell.point == "edge":
         return Strike(cell.fault, "sent", BATCHES - 1)
-    return Strike(cell.fault.split()[0], cell.point, epoch=int(cell.point in EPOCH_EDGES))
+    in_second = cell.point in EPOCH_EDGES or cell.kind == "ahead"
+    return Strike(cell.fault.split()[0], cell.point, epoch=int(in_second))
 
 
 @pytest.fixture
@@ -208,7 +217,8 @@ def restarts(cell: Cell) -> tuple[int, int]:
     highest = 20 if cell.fault in HANGS else 1
     # A worker that owes nothing is not missed before something is wanted of it.
     owes_nothing = cell.point in ("starting", "idle", "sent", "ending", "edge")
-    unnoticed = cell.point == "resumed" or (owes_nothing and not cell.persistent)
+    handshake = cell.persistent and cell.kind != "ahead"
+    unnoticed = cell.point == "resumed" or (owes_nothing and not handshake)
     return int(not unnoticed), highest
 
 
@@ -216,14 +226,16 @@ def restarts(cell: Cell) -> tuple[int, int]:
 def test_what_is_one_batchs_error(cell: Cell, pinned: None, tmp_path: Path) -> None:
     point, error = ERRORS[cell.fault]
     expected = [list(batches) for batches in clean(cell.kind)[: 1 + cell.persistent]]
-    expected[0][3] = error
+    epoch = int(cell.kind == "ahead")
+    expected[epoch][3] = error
     sampler = options(cell.kind)
     if cell.fault == "index":
         sampler = {"batch_sampler": [[i, i + 1 if i != 3 else 24] for i in range(8)], "seed": 5}
         single = DataLoader(Noisy(), **sampler)
         expected = [outcomes(single) for _ in expected]
         assert expected[0][3] is error
-    faults = Faults(tmp_path, *([Strike(cell.fault.split()[0], point)] if point else []))
+    strikes = [Strike(cell.fault.split()[0], point, epoch=epoch)] if point else []
+    faults = Faults(tmp_path, *strikes)
     with DataLoader(
         Noisy(),
         num_workers=2,

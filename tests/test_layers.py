@@ -33,6 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("diagnosis",),
     ("recovery", "device_copy"),
     ("engine",),
+    ("under_way",),
     # the iterator with workers, and the workers that outlive one
     ("multiprocess",),
     ("persistent",),

@@ -259,7 +259,7 @@ def test_one_warning_says_it_all(how: str, words: list[str], tmp_path: Path) -> 
         "fetching index 9 (sample 1 of batch 4, indices [8, 9])",
         "It has been replaced and nothing is lost (restart 1 of at most max_worker_restarts=3",
     ]
-    assert [word for word in words if word not in texts[0]] == []
+    assert [word for word in words if word not in texts[0]] == [], texts[0]
     assert re.match(r"DataLoader worker [01] \(pid \d+\) ", texts[0])
 
 
@@ -356,7 +356,9 @@ def test_hanging_when_the_next_epoch_begins(tmp_path: Path) -> None:
 
 
 def test_stopped_while_idle() -> None:
-    with DataLoader(range(20), num_workers=2, persistent_workers=True, timeout=0.5) as loader:
+    with DataLoader(
+        range(20), num_workers=2, persistent_workers=True, timeout=0.5, prefetch_next_epoch=False
+    ) as loader:
         assert ints(loader) == list(range(20))
         victim = pool_of(loader).pids[1]
         until(lambda: pool_of(loader).rows()[1].stage == Stage.IDLE)
@@ -421,7 +423,9 @@ def launcher_of(loader: Any) -> int:
 
 def test_the_launcher_is_killed() -> None:
     """Its workers live; those that die then are replaced by a new one's."""
-    with DataLoader(range(20), num_workers=2, persistent_workers=True) as loader:
+    with DataLoader(
+        range(20), num_workers=2, persistent_workers=True, prefetch_next_epoch=False
+    ) as loader:
         assert ints(loader) == list(range(20))
         before = pool_of(loader).pids
         launcher = launcher_of(loader)
@@ -447,8 +451,9 @@ def test_the_launcher_is_killed() -> None:
 def test_in_a_forked_child(tmp_path: Path) -> None:
     """It has workers of its own, and they are healed like its parent's."""
     with DataLoader(
-        Call(dying([9], tmp_path), 20), num_workers=2, persistent_workers=True
-    ) as loader:
+        Call(dying([9], tmp_path), 20), num_workers=2, persistent_workers=True,
+        prefetch_next_epoch=False,  # a worker that owes nothing is missed in the handshake
+    ) as loader:  # fmt: skip
         iterator = iter(loader)
         assert int(next(iterator)) == 0
         if (child := os.fork()) == 0:

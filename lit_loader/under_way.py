@@ -1,0 +1,95 @@
+"""What the workers of a loader have been asked for and nobody has been given yet.
+
+::
+
+    submit ─▶ tasks ──────────────────────────────────────────────▶ given out
+                 └─ workers ─▶ window ─▶ (pinned) ─▶ ready ─────────────┘
+
+It belongs to one iterator. Where tasks of the next epoch are among it, it is handed on to the
+iterator of that epoch, which takes them for its own if they are what it would ask for itself.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from lit_loader.batch_plan import Coming
+from lit_loader.engine import Ready
+from lit_loader.messages import position_of, task_number
+from lit_loader.reorder import ReorderBuffer
+from lit_loader.worker_pool import Outcome
+
+__all__ = ["UnderWay", "is_of"]
+
+
+class UnderWay:
+    """Tasks, and what came of them. Knows neither iterator nor pool.
+
+    Args:
+        in_order: Whether batches are given out in the order in which they were asked for.
+
+    Attributes:
+        tasks: Task number to indices, of what is not given out; those of later epochs come last.
+        window: Outcomes that wait for their turn.
+        ready: What has had its turn and was not given out.
+        coming: The batches of the epochs that follow, if workers are asked for them ahead.
+        generation: The pool's, in which the tasks are valid.
+        seed: Base seed of the tasks.
+        owed: How many of the tasks are of the iterator's own epoch.
+    """
+
+    def __init__(self, in_order: bool) -> None:
+        self.tasks: dict[int, Any] = {}
+        self.window: ReorderBuffer[Outcome] = ReorderBuffer(in_order)
+        self.ready: deque[Ready] = deque()
+        self.coming: Iterator[Coming] | None = None
+        self.generation = 0
+        self.seed = 0
+        self.owed = 0
+
+    def begins(self, epoch: int, batches: Iterator[Any]) -> int:
+        """How many tasks an epoch finds under way.
+
+        Args:
+            epoch: The epoch.
+            batches: The indices of its batches, from the first one on.
+
+        Returns:
+            The number; 0 if there are none, or one of them is not what the epoch asks for.
+        """
+        count = 0
+        while (number := task_number(epoch, count)) in self.tasks:
+            if next(batches, None) != self.tasks[number]:
+                return 0
+            count += 1
+        return count
+
+    def take_ready(self, epoch: int) -> Ready | None:
+        """Take the next batch of an epoch that is ready, if there is one."""
+        for place, ready in enumerate(self.ready):
+            if is_of(epoch, ready.number):
+                del self.ready[place]
+                return ready
+        return None
+
+    def keep_only(self, epoch: int) -> None:
+        """Forget what is not of this epoch; it will be asked for anew."""
+        for number in [number for number in self.tasks if not is_of(epoch, number)]:
+            del self.tasks[number]
+        self.ready = deque(ready for ready in self.ready if is_of(epoch, ready.number))
+        self.coming = None
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.tasks.clear()
+        self.ready.clear()
+        self.window.restart([])
+        self.coming = None
+        self.owed = 0
+
+
+def is_of(epoch: int, number: int) -> bool:
+    """Whether a task belongs to an epoch."""
+    return number == task_number(epoch, position_of(number))
