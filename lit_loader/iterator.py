@@ -221,6 +221,10 @@ class InProcessIterator(LoaderIterator[T_co]):
         self._progress.begin()
         number = self._number
         self._number += 1
+        batch = loader.take(task, self._progress)
+        if batch is not None:
+            self._on_collate()
+            return number, batch
         try:
             with preserved() if self._streams is None else self._streams:
                 return number, loader.load(

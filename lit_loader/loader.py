@@ -30,6 +30,7 @@ from lit_loader.iterator import EpochStart, InProcessIterator, LoaderIterator
 from lit_loader.loading import Recipe
 from lit_loader.multiprocess import Claim, MultiProcessIterator
 from lit_loader.persistent import PersistentWorkers, temporary
+from lit_loader.placement import quicker_here
 from lit_loader.position import Position, ReadPoint
 from lit_loader.recovery import Recovery
 from lit_loader.sample_errors import TRANSIENT_ERRORS, Tolerance
@@ -164,6 +165,7 @@ class DataLoader(Generic[T_co]):
         self.promised: int | None = None
         self._copies_to: tuple[torch.device, Move] | None = None
         self._warnings_given: set[str] = set()
+        self._made_here: bool | None = None  # not measured yet
         self.recorder = Recorder()
         self._reset_process_state()
         self._built = True
@@ -285,7 +287,7 @@ class DataLoader(Generic[T_co]):
 
     def __iter__(self) -> LoaderIterator[T_co]:
         pin, device = self._pinning()
-        if self.num_workers == 0:
+        if self.num_workers == 0 or (pin is None and self._best_made_here()):
             return InProcessIterator(self, pin)
         iterator: MultiProcessIterator[T_co] = MultiProcessIterator(
             self,
@@ -302,6 +304,20 @@ class DataLoader(Generic[T_co]):
         )
         self._iterators.add(iterator)
         return iterator
+
+    def _best_made_here(self) -> bool:
+        """Whether batches are so quickly made that workers would only be in the way."""
+        if self.worker_init_fn is not None or self._copies_to is not None:
+            return False
+        if self._made_here is None:
+            table = self.recipe().table()
+            self._made_here = table is not None and quicker_here(
+                table,
+                len(self.dataset),  # type: ignore[arg-type]
+                self._plan.size if self._plan is not None else 1,
+                self.num_workers,
+            )
+        return self._made_here
 
     @property
     def _dealt(self) -> bool:

@@ -19,6 +19,7 @@ from lit_loader.position import ReadPoint
 from lit_loader.sample_errors import Attempts, SampleError, Tolerance
 from lit_loader.seeding import derive, extend, sample_seed, seed_globals
 from lit_loader.streams import Rewind
+from lit_loader.tables import Table, table_of
 from lit_loader.tolerant_fetch import (
     OMITTED,
     TolerantIterableFetcher,
@@ -94,6 +95,23 @@ class Recipe:
     tolerance: Tolerance
     own_order: bool
 
+    @property
+    def default_collation(self) -> bool:
+        """Whether batches are collated by the default rules."""
+        return self.collate_fn in (torch_default_collate, default_collate)
+
+    def table(self) -> Table | None:
+        """The table that batches can be taken from at once; None: they are read by the sample."""
+        if (
+            self.default_collation
+            and self.batched
+            and not self.iterable
+            and self.tolerance.none
+            and self.reseed_fn is None
+        ):
+            return table_of(self.dataset)
+        return None
+
 
 class BatchLoader:
     """Makes batches by a recipe, in whichever process it lives.
@@ -108,12 +126,13 @@ class BatchLoader:
         self._recipe = recipe
         self._num_readers = num_readers
         self._share = (recipe.rank * num_readers + worker, recipe.num_replicas * num_readers)
-        self._collates_into_slot = recipe.collate_fn in (torch_default_collate, default_collate)
+        self._collates_into_slot = recipe.default_collation
         self._fetcher: Fetcher | None = None
         self._held = find_generators(recipe.dataset, recipe.collate_fn)
         if self._held.paths:
             _log.debug("generators reseeded with the global ones: %s", ", ".join(self._held.paths))
         self._attempts = self._new_attempts()
+        self._table = recipe.table()
         self._epoch: tuple[int, int] | None = None
         self._epoch_seed = 0
         self.samples = 0
@@ -122,6 +141,34 @@ class BatchLoader:
     def begin_epoch(self) -> None:
         """Take up an epoch: the next :meth:`load` iterates an iterable dataset anew."""
         self._fetcher = None
+
+    def take(self, indices: Any, progress: Progress, empty: Empty | None = None) -> Any:
+        """Make a batch by one indexing, where the dataset is a table.
+
+        No code of the user's runs and nothing is drawn, so no generator need be seeded.
+
+        Args:
+            indices: The batch's indices.
+            progress: Told of the first sample.
+            empty: Gives slot memory for large tensors.
+
+        Returns:
+            What :meth:`load` would; None: it is for that to make the batch, or to raise.
+
+        Raises:
+            Cancelled: The batch is no longer wanted.
+        """
+        if self._table is None or type(indices) is not list:
+            return None
+        if not (self._recipe.own_order or {int} == set(map(type, indices))):
+            return None  # a bool, say, means another thing to a tensor
+        progress.step(0)
+        try:
+            batch = self._table.batch(indices, empty)
+        except Exception:  # indices from the end, or out of range
+            return None
+        self.samples = len(indices)
+        return batch
 
     def load(
         self,

@@ -254,6 +254,10 @@ class _Worker:
 
     def _load(self, task: Task, indices: Any, writer: SlotWriter) -> Any:
         assert self._loader is not None
+        batch = self._loader.take(indices, self._progress, writer.empty)
+        if batch is not None:
+            self._on_collate()
+            return batch
         return self._loader.load(
             indices,
             position_of(task.number),
