@@ -19,7 +19,14 @@ from typing import Final
 
 import numpy as np
 
-__all__ = ["SharedFile", "address_space_left", "map_part", "remedy", "round_up"]
+__all__ = [
+    "SharedFile",
+    "address_space_left",
+    "map_part",
+    "nameless_file",
+    "remedy",
+    "round_up",
+]
 
 _MAP_FIXED: Final = 0x10  # the same on Linux and macOS; the mmap module does not name it
 
@@ -94,7 +101,7 @@ class SharedFile:
     """
 
     def __init__(self) -> None:
-        self.fd, self.sparse = _create()
+        self.fd, self.sparse = nameless_file("lit_loader")
         self.end = 0
 
     def extend(self, nbytes: int) -> int:
@@ -125,11 +132,21 @@ class SharedFile:
         os.close(self.fd)
 
 
-def _create() -> tuple[int, bool]:
-    """Open a nameless file; returns (descriptor, whether it is sparse memory)."""
+def nameless_file(label: str) -> tuple[int, bool]:
+    """Open a file that no directory knows.
+
+    Args:
+        label: What ``/proc`` shows it as.
+
+    Returns:
+        Its descriptor, and whether it is sparse memory.
+
+    Raises:
+        OSError: No descriptor is to be had.
+    """
     if hasattr(os, "memfd_create"):
         try:
-            return os.memfd_create("lit_loader", os.MFD_CLOEXEC), True
+            return os.memfd_create(label, os.MFD_CLOEXEC), True
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise  # else: a kernel or a sandbox without it

@@ -10,12 +10,12 @@ that the file is complete: nothing is waited for otherwise.
 from __future__ import annotations
 
 import contextlib
-import errno
 import faulthandler
 import os
 import signal
-import tempfile
 from typing import Final
+
+from lit_loader.shared_file import nameless_file
 
 __all__ = ["DUMP_SIGNAL", "StackFile", "write_stacks_to"]
 
@@ -44,13 +44,7 @@ class StackFile:
         Raises:
             OSError: There is no room for its descriptor.
         """
-        try:
-            self.fd = os.memfd_create("lit_loader stacks", os.MFD_CLOEXEC)
-        except (AttributeError, OSError) as error:
-            if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):
-                raise
-            with tempfile.TemporaryFile(prefix="lit_loader-") as file:
-                self.fd = os.dup(file.fileno())
+        self.fd, _ = nameless_file("lit_loader stacks")
 
     def take(self) -> str:
         """Return what has been written since the last call, and forget it."""

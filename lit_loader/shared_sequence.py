@@ -1,0 +1,153 @@
+"""A list of records that all workers share, without a copy in any of them.
+
+A forked worker shares its parent's objects only until it looks at them: reading a Python object
+counts a reference in it, which copies its page. So a dataset's list of a million small records ends
+up once in every worker. Here records lie pickled in one stretch of shared memory, and only the one
+that is asked for is made into an object.
+"""
+
+from __future__ import annotations
+
+import mmap
+import operator
+import os
+import pickle
+import weakref
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from multiprocessing import reduction
+from multiprocessing.context import get_spawning_popen
+from typing import Any, Final, SupportsIndex, TypeVar, overload
+
+import numpy as np
+
+from lit_loader.shared_file import nameless_file
+
+__all__ = ["SharedSequence"]
+
+T = TypeVar("T")
+
+_LABEL: Final = "lit_loader records"
+
+_AT_ONCE: Final = 1 << 20
+"""Bytes of records that are written at once."""
+
+
+class SharedSequence(Sequence[T]):
+    """A read-only sequence in shared memory: ``self.files = SharedSequence(files)``.
+
+    Records are given back as equal objects, new ones each time: changing one changes nothing here.
+    Works under every start method; when workers are started, a descriptor travels and not the data.
+    Outside of that (``pickle``, ``torch.save``) the data does.
+
+    Args:
+        records: What it is to hold; anything that can be pickled. Taken one by one, so that a
+            generator need never have all of them in memory. 8 bytes are added for each.
+
+    Raises:
+        OSError: There is no memory (or, without memfd, no room in the temporary directory).
+        Exception: A record cannot be pickled.
+    """
+
+    def __init__(self, records: Iterable[T]) -> None:
+        fd, _ = nameless_file(_LABEL)
+        try:
+            ends = array("q", [0])
+            chunk: list[bytes] = []
+            end = written = 0
+            for record in records:
+                data = pickle.dumps(record, pickle.HIGHEST_PROTOCOL)
+                chunk.append(data)
+                end += len(data)
+                ends.append(end)
+                if end - written >= _AT_ONCE:
+                    written += _write(fd, b"".join(chunk))
+                    chunk.clear()
+            _write(fd, b"".join(chunk) + bytes(-end % 8))
+            _write(fd, memoryview(ends).cast("B"))
+            self._open(fd, len(ends) - 1)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def _open(self, fd: int, length: int) -> None:
+        """Map the file: records, up to 8 bytes of nothing, and where each record ends."""
+        size = os.fstat(fd).st_size
+        self._length = length
+        self._map = mmap.mmap(fd, size, access=mmap.ACCESS_READ)
+        self._view = memoryview(self._map)
+        self._ends = self._view[size - 8 * (length + 1) :].cast("q")
+        self._fd = fd
+        self._finalizer = weakref.finalize(self, os.close, fd)
+        self._finalizer.atexit = False  # a process that ends closes it itself
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> T: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+
+    def __getitem__(self, index: SupportsIndex | slice) -> T | list[T]:
+        """Return a record, or a list of those in a slice.
+
+        Raises:
+            IndexError: There is no such record.
+        """
+        if isinstance(index, slice):
+            return [self._record(number) for number in range(*index.indices(self._length))]
+        number = operator.index(index)
+        if number < 0:
+            number += self._length
+        if not 0 <= number < self._length:
+            raise IndexError(
+                f"record {index} of a SharedSequence of {self._length}: there is no such record"
+            )
+        return self._record(number)
+
+    def _record(self, number: int) -> T:
+        record: T = pickle.loads(self._view[self._ends[number] : self._ends[number + 1]])
+        return record
+
+    def __iter__(self) -> Iterator[T]:
+        return map(self._record, range(self._length))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of shared memory that it takes."""
+        return len(self._view)
+
+    def __repr__(self) -> str:
+        return f"SharedSequence({self._length} records, {self.nbytes / 2**20:.1f} MiB)"
+
+    def __copy__(self) -> SharedSequence[T]:
+        return self  # nothing about it can be changed
+
+    def __deepcopy__(self, memo: Any) -> SharedSequence[T]:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if get_spawning_popen() is not None:
+            data: Any = reduction.DupFd(self._fd)
+        else:
+            data = np.frombuffer(self._view, np.uint8)
+        return object.__new__, (SharedSequence,), (data, self._length)
+
+    def __setstate__(self, state: tuple[Any, int]) -> None:
+        data, length = state
+        if isinstance(data, np.ndarray):
+            fd, _ = nameless_file(_LABEL)
+            _write(fd, data.data)
+        else:
+            fd = data.detach()
+        self._open(fd, length)
+
+
+def _write(fd: int, data: bytes | memoryview) -> int:
+    """Write all of it; a single call writes 2 GiB at most."""
+    left = memoryview(data)
+    while left:
+        left = left[os.write(fd, left) :]
+    return len(data)

@@ -1,0 +1,127 @@
+"""Records in shared memory: a read-only list that costs its bytes once."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from samples import METHODS, ints
+from torch.utils.data import Dataset
+
+from lit_loader import DataLoader, SharedSequence
+
+RECORDS = [0, "one", b"two", (3, [4.0]), {"five": np.arange(6)}, None, "x" * 3_000_000, ""]
+
+
+def test_a_sequence() -> None:
+    sequence = SharedSequence(range(10))
+    assert isinstance(sequence, Sequence)
+    assert len(sequence) == 10
+    assert list(sequence) == list(range(10))
+    assert sequence[-1] == 9
+    assert sequence[np.int64(3)] == 3
+    assert sequence[2:9:3] == [2, 5, 8]
+    assert sequence[::-1] == list(range(10))[::-1]
+    assert 7 in sequence
+    assert sequence.index(7) == 7
+    assert list(reversed(sequence)) == list(range(9, -1, -1))
+    for index in (10, -11):
+        with pytest.raises(IndexError, match=f"record {index} of a SharedSequence of 10"):
+            sequence[index]
+    with pytest.raises(TypeError):
+        sequence["a"]  # type: ignore[call-overload]
+    with pytest.raises(TypeError):
+        sequence[0] = 1  # type: ignore[index]
+
+
+def test_any_record() -> None:
+    sequence = SharedSequence(iter(RECORDS))
+    assert repr(list(sequence)) == repr(RECORDS)
+    assert sequence.nbytes >= 3_000_000
+    assert repr(sequence) == f"SharedSequence(8 records, {sequence.nbytes / 2**20:.1f} MiB)"
+
+
+def test_none_at_all() -> None:
+    sequence = SharedSequence([])
+    assert len(sequence) == 0
+    assert list(sequence) == []
+    with pytest.raises(IndexError):
+        sequence[0]
+
+
+def test_records_are_the_readers_own() -> None:
+    sequence = SharedSequence([[1, 2]])
+    sequence[0].append(3)
+    assert sequence[0] == [1, 2]
+
+
+def test_copies() -> None:
+    sequence = SharedSequence(RECORDS)
+    assert copy.copy(sequence) is sequence
+    assert copy.deepcopy({"a": sequence})["a"] is sequence
+    again = pickle.loads(pickle.dumps(sequence))
+    assert repr(list(again)) == repr(RECORDS)
+
+
+def test_a_record_that_cannot_be_pickled() -> None:
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(Exception, match="pickle"):
+        SharedSequence([1, lambda: 0])
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_nothing_is_left() -> None:
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    sequences = [SharedSequence(range(100)) for _ in range(5)]
+    again = pickle.loads(pickle.dumps(sequences))
+    assert [list(each) for each in again] == [list(range(100))] * 5
+    del sequences, again
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+class Numbers(Dataset):
+    def __init__(self, length: int) -> None:
+        self.records: Any = SharedSequence({"number": n} for n in range(length))
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, index: int) -> int:
+        return self.records[index]["number"]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_in_workers(method: str) -> None:
+    loader = DataLoader(Numbers(20), batch_size=3, num_workers=2, multiprocessing_context=method)
+    assert ints(loader) == list(range(20))
+
+
+def written_to(pid: int) -> int:
+    """Bytes that a process has for itself alone: made there, or copied by writing to them."""
+    return sum(part.anonymous for part in psutil.Process(pid).memory_maps())
+
+
+def test_workers_do_not_copy_it() -> None:
+    """What is private to a worker stays far below the records' size, after all have been read."""
+    dataset = Numbers(200_000)
+    with DataLoader(
+        dataset, batch_size=500, num_workers=1, persistent_workers=True, prefetch_next_epoch=False
+    ) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        [worker] = iterator._engine.pool.pids  # type: ignore[attr-defined]
+        before = written_to(worker)
+        assert sum(len(batch) for batch in iterator) == 200_000 - 500
+        grown = written_to(worker) - before
+    assert dataset.records.nbytes > 4_000_000
+    assert grown < dataset.records.nbytes / 4
