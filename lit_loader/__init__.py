@@ -31,8 +31,12 @@ if TYPE_CHECKING:
         WorkerTimeoutError,
     )
     from lit_loader.loader import DataLoader
+    from lit_loader.mixture import MixtureDataset, MixtureSampler
+    from lit_loader.mixture_stream import MixtureStream
     from lit_loader.monitor import LoaderMonitor
+    from lit_loader.shared_sequence import SharedSequence
     from lit_loader.statistics import LoaderStatistics
+    from lit_loader.token_budget import TokenBudgetBatchSampler
 
 __version__ = "0.1.0"
 
@@ -45,10 +49,15 @@ __all__ = [
     "LoaderMonitor",
     "LoaderStateCallback",
     "LoaderStatistics",
+    "MixtureDataset",
+    "MixtureSampler",
+    "MixtureStream",
     "OptionError",
     "PinMemoryError",
     "SampleErrorsError",
+    "SharedSequence",
     "StateError",
+    "TokenBudgetBatchSampler",
     "TransportError",
     "WorkerDiedError",
     "WorkerError",
@@ -71,10 +80,15 @@ _MODULE_OF = {
     "LoaderMonitor": "lit_loader.monitor",
     "LoaderStateCallback": "lit_loader.callbacks",
     "LoaderStatistics": "lit_loader.statistics",
+    "MixtureDataset": "lit_loader.mixture",
+    "MixtureSampler": "lit_loader.mixture",
+    "MixtureStream": "lit_loader.mixture_stream",
     "OptionError": "lit_loader.errors",
     "PinMemoryError": "lit_loader.errors",
     "SampleErrorsError": "lit_loader.errors",
+    "SharedSequence": "lit_loader.shared_sequence",
     "StateError": "lit_loader.errors",
+    "TokenBudgetBatchSampler": "lit_loader.token_budget",
     "TransportError": "lit_loader.errors",
     "WorkerDiedError": "lit_loader.errors",
     "WorkerError": "lit_loader.errors",

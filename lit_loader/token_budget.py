@@ -1,0 +1,344 @@
+"""`TokenBudgetBatchSampler`: batches of samples of different lengths, bounded by their tokens.
+
+::
+
+    lengths ─ sorted, longest first ─▶ buckets of similar lengths ─▶ cuts between batches   (once)
+    epoch ─▶ samples change places within their buckets ─▶ cut ─▶ groups of batches, shuffled
+
+The cuts depend on the buckets alone: a batch takes as many samples as the longest of the bucket in
+which it begins allows. So every epoch has the same number of batches, of the same sizes, whatever
+is shuffled. (Lightning asks for the length once: an epoch with more batches would be cut off there,
+and one with fewer would end without validation.) A bucket does not end in a small batch: its last
+one goes on with samples of the next bucket, which are shorter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import Sampler
+
+from lit_loader.errors import OptionError, StateError
+from lit_loader.permutation import Permutation
+from lit_loader.seeding import derive
+
+__all__ = ["TokenBudgetBatchSampler", "TokenBudgetStatistics"]
+
+_Numbers = npt.NDArray[np.int64]
+
+_SAMPLES, _BATCHES = 1, 2  # what is shuffled; keeps the two orders of an epoch apart
+_TOO_LONG = ("raise", "skip", "truncate")
+
+
+@dataclass(frozen=True)
+class TokenBudgetStatistics:
+    """What the batches of one epoch hold.
+
+    Attributes:
+        batches: Number of batches, on all ranks together.
+        samples: Samples in them.
+        skipped: Samples left out for being too long.
+        tokens: Tokens of the samples themselves.
+        padded_tokens: Tokens of the batches, all samples padded to the longest of theirs.
+        largest: Padded tokens of the largest batch.
+    """
+
+    batches: int
+    samples: int
+    skipped: int
+    tokens: int
+    padded_tokens: int
+    largest: int
+
+    @property
+    def padding(self) -> float:
+        """Share of the batches' tokens that is padding, 0 … 1."""
+        return 1 - self.tokens / self.padded_tokens if self.padded_tokens else 0.0
+
+
+class TokenBudgetBatchSampler(Sampler[list[int]]):
+    """Puts samples of similar length into batches of at most ``max_tokens`` padded tokens.
+
+    ::
+
+        DataLoader(dataset, batch_sampler=TokenBudgetBatchSampler(dataset.lengths, 8192))
+
+    What a batch holds is a function of (lengths, options, seed, epoch). Ranks need no sampler of
+    their own: the loader deals the batches out to them, ``num_replicas`` at a time.
+
+    In a configuration it is a factory, which is called with the dataset::
+
+        batch_sampler: {_target_: lit_loader.TokenBudgetBatchSampler, _partial_: true,
+                        max_tokens: 8192, seed: 1}
+
+    Args:
+        source: Tokens of each sample, one whole number each; or a dataset with an attribute
+            ``lengths`` that holds them. An empty sample counts as one token.
+        max_tokens: Upper bound of (longest sample) × (number of samples) in a batch.
+        max_samples: Upper bound of a batch's samples; None: unbounded.
+        shuffle: Shuffle samples within their buckets, and the batches, anew for each epoch; False:
+            the longest samples first, the same in every epoch.
+        drop_last: Leave off the batch of the shortest samples if it is not full, and the last
+            batches that do not divide evenly among the ranks; False: every sample comes once, and
+            the largest batches are halved until their number does.
+        spread: How much shorter than the longest sample of its bucket a sample may be, as a share,
+            0 … 1. The padding of a batch within one bucket is below it, on the average about half
+            of it; larger buckets mix the samples more.
+        pad_to_multiple_of: What the ``collate_fn`` pads lengths to a multiple of; counted in.
+        too_long: What becomes of a sample of more than ``max_tokens`` tokens: "raise" an error,
+            "skip" it, or count it as ``max_tokens`` long because the dataset will "truncate" it.
+        num_replicas: Ranks. So many batches in a row are of similar size, one for each rank's step,
+            and their number is a multiple of it. None: as many as ``torch.distributed`` has
+            processes, 1 without. To resume on another number of ranks give one that all of them
+            divide.
+        seed: Seed of the orders; the loader's own ``seed`` is not known here.
+
+    Attributes:
+        epoch: The epoch whose batches come next.
+
+    Raises:
+        OptionError: An option is refused, or a sample is too long (a ValueError).
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        max_tokens: int,
+        *,
+        max_samples: int | None = None,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        spread: float = 0.1,
+        pad_to_multiple_of: int = 1,
+        too_long: str = "raise",
+        num_replicas: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.max_tokens = _whole("max_tokens", max_tokens)
+        self.max_samples = None if max_samples is None else _whole("max_samples", max_samples)
+        self.num_replicas = (
+            _processes() if num_replicas is None else _whole("num_replicas", num_replicas)
+        )
+        self.pad_to_multiple_of = _whole("pad_to_multiple_of", pad_to_multiple_of)
+        if self.pad_to_multiple_of > self.max_tokens:
+            raise OptionError(
+                "pad_to_multiple_of must not exceed max_tokens, or no sample fits into a batch, "
+                f"got pad_to_multiple_of={pad_to_multiple_of} and max_tokens={max_tokens}"
+            )
+        if not 0 <= spread <= 1:
+            raise OptionError(f"spread must be between 0 and 1, got spread={spread}")
+        if too_long not in _TOO_LONG:
+            raise OptionError(
+                f"too_long must be one of {', '.join(map(repr, _TOO_LONG))}, got {too_long!r}"
+            )
+        self.shuffle, self.drop_last, self.spread = bool(shuffle), bool(drop_last), spread
+        self.too_long, self.seed, self.epoch = too_long, _whole("seed", seed, low=0), 0
+
+        self._lengths = _lengths(source)
+        self._tokens, kept = self._counted(self._lengths)
+        order = np.argsort(-self._tokens[kept], kind="stable")
+        self._longest_first: _Numbers = kept[order]
+        self._bucket, caps = self._buckets(self._tokens[self._longest_first])
+        self._cuts = self._cut(caps)
+
+    def __len__(self) -> int:
+        """Give the number of batches, on all ranks together; the same in every epoch."""
+        return len(self._cuts) - 1
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return _Batches(self, self.epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose batches come next.
+
+        Args:
+            epoch: Epoch number, counted from 0.
+        """
+        self.epoch = epoch
+
+    def plan(self, epoch: int) -> tuple[_Numbers, _Numbers]:
+        """Give what an epoch's batches hold.
+
+        Returns:
+            The samples' indices, batch behind batch, and the places among them where batches begin
+            and end: batch ``i`` is ``samples[starts[i] : starts[i + 1]]``. Both int64.
+        """
+        cuts, samples = self._cuts, self._longest_first
+        if not self.shuffle:
+            return samples[: cuts[-1]], cuts
+        ranks = np.arange(len(samples), dtype=np.int64)
+        ranks = Permutation(len(samples), derive(self.seed, epoch, _SAMPLES)).at(ranks)
+        samples = samples[np.lexsort((ranks, self._bucket))]
+        # Batches of one step stay together. A rest, which only single samples leave, stays last.
+        replicas, count = self.num_replicas, len(self)
+        groups = np.arange(count // replicas, dtype=np.int64)
+        groups = Permutation(len(groups), derive(self.seed, epoch, _BATCHES)).at(groups)
+        batches = (groups[:, None] * replicas + np.arange(replicas)).ravel()
+        batches = np.concatenate([batches, np.arange(len(batches), count, dtype=np.int64)])
+        sizes = np.diff(cuts)[batches]
+        starts = np.concatenate([[0], np.cumsum(sizes)])
+        places = np.arange(starts[-1]) + np.repeat(cuts[:-1][batches] - starts[:-1], sizes)
+        return samples[places], starts
+
+    def statistics(self) -> TokenBudgetStatistics:
+        """Tell what the batches of the epoch that comes next hold; computes the whole epoch."""
+        samples, starts = self.plan(self.epoch)
+        largest, padded = 0, 0
+        if len(samples):
+            longest = np.maximum.reduceat(self._tokens[samples], starts[:-1])
+            sizes = longest * np.diff(starts)
+            largest, padded = int(sizes.max()), int(sizes.sum())
+        return TokenBudgetStatistics(
+            batches=len(self),
+            samples=len(samples),
+            skipped=len(self._lengths) - len(self._longest_first),
+            tokens=int(np.minimum(self._lengths, self._tokens)[samples].sum()),
+            padded_tokens=padded,
+            largest=largest,
+        )
+
+    def fingerprint(self) -> str:
+        """Name everything that the batches depend on, except the epoch, in 16 characters."""
+        options = (
+            *(self.max_tokens, self.max_samples, self.shuffle, self.drop_last, self.spread),
+            *(self.pad_to_multiple_of, self.too_long, self.num_replicas, self.seed),
+        )
+        name = hashlib.blake2b(self._lengths.tobytes(), digest_size=8)
+        name.update(repr(options).encode())
+        return name.hexdigest()
+
+    def _counted(self, lengths: _Numbers) -> tuple[_Numbers, _Numbers]:
+        """Give the tokens that each sample counts for, and the samples that are not left out."""
+        multiple = self.pad_to_multiple_of
+        budget = self.max_tokens // multiple * multiple
+        tokens = np.maximum(-(-lengths // multiple) * multiple, multiple)
+        fits = tokens <= budget
+        if self.too_long == "raise" and not fits.all():
+            first = int(np.argmin(fits))
+            raise OptionError(
+                f"sample {first} has {lengths[first]} tokens, more than max_tokens="
+                f"{self.max_tokens} allows, as have {np.count_nonzero(~fits) - 1} others: raise "
+                "max_tokens, or set too_long to 'skip' or 'truncate'"
+            )
+        kept = np.arange(len(lengths)) if self.too_long != "skip" else np.flatnonzero(fits)
+        return np.minimum(tokens, budget), kept
+
+    def _buckets(self, tokens: _Numbers) -> tuple[_Numbers, list[int]]:
+        """Cut tokens, longest first, into buckets.
+
+        Returns:
+            The bucket of each sample, counted from 0, and the longest tokens of each bucket.
+        """
+        bucket, rising = np.empty(len(tokens), np.int64), -tokens
+        caps: list[int] = []
+        start = 0
+        while start < len(tokens):
+            cap = int(tokens[start])
+            shortest = cap - int(cap * self.spread)
+            stop = int(np.searchsorted(rising, -shortest, side="right"))
+            bucket[start:stop] = len(caps)
+            caps.append(cap)
+            start = stop
+        return bucket, caps
+
+    def _cut(self, caps: Sequence[int]) -> _Numbers:
+        """Find where batches begin and end among the samples in their buckets' order."""
+        length, most = len(self._bucket), self.max_samples or len(self._bucket)
+        sizes = [min(self.max_tokens // cap, most) for cap in caps]
+        buckets, cuts, full = self._bucket.tolist(), [0], True
+        while cuts[-1] < length:
+            stop = cuts[-1] + sizes[buckets[cuts[-1]]]
+            full = stop <= length
+            cuts.append(min(stop, length))
+        if self.drop_last:
+            cuts = cuts[: len(cuts) - (not full)]
+            return np.array(cuts[: len(cuts) - (len(cuts) - 1) % self.num_replicas], np.int64)
+        return self._evened(np.array(cuts, np.int64), np.array(caps, np.int64))
+
+    def _evened(self, cuts: _Numbers, caps: _Numbers) -> _Numbers:
+        """Halve the largest batches until their number is a multiple of the ranks'."""
+        while missing := -(len(cuts) - 1) % self.num_replicas:
+            sizes = np.diff(cuts)
+            padded = np.where(sizes > 1, sizes * caps[self._bucket[cuts[:-1]]], 0)
+            largest = np.argsort(-padded, kind="stable")[:missing]
+            largest = largest[sizes[largest] > 1]
+            if not len(largest):
+                break  # fewer samples than ranks: the loader's shard_tail decides
+            cuts = np.sort(np.concatenate([cuts, cuts[largest] + sizes[largest] // 2]))
+        return cuts
+
+
+class _Batches(Iterator[list[int]]):
+    """The batches of one epoch; tells where it is, and is brought to any place at once."""
+
+    def __init__(self, sampler: TokenBudgetBatchSampler, epoch: int) -> None:
+        self._samples, self._starts = sampler.plan(epoch)
+        self._of, self._next = sampler.fingerprint(), 0
+
+    def __next__(self) -> list[int]:
+        if self._next >= len(self._starts) - 1:
+            raise StopIteration
+        self._next += 1
+        start, stop = self._starts[self._next - 1], self._starts[self._next]
+        batch: list[int] = self._samples[start:stop].tolist()
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give the place among the epoch's batches; two primitives."""
+        return {"batches": self._next, "of": self._of}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a state was taken.
+
+        Raises:
+            StateError: The state is of other batches.
+        """
+        if state.get("of") != self._of:
+            raise StateError(
+                "the state is of other batches than this TokenBudgetBatchSampler makes: resume "
+                "with the same lengths, seed and options (num_replicas among them, which without "
+                "being given is the number of processes)"
+            )
+        self._next = int(state["batches"])
+
+
+def _whole(name: str, value: Any, low: int = 1) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = low - 1
+    if isinstance(value, bool) or number < low:
+        raise OptionError(f"{name} must be a whole number of at least {low}, got {name}={value!r}")
+    return number
+
+
+def _lengths(source: Any) -> _Numbers:
+    """Give the tokens of each sample, int64."""
+    given = getattr(source, "lengths", source)
+    lengths: npt.NDArray[Any] = np.empty((0, 0))
+    # A dataset without lengths must not be read as if it were an array: perhaps it has no end.
+    if isinstance(given, Sequence) or hasattr(given, "__array__"):
+        lengths = np.asarray(given) if len(given) else np.empty(0, np.int64)
+    if lengths.ndim != 1 or not np.issubdtype(lengths.dtype, np.integer):
+        raise OptionError(
+            "source must be the samples' lengths, one whole number each, or a dataset with an "
+            f"attribute 'lengths' that holds them, got {type(source).__name__}"
+        )
+    if lengths.size and lengths.min() < 0:
+        first = int(np.argmax(lengths < 0))
+        raise OptionError(f"lengths must not be negative, got {lengths[first]} for sample {first}")
+    return lengths.astype(np.int64)
+
+
+def _processes() -> int:
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_world_size()
+    return 1

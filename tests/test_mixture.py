@@ -1,0 +1,417 @@
+"""Mixtures of datasets: shares, passes without replacement, ranks, and exact resume."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from exact import Augmented, Epochs, digests, taken, through_file
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset
+
+import lit_loader
+from lit_loader import DataLoader, LoaderDataModule, OptionError, StateError
+from lit_loader.mixture import MixtureDataset, MixtureSampler, Schedule
+from lit_loader.mixture_stream import MixtureStream
+
+WEIGHTS = {"a": 5, "b": 3, "c": 2}
+
+
+class Range(Dataset[int]):
+    def __init__(self, start: int, length: int) -> None:
+        self.start, self.length = start, length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        if not 0 <= index < self.length:
+            raise IndexError(index)
+        return self.start + index
+
+
+class Many(Range):
+    """Is asked for several at once."""
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        self.asked = list(indices)
+        return [self[index] for index in indices]
+
+
+def mixture(weights: Any = WEIGHTS) -> MixtureDataset:
+    sources = {"a": Range(0, 20), "b": Range(1000, 700), "c": Range(5000, 64)}
+    return MixtureDataset(sources, weights)
+
+
+def sampler(**options: Any) -> MixtureSampler:
+    return MixtureSampler(mixture(), **{"epoch_length": 500, "seed": 1, **options})
+
+
+def drawn(made: MixtureSampler, epochs: int) -> list[list[int]]:
+    result = []
+    for number in range(epochs):
+        made.set_epoch(number)
+        result.append(list(made))
+    return result
+
+
+# --- the schedule ---
+
+
+@given(
+    st.lists(st.integers(0, 50) | st.floats(0.01, 50), min_size=1, max_size=6).filter(any),
+    st.integers(0, 2**64 - 1),
+    st.integers(0, 10**9),
+)
+def test_each_block_keeps_the_shares(weights: list[float], seed: int, block: int) -> None:
+    schedule = Schedule(weights, seed)
+    sources, counts = schedule.at(block)
+    before, after = schedule.drawn(block), schedule.drawn(block + 1)
+    for source, weight in enumerate(weights):
+        share = weight / sum(weights)
+        wanted = after[source] - before[source]
+        assert abs(wanted - schedule.block * share) < 2
+        # Each number once, in turn.
+        assert counts[sources == source].tolist() == list(range(before[source], after[source]))
+    assert sum(after) == (block + 1) * schedule.block
+    if block < 10**5:  # beyond, a float is not exact enough to say so
+        shares = [(block + 1) * schedule.block * weight / sum(weights) for weight in weights]
+        assert all(abs(a - s) <= 1 + 1e-6 for a, s in zip(after, shares, strict=True))
+
+
+def test_a_block_is_long_enough_for_a_rare_source() -> None:
+    schedule = Schedule([1, 99_999], 3)
+    assert schedule.block == 100_000
+    assert [schedule.drawn(n)[0] for n in range(4)] == [0, 1, 2, 3]
+
+
+# --- the dataset ---
+
+
+def test_the_dataset_is_the_sources_one_behind_the_other() -> None:
+    made = mixture()
+    assert (made.names, made.lengths, made.weights) == (["a", "b", "c"], [20, 700, 64], [5, 3, 2])
+    assert len(made) == 784
+    assert [made[i] for i in (0, 19, 20, 719, 720, 783)] == [0, 19, 1000, 1699, 5000, 5063]
+    assert made.locate(720) == (2, 0)
+    assert made.__getitems__ is None
+    for index in (-1, 784):
+        with pytest.raises(IndexError, match=f"index {index} of a mixture of 784 samples"):
+            made[index]
+
+
+def test_sources_in_a_list_and_from_factories() -> None:
+    made = MixtureDataset([Range(0, 3), lambda: Range(10, 4)])
+    assert (made.names, made.weights) == (["0", "1"], [3, 4])
+    assert [made[index] for index in range(7)] == [0, 1, 2, 10, 11, 12, 13]
+
+
+def test_a_batch_is_read_at_once_where_a_source_can() -> None:
+    many = Many(100, 10)
+    made = MixtureDataset([Range(0, 5), many])
+    assert made.__getitems__([6, 0, 14, 4]) == [101, 0, 109, 4]
+    assert many.asked == [1, 9]
+    (batch,) = DataLoader(made, 15)
+    assert batch.tolist() == [*range(5), *range(100, 110)]
+
+
+def test_sources_are_told_the_epoch() -> None:
+    loader = DataLoader(MixtureDataset([Epochs(2), Epochs(3)]), 5, num_workers=1)
+    for number in range(2):
+        ((_, told, asked),) = list(loader)
+        assert told.tolist() == asked.tolist() == [number] * 5
+
+
+# --- the sampler ---
+
+
+def test_shares_are_those_of_the_weights() -> None:
+    made = sampler(epoch_length=2048)
+    for number, indices in enumerate(drawn(made, 3)):
+        counts = Counter(mixture().names[mixture().locate(i)[0]] for i in indices)
+        assert counts == made.counts(number)
+        assert all(abs(counts[n] - 2048 * w / 10) <= 2 for n, w in WEIGHTS.items())
+
+
+def test_each_source_is_gone_through_before_it_begins_again() -> None:
+    stream = list(itertools.chain(*drawn(sampler(), 6)))  # 3000 draws
+    for start, length in ((0, 20), (20, 700), (720, 64)):
+        own = [i for i in stream if start <= i < start + length]
+        passes = [own[i : i + length] for i in range(0, len(own), length)]
+        assert len(passes) > 1
+        for through in passes[:-1]:
+            assert sorted(through) == list(range(start, start + length))
+        assert passes[0] != passes[1] or len(passes[1]) < length
+
+
+def test_epochs_are_functions_of_the_seed() -> None:
+    first = drawn(sampler(), 3)
+    assert first == drawn(sampler(), 3)
+    assert first != drawn(sampler(seed=2), 3)
+    assert len(set(map(tuple, first))) == 3
+    made = sampler()
+    assert made.indices(2, 100, 10_000).tolist() == first[2][100:]
+    made.set_epoch(2)
+    assert list(pickle.loads(pickle.dumps(made))) == first[2]
+    before = torch.get_rng_state()
+    list(made)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_in_the_sources_own_order() -> None:
+    (indices,) = drawn(sampler(shuffle=False), 1)
+    of_b = [i for i in indices if 20 <= i < 720]
+    assert of_b == list(range(20, 20 + len(of_b)))
+    assert [i for i in indices if i < 20][:25] == [*range(20), *range(5)]
+
+
+def test_without_weights_every_sample_is_as_frequent() -> None:
+    made = MixtureSampler(mixture(None))
+    assert len(made) == 784
+    assert all(abs(made.counts(0)[n] - c) < 60 for n, c in {"a": 20, "b": 700, "c": 64}.items())
+    frequent = Counter(itertools.chain(*drawn(made, 20)))
+    assert len(frequent) == 784
+    assert all(17 <= count <= 23 for count in frequent.values())
+
+
+def test_a_source_of_weight_0_is_left_out() -> None:
+    made = MixtureSampler(mixture({"a": 0, "b": 1, "c": 1}), epoch_length=3000)
+    assert made.counts(0)["a"] == 0
+
+
+def test_any_place_of_a_huge_mixture_is_reached_at_once() -> None:
+    made = MixtureSampler(MixtureDataset([range(10**8), range(10**9)]), epoch_length=10**9)
+    began = time.perf_counter()
+    assert made.indices(5, 5 * 10**8, 5 * 10**8 + 100).shape == (100,)
+    loader = DataLoader(made.data_source, 8, sampler=made, num_replicas=4, rank=3)
+    assert len(next(iter(loader))) == 8
+    assert time.perf_counter() - began < 5  # drawing 10**9 would take minutes
+
+
+def tagged(**options: Any) -> DataLoader[Any]:
+    sources = MixtureDataset([Augmented(30), Augmented(200)], [1, 2])
+    made = MixtureSampler(sources, epoch_length=100, seed=4)
+    return DataLoader(sources, sampler=made, seed=3, **{"batch_size": 8, **options})
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_resume_in_mid_epoch(workers: int) -> None:
+    with tagged(num_workers=workers) as first:
+        digests(first)
+        states, expected = [through_file(first.state_dict())], []
+        for batch in first:
+            expected += digests([batch])
+            states.append(through_file(first.state_dict()))
+        after = digests(first)
+    assert len(pickle.dumps(states[5])) < 400
+    for stop in (0, 1, 6, len(expected)):
+        with tagged(num_workers=2 - workers) as resumed:
+            resumed.load_state_dict(states[stop])
+            assert digests(resumed) == expected[stop:]
+            assert digests(resumed) == after
+
+
+def test_ranks_share_the_stream_and_resume_elastically() -> None:
+    def loader(replicas: int, rank: int) -> DataLoader[int]:
+        made = sampler(epoch_length=96)
+        sharding = {"num_replicas": replicas, "rank": rank}
+        return DataLoader(mixture(), 12 // replicas, sampler=made, seed=3, **sharding)
+
+    whole = [batch.tolist() for batch in loader(1, 0)]
+    ranks = [loader(2, rank) for rank in range(2)]
+    pairs = list(itertools.islice(zip(*ranks, strict=True), 3))
+    for batch, pair in zip(whole, pairs, strict=False):
+        assert sorted(batch) == sorted(torch.cat(pair).tolist())
+    resumed = loader(1, 0)
+    resumed.load_state_dict(through_file(ranks[1].state_dict()))
+    assert [batch.tolist() for batch in resumed] == whole[3:]
+
+
+def test_a_data_module_makes_it_from_factories() -> None:
+    def by_weight(dataset: MixtureDataset) -> MixtureSampler:
+        return MixtureSampler(dataset, epoch_length=100)
+
+    data = LoaderDataModule({"train": mixture}, {"batch_size": 10}, train={"sampler": by_weight})
+    data.setup("fit")
+    assert len(list(data.train_dataloader())) == 10
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: MixtureDataset({}), "datasets must be a list of datasets, or a mapping from name"),
+        (lambda: MixtureDataset(Range(0, 3)), "with at least one, got Range"),  # type: ignore
+        (lambda: mixture([1, 2]), "weights must be 3, one a dataset, got 2"),
+        (lambda: mixture({"a": 1, "d": 2}), "weights must name the datasets 'a', 'b', 'c', got '"),
+        (lambda: MixtureDataset([Range(0, 0)], [1]), "source '0' is empty: leave it out or give"),
+        (lambda: MixtureSampler(mixture([1, -1, 1])), "weights must be finite numbers of at leas"),
+        (lambda: MixtureSampler(mixture([0, 0, 0])), "of at least 0, and one above 0, got [0, 0, "),
+        (lambda: MixtureSampler(mixture([1, 1, float("nan")])), "weights must be finite numbers"),
+        (lambda: MixtureSampler(mixture([1, 1, 1e-9])), "0 or at least a millionth of their sum"),
+        (lambda: sampler(epoch_length=0), "epoch_length must be at least 1 or None, got 0"),
+        (lambda: MixtureSampler(Range(0, 3)), "needs a MixtureDataset, which knows its sources"),  # type: ignore
+        (lambda: MixtureStream([[1]], exhausted="loop"), "exhausted must be 'stop', 'drop' or 'r"),
+        (lambda: MixtureStream([[1]], exhausted="repeat"), "never ends an epoch: set epoch_length"),
+    ],
+)
+def test_refused(make: Any, message: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        make()
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# --- streams ---
+
+
+class Stream(IterableDataset[Tensor]):
+    """Each reader's share of ``start``, ``start + 1``, …, with a random number; keeps no state."""
+
+    def __init__(self, start: int, length: int) -> None:
+        self.start, self.length = start, length
+
+    def numbers(self) -> range:
+        index, count = lit_loader.get_shard()
+        return range(self.start + index, self.start + self.length, count)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return map(item, self.numbers())
+
+
+class Place:
+    """An iterator with a state."""
+
+    def __init__(self, numbers: range) -> None:
+        self.numbers, self.place = numbers, 0
+
+    def __iter__(self) -> Place:
+        return self
+
+    def __next__(self) -> Tensor:
+        if self.place >= len(self.numbers):
+            raise StopIteration
+        self.place += 1
+        return item(self.numbers[self.place - 1])
+
+    def state_dict(self) -> dict[str, int]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.place = state["place"]
+
+
+class WithIteratorState(Stream):
+    def __iter__(self) -> Iterator[Tensor]:
+        return Place(self.numbers())
+
+
+class WithState(Stream):
+    """The dataset itself has the state."""
+
+    place = begin = 0
+
+    def __iter__(self) -> Iterator[Tensor]:
+        self.place, self.begin = self.begin, 0
+        numbers = self.numbers()
+        while self.place < len(numbers):
+            self.place += 1
+            yield item(numbers[self.place - 1])
+
+    def state_dict(self) -> dict[str, int]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.begin = state["place"]
+
+
+def item(number: int) -> Tensor:
+    return torch.tensor([number, float(torch.rand((), dtype=torch.float64))], dtype=torch.float64)
+
+
+def streams(exhausted: str, epoch_length: int | None = None) -> MixtureStream:
+    sources = [Stream(0, 40), WithIteratorState(1000, 90), WithState(5000, 30)]
+    return MixtureStream(sources, [2, 2, 1], epoch_length, exhausted, seed=7)
+
+
+def numbers(loader: DataLoader[Any]) -> list[int]:
+    return [int(value) for batch in loader for value in batch[:, 0]]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_streams_end_as_they_are_told(workers: int) -> None:
+    options = {"batch_size": 4, "num_workers": workers}
+    everything = [*range(40), *range(1000, 1090), *range(5000, 5030)]
+    with DataLoader(streams("drop"), **options) as loader:
+        got = numbers(loader)
+        assert sorted(got) == everything
+        assert numbers(loader) != got
+    with DataLoader(streams("stop"), **options) as loader:
+        stopped = numbers(loader)
+        assert set(stopped) < set(everything)
+        assert len(set(stopped)) == len(stopped) > 60
+    with DataLoader(streams("repeat", 2000), **options) as loader:
+        repeated = numbers(loader)
+    assert len(repeated) == 2000
+    assert set(repeated) == set(everything)
+    assert abs(sum(number < 1000 for number in repeated) - 800) < 10
+    with DataLoader(streams("stop", 21), **options) as loader:
+        assert len(numbers(loader)) == 21
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("exhausted", "length"), [("stop", None), ("drop", None), ("repeat", 190)])
+def test_streams_resume_in_mid_epoch(exhausted: str, length: int | None, workers: int) -> None:
+    def make() -> DataLoader[Any]:
+        return DataLoader(streams(exhausted, length), 8, num_workers=workers, seed=3)
+
+    with make() as first:
+        digests(first)
+        states, expected = [through_file(first.state_dict())], []
+        for batch in first:
+            expected += digests([batch])
+            states.append(through_file(first.state_dict()))
+        after = digests(first)
+    for stop in {0, 1, len(expected) // 2, len(expected) - 1, len(expected)}:
+        with make() as resumed:
+            resumed.load_state_dict(states[stop])
+            got, _ = taken(resumed, 2)
+            state = through_file(resumed.state_dict())
+        with make() as again:
+            again.load_state_dict(state)
+            rest = digests(again)
+            assert got + (rest if len(got) == 2 else []) == expected[stop:], stop
+            assert (digests(again) if len(got) == 2 else rest) == after, stop
+
+
+def test_a_source_without_a_share_is_left_out() -> None:
+    sources = MixtureStream([Stream(0, 1), Stream(100, 60)], epoch_length=50, exhausted="repeat")
+    with DataLoader(sources, 5, num_workers=2) as loader:
+        assert len(numbers(loader)) == 50
+    nothing = MixtureStream([Stream(0, 0)], epoch_length=5, exhausted="repeat")
+    assert list(DataLoader(nothing)) == []
+
+
+def test_a_state_of_other_sources_is_refused() -> None:
+    loader = DataLoader(streams("drop"), 4)
+    taken(loader, 2)
+    other = DataLoader(MixtureStream([Stream(0, 40)]), 4)
+    other.load_state_dict(loader.state_dict())
+    with pytest.raises(StateError, match="state is of a mixture of 3 sources, but this one has 1"):
+        next(iter(other))
+
+
+def test_sources_that_give_everybody_everything_are_warned_of() -> None:
+    loader = DataLoader(MixtureStream([[1, 2], [3, 4]], exhausted="drop"), num_workers=2)
+    with pytest.warns(UserWarning, match="MixtureStream is iterated by 2 readers"):
+        assert sorted(np.concatenate([batch.numpy() for batch in loader])) == [
+            1, 1, 2, 2, 3, 3, 4, 4,
+        ]  # fmt: skip
