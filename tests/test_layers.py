@@ -16,14 +16,15 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     # words that all others use
     ("errors", "messages", "seeding", "board", "cgroup", "context", "forecast", "fork_guard",
      "outbox", "permutation", "pickling", "places", "position", "reductions", "shared_file", "slot",
-     "slots", "sources", "stacks", "stream_locks"),
+     "slots", "sources", "stream_locks"),
     # one stage of a batch's way each, and the options
     ("config", "sampling", "arena", "layout", "collate", "failure", "fetch", "generators",
-     "pin_memory", "quiet_start", "reorder", "sample_errors", "state", "statistics", "streams"),
-    ("tolerant_fetch", "timeline", "verdict"),
+     "pin_memory", "quiet_start", "reorder", "sample_errors", "shared_sequence", "stacks", "state",
+     "statistics", "streams",      "token_budget"),
+    ("mixture", "tables", "tolerant_fetch", "timeline", "verdict"),
     # making one batch, carrying it; planning all of them
-    ("loading", "codec", "batch_plan", "flights", "plot"),
-    ("handover",),
+    ("loading", "codec", "batch_plan", "flights", "mixture_stream", "plot"),
+    ("handover", "placement"),
     # making batches in a worker process, and in the consumer's own
     ("worker", "iterator", "launcher"),
     # around the workers
@@ -83,7 +84,11 @@ def breaks(name: str, source: str) -> list[str]:
     """What a module imports and may not."""
     layer = LAYER_OF[name.partition(".")[0]]
     found = []
+    # An application of several files is one program, whose files import each other.
+    program = ".".join(name.split(".")[:2]) if name.count(".") > 1 else None
     for dotted in imports(source):
+        if program and dotted.startswith(f"{PACKAGE.name}.{program}."):
+            continue
         other = part(dotted)
         # The whole package is every layer at once: only programs on top of it may want that.
         if other is not None and LAYER_OF.get(other, len(LAYERS) - 2) >= layer:

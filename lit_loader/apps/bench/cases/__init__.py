@@ -1,0 +1,1 @@
+"""The cases: each file has ``rows(settings)``, the rows that it plans."""

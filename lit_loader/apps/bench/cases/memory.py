@@ -1,0 +1,120 @@
+"""Memory: all processes together over three epochs of a list of ten million strings.
+
+A forked worker shares the list's memory with its parent only until it touches a record, for that
+changes the record's reference count and with it the page. So each loader is measured in a process
+of its own, started by spawn, that makes the list, loads it with forked workers, and looks at the
+proportional set size (PSS) of itself and its workers several times an epoch; the peak is the
+figure. A second row holds the same records in `lit_loader.SharedSequence`, where there is one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import multiprocessing
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+from lit_loader.apps.bench.contenders import Cannot, Setup, contenders
+from lit_loader.apps.bench.datasets import Records
+from lit_loader.apps.bench.results import Measurement, Target
+from lit_loader.apps.bench.rounds import Opener, Subject
+from lit_loader.apps.bench.session import Row, Session
+from lit_loader.apps.bench.settings import Settings
+
+__all__ = ["rows"]
+
+EPOCHS = 3
+_LOOKS = 4
+"""Times an epoch that memory is looked at: it takes the kernel a while."""
+
+_RECORD_BYTES = 80
+"""Of a string of 20 characters, and the list's pointer to it."""
+
+
+def rows(settings: Settings) -> list[Row]:
+    """A list; and a `SharedSequence`, if there is one."""
+    records = 20_000 if settings.quick else 10_000_000
+    found = []
+    for holder in ("list", "SharedSequence") if _shared_sequence() else ("list",):
+        name = f"{records:,} records in a {holder}"
+        run = functools.partial(_run, name=name, records=records, shared=holder != "list")
+        found.append(Row("memory", name, run))
+    return found
+
+
+def _shared_sequence() -> Any:
+    import lit_loader
+
+    return getattr(lit_loader, "SharedSequence", None)
+
+
+def _run(session: Session, *, name: str, records: int, shared: bool) -> None:
+    settings = session.settings
+    setup = Setup(1024, settings.num_workers, settings.prefetch_factor)
+    measurement = Measurement("memory", name, "MB", (Target("vs_torch", 1.0),))
+
+    def opener(loader: str) -> Opener:
+        @contextlib.contextmanager
+        def open_() -> Iterator[Subject]:
+            yield lambda: {"": _in_a_process(loader, setup, records, shared)}
+
+        return open_
+
+    # Memory does not depend on the machine's mood, and every process is new: one round will do.
+    session.compare(
+        measurement, {name: opener(name) for name in session.contenders}, rounds=1, uncounted=0
+    )
+
+
+def _in_a_process(loader: str, setup: Setup, records: int, shared: bool) -> float:
+    """Peak PSS in 10**6 bytes, measured in a new process."""
+    from lit_loader.cgroup import memory_limits
+
+    available = memory_limits().available
+    needed = records * _RECORD_BYTES * (2 + setup.num_workers)
+    if available is not None and needed > available:
+        raise Cannot(f"it may take {needed / 1e9:.0f} GB, {available / 1e9:.0f} are available")
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    # The parent's forked helpers are none of its business: what counts is below this process.
+    process = context.Process(target=_measure, args=(sender, loader, setup, records, shared))
+    process.start()
+    sender.close()
+    try:
+        found = receiver.recv()
+    except EOFError:
+        process.join()
+        raise Cannot(f"its process ended with exit code {process.exitcode}") from None
+    finally:
+        if process.is_alive() and process.exitcode is None:
+            process.join(30)
+            process.kill()
+        process.join()
+        receiver.close()
+    if isinstance(found, str):
+        raise Cannot(found)
+    return float(found)
+
+
+def _measure(sender: Connection, loader: str, setup: Setup, records: int, shared: bool) -> None:
+    """What the new process does; sends the peak, or why there is none."""
+    from lit_loader.apps.bench.rounds import one_line
+    from lit_loader.apps.bench.tree import pss_bytes
+
+    try:
+        names: Any = [f"image/{number:010d}.jpg" for number in range(records)]
+        if shared:
+            names = _shared_sequence()(names)
+        opened = contenders()[loader].open(Records(names), setup)
+        peak = 0
+        batches = records // (setup.batch_size or 1)
+        for _ in range(EPOCHS):
+            for number, _batch in enumerate(opened.epoch(), 1):
+                if number % max(1, batches // _LOOKS) == 0:
+                    peak = max(peak, pss_bytes())
+        opened.close()
+        sender.send(peak / 1e6)
+    except Exception as error:  # told by the parent, whatever it is
+        sender.send(one_line(error))

@@ -1,0 +1,286 @@
+"""The user's own dataset over a grid of num_workers and prefetch_factor.
+
+Each setting is opened, gives its first batch, and loads for a while, epoch after epoch. The
+settings take turns in rounds, the first of which is not counted (it also warms the page cache).
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from lit_loader.apps.bench.advice import Facts, advise, choose
+from lit_loader.apps.bench.contenders import Contender, Setup
+from lit_loader.apps.bench.limits import MemoryCopy, nbytes, usable_cores
+from lit_loader.apps.bench.names import OURS
+from lit_loader.apps.bench.results import Spread
+from lit_loader.apps.bench.rounds import one_line
+from lit_loader.apps.bench.session import Session
+from lit_loader.apps.bench.tree import cpu_seconds, machine_seconds
+from lit_loader.config import LoaderConfig
+from lit_loader.errors import OptionError
+from lit_loader.statistics import LoaderStatistics
+
+__all__ = ["Grid", "Point"]
+
+_ROUNDS = 3
+"""At most: a grid has many settings."""
+
+
+@dataclass
+class Point:
+    """A setting, and what was measured with it.
+
+    Attributes:
+        num_workers: Workers.
+        prefetch_factor: Batches under way for each; without workers 0.
+        rounds: For each counted round loader to (seconds a batch, seconds to the first batch).
+        cannot: Loader to why it has no figures.
+        statistics: Of our loader, from its last round.
+        cpu: Processors that were busy with it in that round, all its processes together.
+        others: Processors that were busy with other programs meanwhile.
+    """
+
+    num_workers: int
+    prefetch_factor: int
+    rounds: list[dict[str, tuple[float, float]]] = field(default_factory=list)
+    cannot: dict[str, str] = field(default_factory=dict)
+    statistics: LoaderStatistics | None = None
+    cpu: float = 0.0
+    others: float = 0.0
+
+    @property
+    def loaders(self) -> list[str]:
+        """Loaders with figures, or a reason for having none."""
+        found = dict.fromkeys(name for figures in self.rounds for name in figures)
+        return list(found | dict.fromkeys(self.cannot))
+
+    def figure(self, loader: str) -> Spread | None:
+        """Seconds a batch; None: not measured."""
+        return Spread.of([figures[loader][0] for figures in self.rounds if loader in figures])
+
+    def first(self, loader: str) -> Spread | None:
+        """Seconds to the first batch; None: not measured."""
+        return Spread.of([figures[loader][1] for figures in self.rounds if loader in figures])
+
+
+class Grid:
+    """The grid.
+
+    Args:
+        dataset: Map-style or iterable.
+        config: The loader's options; num_workers and prefetch_factor are the grid's.
+        session: Loaders and settings.
+
+    Attributes:
+        name: The dataset's class.
+        points: The settings.
+        samples: Samples a batch, the mean of what was loaded.
+        nbytes: Bytes of a batch.
+        copy: Seconds that copying them takes.
+    """
+
+    def __init__(self, dataset: Any, config: LoaderConfig, session: Session) -> None:
+        self.name = type(dataset).__qualname__
+        self.samples = float(config.batch_size or 1)
+        self.nbytes = 0
+        self.copy = 0.0
+        self._dataset, self._config, self._session = dataset, config, session
+        wanted = session.settings.grid
+        self.points = [
+            Point(workers, prefetch)
+            for workers in dict.fromkeys(wanted.num_workers)
+            for prefetch in (dict.fromkeys(wanted.prefetch_factor) if workers else (0,))
+        ]
+
+    @classmethod
+    def from_config(cls, cfg: Any, session: Session) -> Grid:
+        """Make the dataset and the options of the application's configuration.
+
+        Raises:
+            OptionError: One of them cannot be made; says why.
+        """
+        return cls(_made("dataset", cfg.dataset), _made("loader", cfg.loader), session)
+
+    def measure(self) -> None:
+        """Measure all settings; an interrupt leaves what was measured.
+
+        Raises:
+            OptionError: The dataset gives no batch, or every setting fails.
+        """
+        session, settings = self._session, self._session.settings
+        rounds = min(_ROUNDS, settings.rounds)
+        session.expect((rounds + 1) * len(self.points) * len(session.contenders))
+        for number in range(rounds + 1):
+            seconds = settings.grid.seconds / (1 if number else 4)
+            for point in self.points:
+                figures: dict[str, tuple[float, float]] = {}
+                for name, contender in session.contenders.items():
+                    session.tick(_label(point, name))
+                    if name in point.cannot:
+                        continue
+                    try:
+                        figures[name] = self._load(point, contender, seconds)
+                    except Exception as error:  # the user's own code, or another library
+                        point.cannot[name] = one_line(error)
+                if number and figures:
+                    point.rounds.append(figures)
+            reasons = [why for point in self.points for why in point.cannot.values()]
+            if len(reasons) == len(self.points) * len(session.contenders):
+                raise OptionError(f"dataset cannot be loaded: {reasons[0]}")
+        if self.nbytes:
+            self.copy = MemoryCopy(self.nbytes, max(1, int(usable_cores())))()
+
+    def _load(self, point: Point, contender: Contender, seconds: float) -> tuple[float, float]:
+        """Seconds a batch and to the first batch, in one setting."""
+        options = _options(self._config, point, self._dataset, ours=contender.name == OURS)
+        begin = time.perf_counter()
+        setup = Setup(
+            self._config.batch_size, point.num_workers, point.prefetch_factor, options=options
+        )
+        opened = contender.open(self._dataset, setup)
+        try:
+            epoch = opened.epoch()
+            batch = next(epoch, None)
+            if batch is None:
+                raise OptionError("it gives no batch")
+            first = time.perf_counter() - begin
+            self.nbytes = nbytes(batch)
+            count, used, all_used = 0, cpu_seconds(), machine_seconds()
+            begin = time.perf_counter()
+            while (passed := time.perf_counter() - begin) < seconds or not count:
+                if next(epoch, None) is None:
+                    epoch = opened.epoch()
+                    if next(epoch, None) is None:
+                        raise OptionError("its second epoch gives no batch")
+                count += 1
+            passed = time.perf_counter() - begin
+            if contender.name == OURS:
+                point.cpu = (cpu_seconds() - used) / passed
+                point.others = max(0.0, (machine_seconds() - all_used) / passed - point.cpu)
+                point.statistics = self._statistics(opened)
+            del epoch, batch
+        finally:
+            opened.close()
+        return passed / count, first
+
+    def _statistics(self, opened: Any) -> LoaderStatistics:
+        found: LoaderStatistics = opened.loader.statistics()
+        self.samples = found.samples / max(1, found.batches)
+        return found
+
+    @property
+    def facts(self) -> list[Facts]:
+        """What advice is given on: the settings that our loader was measured in."""
+        found = []
+        for point in self.points:
+            figure, theirs = point.figure(OURS), point.figure("torch")
+            if figure is not None and point.statistics is not None:
+                found.append(
+                    Facts(
+                        point.num_workers,
+                        point.prefetch_factor,
+                        figure.median,
+                        None if theirs is None else theirs.median,
+                        point.statistics,
+                        point.cpu,
+                        point.others,
+                    )
+                )
+        return found
+
+    @property
+    def chosen(self) -> Point | None:
+        """The setting to use; None: nothing was measured."""
+        fact = choose(self.facts, self._session.settings.grid.step_ms)
+        if fact is None:
+            return None
+        key = (fact.num_workers, fact.prefetch_factor)
+        return next(p for p in self.points if (p.num_workers, p.prefetch_factor) == key)
+
+    @property
+    def advice(self) -> list[str]:
+        """Which setting to use, what bounds it, what would help; a line each."""
+        return advise(
+            self.facts,
+            step_ms=self._session.settings.grid.step_ms,
+            samples=self.samples,
+            nbytes=self.nbytes,
+            copy=self.copy,
+            cores=usable_cores(),
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it as primitives."""
+        chosen = self.chosen
+        return {
+            "dataset": self.name,
+            "samples_per_batch": self.samples,
+            "bytes_per_batch": self.nbytes,
+            "copy_seconds": self.copy,
+            "chosen": None
+            if chosen is None
+            else {
+                "num_workers": chosen.num_workers,
+                "prefetch_factor": chosen.prefetch_factor or None,
+            },
+            "advice": self.advice,
+            "points": [
+                {
+                    "num_workers": point.num_workers,
+                    "prefetch_factor": point.prefetch_factor or None,
+                    "loader": name,
+                    "seconds_per_batch": [r[name][0] for r in point.rounds if name in r],
+                    "first_batch_seconds": [r[name][1] for r in point.rounds if name in r],
+                    "cannot": point.cannot.get(name),
+                }
+                for point in self.points
+                for name in point.loaders
+            ],
+        }
+
+
+def _label(point: Point, loader: str) -> str:
+    prefetch = f" prefetch_factor={point.prefetch_factor}" if point.num_workers else ""
+    return f"num_workers={point.num_workers}{prefetch} · {loader}"
+
+
+def _made(name: str, node: Any) -> Any:
+    from hydra.errors import InstantiationException
+    from hydra.utils import instantiate
+
+    try:
+        return instantiate(node, _convert_="all")
+    except InstantiationException as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        if isinstance(cause, OptionError):
+            raise OptionError(f"{name}: {cause}") from error
+        raise OptionError(f"{name} cannot be made: {one_line(cause)}") from error
+
+
+def _options(config: LoaderConfig, point: Point, dataset: Any, *, ours: bool) -> Mapping[str, Any]:
+    """The loader's options in a setting; for other loaders those that torch has."""
+    workers = point.num_workers
+    set_here: dict[str, Any] = {
+        "num_workers": workers,
+        "prefetch_factor": point.prefetch_factor or None,
+        "persistent_workers": bool(workers),
+    }
+    if not workers:
+        set_here |= {"multiprocessing_context": None, "timeout": 0}
+    merged = config.merged(**set_here)
+    if ours:
+        return merged.as_kwargs()
+    known = inspect.signature(torch.utils.data.DataLoader).parameters
+    return {
+        name: value
+        for name, value in merged.with_samplers_for(dataset).as_kwargs().items()
+        if name in known and (name in set_here or value != getattr(LoaderConfig, name))
+    }

@@ -1,0 +1,49 @@
+"""Where and with what it was measured."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lit_loader.apps.bench.contenders import Contender
+from lit_loader.apps.bench.limits import usable_cores
+
+__all__ = ["describe"]
+
+_OTHERS = ("torch", "numpy", "pillow", "pyarrow")
+
+
+def describe(contenders: Mapping[str, Contender]) -> dict[str, Any]:
+    """Machine and versions, as primitives."""
+    import psutil
+
+    versions = {name: contender.version for name, contender in contenders.items()}
+    for name in _OTHERS:
+        try:
+            versions.setdefault(name, importlib.metadata.version(name))
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {
+        "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "processor": _processor(),
+        "cores": usable_cores(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "load": psutil.getloadavg()[0],
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "versions": versions,
+    }
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -1,0 +1,186 @@
+"""The report on the console."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lit_loader.apps.bench.names import OURS
+from lit_loader.apps.bench.results import LIMIT, Measurement, Spread
+from lit_loader.apps.bench.settings import Settings
+
+if TYPE_CHECKING:
+    from rich.console import JustifyMethod
+
+    from lit_loader.apps.bench.grid import Grid
+
+__all__ = ["grid", "header", "number", "table", "written"]
+
+_COLUMNS = ("", "loader", "median", " ", "low to high", "× torch", "of limit", "target")
+_NUMBERS = ("median", "low to high", "× torch", "of limit")
+_NARROW = ("loader", " ", *_NUMBERS)
+
+_STYLES = {True: "green", False: "red", None: "dim"}
+_SIGNS = {True: "✓", False: "✗", None: "?"}
+
+
+def header(console: Console, machine: Mapping[str, Any], settings: Settings) -> None:
+    """Where and with what it is measured."""
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    console.print(
+        f"[bold]lit-loader-bench[/]  {machine['processor']}, {machine['cores']:g} usable cores, "
+        f"{machine['memory_bytes'] / 2**30:.0f} GiB, load {machine['load']:.1f}, "
+        f"{machine['system']}, Python {machine['python']}",
+        highlight=False,
+    )
+    console.print(versions, highlight=False)
+    rounds = "1 round" if settings.rounds == 1 else f"{settings.rounds} rounds"
+    console.print(
+        f"{settings.num_workers} workers, prefetch_factor {settings.prefetch_factor} where nothing "
+        f"else is said, {rounds}; medians, less is better"
+        + ("; [yellow]quick=true: these figures mean little[/]" if settings.quick else ""),
+        highlight=False,
+    )
+
+
+def table(console: Console, title: str, measurements: Sequence[Measurement]) -> None:
+    """A case."""
+    sheet = Table(
+        title=f"{measurements[0].case}: {title}",
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    rows = [row for measurement in measurements for row in _rows(measurement)]
+    for place, name in enumerate(_COLUMNS):
+        if any(row[place] for row in rows):
+            side: JustifyMethod = "right" if name in _NUMBERS else "left"
+            sheet.add_column(name.strip(), justify=side, no_wrap=name in _NARROW)
+    used = [place for place in range(len(_COLUMNS)) if any(row[place] for row in rows)]
+    for measurement in measurements:
+        for row in _rows(measurement):
+            sheet.add_row(*(row[place] for place in used))
+        sheet.add_section()
+    console.print()
+    console.print(sheet)
+
+
+def _rows(measurement: Measurement) -> Iterator[list[str | Text]]:
+    """Lines of the table, a cell for each of `_COLUMNS`."""
+    title = measurement.name
+    for name in measurement.loaders:
+        figure = measurement.figure(name)
+        style = "bold" if name == OURS else ""
+        if figure is None:
+            why = Text(f"cannot: {measurement.cannot.get(name, 'not measured')}", style="dim")
+            yield [title, Text(name, style), "–", "", "", "", "", why]
+        else:
+            yield [
+                title,
+                Text(name, style),
+                Text(number(figure.median), style),
+                measurement.unit,
+                _range(measurement, figure),
+                _ratio(measurement, measurement.vs_torch(name)),
+                _percent(measurement.of_limit(name)),
+                _targets(measurement) if name == OURS else _cut_short(measurement, name),
+            ]
+        title = ""
+    limit = measurement.figure(LIMIT)
+    if limit is not None:
+        bound = Text(f"limit: {measurement.bound}", style="dim")
+        yield ["", "", number(limit.median), measurement.unit, "", "", "", bound]
+
+
+def _cut_short(measurement: Measurement, name: str) -> Text:
+    """Why a loader that has figures has not one for each round."""
+    return Text(f"then: {measurement.cannot[name]}" if name in measurement.cannot else "", "dim")
+
+
+def _targets(measurement: Measurement) -> Text:
+    text = Text()
+    for target in measurement.targets:
+        met = target.met(measurement)
+        text.append(f"{', ' if text else ''}{_SIGNS[met]} {target}", _STYLES[met])
+    if OURS in measurement.cannot:
+        text.append_text(_cut_short(measurement, OURS))
+    return text
+
+
+def number(value: float) -> str:
+    """Three digits that count, thousands separated."""
+    if value >= 100 or value == 0:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def _range(measurement: Measurement, spread: Spread) -> str:
+    if len(measurement.rounds) < 2:
+        return ""
+    return f"{number(spread.low)} to {number(spread.high)}"
+
+
+def _ratio(measurement: Measurement, spread: Spread | None) -> str:
+    if spread is None:
+        return ""
+    within = _range(measurement, spread)
+    return number(spread.median) + (f" ({within})" if within else "")
+
+
+def _percent(spread: Spread | None) -> str:
+    return "" if spread is None else f"{100 * spread.median:.0f} %"
+
+
+def grid(console: Console, measured: Grid) -> None:
+    """The user's own dataset: every setting, then what to use and why."""
+    sheet = Table(
+        title=f"your dataset: {measured.name}",
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    for name in ("num_workers", "prefetch_factor", "loader", "ms/batch", "low to high"):
+        sheet.add_column(name, justify="left" if name == "loader" else "right", no_wrap=True)
+    for name in ("samples/s", "first batch, ms", "workers busy"):
+        sheet.add_column(name, justify="right", no_wrap=True)
+    sheet.add_column("", overflow="fold")
+    for point in measured.points:
+        for loader in point.loaders:
+            figure, first = point.figure(loader), point.first(loader)
+            cells = ["–", "", "", ""]
+            if figure is not None and first is not None:
+                cells = [
+                    number(figure.median * 1e3),
+                    f"{number(figure.low * 1e3)} to {number(figure.high * 1e3)}",
+                    number(measured.samples / figure.median),
+                    number(first.median * 1e3),
+                ]
+            busy = point.statistics if loader == OURS and point.num_workers else None
+            chosen = measured.chosen is point and loader == OURS
+            sheet.add_row(
+                str(point.num_workers),
+                str(point.prefetch_factor) if point.num_workers else "",
+                loader,
+                *cells,
+                "" if busy is None else f"{100 * busy.busy_fraction:.0f} %",
+                "◀ use this" if chosen else point.cannot.get(loader, ""),
+                style="bold green" if chosen else "",
+            )
+        sheet.add_section()
+    console.print()
+    console.print(sheet)
+    for line in measured.advice:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def written(console: Console, directory: Path, names: Sequence[str]) -> None:
+    """What was written, and where."""
+    console.print(f"\nwritten to {directory}: {', '.join(names)}", highlight=False, soft_wrap=True)

@@ -1,0 +1,119 @@
+"""What the cases measure with: the chosen loaders, the options, the measurements so far."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lit_loader.apps.bench.contenders import Contender, Opened, Setup
+from lit_loader.apps.bench.limits import Limit
+from lit_loader.apps.bench.results import COPY, IN_PROCESS, LIMIT, Measurement
+from lit_loader.apps.bench.rounds import Figures, Opener, Subject, interleave, opener
+from lit_loader.apps.bench.settings import Settings
+
+__all__ = ["Row", "Session"]
+
+MICRO = 1e6
+"""Microseconds a second: the unit of most rows."""
+
+
+@dataclass
+class Session:
+    """One run.
+
+    Attributes:
+        settings: The options.
+        contenders: The chosen loaders, by name.
+        measurements: All so far; one that is under way is among them.
+        tick: Called with a subject's name before each of its turns.
+        expect: Called with the number of turns that a row is going to take.
+    """
+
+    settings: Settings
+    contenders: Mapping[str, Contender]
+    measurements: list[Measurement] = field(default_factory=list)
+    tick: Callable[[str], None] = lambda name: None
+    expect: Callable[[int], None] = lambda turns: None
+
+    def compare(
+        self,
+        measurements: Measurement | Mapping[str, Measurement],
+        openers: Mapping[str, Opener],
+        rounds: int | None = None,
+        uncounted: int = 1,
+    ) -> None:
+        """Measure subjects in rounds that take turns; see `interleave`.
+
+        Args:
+            measurements: What figures go to: one, or several by their names in the figures.
+            openers: Subject's name to what opens it.
+            rounds: Rounds that count; None: as the settings say.
+            uncounted: Rounds before those.
+        """
+        if isinstance(measurements, Measurement):
+            measurements = {"": measurements}
+        rounds = self.settings.rounds if rounds is None else rounds
+        self.measurements += measurements.values()
+        self.expect((rounds + uncounted) * len(openers))
+        interleave(measurements, openers, rounds, self.tick, uncounted)
+
+    def loaders(
+        self, dataset: Any, setup: Setup, figure: Callable[[Opened], Figures]
+    ) -> dict[str, Opener]:
+        """Openers of all chosen loaders, each measured by `figure`."""
+        return {
+            name: opener(contender, dataset, setup, figure)
+            for name, contender in self.contenders.items()
+        }
+
+    def compare_with_limit(
+        self,
+        measurement: Measurement | Mapping[str, Measurement],
+        openers: Mapping[str, Opener],
+        limit: Limit,
+    ) -> None:
+        """Measure subjects beside the three parts of a limit, given in microseconds."""
+        parts: dict[str, float] = {}
+
+        def measured() -> Figures:
+            parts.update({name: seconds * MICRO for name, seconds in limit().items()})
+            return {"": parts[LIMIT]}
+
+        def part(name: str) -> Opener:
+            return subject(lambda: {"": parts[name]})
+
+        # Measured in one turn, told in three.
+        limits = {LIMIT: subject(measured), IN_PROCESS: part(IN_PROCESS), COPY: part(COPY)}
+        self.compare(measurement, {**openers, **limits})
+
+
+def subject(measure: Subject) -> Opener:
+    """An opener of something that needs neither opening nor closing."""
+
+    @contextlib.contextmanager
+    def open_() -> Iterator[Subject]:
+        yield measure
+
+    return open_
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row that a case plans.
+
+    Attributes:
+        case: Name of the case.
+        name: What is loaded.
+        run: Measures it.
+    """
+
+    case: str
+    name: str
+    run: Callable[[Session], None]
+
+
+def rows_of(case: str, named: Sequence[tuple[str, Callable[[Session], None]]]) -> list[Row]:
+    """Rows of one case."""
+    return [Row(case, name, run) for name, run in named]

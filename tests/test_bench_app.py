@@ -1,0 +1,532 @@
+"""lit-loader-bench: every case measures, errors are one line, Ctrl-C keeps what was measured."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from torch.utils.data import Dataset
+
+from lit_loader import OptionError
+from lit_loader.apps.bench import advice, check, limits, names, runner, tree
+from lit_loader.apps.bench.app import conf_dir
+from lit_loader.apps.bench.cases.growth import steepest
+from lit_loader.apps.bench.contenders import Setup, contenders
+from lit_loader.apps.bench.datasets import ManyTensors, Sleeping, Tensors
+from lit_loader.apps.bench.results import COPY, IN_PROCESS, LIMIT, Measurement, Target
+from lit_loader.apps.bench.rounds import interleave, per_batch
+from lit_loader.apps.bench.session import subject
+from lit_loader.statistics import LoaderStatistics, StageTimes
+
+for needed in ("rich", "matplotlib"):  # of which the modules above import nothing yet
+    pytest.importorskip(needed)
+
+Run = Callable[..., tuple[int, Any]]
+
+
+class Squares(Dataset):
+    """What a user brings."""
+
+    def __init__(self, length: int = 64, fail: bool = False) -> None:
+        self.length = length
+        self.fail = fail
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self.fail:
+            raise LookupError("no such file")
+        return torch.full((8,), index * index)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    """Run it in this process, quickly; returns exit code and report."""
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+
+        def go(*overrides: str, quick: bool = True) -> tuple[int, Any]:
+            cfg = compose(
+                "lit_loader/bench/default",
+                overrides=[f"quick={str(quick).lower()}", *overrides],
+            )
+            code = runner.run(cfg, tmp_path)
+            return code, json.loads((tmp_path / "results.json").read_text())
+
+        yield go
+
+
+def program(directory: Path, *arguments: str, interrupt: bool = False) -> tuple[int, str, str]:
+    """Run it as a user does; returns exit code, stdout, stderr."""
+    started = subprocess.Popen(
+        [sys.executable, "-m", "lit_loader.apps.bench", *arguments],
+        cwd=directory, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={**os.environ, "COLUMNS": "160"},
+    )  # fmt: skip
+    with started:
+        printed = ""
+        if interrupt:  # when the first table is there, the second case is under way
+            assert started.stdout is not None
+            for line in started.stdout:
+                printed += line
+                if line.startswith("exactness: "):
+                    break
+            started.send_signal(signal.SIGINT)
+        out, err = started.communicate(timeout=110)
+    return started.returncode, printed + out, err
+
+
+# --- every case ---
+
+
+# Of these cases only so much in every run of the tests: starting processes takes long.
+SOME = {
+    "transport": "rows=32x",
+    "start": "rows=fork\\,",
+    "memory": "rows=list",
+    "growth": "rows=00 ",
+}
+
+
+@pytest.mark.bench
+@pytest.mark.parametrize("case", [case for case in names.CASES if case != "memory"])
+def test_every_case_measures(case: str, run: Run, tmp_path: Path) -> None:
+    measure(case, run, tmp_path, *([SOME[case]] if case in SOME else []))
+
+
+@pytest.mark.bench
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [*SOME, "memory"])
+def test_all_of_a_case(case: str, run: Run, tmp_path: Path) -> None:
+    measure(case, run, tmp_path)
+
+
+def measure(case: str, run: Run, tmp_path: Path, *overrides: str) -> None:
+    for module in names.CASES[case].modules:
+        pytest.importorskip(module)
+    code, report = run(f"cases={case}", "loaders=[lit_loader,torch]", *overrides)
+    assert code == 0
+    found = report["measurements"]
+    assert {row["case"] for row in found} == {case}
+    for row in found:
+        ours = row["loaders"]["lit_loader"]
+        assert ours["cannot"] is None, row
+        assert ours["figure"]["median"] > 0 or row["unit"] == "exponent"
+        assert len(ours["rounds"]) == 1
+        torchs = row["loaders"].get("torch")
+        if torchs and torchs["figure"] and row["unit"] != "exponent":
+            ratio = torchs["figure"]["median"] / ours["figure"]["median"]
+            assert ours["vs_torch"]["median"] == pytest.approx(ratio)
+        if row["limit"]:
+            share = row["limit"]["median"] / ours["figure"]["median"]
+            assert ours["of_limit"]["median"] == pytest.approx(share)
+    assert (tmp_path / f"{case}.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.bench
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+@pytest.mark.parametrize("loader", ["torchdata", "spdl", "grain"])
+def test_every_loader_gives_the_batches(loader: str) -> None:
+    pytest.importorskip(names.LOADERS[loader][0])
+    contender = contenders()[loader]
+    assert contender.version
+    setup = Setup(4, num_workers=1)
+    opened = contender.open(Tensors(setup.length(4), (2,)), setup)
+    try:
+        for _ in range(2):
+            opened.before()
+            batches = list(opened.epoch())
+            assert len(batches) == 4 + 2 * setup.ahead
+            assert {tuple(batch.shape) for batch in batches} == {(4, 2)}
+            opened.after()
+    finally:
+        opened.close()
+
+
+def test_an_order_that_does_not_fit_is_refused() -> None:
+    setup = Setup(32, 1, shuffle=True)
+    with pytest.raises(Exception, match="RandomSampler would take 48000 GB, .* are available"):
+        contenders()["torch"].open(Tensors(10**12, (1,)), setup)
+
+
+# --- what is written ---
+
+
+def test_reports_agree(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, report = run("cases=exactness", "rows=state")
+    assert code == 0
+    assert report["format"] == check.FORMAT
+    assert report["interrupted"] is False
+    assert report["machine"]["versions"]["torch"] == torch.__version__
+    assert report["machine"]["cores"] == limits.usable_cores()
+    with (tmp_path / "results.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert [line["row"] for line in lines] == [row["name"] for row in report["measurements"]]
+    figure = report["measurements"][0]["loaders"]["lit_loader"]["figure"]["median"]
+    assert float(lines[0]["median"]) == figure
+    printed = capsys.readouterr().out
+    assert f"written to {tmp_path}: results.json, results.csv, exactness.png" in printed.replace(
+        "\n", " "
+    ).replace("  ", " ")
+    assert "checkpoint state, pickled" in printed
+
+
+# --- check ---
+
+
+def test_check_of_ratios(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("cases=busy", "rows=consumer", "loaders=[lit_loader,torch]")
+    _, report = run(*options)
+    earlier = tmp_path / "earlier.json"
+    earlier.write_text(json.dumps(report))
+    code, _ = run(*options, f"check={earlier}", "tolerance=0.95")
+    assert code == 0
+    assert "check: 2 of 2 ratios are as good as before" in capsys.readouterr().out
+    ours = report["measurements"][0]["loaders"]["lit_loader"]
+    ours["of_limit"]["median"] *= 100
+    earlier.write_text(json.dumps(report))
+    code, _ = run(*options, f"check={earlier}", "tolerance=0.95")
+    assert code == 1
+    printed = capsys.readouterr().out
+    assert "check: WORSE busy, steps of 5 ms, the consumer slower, of the limit: " in printed
+    assert "95 % are tolerated" in printed
+
+
+def test_check_compares_ratios_only() -> None:
+    def measured(factor: float) -> Measurement:
+        row = Measurement("transport", "a", "µs/batch")
+        row.add_round({"lit_loader": 2.0 * factor, "torch": 20.0 * factor, LIMIT: factor})
+        return row
+
+    earlier = {
+        "measurements": [
+            {
+                "case": "transport",
+                "name": "a",
+                "loaders": {"lit_loader": {"vs_torch": {"median": 10.0}, "of_limit": None}},
+            }
+        ]
+    }
+    lines, worse = check.compare(earlier, [measured(50.0)], 0.25)
+    assert (lines, worse) == (["check: 1 of 1 ratios are as good as before"], False)
+    nothing = [Measurement("transport", "b", "µs/batch")]
+    lines, worse = check.compare(earlier, nothing, 0.25)
+    assert worse
+    assert lines == ["check: nothing of this run is in the earlier report: run the same cases"]
+
+
+# --- refusals ---
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["cases=[trnsport]"], "unknown case 'trnsport': did you mean 'transport'?"),
+        (["cases=[]"], "no case was chosen"),
+        (["loaders=spld"], "unknown loader 'spld': did you mean 'spdl'?"),
+        (["rounds=0", "quick=false"], "rounds must be a whole number of at least 1, got 0"),
+        (["num_workers=0"], "num_workers must be a whole number of at least 1, got 0"),
+        (["+grid.second=1"], "unknown option 'grid.second': did you mean 'seconds'?"),
+        (["grid.num_workers=[-1]"], "grid.num_workers must be a list of whole numbers"),
+        (["grid.seconds=0"], "grid.seconds must be more than 0"),
+        (["rows=nothing", "cases=busy"], "no row of busy holds 'nothing'"),
+        (["check=/nowhere.json"], "check cannot be read: .*, got check=/nowhere.json"),
+        (["dataset._target_=my.Data"], "dataset cannot be made: ModuleNotFoundError: "),
+        (
+            [f"dataset._target_={__name__}.Squares", "+loader.nun_workers=1"],
+            "loader: unknown option 'nun_workers': did you mean 'num_workers'?",
+        ),
+        (
+            [f"dataset._target_={__name__}.Squares", "+dataset.fail=true", "grid.num_workers=0"],
+            "dataset cannot be loaded: LookupError: no such file",
+        ),
+    ],
+    ids=range(13),
+)
+def test_refusals(run: Run, overrides: list[str], message: str) -> None:
+    with pytest.raises(OptionError, match=message.replace("?", r"\?")) as caught:
+        run(*overrides)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_missing_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = names.installed
+    monkeypatch.setattr(names, "installed", lambda name: name != "PIL" and there(name))
+    with pytest.raises(OptionError, match="needs pillow: pip install 'lit_loader\\[bench\\]'"):
+        run("cases=decoding")
+
+
+def test_errors_are_one_line(tmp_path: Path) -> None:
+    code, out, err = program(tmp_path, "cases=transprt")
+    assert (code, out) == (2, "")
+    assert err == "lit-loader-bench: unknown case 'transprt': did you mean 'transport'?\n"
+
+
+def test_help_is_quick() -> None:
+    code = (
+        "import sys; sys.argv = ['lit-loader-bench', '--help']\n"
+        "from lit_loader.apps.bench.app import main\n"
+        "try: main()\n"
+        "finally: assert not {'torch', 'rich', 'matplotlib'} & set(sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    for option in ("cases=", "loaders=", "rounds=", "check=", "dataset._target_="):
+        assert option in done.stdout
+
+
+# --- Ctrl-C ---
+
+
+def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
+    # The full start case would take minutes; it is interrupted in its first rows.
+    code, out, _ = program(
+        tmp_path, "cases=[exactness,start]", "rows=s", "loaders=[lit_loader,torch]",
+        "rounds=2", f"hydra.run.dir={tmp_path / 'run'}", interrupt=True,
+    )  # fmt: skip
+    assert code == 130, out
+    assert "interrupted: what was measured so far follows" in out
+    report = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert report["interrupted"] is True
+    assert "seeding a batch" in {row["name"] for row in report["measurements"]}
+    assert (tmp_path / "run" / "exactness.png").exists()
+
+
+def test_an_interrupt_leaves_whole_rounds() -> None:
+    row = Measurement("transport", "a", "s")
+    turns = iter(range(5))
+
+    def second() -> dict[str, float]:
+        if next(turns) == 3:
+            raise KeyboardInterrupt
+        return {"": 2.0}
+
+    with pytest.raises(KeyboardInterrupt):
+        interleave({"": row}, {"torch": subject(lambda: {"": 1.0}), "spdl": subject(second)}, 9)
+    assert row.rounds == [{"torch": 1.0, "spdl": 2.0}] * 2
+
+
+# --- the user's own dataset ---
+
+
+@pytest.mark.bench
+def test_grid(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, report = run(
+        f"dataset._target_={__name__}.Squares", "+dataset.length=40", "loader.batch_size=8",
+        "loader.shuffle=true", "grid.num_workers=[0,1]", "grid.prefetch_factor=[1,2]",
+        "grid.seconds=0.1",
+    )  # fmt: skip
+    assert code == 0
+    grid = report["grid"]
+    settings = [(p["num_workers"], p["prefetch_factor"], p["loader"]) for p in grid["points"]]
+    both = ("lit_loader", "torch")
+    expected = [(0, None), (1, 1), (1, 2)]
+    assert settings == [(*setting, name) for setting in expected for name in both]
+    assert all(min(p["seconds_per_batch"]) > 0 for p in grid["points"])
+    first = {(p["num_workers"], p["loader"]): p["first_batch_seconds"][0] for p in grid["points"]}
+    assert first[0, "torch"] < first[1, "torch"]  # nothing is started
+    assert (grid["samples_per_batch"], grid["bytes_per_batch"]) == (8, 8 * 8 * 8)
+    assert [line.split()[0] for line in grid["advice"]] == ["use", "bound", "measured:"]
+    printed = capsys.readouterr().out
+    assert "◀ use this" in printed
+    assert grid["advice"][0] in printed
+    assert (tmp_path / "grid.png").read_bytes().startswith(b"\x89PNG")
+
+
+def facts(workers: int, seconds: float, prefetch: int = 2, **more: Any) -> advice.Facts:
+    """A setting in which making a batch takes a worker 8 ms, 7 of them in __getitem__."""
+    stages = {"fetch": 7e-3, "collate": 1e-3}
+    stages.update({name: more.pop(name) for name in ("fetch", "decode") if name in more})
+    statistics = LoaderStatistics(
+        batches=1, **{name: StageTimes(mean=mean) for name, mean in stages.items()}
+    )
+    given = {"cpu": float(workers), "others": 0.0, "torch_seconds": None, **more}
+    return advice.Facts(
+        workers, prefetch if workers else 0, seconds, statistics=statistics, **given
+    )
+
+
+def bound(chosen: advice.Facts, *others: advice.Facts, cores: float = 2, copy: float = 1e-5) -> str:
+    lines = advice.advise(
+        [chosen, *others], step_ms=None, samples=1, nbytes=10, copy=copy, cores=cores
+    )
+    return lines[1]
+
+
+def test_the_fewest_workers_that_are_as_fast() -> None:
+    grid = [facts(0, 9e-3), facts(1, 8e-3), facts(2, 4.1e-3, 4), facts(2, 4.1e-3), facts(4, 4e-3)]
+    chosen = advice.choose(grid)
+    assert chosen is not None
+    assert chosen.text == "num_workers=2 prefetch_factor=2"
+    assert advice.choose([facts(0, 1e-3), facts(1, 2e-3)]) == facts(0, 1e-3)
+    assert advice.choose([]) is None
+
+
+def test_the_fewest_workers_that_keep_up_with_a_step() -> None:
+    grid = [facts(0, 9e-3), facts(1, 8e-3), facts(2, 4e-3)]
+    for step, workers in ((10, 1), (5, 2), (1, 2), (1000, 0)):
+        chosen = advice.choose(grid, step_ms=step)
+        assert chosen is not None
+        assert chosen.num_workers == workers
+    line = advice.advise(grid, step_ms=1, samples=1, nbytes=1, copy=1e-5, cores=2)[0]
+    assert line.endswith("no setting keeps up with steps of 1 ms")
+
+
+def test_what_bounds_a_setting() -> None:
+    said = bound(facts(2, 4e-3))
+    assert said.startswith(
+        "bound by processors: workers were 100 % busy, 88 % of it in __getitem__"
+    )
+    assert said.endswith("more workers do not help: make __getitem__ cheaper")
+    assert "there are 8 processors: try grid.num_workers=[8]" in bound(facts(2, 4e-3), cores=8)
+    waiting = bound(facts(4, 2e-3, cpu=0.2))
+    assert waiting.startswith("bound by waiting, 88 % of it in __getitem__")
+    assert waiting.endswith("try grid.num_workers=[8]")
+    assert "other programs, which kept 1.8 of 2 processors" in bound(
+        facts(4, 2e-3, cpu=0.2, others=1.8)
+    )
+    assert bound(facts(2, 4e-3), copy=3e-3).startswith("bound by memory: copying a batch once")
+    assert "rebuilding batches" in bound(facts(2, 4e-3, fetch=1e-4, decode=3e-3))
+    assert "handing batches over" in bound(facts(2, 4e-3, fetch=1e-4))
+    assert "this process itself" in bound(facts(0, 1e-4))
+
+
+# --- how it measures ---
+
+
+def test_subjects_take_turns_and_the_first_round_does_not_count() -> None:
+    row = Measurement("transport", "a", "s")
+    order: list[str] = []
+
+    def measured(name: str) -> Callable[[], dict[str, float]]:
+        return lambda: order.append(name) or {"": float(len(order))}  # type: ignore[func-returns-value]
+
+    openers = {name: subject(measured(name)) for name in ("a", "b", LIMIT)}
+    interleave({"": row}, openers, rounds=2)
+    assert order == ["a", "b", LIMIT, "b", "a", LIMIT, "a", "b", LIMIT]
+    assert row.rounds == [{"a": 5, "b": 4, LIMIT: 6}, {"a": 7, "b": 8, LIMIT: 9}]
+
+
+def test_who_fails_is_left_out() -> None:
+    row = Measurement("transport", "a", "s")
+
+    def failing() -> dict[str, float]:
+        raise OSError("first line\n\n  too many open files ")
+
+    openers = {"torch": subject(lambda: {"": 4.0}), "spdl": subject(failing)}
+    interleave({"": row}, openers, rounds=2)
+    assert row.cannot == {"spdl": "OSError: too many open files"}
+    assert row.values("torch") == [4.0, 4.0]
+    assert row.loaders == ["torch", "spdl"]
+
+
+def test_ratios_are_those_of_rounds() -> None:
+    row = Measurement(
+        "transport", "a", "s",
+        (Target("vs_torch", 3.0), Target("of_limit", 0.5), Target("figure", 9.0)),
+    )  # fmt: skip
+    assert [target.met(row) for target in row.targets] == [None] * 3
+    row.add_round({"lit_loader": 1.0, "torch": 3.0, LIMIT: 0.5, IN_PROCESS: 1.0, COPY: 0.1})
+    row.add_round({"lit_loader": 10.0, "torch": 40.0, LIMIT: 2.0, IN_PROCESS: 4.0, COPY: 0.1})
+    assert row.vs_torch("lit_loader") == (3.5, 3.0, 4.0)
+    assert row.vs_torch("torch") is None
+    assert row.of_limit("lit_loader") == pytest.approx((0.35, 0.2, 0.5))
+    assert row.bound == "fetch + collate"
+    assert row.loaders == ["lit_loader", "torch"]
+    assert [target.met(row) for target in row.targets] == [True, False, True]
+
+
+class Clock:
+    """A loader whose batches cost what they say."""
+
+    def __init__(self, costs: list[float]) -> None:
+        self.costs = costs
+        self.given = 0
+
+    def epoch(self) -> Iterator[None]:
+        for cost in self.costs:
+            time.sleep(cost)
+            self.given += 1
+            yield
+
+
+def test_only_the_midst_of_an_epoch_is_clocked() -> None:
+    subject = Clock([0.3, 0.0, 0.0, 0.3])
+    assert per_batch(subject, skip=1, batches=2) < 0.1  # type: ignore[arg-type]
+    assert subject.given == 4
+    per_batch(subject, skip=1, batches=2, leave=True)  # type: ignore[arg-type]
+    assert subject.given == 4 + 3
+
+
+def test_the_limit_is_the_larger_of_its_parts() -> None:
+    setup = Setup(4, num_workers=1)
+    limit = limits.Limit(Sleeping(40, 0.002), setup, 2)
+    parts = limit()
+    assert parts[LIMIT] == parts[IN_PROCESS] >= 4 * 0.002
+    assert parts[COPY] < parts[LIMIT]
+    assert limit.nbytes == 4 * 8
+
+
+def test_the_limit_collates_as_torch_does() -> None:
+    for dataset in (Tensors(8, (3, 2), labelled=True), ManyTensors(8, 3), Tensors(8, (2,))):
+        samples = [dataset[i] for i in range(4)]
+        expected = torch.utils.data.default_collate(samples)
+        first = limits.collate_into(None, samples)
+        again = limits.collate_into(first, samples)
+        for found in (first, again):
+            torch.testing.assert_close(found, expected)
+    assert limits.nbytes(expected) == 4 * 2 * 4
+    before = limits.collate_into(None, samples)
+    assert limits.collate_into(before, samples).data_ptr() == before.data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/a/cpu.max": "50000 100000"}, 0.5),
+        ({"proc/self/cgroup": "0::/a", "sys/fs/cgroup/a/cpu.max": "max 100000"}, None),
+        (
+            {
+                "proc/self/cgroup": "3:cpu,cpuacct:/a\n4:memory:/a",
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "25000",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
+            },
+            0.25,
+        ),
+        ({}, None),
+    ],
+    ids=["version 2", "unlimited", "version 1", "nothing"],
+)
+def test_usable_cores(tmp_path: Path, files: dict[str, str], cores: float | None) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    every = len(os.sched_getaffinity(0))
+    assert limits.usable_cores(tmp_path) == (every if cores is None else cores)
+
+
+def test_the_steepest_growth() -> None:
+    assert steepest([(1, 1.0)]) is None
+    assert steepest([(10, 5.0), (1, 5.0), (100, 500.0)]) == pytest.approx(2)
+
+
+def test_the_tree_is_seen() -> None:
+    before = tree.cpu_seconds()
+    end = time.thread_time() + 0.05
+    while time.thread_time() < end:
+        pass
+    assert tree.cpu_seconds() - before >= 0.03
+    assert tree.machine_seconds() > 0
+    assert tree.pss_bytes() > 10_000_000
