@@ -1,6 +1,7 @@
-"""Trains a small network on scikit-learn's handwritten digits through LoaderDataModule.
+"""Trains a model through LoaderDataModule: by default on scikit-learn's handwritten digits.
 
     python examples/train.py                              # two worker processes, about 15 seconds
+    python examples/train.py experiment=text              # another recipe: see conf/experiment/
     python examples/train.py loader.num_workers=4 data.val.batch_size=512
     python examples/train.py lit_loader/loader@loader=debug    # everything in this process
     python examples/train.py --cfg job --package loader        # every loader option
@@ -11,6 +12,8 @@ Everything is written into Hydra's run directory (``hydra.run.dir``), which is n
 
 from __future__ import annotations
 
+import os
+
 import hydra
 from omegaconf import DictConfig
 
@@ -19,7 +22,10 @@ from omegaconf import DictConfig
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")
 def main(cfg: DictConfig) -> float | None:
-    """Trains, tests and reports; returns the metric that a sweeper is to maximise."""
+    """Trains, tests and reports; returns the metric that a sweeper is to optimise."""
+    if cfg.threads:  # for libraries that read it when they are loaded
+        os.environ.setdefault("OMP_NUM_THREADS", str(cfg.threads))
+
     from digits import pipeline
 
     return pipeline.run(cfg)

@@ -1,7 +1,17 @@
-"""Instantiates what the configuration names, then trains, tests and reports."""
+"""Instantiates what the configuration names, then trains, tests and reports.
+
+Every recipe runs through here. What differs between them is named in the configuration:
+
+- ``data``, ``model``, ``trainer``, ``callbacks``, ``logger``: instantiated.
+- ``report``: a module with the functions ``summary``, ``write`` and ``lines`` of `digits.report`
+  (the default).
+- A callback with a method ``figures()`` adds what that returns to ``metrics.json``.
+- ``optimized_metric``: what a sweep is to optimise (default: ``val/acc``).
+"""
 
 from __future__ import annotations
 
+import importlib
 import logging
 import time
 import warnings
@@ -13,14 +23,14 @@ from hydra.utils import instantiate
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer, seed_everything
 from omegaconf import DictConfig
 
-from digits import report
 from digits.history import History
 
 log = logging.getLogger(__name__)
 
 
 def run(cfg: DictConfig) -> float | None:
-    """Runs one job; returns its validation accuracy (None if nothing was validated)."""
+    """Runs one job; returns the figure that a sweep optimises (None if there is none)."""
+    report: Any = importlib.import_module(cfg.get("report", "digits.report"))
     directory = Path(cfg.paths.output_dir)
     _quieten_lightning()
     if cfg.threads:
@@ -44,16 +54,20 @@ def run(cfg: DictConfig) -> float | None:
     seconds = time.perf_counter() - started
 
     test: dict[str, Any] = {}
-    if cfg.test:
+    if cfg.test and "test" in getattr(data, "given_splits", ("test",)):
         best = getattr(trainer.checkpoint_callback, "best_model_path", "") or None
-        (test,) = trainer.test(model, datamodule=data, ckpt_path=best, verbose=False)
+        for loader in trainer.test(model, datamodule=data, ckpt_path=best, verbose=False):
+            test.update(loader)  # one mapping for each test loader
 
-    figures = report.summary(history, dict(test), seconds)
+    figures: dict[str, Any] = report.summary(history, test, seconds)
+    for callback in trainer.callbacks:
+        if hasattr(callback, "figures"):
+            figures.update(callback.figures())
     if trainer.is_global_zero:
         report.write(directory, history, figures)
     for line in report.lines(directory, figures):
         tell(line)
-    return figures.get("val/acc")
+    return figures.get(cfg.get("optimized_metric", "val/acc"))
 
 
 def _quieten_lightning() -> None:

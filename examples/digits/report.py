@@ -108,6 +108,8 @@ def lines(directory: Path, figures: dict[str, Any]) -> list[str]:
         result.append(f"test/acc {figures['test/acc']:.4f}   test/loss {figures['test/loss']:.4f}")
     described = {
         "training.png": "loss, accuracy and wait for each step",
+        "predictions.png": "test images, mistakes first",
+        "ranks.png": "each rank's losses",
         "metrics.json": "the figures above",
         "csv/metrics.csv": "loss and accuracy of each epoch",
         "checkpoints": "best.ckpt (validation accuracy) and last.ckpt",

@@ -1,0 +1,5 @@
+"""The recipe "huggingface": a `datasets` Dataset from Parquet files."""
+
+from digits.needs import needs
+
+needs("huggingface", "datasets")

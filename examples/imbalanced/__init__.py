@@ -1,0 +1,1 @@
+"""Rare classes drawn as often as common ones, in two processes: recipe imbalanced."""

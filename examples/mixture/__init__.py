@@ -1,0 +1,1 @@
+"""Several datasets mixed by weights: recipe mixture."""

@@ -1,0 +1,1 @@
+"""The recipe "sweep": which number of workers and which prefetching suit this machine."""

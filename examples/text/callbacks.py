@@ -1,0 +1,122 @@
+"""What the text recipes show at their end: baselines, a piece of text, and the padding."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from lit_loader.token_budget import TokenBudgetBatchSampler, TokenBudgetStatistics
+from text.report import ACCENT, LOSS, canvas
+
+
+class Writes(Callback):
+    """Lets the model go on with a text at the end, and measures what it is to be compared with.
+
+    Args:
+        prompt: What the model goes on with.
+        count: Bytes that it writes.
+    """
+
+    def __init__(self, prompt: str, count: int = 300) -> None:
+        self.prompt, self.count = prompt, count
+        self._figures: dict[str, Any] = {}
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        text: Any = trainer.datamodule.dataset("test").bytes[:]
+        odds = np.bincount(text.numpy(), minlength=256) / len(text)
+        odds = odds[odds > 0]
+        packed = len(zlib.compress(text.numpy().tobytes(), 9))
+        written = pl_module.continue_text(self.prompt.encode(), self.count)
+        self._figures = {
+            "baseline/unigram_bits": float(-(odds * np.log2(odds)).sum()),
+            "baseline/zlib_bits": 8 * packed / len(text),
+            "sample": written.decode("utf-8", "replace"),
+        }
+
+    def figures(self) -> dict[str, Any]:
+        """What goes into metrics.json."""
+        return self._figures
+
+
+class Padding(Callback):
+    """Counts what the batches of a training hold, and compares it with other ways to batch."""
+
+    def __init__(self) -> None:
+        self.tokens = self.padded = 0
+        self.shapes: list[tuple[int, int]] = []
+        self._planned: TokenBudgetStatistics | None = None
+        self._others: dict[str, float] = {}
+        self._began, self._seconds, self._budget = 0.0, 0.0, 0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        loader = trainer.train_dataloader
+        sampler: TokenBudgetBatchSampler = loader.batch_sampler
+        self._planned, self._budget = sampler.statistics(), sampler.max_tokens
+        lengths = np.asarray(loader.dataset.lengths)
+        size = max(1, round(len(lengths) / len(sampler)))  # as many batches, all of one size
+        rows = [lengths[order] for order in self._orders(lengths)]
+        self._others = {
+            name: _padding(row, size)
+            for name, row in zip(("random batches", "in the files' order"), rows, strict=True)
+        }
+        self._began = time.perf_counter()
+
+    def _orders(self, lengths: np.ndarray) -> list[np.ndarray]:
+        return [np.random.default_rng(0).permutation(len(lengths)), np.arange(len(lengths))]
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        samples, longest = batch["tokens"].shape
+        self.shapes.append((longest, samples))
+        self.tokens += int(batch["lengths"].sum())
+        self.padded += samples * longest
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._seconds = time.perf_counter() - self._began
+        if trainer.is_global_zero:
+            self._plot(Path(trainer.default_root_dir))
+
+    @property
+    def _share(self) -> float:
+        return 1 - self.tokens / max(1, self.padded)
+
+    def _plot(self, directory: Path) -> None:
+        figure, (shapes, bars) = canvas(2)
+        shapes.plot(*zip(*self.shapes, strict=True), ".", ms=4, color=LOSS, label="a batch")
+        longest = np.arange(min(self.shapes)[0], max(self.shapes)[0] + 1)
+        shapes.plot(longest, self._budget / longest, color="0.3", lw=1, label=f"{self._budget:,}")
+        shapes.set(xlabel="longest sample, tokens", ylabel="samples", xscale="log", yscale="log")
+        shapes.legend(frameon=False, title="max_tokens")
+        shares = {"token budget": self._share, **self._others}
+        drawn = bars.barh(list(shares), [100 * s for s in shares.values()], color=LOSS)
+        drawn[0].set_color(ACCENT)
+        bars.bar_label(drawn, fmt="%.1f %%", padding=3)
+        bars.set(xlabel="padding, % of the tokens computed", xlim=(0, 100))
+        bars.invert_yaxis()
+        figure.savefig(directory / "padding.png")
+
+    def figures(self) -> dict[str, Any]:
+        """What goes into metrics.json."""
+        assert self._planned is not None
+        others = ", ".join(f"{100 * share:.1f} % {name}" for name, share in self._others.items())
+        return {
+            "padding": round(self._share, 4),
+            "padding_of_an_epoch": round(self._planned.padding, 4),
+            "padding_otherwise": self._others,
+            "batches_of_an_epoch": self._planned.batches,
+            "largest_batch_tokens": max(x * n for x, n in self.shapes),
+            "tokens_per_second": round(self.tokens / self._seconds),
+            "remark/padding": f"padding: {100 * self._share:.1f} % with the token budget "
+            f"({others}); {self.tokens / self._seconds:,.0f} tokens of text a second",
+        }
+
+
+def _padding(lengths: np.ndarray, size: int) -> float:
+    """The share of padding in batches of ``size`` samples each."""
+    longest = np.maximum.reduceat(lengths, np.arange(0, len(lengths), size))
+    counts = np.minimum(size, len(lengths) - np.arange(0, len(lengths), size))
+    return float(1 - lengths.sum() / (longest * counts).sum())
