@@ -66,6 +66,10 @@ class Flights:
         self._aside: list[tuple[int, Slot]] = []  # slots of copies, with their issue
         self.issue = 0
 
+    def begin(self, worker: int) -> None:
+        """Note that a worker is started, which finds nothing but the newest issue."""
+        self._passed[worker] = self.issue
+
     def prepare(self, flight: Flight) -> Slot:
         """Give a task a fresh slot with its indices in it, and note that it is under way.
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 from dataclasses import dataclass
 from multiprocessing import reduction
+from multiprocessing.context import get_spawning_popen
 from typing import Any, Final
 
 from lit_loader.errors import TransportError
 from lit_loader.loading import Recipe
 from lit_loader.pickling import can_carry_by_value, dump, load
 from lit_loader.places import find_failure, short_repr
+from lit_loader.shared_file import nameless_file, write_all
 
 __all__ = ["CarryByValueError", "Descriptor", "Links", "Payload"]
 
@@ -44,10 +48,12 @@ class CarryByValueError(Exception):
 
 
 class Payload:
-    """The user's objects on their way to a worker.
+    """The user's objects on their way to workers.
 
     Pickled apart from the rest, so that the worker is up, and can report it, when they cannot be
-    unpickled.
+    unpickled. Pickled once for all workers, and into a file: a pipe would hold up whoever starts
+    them until each, in turn, has come to reading it. Only what brings descriptors of its own along
+    (locks, queues, shared tensors) is pickled for each worker anew.
 
     Args:
         recipe: The objects.
@@ -57,9 +63,19 @@ class Payload:
     def __init__(self, recipe: Recipe, by_value: bool = False) -> None:
         self._recipe: Recipe | None = recipe
         self._by_value = by_value
-        self._pickled: bytes = b""
+        self._fd = -1
+        self._for_all = False
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if self._fd < 0:
+            self._write()
+        return _payload_from, (Descriptor(self._fd),)
+
+    def _write(self) -> None:
+        """Pickle the objects, as a part of starting a process."""
+        # Private reach: the descriptors that go along with the process that is being started.
+        popen: Any = get_spawning_popen()
+        noted = len(popen._fds)
         try:
             pickled, self._pickler = dump(self._recipe, self._by_value)
         except Exception as error:
@@ -68,7 +84,20 @@ class Payload:
             if again and not isinstance(error, RecursionError):
                 raise CarryByValueError from error
             raise self._explained(error) from error
-        return _payload_from, (pickled,)
+        self._for_all = len(popen._fds) == noted
+        self._fd, _ = nameless_file("lit_loader dataset")
+        write_all(self._fd, pickled)
+
+    def started(self) -> None:
+        """Let go of what was for one worker alone, which has been started."""
+        if not self._for_all:
+            self.close()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
     def _explained(self, error: Exception) -> Exception:
         """Name what cannot be pickled, and what to do."""
@@ -97,13 +126,15 @@ class Payload:
             Exception: Whatever unpickling them raises.
         """
         if self._recipe is None:
-            self._recipe = load(self._pickled)
+            with mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ) as pickled:
+                self._recipe = load(pickled)
+            self.close()
         return self._recipe
 
 
-def _payload_from(pickled: bytes) -> Payload:
+def _payload_from(file: Descriptor) -> Payload:
     payload = Payload.__new__(Payload)
-    payload._recipe, payload._pickled = None, pickled
+    payload._recipe, payload._fd = None, file.fd
     return payload
 
 

@@ -275,7 +275,10 @@ def _launcher_main(
         kind, worker, generation = _REQUEST.unpack(request)
         if kind == _START:
             own = dataclasses.replace(links[worker], generation=generation)
-            started = _fork_worker(theirs, watch, worker_main, own, payload)
+            try:
+                started = _fork_worker(theirs, watch, worker_main, own, payload)
+            except ConnectionError:
+                break  # the parent has closed its end: Ctrl-C while its workers were started
             if started is not None:
                 processes[worker] = started
         elif kind == _REAP:

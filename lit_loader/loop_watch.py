@@ -11,7 +11,7 @@ the loaders make anyway; a step costs two readings of the clock.
 
 from __future__ import annotations
 
-import os
+import math
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +22,7 @@ import numpy as np
 from lightning.pytorch.utilities import CombinedLoader
 
 from lit_loader.loader import DataLoader
+from lit_loader.processors import usable_processors
 from lit_loader.statistics import (
     WINDOW,
     BatchRecord,
@@ -243,7 +244,7 @@ class LoaderWatch:
             statistics,
             transfer=transfer,
             num_workers=self._num_workers,
-            cores=_cores(),
+            cores=math.ceil(usable_processors()),
             persistent_workers=self._persistent,
         )
         return LoaderReport(self.name, statistics, transfer, step, words)
@@ -302,7 +303,3 @@ def _named(split: str, loaders: Any) -> Iterator[tuple[str, DataLoader[Any]]]:
     elif isinstance(loaders, (list, tuple)):
         for number, member in enumerate(loaders):
             yield from _named(f"{split}/{number}", member)
-
-
-def _cores() -> int | None:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

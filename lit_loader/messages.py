@@ -8,7 +8,7 @@ neither side needs a lock, and a process killed at any instant leaves the pipes 
 
     parent ── Task, Attend ──────────────────▶ worker     (task pipe, read by all workers)
     parent ── Resume, Proceed, Grant, Stop ──▶ worker     (control pipe, one a worker)
-    worker ── Result, Ack, Grow ─────────────▶ parent     (result pipe, written by all workers)
+    worker ── Up, Result, Ack, Grow ─────────▶ parent     (result pipe, written by all workers)
 
 An idle worker blocks in a read of the task pipe, where the kernel wakes one reader for one message.
 So what is for one worker alone is announced there: as many :class:`Attend` as there are workers.
@@ -43,6 +43,7 @@ __all__ = [
     "Status",
     "Stop",
     "Task",
+    "Up",
     "pack_indices",
     "position_of",
     "task_number",
@@ -56,7 +57,7 @@ _LAYOUT: Final = struct.Struct("=BBHIQ6q64x")
 _RESULT_LAYOUT: Final = struct.Struct("=BBHIQ12q16x")
 SIZE: Final = _LAYOUT.size
 
-_TASK, _ATTEND, _RESUME, _PROCEED, _GRANT, _STOP, _RESULT, _ACK, _GROW = range(9)
+_TASK, _ATTEND, _RESUME, _PROCEED, _GRANT, _STOP, _RESULT, _ACK, _GROW, _UP = range(10)
 
 
 _POSITION_BITS: Final = 40
@@ -234,6 +235,16 @@ class Result(NamedTuple):
         )
 
 
+class Up(NamedTuple):
+    """A worker has come up, as far as that is not the user's code: another may be started."""
+
+    worker: int
+
+    def pack(self) -> bytes:
+        """Return the message as :data:`SIZE` bytes."""
+        return _LAYOUT.pack(_UP, 0, self.worker, 0, 0, 0, 0, 0, 0, 0, 0)
+
+
 class Ack(NamedTuple):
     """A worker has left every older generation behind."""
 
@@ -265,7 +276,7 @@ class Grow(NamedTuple):
         )  # fmt: skip
 
 
-Message = Task | Attend | Resume | Proceed | Grant | Stop | Result | Ack | Grow
+Message = Task | Attend | Resume | Proceed | Grant | Stop | Up | Result | Ack | Grow
 
 
 def unpack(data: bytes, start: int = 0) -> Message:
@@ -282,6 +293,8 @@ def unpack(data: bytes, start: int = 0) -> Message:
         return Task(generation, number, epoch, seed, offset, a, nbytes, samples)
     if kind == _RESUME:
         return Resume(generation)
+    if kind == _UP:
+        return Up(worker)
     if kind == _ACK:
         return Ack(worker, generation)
     if kind == _GROW:

@@ -19,6 +19,7 @@ import pickle
 import sys
 from collections import ChainMap
 from collections.abc import Iterator
+from mmap import mmap
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import FunctionType
@@ -87,7 +88,7 @@ def dump(value: object, by_value: bool) -> tuple[bytes, pickle.Pickler]:
     return file.getvalue(), pickler
 
 
-def load(data: bytes) -> Any:
+def load(data: bytes | mmap) -> Any:
     """Unpickle what :func:`dump` gave.
 
     What was carried out of the parent's ``__main__`` is put into the one here, so that a batch

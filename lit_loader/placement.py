@@ -15,6 +15,7 @@ import numpy as np
 
 from lit_loader.codec import decode, encode
 from lit_loader.messages import SIZE, Result, Status, Task, pack_indices, unpack, unpack_indices
+from lit_loader.processors import usable_processors
 from lit_loader.slot import SlotWriter
 from lit_loader.tables import Table
 
@@ -49,7 +50,7 @@ def quicker_here(table: Table, length: int, batch_size: int, num_workers: int) -
     finally:
         os.close(reading)
         os.close(writing)
-    spare = max(1, min(num_workers, len(os.sched_getaffinity(0)) - 1))
+    spare = max(1, min(num_workers, usable_processors() - 1))
     return here <= max(way, min((here + way) / spare, _MOST * way))
 
 

@@ -159,7 +159,7 @@ class DirectStarter:
     """Starts workers as children of this process.
 
     That is as clean as a launcher under "spawn" and "forkserver", which begin with a new
-    interpreter. A worker that is started later gets the dataset as it is in this process then.
+    interpreter.
 
     Raises:
         TransportError: On starting: something of the user's cannot be pickled, which every start
@@ -170,7 +170,7 @@ class DirectStarter:
         self._context = context
         self._links = links
         self._recipe = recipe
-        self._by_value = can_carry_by_value() and not main_is_importable()
+        self._payload = Payload(recipe, can_carry_by_value() and not main_is_importable())
 
     def start_all(self, workers: Sequence[int], generation: int) -> list[DirectWorker]:
         """Start the workers of these numbers."""
@@ -190,7 +190,7 @@ class DirectStarter:
         try:
             return self._start_process(worker, generation)
         except CarryByValueError:
-            self._by_value = True
+            self._payload = Payload(self._recipe, by_value=True)
         except (ConnectionError, EOFError):
             pass  # Python's fork server has just been killed; the next start makes another
         return self._start_process(worker, generation)
@@ -199,16 +199,20 @@ class DirectStarter:
         links = dataclasses.replace(self._links[worker], generation=generation)
         process: BaseProcess = self._context.Process(  # type: ignore[attr-defined]
             target=_forked_main if self._context.get_start_method() == "fork" else worker_main,
-            args=(links, Payload(self._recipe, self._by_value)),
+            args=(links, self._payload),
             name=f"lit_loader worker {worker}",
             daemon=True,
         )
-        with quiet_start(self._context), importable_main():
-            process.start()
+        try:
+            with quiet_start(self._context), importable_main():
+                process.start()
+        finally:
+            self._payload.started()
         return process
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Let go of the dataset's copy."""
+        self._payload.close()
 
 
 def _forked_main(links: Links, payload: Payload) -> None:

@@ -25,6 +25,7 @@ def quiet_start(context: BaseContext) -> Iterator[None]:
     if method == "forkserver":
         from multiprocessing import forkserver
 
+        _preload(context)
         forkserver.ensure_running()
     if method != "fork":
         from multiprocessing import resource_tracker
@@ -37,6 +38,18 @@ def quiet_start(context: BaseContext) -> Iterator[None]:
             yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _preload(context: BaseContext) -> None:
+    """Let Python's fork server import once what every worker would.
+
+    Only if nobody else has said what it is to import; and it is too late for one that runs already.
+    """
+    from multiprocessing import forkserver
+
+    # Private reach: the list can be set, and not be asked for. Unset it is this one.
+    if forkserver._forkserver._preload_modules == ["__main__"]:  # type: ignore[attr-defined]
+        context.set_forkserver_preload(["__main__", "lit_loader.worker"])
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ __all__ = [
     "nameless_file",
     "remedy",
     "round_up",
+    "write_all",
 ]
 
 _MAP_FIXED: Final = 0x10  # the same on Linux and macOS; the mmap module does not name it
@@ -152,6 +153,14 @@ def nameless_file(label: str) -> tuple[int, bool]:
                 raise  # else: a kernel or a sandbox without it
     with tempfile.TemporaryFile(prefix="lit_loader-") as file:
         return os.dup(file.fileno()), False
+
+
+def write_all(fd: int, data: bytes | memoryview) -> int:
+    """Write all of it, and return how much that is; a single call writes 2 GiB at most."""
+    left = memoryview(data)
+    while left:
+        left = left[os.write(fd, left) :]
+    return len(data)
 
 
 def _allocate(fd: int, offset: int, nbytes: int) -> None:

@@ -21,7 +21,7 @@ from typing import Any, Final, SupportsIndex, TypeVar, overload
 
 import numpy as np
 
-from lit_loader.shared_file import nameless_file
+from lit_loader.shared_file import nameless_file, write_all
 
 __all__ = ["SharedSequence"]
 
@@ -61,10 +61,10 @@ class SharedSequence(Sequence[T]):
                 end += len(data)
                 ends.append(end)
                 if end - written >= _AT_ONCE:
-                    written += _write(fd, b"".join(chunk))
+                    written += write_all(fd, b"".join(chunk))
                     chunk.clear()
-            _write(fd, b"".join(chunk) + bytes(-end % 8))
-            _write(fd, memoryview(ends).cast("B"))
+            write_all(fd, b"".join(chunk) + bytes(-end % 8))
+            write_all(fd, memoryview(ends).cast("B"))
             self._open(fd, len(ends) - 1)
         except BaseException:
             os.close(fd)
@@ -139,15 +139,7 @@ class SharedSequence(Sequence[T]):
         data, length = state
         if isinstance(data, np.ndarray):
             fd, _ = nameless_file(_LABEL)
-            _write(fd, data.data)
+            write_all(fd, data.data)
         else:
             fd = data.detach()
         self._open(fd, length)
-
-
-def _write(fd: int, data: bytes | memoryview) -> int:
-    """Write all of it; a single call writes 2 GiB at most."""
-    left = memoryview(data)
-    while left:
-        left = left[os.write(fd, left) :]
-    return len(data)

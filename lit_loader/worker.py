@@ -52,6 +52,7 @@ from lit_loader.messages import (
     Status,
     Stop,
     Task,
+    Up,
     position_of,
     unpack,
     unpack_indices,
@@ -165,7 +166,10 @@ class _Worker:
         try:
             seed_worker(links.seed)
             where += "while its dataset was unpickled"
-            recipe = payload.open()
+            try:
+                recipe = payload.open()
+            finally:
+                self._send(Up(self._id))
             _set_worker_info(links, recipe.dataset)
             collate_privately()
             where = where.replace("while its dataset was unpickled", "in worker_init_fn")
@@ -344,7 +348,7 @@ class _Worker:
             )
         )
 
-    def _send(self, message: Result | Ack | Grow) -> None:
+    def _send(self, message: Up | Result | Ack | Grow) -> None:
         os.write(self._results, message.pack())
 
 

@@ -6,6 +6,9 @@
       └─ indices ─▶ slot                 │ batch ─▶ slot          │
     resume ─Resume─▶ control pipes ──────┘◀── sentinels ── poll ──┘
 
+- **Starting.** No more workers are starting at the same time than there are processors for it: the
+  first batch need not wait for the last worker. One that is up says so, and the next one is started
+  by whoever receives that.
 - :meth:`WorkerPool.submit` takes a slot, writes the indices into it and sends the task.
 - :meth:`WorkerPool.receive` waits in one ``poll`` for results, for a worker's death and for
   :meth:`WorkerPool.wake`; nothing is looked at in intervals.
@@ -20,6 +23,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import math
 import multiprocessing
 import os
 import select
@@ -55,12 +59,14 @@ from lit_loader.messages import (
     Resume,
     Status,
     Task,
+    Up,
     pack_indices,
     unpack,
 )
 from lit_loader.outbox import Outbox
 from lit_loader.pool_resources import READ_AT_ONCE, PoolResources, drain
 from lit_loader.processes import make_starter
+from lit_loader.processors import usable_processors
 from lit_loader.stacks import DUMP_SIGNAL
 
 __all__ = ["Outcome", "WorkerDeath", "WorkerPool"]
@@ -166,6 +172,8 @@ class WorkerPool:
         self._cancelling = threading.RLock()  # the garbage collector may end up in there again
         self._outbox = Outbox()
         self._sending = threading.RLock()  # what is under way, and its issue, change together
+        self._at_once = math.ceil(usable_processors())
+        self._starting: set[int] = set()  # started, and not up yet
         self._missing: set[int] | None = None  # in a resume handshake: who has not acknowledged
         self._points: dict[int, Any] = {}  # where readers that were replaced are to begin
         self._events: deque[Result | Ack | Grow] = deque()
@@ -179,16 +187,9 @@ class WorkerPool:
         self._finalizer = weakref.finalize(self, self._own.close)
         try:
             self._start(recipe, context, seed, dealt)
-        except OSError as error:
+        except BaseException as error:
             self.close()
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                raise LoaderError(
-                    f"num_workers={num_workers} need more open files than may be had (3 a worker "
-                    "and some): raise the limit (ulimit -n), or use fewer workers"
-                ) from error
-            raise
-        except BaseException:
-            self.close()
+            _explain(error, num_workers)
             raise
 
     def _start(self, recipe: Recipe, context: BaseContext, seed: int, dealt: bool) -> None:
@@ -232,18 +233,42 @@ class WorkerPool:
             )
         self._imports = context.get_start_method() != "fork"
         own.starter = make_starter(context, links, recipe)
-        own.processes.extend(own.starter.start_all(range(self.num_workers), self._generation))
-        for process in own.processes:
-            self._poll.register(process.sentinel, select.POLLIN)
+        self._start_more()
+
+    def _start_more(self) -> None:
+        """Start the workers that come next, as many as may be starting at the same time."""
+        own = self._own
+        assert own.starter is not None
+        with self._sending:
+            begin = len(own.processes)
+            end = min(self.num_workers, begin + self._at_once - len(self._starting))
+            if begin >= end or self._missing is not None:
+                return
+            try:
+                processes = own.starter.start_all(range(begin, end), self._generation)
+            except OSError as error:
+                _explain(error, self.num_workers)
+                raise
+            for process in processes:
+                own.processes.append(process)
+                self._poll.register(process.sentinel, select.POLLIN)
+            for worker in range(begin, end):
+                self._starting.add(worker)
+                self._flights.begin(worker)
+
+    @property
+    def started(self) -> range:
+        """The workers that have been started so far."""
+        return range(len(self._own.processes))
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the workers."""
+        """Process ids of the workers that have been started so far."""
         return [process.pid or 0 for process in self._own.processes]
 
     def rows(self) -> list[BoardRow]:
-        """What every worker is doing."""
-        return [self._board.read(worker) for worker in range(self.num_workers)]
+        """What every worker is doing that has been started."""
+        return [self._board.read(worker) for worker in self.started]
 
     @property
     def unread(self) -> int:
@@ -327,10 +352,13 @@ class WorkerPool:
 
     def _next_event(self, deadline: float | None) -> Result | Ack | Grow | None:
         """Wait for the next message of a worker; None: the time is up, or :meth:`wake`."""
-        while not self._events and not self._read_results():
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not self._wait(left):
-                return None
+        while not self._events:
+            if not self._read_results():
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                if not self._wait(left):
+                    return None
+            if len(self._own.processes) < self.num_workers:
+                self._start_more()
         return self._events.popleft()
 
     def _read_results(self) -> bool:
@@ -341,7 +369,11 @@ class WorkerPool:
             return False
         self._outbox.flush()
         for start in range(0, len(data), SIZE):
-            self._events.append(unpack(data, start))  # type: ignore[arg-type]
+            message: Any = unpack(data, start)
+            if type(message) is Up:
+                self._starting.discard(message.worker)
+            else:
+                self._events.append(message)
         return True
 
     def _wait(self, timeout: float | None) -> bool:
@@ -467,6 +499,7 @@ class WorkerPool:
                 del own.processes[worker]  # it is closed; the pool is going to be
                 raise
             own.processes[worker] = process
+            self._starting.add(worker)
             self._poll.register(process.sentinel, select.POLLIN)
             if self._missing is not None:
                 return
@@ -560,8 +593,8 @@ class WorkerPool:
     def resume(self) -> None:
         """Begin a new epoch: ask every worker to forget older tasks; see :meth:`resumed`."""
         self.cancel()
-        self._missing = set(range(self.num_workers))
-        self._ask_to_resume(range(self.num_workers))
+        self._missing = set(self.started)
+        self._ask_to_resume(self.started)
 
     def _ask_to_resume(self, workers: Sequence[int]) -> None:
         for worker in workers:
@@ -592,8 +625,8 @@ class WorkerPool:
             if isinstance(event, Ack) and event.generation == self._generation:
                 self._missing.discard(event.worker)
         self._missing = None
-        for control in self._control:
-            self._outbox.send(control, Proceed().pack())
+        for worker in self.started:
+            self._outbox.send(self._control[worker], Proceed().pack())
         self._flights.clear()
         self._points.clear()
         self.trim()
@@ -616,3 +649,16 @@ class WorkerPool:
     def close(self) -> None:
         """Stop the workers and let go of everything; a second call does nothing."""
         self._finalizer()
+
+
+def _explain(error: BaseException, num_workers: int) -> None:
+    """Name the limit that was met, if it is that of open files.
+
+    Raises:
+        LoaderError: It is.
+    """
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        raise LoaderError(
+            f"num_workers={num_workers} need more open files than may be had (3 a worker and "
+            "some): raise the limit (ulimit -n), or use fewer workers"
+        ) from error

@@ -27,6 +27,7 @@ from lit_loader.apps.bench.datasets import ManyTensors, Sleeping, Tensors
 from lit_loader.apps.bench.results import COPY, IN_PROCESS, LIMIT, Measurement, Target
 from lit_loader.apps.bench.rounds import interleave, per_batch
 from lit_loader.apps.bench.session import subject
+from lit_loader.processors import usable_processors
 from lit_loader.statistics import LoaderStatistics, StageTimes
 
 for needed in ("rich", "matplotlib"):  # of which the modules above import nothing yet
@@ -169,7 +170,7 @@ def test_reports_agree(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert report["format"] == check.FORMAT
     assert report["interrupted"] is False
     assert report["machine"]["versions"]["torch"] == torch.__version__
-    assert report["machine"]["cores"] == limits.usable_cores()
+    assert report["machine"]["cores"] == usable_processors()
     with (tmp_path / "results.csv").open() as file:
         lines = list(csv.DictReader(file))
     assert [line["row"] for line in lines] == [row["name"] for row in report["measurements"]]

@@ -15,8 +15,8 @@ PACKAGE = Path(__file__).parent.parent / "lit_loader"
 LAYERS: tuple[tuple[str, ...], ...] = (
     # words that all others use
     ("errors", "messages", "seeding", "board", "cgroup", "context", "forecast", "fork_guard",
-     "outbox", "permutation", "pickling", "places", "position", "reductions", "shared_file", "slot",
-     "slots", "sources", "stream_locks"),
+     "outbox", "permutation", "pickling", "places", "position", "processors", "reductions",
+     "shared_file", "slot", "slots", "sources", "stream_locks"),
     # one stage of a batch's way each, and the options
     ("config", "sampling", "arena", "layout", "collate", "failure", "fetch", "generators",
      "pin_memory", "quiet_start", "reorder", "sample_errors", "shared_sequence", "stacks", "state",

@@ -198,10 +198,13 @@ def test_beside_what_only_a_processs_start_can_carry(method: str) -> None:
 def test_nothing_is_pickled_twice_that_need_not_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Counted, "pickled", 0)
     give(Counted(), num_workers=2)
-    assert Counted.pickled == 2
+    assert Counted.pickled == 1
     # The first worker finds out what it takes.
     give(Counted(lambda: None), num_workers=2)
-    assert Counted.pickled == 2 + 3
+    assert Counted.pickled == 1 + 2
+    # Descriptors are of one process: a lock's semaphore, the file of a shared tensor.
+    give(Counted(torch.zeros(2).share_memory_()), num_workers=2)
+    assert Counted.pickled == 1 + 2 + 2
 
 
 # Refusals ----------------------------------------------------------------------------------------

@@ -49,6 +49,7 @@ from lit_loader.messages import (
     Resume,
     Status,
     Task,
+    Up,
     unpack,
     unpack_indices,
 )
@@ -125,6 +126,7 @@ class Worker:
 
     def _begin(self) -> None:
         self._board.enter(self.links.worker, Stage.INITIALISING, -1)
+        self._send(Up(self.links.worker))
         self._next = self._idle
 
     def _read(self, descriptor: Any) -> Message | None:
@@ -134,7 +136,7 @@ class Worker:
             return None
         return unpack(os.read(descriptor.fd, SIZE))
 
-    def _send(self, message: Result | Ack | Grow) -> None:
+    def _send(self, message: Up | Result | Ack | Grow) -> None:
         os.write(self.links.results.fd, message.pack())
 
     def _idle(self) -> bool:
@@ -275,7 +277,8 @@ class Simulation:
             self._count += 1
             self.workers[number] = Worker(links, self._memory, Process(self._count))
         for number in self.meanwhile:
-            self.workers[number % len(self._links)].step()
+            if worker := self.workers.get(number % len(self._links)):
+                worker.step()
         return [self.workers[number].process for number in workers]
 
     def close(self) -> None:
@@ -295,14 +298,21 @@ class PoolMachine(RuleBasedStateMachine):
         self.next_number = 0
         self.held: list[tuple[int, int, Any]] = []
 
-    @initialize(num_workers=st.integers(1, 3), depth=st.integers(1, 4), dealt=st.booleans())
-    def begin(self, num_workers: int, depth: int, dealt: bool) -> None:
+    @initialize(
+        num_workers=st.integers(1, 3),
+        processors=st.integers(1, 3),
+        depth=st.integers(1, 4),
+        dealt=st.booleans(),
+    )
+    def begin(self, num_workers: int, depth: int, dealt: bool, processors: int = 3) -> None:
         def make(context: Any, links: Any, recipe: Any) -> Simulation:
             self.simulation = Simulation(links)
             return self.simulation
 
         self.num_workers, self.depth, self.dealt = num_workers, depth, dealt
-        with mock.patch.object(worker_pool, "make_starter", make):
+        with mock.patch.multiple(
+            worker_pool, make_starter=make, usable_processors=lambda: processors
+        ):
             self.pool = WorkerPool(
                 None,  # type: ignore[arg-type]  # the recipe is a real worker's affair
                 num_workers,
@@ -330,12 +340,16 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(worker=st.integers(0, 2), count=st.integers(1, 8))
     def step(self, worker: int, count: int) -> None:
         for _ in range(count):
-            self.simulation.workers[worker % self.num_workers].step()
+            self._workers(worker).step()
             self.slots_that_may_be_written_are_nobody_elses()
 
     @rule(worker=st.integers(0, 2))
     def kill(self, worker: int) -> None:
-        self.simulation.workers[worker % self.num_workers].process.kill()
+        self._workers(worker).process.kill()
+
+    def _workers(self, number: int) -> Worker:
+        """One of the workers that have been started."""
+        return self.simulation.workers[number % len(self.pool.started)]
 
     @precondition(lambda self: not self.resuming)
     @rule(worker=st.integers(0, 2), meanwhile=MEANWHILE, give_up=st.booleans())
@@ -351,7 +365,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.step(worker, count)
         self.kill(worker)
         self.simulation.meanwhile = meanwhile
-        self._replace(self.pool.end_hung(worker % self.num_workers), give_up=False)
+        self._replace(self.pool.end_hung(worker % len(self.pool.started)), give_up=False)
 
     @precondition(lambda self: not self.resuming)
     @rule(most=st.integers(1, 4))

@@ -12,7 +12,9 @@ import pickle
 import random
 import re
 from multiprocessing import forkserver, reduction, resource_tracker
+from multiprocessing.context import get_spawning_popen
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +30,9 @@ REACHES = {
     "callbacks.py": {"fit_loop._restarting"},
     "collate.py": {"torch.utils.data._utils"},
     "generators.py": {"mtrand._rand"},
+    "handover.py": {"popen._fds"},
     "launcher.py": {"process._popen"},
+    "quiet_start.py": {"forkserver._forkserver"},
     "reductions.py": {
         "tensor._indices", "tensor._values", "obj._untyped_storage", "torch._C",
         "torch._make_per_tensor_quantized_tensor", "torch._make_per_channel_quantized_tensor",
@@ -89,6 +93,35 @@ def test_descriptors_travel_along(method: str) -> None:
     process.close()
 
 
+class Noting:
+    """Tells what the start of a process has noted, before and after it takes a descriptor along."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.noted: list[int] = []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        popen: Any = get_spawning_popen()
+        self.noted.append(len(popen._fds))
+        duplicate = reduction.DupFd(self.fd)
+        self.noted.append(len(popen._fds))
+        return list, ([duplicate][:0],)
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_descriptors_are_noted(method: str) -> None:
+    """handover.py: Popen._fds, by which it is known whether an object took any along."""
+    reading, writing = os.pipe()
+    noting = Noting(writing)
+    process = multiprocessing.get_context(method).Process(target=list, args=(noting,))
+    process.start()
+    process.join(60)
+    os.close(writing)
+    os.close(reading)
+    assert noting.noted[1] == noting.noted[0] + 1
+    process.close()
+
+
 def test_multiprocessings_pickler() -> None:
     """handover.py: ForkingPickler.dumps, and that pickle.loads reads it."""
     assert pickle.loads(bytes(reduction.ForkingPickler.dumps([1, "a"]))) == [1, "a"]
@@ -98,6 +131,15 @@ def test_helper_processes_can_be_started_beforehand() -> None:
     """processes.py: ensure_running() of multiprocessing's forkserver and resource tracker."""
     resource_tracker.ensure_running()
     forkserver.ensure_running()
+
+
+def test_what_the_fork_server_imports() -> None:
+    """quiet_start.py: ForkServer._preload_modules, and what it is if nobody has set it."""
+    server = forkserver.ForkServer()
+    assert server._preload_modules == ["__main__"]
+    server.set_forkserver_preload(["a"])
+    assert server._preload_modules == ["a"]
+    assert isinstance(forkserver._forkserver, forkserver.ForkServer)
 
 
 def test_numpys_global_generator() -> None:

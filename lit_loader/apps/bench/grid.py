@@ -16,7 +16,7 @@ import torch
 
 from lit_loader.apps.bench.advice import Facts, advise, choose
 from lit_loader.apps.bench.contenders import Contender, Setup
-from lit_loader.apps.bench.limits import MemoryCopy, nbytes, usable_cores
+from lit_loader.apps.bench.limits import MemoryCopy, nbytes
 from lit_loader.apps.bench.names import OURS
 from lit_loader.apps.bench.results import Spread
 from lit_loader.apps.bench.rounds import one_line
@@ -24,6 +24,7 @@ from lit_loader.apps.bench.session import Session
 from lit_loader.apps.bench.tree import cpu_seconds, machine_seconds
 from lit_loader.config import LoaderConfig
 from lit_loader.errors import OptionError
+from lit_loader.processors import usable_processors
 from lit_loader.statistics import LoaderStatistics
 
 __all__ = ["Grid", "Point"]
@@ -134,7 +135,7 @@ class Grid:
             if len(reasons) == len(self.points) * len(session.contenders):
                 raise OptionError(f"dataset cannot be loaded: {reasons[0]}")
         if self.nbytes:
-            self.copy = MemoryCopy(self.nbytes, max(1, int(usable_cores())))()
+            self.copy = MemoryCopy(self.nbytes, max(1, int(usable_processors())))()
 
     def _load(self, point: Point, contender: Contender, seconds: float) -> tuple[float, float]:
         """Seconds a batch and to the first batch, in one setting."""
@@ -212,7 +213,7 @@ class Grid:
             samples=self.samples,
             nbytes=self.nbytes,
             copy=self.copy,
-            cores=usable_cores(),
+            cores=usable_processors(),
         )
 
     def as_dict(self) -> dict[str, Any]:

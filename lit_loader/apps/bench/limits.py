@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,41 +24,9 @@ import torch
 
 from lit_loader.apps.bench.contenders import Setup
 from lit_loader.apps.bench.results import COPY, IN_PROCESS, LIMIT
+from lit_loader.processors import usable_processors
 
-__all__ = ["InProcess", "Limit", "MemoryCopy", "collate_into", "nbytes", "usable_cores"]
-
-
-def usable_cores(root: Path = Path("/")) -> float:
-    """Processors that this process and its children may use; a quota may be a fraction.
-
-    Args:
-        root: Where ``proc`` and ``sys`` lie.
-    """
-    cores = float(len(os.sched_getaffinity(0)))
-    with contextlib.suppress(OSError):
-        for line in (root / "proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            mounts = root / "sys/fs/cgroup"
-            if controllers and "cpu" not in controllers.split(","):
-                continue
-            top = mounts / "cpu" if controllers else mounts
-            parts = [part for part in path.split("/") if part not in ("", "..")]
-            for depth in range(len(parts), -1, -1):  # a limit holds for all below
-                quota = _quota(top.joinpath(*parts[:depth]))
-                cores = cores if quota is None else min(cores, quota)
-    return cores
-
-
-def _quota(folder: Path) -> float | None:
-    """Processors that a cgroup may use; None: no limit of its own."""
-    with contextlib.suppress(OSError, ValueError):
-        quota, period = (folder / "cpu.max").read_text().split()
-        return None if quota == "max" else int(quota) / int(period)
-    with contextlib.suppress(OSError, ValueError):
-        microseconds = int((folder / "cpu.cfs_quota_us").read_text())
-        if microseconds > 0:
-            return microseconds / int((folder / "cpu.cfs_period_us").read_text())
-    return None
+__all__ = ["InProcess", "Limit", "MemoryCopy", "collate_into", "nbytes"]
 
 
 class InProcess:
@@ -170,8 +136,8 @@ class Limit:
         self._in_process()
         self.nbytes = nbytes(self._in_process.batch)
         """Bytes of a batch."""
-        self._copy = MemoryCopy(self.nbytes, max(1, int(usable_cores())))
-        self._cores = min(usable_cores(), max(1, setup.num_workers))
+        self._copy = MemoryCopy(self.nbytes, max(1, int(usable_processors())))
+        self._cores = min(usable_processors(), max(1, setup.num_workers))
 
     def __call__(self) -> dict[str, float]:
         """Seconds a batch: `LIMIT`, and what it was made of."""

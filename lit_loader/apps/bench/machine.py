@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_loader.apps.bench.contenders import Contender
-from lit_loader.apps.bench.limits import usable_cores
+from lit_loader.processors import usable_processors
 
 __all__ = ["describe"]
 
@@ -30,7 +30,7 @@ def describe(contenders: Mapping[str, Contender]) -> dict[str, Any]:
     return {
         "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "processor": _processor(),
-        "cores": usable_cores(),
+        "cores": usable_processors(),
         "memory_bytes": psutil.virtual_memory().total,
         "load": psutil.getloadavg()[0],
         "system": f"{platform.system()} {platform.release()}",
