@@ -6,6 +6,7 @@ position of any epoch is reached at once.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -116,7 +117,11 @@ class ShuffledSampler(EpochOrder, RandomSampler):
         self.seed = seed
 
     def order(self, epoch: int) -> Callable[[Indices], Indices]:  # noqa: D102
-        return Permutation(len(self.data_source), derive(resolve(self.seed), epoch)).at
+        return _permutation(len(self.data_source), derive(resolve(self.seed), epoch)).at
+
+
+# An epoch's order is asked for when it is foreseen, when that is compared, and when it begins.
+_permutation = functools.lru_cache(maxsize=4)(Permutation)
 
 
 def resolve(seed: Seed) -> int:

@@ -85,6 +85,8 @@ def missing(cell: Cell) -> str | None:
         return "there is a handshake between two epochs of the same workers only"
     if cell.kind == "ahead" and (cell.point in EPOCH_EDGES or not cell.persistent):
         return "the next epoch is begun by the same workers, without a handshake"
+    if cell.kind == "ahead" and cell.point == "granting":
+        return "slots have become as large as they need to be in the epoch before"
     if cell.kind == "ahead" and cell.fault == "index":
         return "with a batch sampler of the user's no epoch is begun ahead"
     if cell.point == "ending" and not iterable:

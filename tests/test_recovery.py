@@ -137,7 +137,10 @@ def test_a_request_to_all_counts_once() -> None:
 
     iterator = iter(DataLoader(Call(sample, 30), num_workers=4, max_worker_restarts=1))
     iterator._start = iterator._host.begin_epoch()
-    iterator._dispatch(iterator._start, iterator._connect(iterator._start).pool)
+    pool = iterator._connect(iterator._start).pool
+    iterator._dispatch(iterator._start, pool)
+    while len(pool.started) < 4:
+        assert pool.receive(0.0) is None  # those that are up let others start
     count = 0
     while count < 4:
         count += len(os.read(inside[0], 4))

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 __all__ = [
     "Arrays",
     "Block",
+    "Jittering",
     "LargeObject",
     "ManyTensors",
     "Ragged",
@@ -180,6 +181,28 @@ class Sleeping(Dataset[int]):
 
     def __getitem__(self, index: int) -> int:
         time.sleep(self.seconds[index])
+        return index
+
+
+class Jittering(Dataset[int]):
+    """Samples that take a time which differs from reading to reading, and not from index to index.
+
+    Args:
+        length: Number of samples.
+        seconds: What a sample takes.
+        vary: Part of `seconds` by which readings differ, evenly up and down.
+    """
+
+    def __init__(self, length: int, seconds: float, vary: float) -> None:
+        self._length = length
+        self._range = (seconds * (1 - vary), seconds * (1 + vary))
+        self._dice = random.Random()
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(self._dice.uniform(*self._range))
         return index
 
 

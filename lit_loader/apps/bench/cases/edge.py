@@ -1,8 +1,8 @@
 """Epoch edge: how much longer the first batch of an epoch is waited for than others are.
 
-The consumer does nothing, the samples sleep for times that differ by up to a half, and the workers
-persist. The wait at an edge begins when the last batch of the epoch before was given out, so that
-it includes the end of that epoch. Both waits are medians; their ratio is the figure.
+The consumer does nothing, the samples sleep for times that differ, at random, by up to a half, and
+the workers persist. The wait at an edge begins when the last batch of the epoch before was given
+out, so that it includes the end of that epoch. Both waits are medians; their ratio is the figure.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import statistics
 import time
 
 from lit_loader.apps.bench.contenders import Opened, Setup
-from lit_loader.apps.bench.datasets import Sleeping
+from lit_loader.apps.bench.datasets import Jittering
 from lit_loader.apps.bench.results import Measurement, Target
 from lit_loader.apps.bench.rounds import Figures
 from lit_loader.apps.bench.session import Row, Session
@@ -52,7 +52,7 @@ def waits(opened: Opened, epochs: int) -> tuple[list[float], list[float]]:
 def _run(session: Session, *, batches: int, epochs: int) -> None:
     settings = session.settings
     epochs = settings.count(epochs, quick=4)
-    dataset = Sleeping(batches, 0.004 if batches <= 20 else 0.001, vary=0.5)
+    dataset = Jittering(batches, 0.004 if batches <= 20 else 0.001, 0.5)
     setup = Setup(1, settings.num_workers, settings.prefetch_factor)
     name = f"epochs of {batches:,} batches"
     ratio = Measurement("edge", name, "ratio", (Target("figure", 1.2),))
