@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from selection import leave_to_slow
 
 _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
@@ -77,6 +78,12 @@ def nothing_left_behind() -> Iterator[None]:
     if any(left().values()):
         gc.collect()  # what is only waiting to be collected is not left behind
     assert not any(left().values()), left()
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest's own, which looks at the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave a part of the long matrices to ``-m slow``."""
+    leave_to_slow(items)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -33,7 +33,7 @@ from faults import (
     outcomes,
 )
 from parity.tools import PROMPT, finish_script, start_script
-from samples import METHODS
+from samples import METHODS, named_memory
 
 from lit_loader import DataLoader
 from lit_loader import arena as arena_module
@@ -333,7 +333,7 @@ def test_the_parent_is_killed(cell: Cell, tmp_path: Path) -> None:
 
     The worker at that point kills its parent, and then hangs.
     """
-    named = set(os.listdir("/dev/shm"))
+    named = named_memory()
     reading, writing = os.pipe()
     if (child := os.fork()) == 0:
         _load_until_killed(cell, tmp_path)
@@ -344,7 +344,7 @@ def test_the_parent_is_killed(cell: Cell, tmp_path: Path) -> None:
     assert select.select([reading], [], [], PROMPT)[0]
     assert time.monotonic() - begun < PROMPT
     os.close(reading)
-    assert set(os.listdir("/dev/shm")) <= named
+    assert named_memory() <= named
 
 
 def _load_until_killed(cell: Cell, folder: Path) -> None:
@@ -387,11 +387,11 @@ def test_a_program_is_killed(method: str, point: str, tmp_path: Path) -> None:
     """All its processes have its output open: the end of that is the end of the last of them."""
     folder = tmp_path / "struck"
     folder.mkdir()
-    named = set(os.listdir("/dev/shm"))
+    named = named_memory()
     tests = str(Path(__file__).parent)
     source = PROGRAM.format(tests=tests, folder=str(folder), point=point, method=method)
     out, err, status = finish_script(start_script(DataLoader, source, tmp_path))
     assert status == -signal.SIGKILL
     assert (out, err) == ("", "")
     assert len(list(folder.iterdir())) == 1
-    assert set(os.listdir("/dev/shm")) <= named
+    assert named_memory() <= named

@@ -95,7 +95,7 @@ def test_forking_leaves_no_descriptor_and_no_slot_behind(loader: Any) -> None:
     batch = next(iterator)
     before = len(os.listdir("/proc/self/fd"))
     slots = set()
-    for _ in range(300):
+    for _ in range(120):
         assert in_child(lambda: True) == 0
         batch = next(iterator)
         slots.add(batch.data_ptr())

@@ -35,7 +35,7 @@ from lit_loader.errors import WorkerRestartWarning
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
-STARTS, KILLS = 60, 40
+STARTS, KILLS = 30, 25
 ROUND = pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 9))]
 )

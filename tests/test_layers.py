@@ -20,7 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     # one stage of a batch's way each, and the options
     ("config", "sampling", "arena", "layout", "collate", "failure", "fetch", "generators",
      "pin_memory", "quiet_start", "reorder", "sample_errors", "shared_sequence", "stacks", "state",
-     "statistics", "streams",      "token_budget"),
+     "statistics", "streams", "token_budget"),
     ("mixture", "tables", "tolerant_fetch", "timeline", "verdict"),
     # making one batch, carrying it; planning all of them
     ("loading", "codec", "batch_plan", "flights", "mixture_stream", "plot"),
@@ -133,7 +133,7 @@ def test_a_break_is_found(name: str, source: str) -> None:
 def test_what_is_allowed_is_not_found() -> None:
     source = "import os\nfrom lit_loader.errors import LoaderError\nfrom lit_loader import slot"
     assert breaks("arena", source) == []
-    assert breaks("apps.benchmark", "import lit_loader") == []
+    assert breaks("apps.bench", "import lit_loader") == []
 
 
 def test_the_package_imports_nothing_of_itself_at_once() -> None:

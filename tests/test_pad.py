@@ -27,7 +27,7 @@ class Pair(NamedTuple):
 class Documents(Dataset[dict[str, Any]]):
     """Documents of 1 to 7 tokens, which are the document's number."""
 
-    lengths = [1 + index * 5 % 7 for index in range(40)]
+    lengths = tuple(1 + index * 5 % 7 for index in range(40))
 
     def __len__(self) -> int:
         return len(self.lengths)

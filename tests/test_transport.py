@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from parity.tools import PROMPT, Gate
-from samples import METHODS, Call, Counting, Rows, ints, uncollated
+from samples import METHODS, Call, Counting, Rows, ints, named_memory, uncollated
 
 import lit_loader
 from lit_loader import DataLoader, pool_resources, processes
@@ -99,14 +99,14 @@ def test_slots_come_back() -> None:
 
 
 def test_descriptors_and_shared_memory_stay_as_they_are() -> None:
-    named = set(os.listdir("/dev/shm"))
+    named = named_memory()
     with DataLoader(Rows(1_500), num_workers=2, persistent_workers=True) as loader:
         iterator = iter(loader)
         kept = [next(iterator)]
         begun = descriptors()
         kept.extend(iterator)
         assert descriptors() <= begun
-        assert set(os.listdir("/dev/shm")) <= named
+        assert named_memory() <= named
     assert len(kept) == 1_500
 
 

@@ -1,0 +1,79 @@
+"""What the default run leaves to ``-m slow``, besides what is marked where it stands.
+
+The default run is to be over in ten minutes on two cores. So of tests that start an interpreter or
+a Trainer for each cell it has one cell of a kind, and of the large matrices some cells in turn;
+``-m slow`` runs the others.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections import Counter
+from collections.abc import Iterable
+from typing import Final
+
+import pytest
+
+LONG: Final = (
+    "test_bench_app.py::test_every_case_measures[[]growth*",
+    "test_bench_app.py::test_every_case_measures[[]decoding*",
+    "test_example.py::test_debug_configurations[[]debug=overfit*",
+    "test_fault_matrix.py::test_by_start_method[[]spawn*",
+    "test_fork_safety.py::test_restarts_among_busy_threads[[]pinned*",
+    "test_lifecycle.py::test_a_parent_that_is_killed[[]*-spawn*",
+    "test_lifecycle.py::test_a_parent_that_is_killed[[]hanging-forkserver*",
+    "test_lifecycle.py::test_exit_with_live_iterators[[]spawn*",
+    "test_limits.py::test_a_disk_that_says_it_is_full[[]10 MB*",
+    "test_limits.py::test_a_full_disk_behind_the_temporary_directory[[]10m*",
+    "test_limits.py::test_a_small_address_space_and_large_batches[[]3000 MB*",
+    "test_mixture.py::test_streams_resume_in_mid_epoch[[]*-2]",
+    "test_pickling.py::test_a_session_with*[[]-c*",
+    "test_recipes.py::test_a_killed_training_goes_on_exactly*",
+    "test_recipes.py::test_a_recipe_trains[[]huggingface*",
+    "test_recipes.py::test_a_recipe_trains[[]tabular*",
+    "test_recipes.py::test_a_sweep_ends_with_a_picture*",
+    "test_recipes_text.py::test_imbalanced*",
+    "test_recipes_text.py::test_mixture*",
+    "test_recipes_text.py::test_text",
+    "test_sample_errors.py::test_resuming_gives_the_rest[[]2 workers-*",
+    "test_shared_sequence.py::test_in_workers[[]spawn*",
+    "test_sharding.py::test_pad_drop_and_keep[[]7-*-2*",
+    "test_signals.py::test_an_iterator_goes_on_after_ctrl_c[[]*-group*",
+    "test_signals.py::test_an_iterator_goes_on_after_ctrl_c[[]spawn-*",
+    "test_signals.py::test_sigterm_to_the_group_leaves_the_epoch_to_the_parent[[]spawn*",
+    "test_signals.py::test_sigterm_to_the_group_lets_lightning_save_and_resume[[]next*",
+    "test_signals.py::test_workers_never_run_the_parents_handlers[[]spawn*",
+    "test_strategies.py::test_a_killed_rank_leaves_nothing_behind[[]ddp_fork*",
+    "test_strategies.py::test_strategies[[]ddp_fork forkserver*",
+    "test_strategies.py::test_strategies[[]ddp_notebook*",
+    "test_token_budget.py::test_resume_in_mid_epoch[[]2-*",
+)
+"""Patterns of what comes after ``tests/`` in a test's name."""
+
+THINNED: Final = {
+    "test_fault_matrix.py::test_what_ends_or_stops_a_worker": 2,
+    "test_exactness.py::test_stopped_and_resumed_twice": 2,
+    "test_iterable.py::test_resume_at_every_position": 3,
+    "test_lightning_resume.py::test_chain_of_resumes": 2,
+    "test_lightning_resume.py::test_iterable_datasets": 3,
+    "test_lightning_resume.py::test_users_samplers": 3,
+    "test_recovery.py::test_a_reader_dies_anywhere": 2,
+    "test_resume.py::test_every_kind_of_sampler_at_every_position": 2,
+}
+"""Test to how many cells one of them is of the default run."""
+
+
+def leave_to_slow(items: Iterable[pytest.Item]) -> None:
+    """Mark tests as slow, as the tables say."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        name = item.nodeid.removeprefix("tests/")
+        function = name.partition("[")[0]
+        if item.get_closest_marker("slow"):
+            continue
+        if function in THINNED:
+            seen[function] += 1
+            if seen[function] % THINNED[function] != 1:
+                item.add_marker("slow")
+        elif any(fnmatch.fnmatchcase(name, pattern) for pattern in LONG):
+            item.add_marker("slow")
