@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from lit_loader.mixture import MixtureDataset, MixtureSampler
     from lit_loader.mixture_stream import MixtureStream
     from lit_loader.monitor import LoaderMonitor
+    from lit_loader.pad import PadCollate, Padded
     from lit_loader.shared_sequence import SharedSequence
     from lit_loader.statistics import LoaderStatistics
     from lit_loader.token_budget import TokenBudgetBatchSampler
@@ -53,6 +54,8 @@ __all__ = [
     "MixtureSampler",
     "MixtureStream",
     "OptionError",
+    "PadCollate",
+    "Padded",
     "PinMemoryError",
     "SampleErrorsError",
     "SharedSequence",
@@ -84,6 +87,8 @@ _MODULE_OF = {
     "MixtureSampler": "lit_loader.mixture",
     "MixtureStream": "lit_loader.mixture_stream",
     "OptionError": "lit_loader.errors",
+    "PadCollate": "lit_loader.pad",
+    "Padded": "lit_loader.pad",
     "PinMemoryError": "lit_loader.errors",
     "SampleErrorsError": "lit_loader.errors",
     "SharedSequence": "lit_loader.shared_sequence",

@@ -331,6 +331,11 @@ def _lengths(source: Any) -> _Numbers:
             "source must be the samples' lengths, one whole number each, or a dataset with an "
             f"attribute 'lengths' that holds them, got {type(source).__name__}"
         )
+    if given is not source and hasattr(source, "__len__") and len(source) != len(lengths):
+        raise OptionError(
+            f"{type(source).__name__}.lengths must have a length for each sample, got "
+            f"{len(lengths)} for {len(source)} samples: give the samples' lengths themselves"
+        )
     if lengths.size and lengths.min() < 0:
         first = int(np.argmax(lengths < 0))
         raise OptionError(f"lengths must not be negative, got {lengths[first]} for sample {first}")

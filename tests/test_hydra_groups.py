@@ -334,7 +334,6 @@ def test_pad_by_name(application: Compose) -> None:
     cfg = application(
         "+lit_loader/collate@data.val.collate_fn=pad",
         "data.val.collate_fn.pad_value={tokens: 0, labels: -100}",
-        "data.val.multiprocessing_context=spawn",
         "data.val.num_workers=1",
         "data.val.batch_size=3",
         dataset("Named", "val"),

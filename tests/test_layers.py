@@ -21,7 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("config", "sampling", "arena", "layout", "collate", "failure", "fetch", "generators",
      "pin_memory", "quiet_start", "reorder", "sample_errors", "shared_sequence", "stacks", "state",
      "statistics", "streams", "token_budget"),
-    ("mixture", "tables", "tolerant_fetch", "timeline", "verdict"),
+    ("mixture", "pad", "tables", "tolerant_fetch", "timeline", "verdict"),
     # making one batch, carrying it; planning all of them
     ("loading", "codec", "batch_plan", "flights", "mixture_stream", "plot"),
     ("handover", "placement"),

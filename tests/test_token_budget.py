@@ -18,6 +18,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning_runs import Noting, Points, quiet_trainer
 
 from lit_loader import DataLoader, LoaderDataModule, OptionError, StateError
+from lit_loader.mixture import MixtureDataset
 from lit_loader.token_budget import TokenBudgetBatchSampler
 
 BUDGET = 200
@@ -330,3 +331,10 @@ def test_a_trainer_sets_the_epoch_validates_each_and_resumes(tmp_path: Path) -> 
         resumed, data(0), ckpt_path=save.path, weights_only=True
     )
     assert resumed.seen("train") == seen[stop:]
+
+
+def test_lengths_of_something_else() -> None:
+    """A mixture's are those of its sources: most samples would never come."""
+    mixture = MixtureDataset([range(30), range(12)])
+    with pytest.raises(OptionError, match="a length for each sample, got 2 for 42 samples"):
+        TokenBudgetBatchSampler(mixture, 100)
