@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from huge_pages import collapse
 from selection import leave_to_slow
 
 _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
@@ -90,3 +91,5 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Leave what the imports made out of later collections, which then take no time."""
     gc.collect()
     gc.freeze()
+    if Path("/proc/self/maps").exists():
+        collapse()

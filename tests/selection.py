@@ -17,7 +17,8 @@ import pytest
 LONG: Final = (
     "test_bench_app.py::test_every_case_measures[[]growth*",
     "test_bench_app.py::test_every_case_measures[[]decoding*",
-    "test_example.py::test_debug_configurations[[]debug=overfit*",
+    "test_bench_app.py::test_every_case_measures[[]transport*",
+    "test_example.py::test_debug_configurations*",
     "test_fault_matrix.py::test_by_start_method[[]spawn*",
     "test_fork_safety.py::test_restarts_among_busy_threads[[]pinned*",
     "test_lifecycle.py::test_a_parent_that_is_killed[[]*-spawn*",
@@ -51,14 +52,22 @@ LONG: Final = (
 """Patterns of what comes after ``tests/`` in a test's name."""
 
 THINNED: Final = {
-    "test_fault_matrix.py::test_what_ends_or_stops_a_worker": 2,
-    "test_exactness.py::test_stopped_and_resumed_twice": 2,
+    "parity/test_process_exit.py::test_an_interrupt": 2,
+    "test_fault_matrix.py::test_what_ends_or_stops_a_worker": 3,
+    "test_exactness.py::test_out_of_order_loses_and_repeats_nothing": 2,
+    "test_exactness.py::test_stopped_and_resumed_twice": 3,
+    "test_lifecycle.py::test_an_interrupt": 2,
+    "test_next_epoch.py::test_epochs_are_what_they_are": 2,
     "test_iterable.py::test_resume_at_every_position": 3,
     "test_lightning_resume.py::test_chain_of_resumes": 2,
     "test_lightning_resume.py::test_iterable_datasets": 3,
     "test_lightning_resume.py::test_users_samplers": 3,
     "test_recovery.py::test_a_reader_dies_anywhere": 2,
-    "test_resume.py::test_every_kind_of_sampler_at_every_position": 2,
+    "test_recovery.py::test_a_batch_that_ends_two_workers": 2,
+    "test_resume.py::test_every_kind_of_sampler_at_every_position": 3,
+    "test_sample_retries.py::test_batches_are_those_of_a_clean_run": 2,
+    "test_sharding.py::test_pad_drop_and_keep": 2,
+    "test_statistics.py::test_a_delay_is_found_in_its_stage": 2,
 }
 """Test to how many cells one of them is of the default run."""
 

@@ -510,12 +510,12 @@ def test_the_limit_collates_as_torch_does() -> None:
     ],
     ids=["version 2", "unlimited", "version 1", "nothing"],
 )
-def test_usable_cores(tmp_path: Path, files: dict[str, str], cores: float | None) -> None:
+def test_usable_processors(tmp_path: Path, files: dict[str, str], cores: float | None) -> None:
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     every = len(os.sched_getaffinity(0))
-    assert limits.usable_cores(tmp_path) == (every if cores is None else cores)
+    assert usable_processors(tmp_path) == (every if cores is None else cores)
 
 
 def test_the_steepest_growth() -> None:
