@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from exact import Augmented, Epochs, digests, taken, through_file
+from exact import Augmented, Epochs, digests, goes_on, taken, through_file, with_states
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -207,10 +207,7 @@ def tagged(**options: Any) -> DataLoader[Any]:
 def test_resume_in_mid_epoch(workers: int) -> None:
     with tagged(num_workers=workers) as first:
         digests(first)
-        states, expected = [through_file(first.state_dict())], []
-        for batch in first:
-            expected += digests([batch])
-            states.append(through_file(first.state_dict()))
+        expected, states = with_states(first)
         after = digests(first)
     assert len(pickle.dumps(states[5])) < 400
     for stop in (0, 1, 6, len(expected)):
@@ -375,21 +372,10 @@ def test_streams_resume_in_mid_epoch(exhausted: str, length: int | None, workers
 
     with make() as first:
         digests(first)
-        states, expected = [through_file(first.state_dict())], []
-        for batch in first:
-            expected += digests([batch])
-            states.append(through_file(first.state_dict()))
+        expected, states = with_states(first)
         after = digests(first)
     for stop in {0, 1, len(expected) // 2, len(expected) - 1, len(expected)}:
-        with make() as resumed:
-            resumed.load_state_dict(states[stop])
-            got, _ = taken(resumed, 2)
-            state = through_file(resumed.state_dict())
-        with make() as again:
-            again.load_state_dict(state)
-            rest = digests(again)
-            assert got + (rest if len(got) == 2 else []) == expected[stop:], stop
-            assert (digests(again) if len(got) == 2 else rest) == after, stop
+        goes_on(make(), make(), states[stop], expected[stop:], after)
 
 
 def test_a_source_without_a_share_is_left_out() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from exact import Augmented, Indices, digests, taken, through_file
+from exact import Augmented, Indices, digests, goes_on, taken, through_file, with_states
 from hypothesis import given
 from hypothesis import strategies as st
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -241,22 +241,13 @@ def loader(workers: int = 0, replicas: int = 1, rank: int = 0, **options: Any) -
 def test_resume_in_mid_epoch(workers: int, replicas: int, rank: int) -> None:
     with loader(workers, replicas, rank) as first:
         digests(first)
-        states, expected = [through_file(first.state_dict())], []
-        for batch in first:
-            expected += digests([batch])
-            states.append(through_file(first.state_dict()))
+        expected, states = with_states(first)
         after = digests(first)
     assert not set(expected) & set(after)
     for stop in {0, 1, len(expected) // 2, len(expected) - 1, len(expected)}:
-        with loader(0 if workers else 2, replicas, rank) as resumed:
-            resumed.load_state_dict(states[stop])
-            got, _ = taken(resumed, 2)
-            state = through_file(resumed.state_dict())
-        with loader(workers, replicas, rank) as again:
-            again.load_state_dict(state)
-            rest = digests(again)
-            assert got + (rest if len(got) == 2 else []) == expected[stop:], stop
-            assert (digests(again) if len(got) == 2 else rest) == after, stop
+        resumed = loader(0 if workers else 2, replicas, rank)
+        again = loader(workers, replicas, rank)
+        goes_on(resumed, again, states[stop], expected[stop:], after)
 
 
 def test_resume_on_another_number_of_ranks() -> None:

@@ -51,13 +51,7 @@ def header(console: Console, machine: Mapping[str, Any], settings: Settings) -> 
 
 def table(console: Console, title: str, measurements: Sequence[Measurement]) -> None:
     """A case."""
-    sheet = Table(
-        title=f"{measurements[0].case}: {title}",
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-    )
+    sheet = _sheet(f"{measurements[0].case}: {title}")
     rows = [row for measurement in measurements for row in _rows(measurement)]
     for place, name in enumerate(_COLUMNS):
         if any(row[place] for row in rows):
@@ -134,19 +128,19 @@ def _ratio(measurement: Measurement, spread: Spread | None) -> str:
     return number(spread.median) + (f" ({within})" if within else "")
 
 
+def _sheet(title: str) -> Table:
+    return Table(
+        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
+    )
+
+
 def _percent(spread: Spread | None) -> str:
     return "" if spread is None else f"{100 * spread.median:.0f} %"
 
 
 def grid(console: Console, measured: Grid) -> None:
     """The user's own dataset: every setting, then what to use and why."""
-    sheet = Table(
-        title=f"your dataset: {measured.name}",
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-    )
+    sheet = _sheet(f"your dataset: {measured.name}")
     for name in ("num_workers", "prefetch_factor", "loader", "ms/batch", "low to high"):
         sheet.add_column(name, justify="left" if name == "loader" else "right", no_wrap=True)
     for name in ("samples/s", "first batch, ms", "workers busy"):
