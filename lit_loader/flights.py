@@ -154,7 +154,7 @@ class Flights:
         else:
             held = {(row.number, row.issue) for row in rows if row.stage in Stage.BUSY}
             lost = [f for f in self.pending(results) if (f.number, f.issue) not in held]
-            self._passed[worker] = self.issue
+            self.begin(worker)
         for flight in lost:
             self._put_aside(flight)
         self._release_aside()

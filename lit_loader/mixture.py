@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -220,13 +220,6 @@ class MixtureSampler(EpochOrder, Sampler[int]):
 
     def __len__(self) -> int:
         return self.epoch_length
-
-    def __iter__(self) -> Iterator[int]:
-        for start in range(0, self.epoch_length, CHUNK):
-            yield from self.indices(self.epoch, start, start + CHUNK).tolist()
-
-    def indices(self, epoch: int, start: int, stop: int) -> Indices:
-        return self.order(epoch)(np.arange(start, min(stop, self.epoch_length), dtype=np.int64))
 
     def order(self, epoch: int) -> Callable[[Indices], Indices]:
         return lambda positions: self._draw(positions + epoch * self.epoch_length)

@@ -301,7 +301,7 @@ class MultiProcessIterator(LoaderIterator[T_co]):
             and start.position.start.batches == 0
             and not start.position.start.ahead
             and start.seed == under_way.seed
-            and under_way.begins(start.epoch, self._host.foreseen(start.epoch)) > 0
+            and under_way.begins(start.epoch, self._host.foreseen(start.epoch))
         )
 
     def _bring_up(self, start: EpochStart) -> None:
@@ -339,9 +339,7 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         if coming is None:
             return False
         number = task_number(coming.epoch, coming.position)
-        under_way.tasks[number] = coming.indices
-        under_way.window.expect(number)
-        self._submit(number, coming.indices, coming.epoch, start.seed, pool)
+        self._ask_for(number, coming.indices, coming.epoch, start, pool)
         return True
 
     def _dispatch_to_reader(self, start: EpochStart, pool: WorkerPool) -> None:
@@ -376,12 +374,16 @@ class MultiProcessIterator(LoaderIterator[T_co]):
     def _issue(self, position: int, task: Any, start: EpochStart, pool: WorkerPool) -> None:
         number, under_way = task_number(start.epoch, position), self._under_way
         under_way.owed += 1
-        if number in under_way.tasks:
-            return
+        if number not in under_way.tasks:
+            self._ask_for(number, task, start.epoch, start, pool)
+
+    def _ask_for(
+        self, number: int, task: Any, epoch: int, start: EpochStart, pool: WorkerPool
+    ) -> None:
         # Noted before it is sent: whatever goes wrong then, it will be issued again.
-        under_way.tasks[number] = None if start.batches is None else task
-        under_way.window.expect(number)
-        self._submit(number, task, start.epoch, start.seed, pool)
+        self._under_way.tasks[number] = None if start.batches is None else task
+        self._under_way.window.expect(number)
+        self._submit(number, task, epoch, start.seed, pool)
 
     def _submit(self, number: int, task: Any, epoch: int, seed: int, pool: WorkerPool) -> None:
         worker = position_of(number) % self._num_workers if self._dealt else None

@@ -74,11 +74,14 @@ class EpochOrder:
         Returns:
             int64, shape ``(stop - start,)``.
         """
-        stop = min(stop, len(self.data_source))
+        stop = min(stop, len(self))
         return self.order(epoch)(np.arange(start, stop, dtype=np.int64))
 
+    def __len__(self) -> int:
+        return len(self.data_source)
+
     def __iter__(self) -> Iterator[int]:
-        length, order = len(self.data_source), self.order(self.epoch)
+        length, order = len(self), self.order(self.epoch)
         for start in range(0, length, CHUNK):
             stop = min(start + CHUNK, length)
             yield from order(np.arange(start, stop, dtype=np.int64)).tolist()

@@ -49,22 +49,19 @@ class UnderWay:
         self.seed = 0
         self.owed = 0
 
-    def begins(self, epoch: int, batches: Iterator[Any]) -> int:
-        """How many tasks an epoch finds under way.
+    def begins(self, epoch: int, batches: Iterator[Any]) -> bool:
+        """Whether an epoch is begun, and with nothing but what it asks for itself.
 
         Args:
             epoch: The epoch.
             batches: The indices of its batches, from the first one on.
-
-        Returns:
-            The number; 0 if there are none, or one of them is not what the epoch asks for.
         """
-        count = 0
-        while (number := task_number(epoch, count)) in self.tasks:
+        place = 0
+        while (number := task_number(epoch, place)) in self.tasks:
             if next(batches, None) != self.tasks[number]:
-                return 0
-            count += 1
-        return count
+                return False
+            place += 1
+        return place > 0
 
     def take_ready(self, epoch: int) -> Ready | None:
         """Take the next batch of an epoch that is ready, if there is one."""

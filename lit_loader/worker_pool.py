@@ -65,7 +65,7 @@ from lit_loader.messages import (
 )
 from lit_loader.outbox import Outbox
 from lit_loader.pool_resources import READ_AT_ONCE, PoolResources, drain
-from lit_loader.processes import make_starter
+from lit_loader.processes import WorkerProcess, make_starter
 from lit_loader.processors import usable_processors
 from lit_loader.stacks import DUMP_SIGNAL
 
@@ -237,24 +237,28 @@ class WorkerPool:
 
     def _start_more(self) -> None:
         """Start the workers that come next, as many as may be starting at the same time."""
-        own = self._own
-        assert own.starter is not None
         with self._sending:
-            begin = len(own.processes)
+            begin = len(self._own.processes)
             end = min(self.num_workers, begin + self._at_once - len(self._starting))
             if begin >= end or self._missing is not None:
                 return
+            workers = range(begin, end)
             try:
-                processes = own.starter.start_all(range(begin, end), self._generation)
+                self._own.processes.extend(self._launch(workers))
             except OSError as error:
                 _explain(error, self.num_workers)
                 raise
-            for process in processes:
-                own.processes.append(process)
-                self._poll.register(process.sentinel, select.POLLIN)
-            for worker in range(begin, end):
-                self._starting.add(worker)
+            for worker in workers:
                 self._flights.begin(worker)
+
+    def _launch(self, workers: Sequence[int]) -> Sequence[WorkerProcess]:
+        """Start processes for workers, and watch them."""
+        assert self._own.starter is not None
+        processes = self._own.starter.start_all(workers, self._generation)
+        for process in processes:
+            self._poll.register(process.sentinel, select.POLLIN)
+        self._starting.update(workers)
+        return processes
 
     @property
     def started(self) -> range:
@@ -492,15 +496,12 @@ class WorkerPool:
             elif self._own.tasks is not None:
                 self._flights.issue += 1
                 self._board.issue = self._flights.issue
-            assert own.starter is not None
             try:
-                [process] = own.starter.start_all([worker], self._generation)
+                [process] = self._launch([worker])
             except BaseException:
                 del own.processes[worker]  # it is closed; the pool is going to be
                 raise
             own.processes[worker] = process
-            self._starting.add(worker)
-            self._poll.register(process.sentinel, select.POLLIN)
             if self._missing is not None:
                 return
             if without is not None:
