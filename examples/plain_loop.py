@@ -48,11 +48,11 @@ def main() -> None:
             if args.checkpoint and steps % 10 == 0:
                 states = {name: part.state_dict() for name, part in parts.items()}
                 torch.save({"steps": steps, **states}, args.checkpoint)
-        waited = loader.statistics().wait_fraction
+        waited = 100 * loader.statistics().wait_fraction
 
     images, labels = next(iter(DataLoader(Digits("test"), batch_size=360)))  # all of them
     accuracy = (model(images).argmax(1) == labels).float().mean()
-    print(f"{steps} steps, test accuracy {accuracy:.4f}, waited for data {waited:.0%} of the time")
+    print(f"{steps} steps, test accuracy {accuracy:.4f}, waited {waited:.0f} % of the time")
 
 
 if __name__ == "__main__":

@@ -45,7 +45,10 @@ def main() -> None:
     if train(directory, "whole", *overrides, "+interruption=none"):
         sys.exit("the uninterrupted training failed: see above")
     if train(directory, "killed", *overrides, *kill) != -signal.SIGKILL:
-        sys.exit(f"the training was not killed: has it more than {args.kill_at} steps?")
+        sys.exit(
+            f"the training ended before step {args.kill_at}, at which it was to be killed: "
+            "see above, or give a smaller --kill-at"
+        )
     checkpoint = directory / "killed" / "checkpoints" / "step.ckpt"
     again = ["+interruption=none", f"ckpt_path={checkpoint}", *args.resume_with]
     if train(directory, "resumed", *overrides, *again):

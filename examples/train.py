@@ -13,6 +13,7 @@ Everything is written into Hydra's run directory (``hydra.run.dir``), which is n
 from __future__ import annotations
 
 import os
+import sys
 
 import hydra
 from omegaconf import DictConfig
@@ -32,4 +33,8 @@ def main(cfg: DictConfig) -> float | None:
 
 
 if __name__ == "__main__":
+    if any("hparams_search=optuna" in argument for argument in sys.argv):
+        from digits.needs import needs  # before Hydra, which would only say what it cannot find
+
+        needs("hparams_search=optuna", "hydra_plugins.hydra_optuna_sweeper")
     main()

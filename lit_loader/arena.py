@@ -96,8 +96,8 @@ def _reserve(start: int, slots: int, slot_bytes: int | None) -> tuple[SharedFile
             if capacity == _SMALLEST_SLOT:
                 file.close()
                 raise LoaderError(
-                    f"no shared memory for the loader: mapping {slots} slots of {capacity} "
-                    f"bytes failed ({error}); {remedy(error)}, or lower num_workers or "
+                    f"no shared memory for the loader: mapping {slots} parts of {capacity} "
+                    f"bytes each failed ({error}); {remedy(error)}, or lower num_workers or "
                     "prefetch_factor"
                 ) from error
             capacity = max(_SMALLEST_SLOT, round_up(capacity // 2))

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import numbers
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -37,7 +38,9 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from lit_loader.errors import StateError
+from lit_loader.errors import OptionError, StateError
+from lit_loader.fingerprint import Fingerprint, told
+from lit_loader.places import short_repr
 from lit_loader.sampling import (
     CHUNK,
     EpochOrder,
@@ -81,6 +84,10 @@ class BatchPlan:
             and is not sharded again.
         seed: Base seed, or a function that gives it at the start of an epoch; the same one that
             the `ShuffledSampler` has.
+
+    Raises:
+        OptionError: A sampler tells of itself what cannot be part of a state, or a batch sampler
+            gives single indices.
     """
 
     def __init__(
@@ -93,7 +100,13 @@ class BatchPlan:
         seed: Seed = 0,
     ) -> None:
         self.source: Any = sampler if batch_sampler is None else batch_sampler
-        self.single = batch_sampler is not None or batch_size is None
+        self.batched = batch_sampler is not None
+        self.single = self.batched or batch_size is None
+        if isinstance(batch_sampler, EpochOrder):
+            raise OptionError(
+                f"batch_sampler must give lists of indices, but {type(batch_sampler).__name__} "
+                "gives single ones: pass it as sampler, with batch_size"
+            )
         self.size = 1 if self.single or batch_size is None else batch_size
         self.drop_last = drop_last
         self.shard = shard or Shard()
@@ -106,6 +119,7 @@ class BatchPlan:
             if isinstance(owner, DistributedSampler):
                 self.shard, self.num_replicas = Shard(), owner.num_replicas
         self._epochs_seen = [0] * len(self._owners)
+        self.fingerprint()  # what cannot be told is refused here, not at the first checkpoint
 
     def __len__(self) -> int:
         """Give this rank's number of batches in a full epoch.
@@ -157,6 +171,11 @@ class BatchPlan:
                 f"num_replicas whose product divides it"
             )
         return batches
+
+    def divides_evenly(self) -> bool:
+        """Whether all ranks get as many items without any being repeated, as far as is known."""
+        length = self._stream_length()
+        return length is not None and length % self.shard.num_replicas == 0
 
     def _stream_length(self) -> int | None:
         """Number of items that all ranks together go through in an epoch; None if unknown."""
@@ -239,6 +258,17 @@ class BatchPlan:
         if (stateful := self.stateful()) is not None:
             state["sampler"] = copy.deepcopy(stateful.state_dict())
         return state or None
+
+    def fingerprint(self) -> Fingerprint:
+        """Give what the samplers tell of themselves: fields "sampler.…" of a state's fingerprint.
+
+        Raises:
+            OptionError: One of them gives what cannot be part of a state.
+        """
+        fields: Fingerprint = {}
+        for depth, owner in enumerate(self._owners):
+            fields |= told("sampler" + ".sampler" * depth, owner)
+        return fields
 
     def announce(self, epoch: int) -> None:
         """Tell the samplers which epoch begins."""
@@ -352,10 +382,12 @@ class EpochBatches(Iterator[Any]):
                 group = list(itertools.islice(items, group_size))
             if plan.shard.tail == "pad" and len(head) < plan.shard.num_replicas - 1:
                 head += group[: plan.shard.num_replicas - 1 - len(head)]
-                if self._stateful is not None:
+                if self._stateful is not None and not plan.divides_evenly():
                     self._kept["head"] = list(head)
             mine = plan.shard.deal(group, head)
             if number >= start and mine and not (plan.drop_last and len(mine) < plan.size):
+                if plan.batched and type(mine[0]) is not list:
+                    _refuse_single(mine[0])
                 yield mine[0] if plan.single else mine
             if len(group) < group_size:
                 return
@@ -418,6 +450,19 @@ def _reproducible(source: Any, seed: int) -> tuple[Any, bool]:
             source.sampler = inner
         return source, isolated
     return source, kind not in _RANDOM and kind not in _DRAWS_NOTHING
+
+
+def _refuse_single(batch: Any) -> None:
+    """Refuse what a flat batch sampler gives; a batch may be any other object than a number."""
+    if (
+        batch is None
+        or isinstance(batch, numbers.Number)
+        or (isinstance(batch, (torch.Tensor, np.ndarray)) and not batch.ndim)
+    ):
+        raise OptionError(
+            f"batch_sampler gave {short_repr(batch)} ({type(batch).__name__}), where a list of the "
+            "batch's indices is expected: give lists, or use sampler with batch_size"
+        )
 
 
 def _is_stateful(thing: Any) -> bool:

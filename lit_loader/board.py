@@ -9,7 +9,7 @@ longer wanted, its issue that tasks which they have not begun were issued again.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
 __all__ = ["BoardRow", "Cancelled", "Progress", "Stage", "StatusBoard", "board_bytes"]
@@ -85,6 +85,7 @@ class Progress:
     __slots__ = (
         "_at",
         "_last",
+        "_one_by_one",
         "_position",
         "_since",
         "_words",
@@ -103,6 +104,7 @@ class Progress:
         """Begin a batch: forget the slowest sample."""
         self.slowest = self.slowest_at = 0
         self._last = self._at = -1
+        self._one_by_one = False
 
     def step(self, position: int) -> None:
         """Note that the sample at ``position`` of the batch comes next; called for every sample.
@@ -124,8 +126,12 @@ class Progress:
             self.slowest, self.slowest_at = now - self._last, self._at
         self._at = -1
 
-    def through(self, indices: Iterable[Any]) -> Iterator[Any]:
-        """Give a batch's indices one by one, with a :meth:`step` before each.
+    def read(self, get: Callable[[Any], Any], indices: Iterable[Any]) -> list[Any]:
+        """Read a batch's samples, with a :meth:`step` before each.
+
+        Args:
+            get: Gives the sample of an index.
+            indices: The batch's.
 
         Raises:
             Cancelled: The board shows another generation.
@@ -133,18 +139,35 @@ class Progress:
         # Spelled out: a call for each sample would take as long as many a sample.
         words, place, since = self._words, self._position, self._since
         generation, clock, slowest = self.generation, time.monotonic_ns, self.slowest
-        last = clock()
+        samples: list[Any] = []
+        append, last = samples.append, clock()
+        self._one_by_one = True
         for position, index in enumerate(indices):
             words[place] = position
             words[since] = last
             if words[_GENERATION] != generation:
                 raise Cancelled
-            yield index
+            append(get(index))
             now = clock()
             if now - last > slowest:
                 self.slowest = slowest = now - last
                 self.slowest_at = position
             last = now
+        self._one_by_one = False
+        return samples
+
+    def reading(self, indexed: bool) -> int | None:
+        """Give the position of the sample that is being read; asked after an exception.
+
+        Args:
+            indexed: Whether the batch has indices; else the samples are an iterator's next ones.
+
+        Returns:
+            None if no sample is being read, or several at once (``__getitems__``).
+        """
+        if indexed:
+            return self._words[self._position] if self._one_by_one else None
+        return self._at if self._at >= 0 else None
 
 
 class StatusBoard:

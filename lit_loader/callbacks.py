@@ -40,6 +40,9 @@ class LoaderStateCallback(Callback):
         self._restored: list[dict[str, Any]] = []
         self._loaders: list[DataLoader[Any]] = []  # found once an epoch: that takes 50 us
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
     def state(self, trainer: Trainer) -> dict[str, Any]:
         """Gives the positions of the Trainer's training loaders.
 

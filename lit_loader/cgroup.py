@@ -40,14 +40,14 @@ class MemoryLimits:
     oom_kills: int | None = None
 
     def describe(self) -> str:
-        """Say what is known, as in ``cgroup memory 3.9 of 4.0 GiB, 2 OOM kills``."""
+        """Say what is known, as in ``this process has 1.0 GiB, 2 OOM kills``."""
         parts = []
         if self.process is not None:
-            parts.append(f"process {_size(self.process)}")
+            parts.append(f"this process has {_size(self.process)}")
         if self.used is not None and self.limit is not None:
             parts.append(f"cgroup memory {_share(self.used, self.limit)}")
         if self.available is not None:
-            parts.append(f"machine {_size(self.available)} available")
+            parts.append(f"the machine {_size(self.available)} available")
         if self.oom_kills:
             parts.append(f"{self.oom_kills} OOM kill{'s' if self.oom_kills > 1 else ''}")
         return ", ".join(parts) or "memory unknown"

@@ -18,12 +18,12 @@ import multiprocessing
 import numbers
 import operator
 import pkgutil
-import reprlib
 from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.context import BaseContext
 from typing import Any, NoReturn, get_type_hints
 
 from lit_loader.errors import OptionError
+from lit_loader.places import short_repr
 
 __all__ = ["SAMPLE_ERROR_POLICIES", "SEEDINGS", "SHARD_TAILS", "LoaderConfig", "hydra_schema"]
 
@@ -143,6 +143,16 @@ class LoaderConfig:
         self._check_sharding()
         self._check_sample_errors()
 
+    def __repr__(self) -> str:
+        """The options that differ from their defaults; there are too many to read all of them."""
+        changed = []
+        for name, value in self.as_kwargs().items():
+            default = getattr(LoaderConfig, name)
+            plain = isinstance(value, (int, float, str))  # an array would be compared by element
+            if value is not default and not (plain and value == default):
+                changed.append(f"{name}={_short(value)}")
+        return f"{type(self).__name__}({', '.join(changed)})"
+
     def _check_batching(self) -> None:
         replaced = {
             "batch_size": self.batch_size != 1,
@@ -176,7 +186,9 @@ class LoaderConfig:
             if value != default:
                 raise OptionError(
                     f"{name} needs worker processes: set num_workers to at least 1 or leave "
-                    f"{name} at {default!r}, got {name}={_short(value)} and num_workers=0"
+                    f"{name} at {default!r} (a preset may have set it: in Hydra, "
+                    f"lit_loader/loader@loader=debug is without workers), got "
+                    f"{name}={_short(value)} and num_workers=0"
                 )
 
     def _check_sharding(self) -> None:
@@ -300,10 +312,9 @@ def hydra_schema() -> type:
 def _short(value: object) -> str:
     """A repr of bounded length on one line: a sampler's may print a million indices."""
     try:
-        text = reprlib.repr(value)
+        return short_repr(value)
     except Exception:  # a broken __repr__ must not hide the message it was wanted for
-        text = f"<{type(value).__qualname__}>"
-    return " ".join(text.split())
+        return f"<{type(value).__qualname__}>"
 
 
 def _refuse(name: str, constraint: str, value: object) -> NoReturn:
@@ -317,8 +328,10 @@ def _flag(name: str, value: Any) -> bool:
     _refuse(name, "True or False", value)
 
 
-def _whole(name: str, value: Any, *, low: int, high: float = math.inf) -> int:
-    unit = f"a whole number of at least {low}" + (f" and below {high}" if high < math.inf else "")
+def _whole(name: str, value: Any, *, low: int, high: float = math.inf, of: str = "") -> int:
+    unit = f"a whole number {of}of at least {low}"
+    if high < math.inf:
+        unit += f" and below {high}"
     if isinstance(value, bool):
         _refuse(name, unit, value)
     try:
@@ -413,7 +426,7 @@ def _exception(name: str, value: Any) -> type[Exception]:
             cause = " ".join(f"{type(error).__name__}: {error}".split())
             raise OptionError(
                 f"{name} holds a name that cannot be imported ({cause:.100}): write it as "
-                f"'package.module.Class', got {value!r:.100}"
+                f"'package.module.Class', as in 'builtins.OSError', got {value!r:.100}"
             ) from error
     if not (isinstance(kind, type) and issubclass(kind, Exception)):
         _refuse(name, "a list of exception classes or of their dotted names", value)
@@ -453,6 +466,6 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "sample_retries": functools.partial(_whole, low=0),
     "retry_backoff": _seconds,
     "transient_errors": _or_none(_exceptions),
-    "memory_budget": _or_none(functools.partial(_whole, low=1)),
+    "memory_budget": _or_none(functools.partial(_whole, low=1, of="(bytes) ")),
     "prefetch_next_epoch": _flag,
 }

@@ -210,7 +210,7 @@ class LoaderDataModule(ManagedLoaders):
         if stage is not None and not is_overridden(f"{needed}_dataloader", self):
             raise OptionError(
                 f"datasets has no {needed!r} split, which {str.__str__(stage)!r} needs: "
-                f"given are {_listed(self.given_splits)}"
+                f"given are {_listed(self.given_splits)}; add {needed!r} to datasets"
             )
         for split in used:
             if split in self.given_splits:
@@ -221,8 +221,13 @@ class LoaderDataModule(ManagedLoaders):
         """Returns the dataset of a split, or its list or dict of them; made now if need be.
 
         Raises:
-            OptionError: The factory, or `make_dataset`, did not make a dataset.
+            OptionError: The factory, or `make_dataset`, did not make a dataset, or there is none.
         """
+        if split not in self.given_splits:
+            raise OptionError(
+                f"datasets has no {split!r} split: given are {_listed(self.given_splits)}; add "
+                f"{split!r} to datasets"
+            )
         source: Any = self.datasets.get(split)
         if not is_dataset(source):
             source = self.make_dataset(split)
@@ -264,8 +269,11 @@ class LoaderDataModule(ManagedLoaders):
             dataset: Loaded instead of the split's own, for hooks that return several loaders.
 
         Raises:
-            OptionError: The options do not fit the dataset, or the split has several.
+            OptionError: The options do not fit the dataset, or the split is unknown, has no
+                dataset or has several.
         """
+        if split not in SPLITS:
+            raise OptionError(f"split must be one of {_listed(SPLITS)}, got {split!r}")
         dataset = self.dataset(split) if dataset is None else dataset
         if is_several(dataset):
             raise OptionError(f"{split!r} has several datasets: pass one of them to make_loader")

@@ -10,7 +10,7 @@ from lit_loader.board import BoardRow, Stage
 from lit_loader.cgroup import memory_limits
 from lit_loader.failure import describe_indices
 from lit_loader.messages import position_of
-from lit_loader.worker_pool import WorkerDeath
+from lit_loader.outcome import WorkerDeath
 
 __all__ = ["died", "hung"]
 
@@ -21,10 +21,18 @@ _CAUSES: dict[int, str] = {
         "most likely by the kernel for want of memory: use fewer workers, a smaller "
         "prefetch_factor or smaller batches"
     ),
-    signal.SIGTERM: "by somebody's request (a scheduler, another process)",
-    signal.SIGSEGV: "by a crash in native code that the dataset or collate_fn calls",
-    signal.SIGBUS: "by memory that could not be had: a full disk or a truncated memory-mapped file",
-    signal.SIGABRT: "by native code that gave up (an assertion, a corrupted heap)",
+    signal.SIGTERM: "at the request of another process (a scheduler, perhaps)",
+    signal.SIGSEGV: (
+        "by a crash in native code that the dataset or collate_fn calls: update or leave out that "
+        "library, or set multiprocessing_context='spawn' if it uses threads"
+    ),
+    signal.SIGBUS: (
+        "by memory that could not be had: look for a full disk, or a memory-mapped file that was "
+        "truncated"
+    ),
+    signal.SIGABRT: (
+        "by native code that gave up (an assertion, a corrupted heap): see its output above"
+    ),
 }
 
 
@@ -38,28 +46,29 @@ def died(death: WorkerDeath, assigned: Mapping[int, Any]) -> str:
     who = f"DataLoader worker {death.worker} (pid {death.pid})"
     doing = _doing(death.row, assigned)
     if death.exitcode is None:
-        how = "is gone, nobody knows how: the process that could have told is gone, too"
+        how = "is gone, and its exit code is not known: the process that started it is gone, too"
     elif death.exitcode < 0:
         name = _signal_name(-death.exitcode)
-        how = f"was killed by {name}, {_CAUSES.get(-death.exitcode, 'by a signal')}"
+        how = f"was killed by {name}, {_CAUSES.get(-death.exitcode, 'whose sender is not known')}"
         if -death.exitcode == signal.SIGKILL:
             how += f" ({_memory(death)})"
     elif death.row.stage == Stage.STARTING:
         how = (
-            f"could not start (exit code {death.exitcode}): see its output above; a script that "
-            'uses workers needs its `if __name__ == "__main__":` unless they are forked'
+            f"could not start (exit code {death.exitcode}): see its output above; put what a "
+            'script does under `if __name__ == "__main__":`, unless workers are forked'
         )
     else:
         how = (
-            f"exited by itself with code {death.exitcode}: something in the dataset or collate_fn "
-            "calls os._exit() or ends the process from native code"
+            f"exited by itself with code {death.exitcode}: something in the dataset, collate_fn or "
+            "worker_init_fn calls os._exit(), or native code that they call does"
         )
-    stack = f"\nIts last words:\n{death.stack}" if death.stack else ""
+    stack = f"\nIts stacks:\n{death.stack}" if death.stack else ""
     return f"{who} {how}. It was {doing}.{stack}"
 
 
 def _memory(death: WorkerDeath) -> str:
-    own = f"it had {death.peak_memory / 2**20:,.0f} MiB at most; " if death.peak_memory else ""
+    peak = f"{death.peak_memory / 2**20:,.0f} MiB"
+    own = f"the worker had {peak} at most; " if death.peak_memory else ""
     return own + memory_limits().describe()
 
 
@@ -81,7 +90,7 @@ def hung(death: WorkerDeath, seconds: float, timeout: float, assigned: Mapping[i
     return (
         f"DataLoader worker {death.worker} (pid {death.pid}) did not get on within "
         f"timeout={timeout:g} s: it was {_doing(death.row, assigned)}, for {seconds:.1f} s, and "
-        f"has been ended. {stack}"
+        f"has been ended; raise timeout if that may take so long. {stack}"
     )
 
 

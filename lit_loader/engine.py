@@ -17,11 +17,12 @@ from typing import Any, NamedTuple
 from lit_loader.codec import decode
 from lit_loader.errors import LoaderError, TransportError
 from lit_loader.loading import Parcel
-from lit_loader.messages import Result
+from lit_loader.messages import Result, position_of
+from lit_loader.outcome import Outcome, WorkerDeath
 from lit_loader.pin_memory import PinMemoryThread
 from lit_loader.recovery import Recovery
 from lit_loader.reorder import ReorderBuffer
-from lit_loader.worker_pool import Outcome, WorkerDeath, WorkerPool
+from lit_loader.worker_pool import WorkerPool
 
 __all__ = ["Engine", "Pin", "Ready"]
 
@@ -106,7 +107,10 @@ class Engine:
             return self._thread.take()
         ready = self._next_ready()
         if ready is None:
-            raise LoaderError("the loader was closed, by another thread, while a batch was awaited")
+            raise LoaderError(
+                "the loader was closed by another thread while a batch was awaited: iterate the "
+                "loader anew"
+            )
         return ready
 
     def take_at_once(self) -> Ready | None:
@@ -172,7 +176,10 @@ def _decoded(outcome: Outcome) -> Ready:
     try:
         batch = decode(outcome.memory, outcome.at, outcome.nbytes)
     except Exception as error:
-        broken = TransportError(f"batch {outcome.number} cannot be rebuilt in the parent: {error}")
+        number = position_of(outcome.number)
+        broken = TransportError(
+            f"batch {number} cannot be rebuilt in the training process: {error}"
+        )
         broken.__cause__ = error
         return Ready(outcome.number, None, broken)
     took = time.monotonic_ns() - began

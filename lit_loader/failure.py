@@ -12,9 +12,10 @@ import pickle
 import traceback
 from typing import Any, NamedTuple, cast
 
+from lit_loader.board import Progress
 from lit_loader.errors import WorkerError
 
-__all__ = ["Failure", "WorkerTraceback", "describe_indices"]
+__all__ = ["Failure", "WorkerTraceback", "describe_batch", "describe_indices"]
 
 _SHOWN_INDICES = 32
 
@@ -42,6 +43,28 @@ def describe_indices(indices: Any) -> str:
             return f"indices [{shown}, … {len(indices)} in all]"
         return f"indices {indices!r}"
     return f"index {indices!r}"
+
+
+def describe_batch(number: int, indices: Any, progress: Progress) -> str:
+    """Name a batch and the sample that an exception came from, where samples are read one by one.
+
+    Args:
+        number: The batch's position in the epoch.
+        indices: Its indices; None for an iterable dataset.
+        progress: Of whoever makes the batch.
+
+    Returns:
+        ``batch 3, at index 17 (sample 4 of 32), indices [...]``; samples are counted from 0.
+    """
+    told = [f"batch {number}", describe_indices(indices)]
+    if indices is None:
+        if (position := progress.reading(indexed=False)) is not None:
+            told.insert(1, f"at sample {position}")
+    elif isinstance(indices, list):
+        position = progress.reading(indexed=True)
+        if position is not None and position < len(indices):
+            told.insert(1, f"at index {indices[position]!r} (sample {position} of {len(indices)})")
+    return ", ".join(told)
 
 
 def _portable(value: Any) -> bool:
@@ -147,7 +170,8 @@ class Failure(NamedTuple):
         """
         error = self._original()
         if error is None:
-            return WorkerError(f"{self.name}: {self.message}\n{self.report}")
+            told = f"{self.name}: {self.message}" if self.message else self.name
+            return WorkerError(f"{told}\n{self.report}")
         if (
             len(error.args) == 1
             and isinstance(error.args[0], str)

@@ -8,7 +8,9 @@ elsewhere, so that the two can be timed apart.
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from lit_loader.board import Progress
@@ -46,6 +48,7 @@ class MapFetcher:
         self._before_sample = before_sample
         # A dataset may set __getitems__ to None to say that it has none.
         self._many = getattr(dataset, "__getitems__", None)
+        self._get = partial(operator.getitem, dataset)
 
     def fetch(self, indices: Any, progress: Progress) -> Any:
         """Return ``[dataset[i] for i in indices]``, or ``dataset[indices]`` if not batched."""
@@ -56,8 +59,7 @@ class MapFetcher:
         if self._many is not None:
             progress.step(0)
             return self._many(indices)
-        dataset = self._dataset
-        return [dataset[index] for index in progress.through(indices)]
+        return progress.read(self._get, indices)
 
     def _one(self, index: Any, progress: Progress) -> Any:
         progress.step(0)
@@ -68,11 +70,11 @@ class MapFetcher:
     def _one_by_one(
         self, indices: Any, before_sample: Callable[[Any], None], progress: Progress
     ) -> list[Any]:
-        samples = []
-        for index in progress.through(indices):
+        def get(index: Any) -> Any:
             before_sample(index)
-            samples.append(self._dataset[index] if self._many is None else self._many([index])[0])
-        return samples
+            return self._dataset[index] if self._many is None else self._many([index])[0]
+
+        return progress.read(get, indices)
 
 
 class IterableFetcher:

@@ -18,6 +18,8 @@ import select
 import weakref
 from collections.abc import Callable, Iterator
 
+from lit_loader.shared_file import map_over
+
 __all__ = ["ForkGuard", "unguarded_fork"]
 
 Ranges = list[tuple[int, int]]
@@ -82,17 +84,12 @@ class ForkGuard:
 def _make_private(address: int, nbytes: int) -> None:
     """Put private memory with the same content in the place of shared memory."""
     content = ctypes.string_at(address, nbytes)
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_longlong]
-    protection = mmap.PROT_READ | mmap.PROT_WRITE
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
-    if libc.mmap(address, nbytes, protection, flags, -1, 0) != address:
-        raise OSError(ctypes.get_errno(), "cannot keep a batch whole in a forked process")
+    try:
+        map_over(address, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        told = "a forked process cannot keep a batch, so let go of it before forking"
+        raise OSError(error.errno, f"{told}: {error.strerror}") from None
     ctypes.memmove(address, content, nbytes)
-
-
-_MAP_FIXED = 0x10  # the same on Linux and macOS; the mmap module does not name it
 
 
 @contextlib.contextmanager

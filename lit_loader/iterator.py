@@ -16,11 +16,13 @@ from lit_loader.batch_plan import EpochBatches
 from lit_loader.board import Progress
 from lit_loader.context import reading
 from lit_loader.errors import WorkerError
+from lit_loader.failure import describe_batch
 from lit_loader.fetch import EndOfData
 from lit_loader.loading import BatchLoader, Parcel, Recipe
 from lit_loader.position import EpochPosition
-from lit_loader.sample_errors import SampleErrorLog
-from lit_loader.statistics import BatchRecord, Recorder
+from lit_loader.recorder import Recorder
+from lit_loader.sample_errors import SampleErrorLog, annotate
+from lit_loader.statistics import BatchRecord
 from lit_loader.streams import OwnStreams, preserved
 
 __all__ = ["EpochStart", "Host", "InProcessIterator", "LoaderIterator"]
@@ -108,9 +110,22 @@ class LoaderIterator(Generic[T_co]):
     def __len__(self) -> int:
         return len(self._host)
 
+    def __repr__(self) -> str:
+        where = "not begun"
+        if self._start is not None:
+            given = self._start.position.now().delivered
+            where = f"epoch {self._start.epoch}, "
+            where += (
+                "ended"
+                if self._ended
+                else f"{given:,} {'batch' if given == 1 else 'batches'} given out"
+            )
+        return f"<{type(self).__name__} of {self._host!r}: {where}>"
+
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "an iterator over a loader cannot be pickled: pickle the loader, and its state_dict()"
+            "an iterator over a loader cannot be pickled or copied: pickle the loader, and its "
+            "state_dict()"
         )
 
     def _next(self, start: EpochStart) -> T_co:
@@ -133,7 +148,9 @@ class LoaderIterator(Generic[T_co]):
         """Note the samples of a batch of an iterable dataset that is about to be given out."""
         self._samples += samples
         if self._promised is not None and self._samples > self._promised:
+            # Once for an iterator; torch warns of it again at every batch that follows.
             self._host.warn_of_broken_promise(self._promised, self._samples)
+            self._promised = None
 
 
 class InProcessIterator(LoaderIterator[T_co]):
@@ -221,9 +238,8 @@ class InProcessIterator(LoaderIterator[T_co]):
         self._progress.begin()
         number = self._number
         self._number += 1
-        batch = loader.take(task, self._progress)
+        batch = loader.take(task, self._progress, self._on_collate)
         if batch is not None:
-            self._on_collate()
             return number, batch
         try:
             with preserved() if self._streams is None else self._streams:
@@ -236,9 +252,15 @@ class InProcessIterator(LoaderIterator[T_co]):
         except StopIteration as error:
             start.position.failed(number)
             # As it is, it would end the consumer's loop as if the epoch were over.
-            raise WorkerError(f"the dataset or collate_fn raised StopIteration: {error}") from error
-        except Exception:
+            raise WorkerError(
+                f"the dataset or collate_fn raised StopIteration({error}), which would end the "
+                "loop over the loader: raise another exception there"
+            ) from error
+        except Exception as error:
             start.position.failed(number)
+            # What an exception from a worker has in its message.
+            indices = None if start.batches is None else task
+            annotate(error, f"in {describe_batch(number, indices, self._progress)}")
             raise
 
     def _begin(self, start: EpochStart) -> BatchLoader:

@@ -165,13 +165,16 @@ class Launcher:
                     # No pidfd: the kernel drops one that there is no room for here.
                     reason = os.strerror(error or errno.EMFILE)
                     raise LoaderError(
-                        f"worker {worker} cannot be started: {reason}; see the limits (ulimit -n, "
-                        "ulimit -u) and the memory that is left, or use fewer workers"
+                        f"DataLoader worker {worker} cannot be started ({reason}): raise the "
+                        "limits (ulimit -n, ulimit -u), see that memory is left, or use fewer "
+                        "workers"
                     )
                 started.append(LaunchedWorker(self, worker, pid, fds[0]))
         except (OSError, struct.error) as error:
             self._give_up(started)
-            raise LoaderError(f"the process that starts workers is gone: {error}") from error
+            raise LoaderError(
+                f"the process that starts workers is gone ({error}): iterate the loader anew"
+            ) from error
         except BaseException:
             self._give_up(started)
             raise

@@ -26,12 +26,15 @@ from lit_loader.config import LoaderConfig
 from lit_loader.device_copy import DeviceCopy, Move
 from lit_loader.epochs import Epochs
 from lit_loader.errors import OptionError, StateError
+from lit_loader.fingerprint import Fingerprint, told
 from lit_loader.iterator import EpochStart, InProcessIterator, LoaderIterator
 from lit_loader.loading import Recipe
 from lit_loader.multiprocess import Claim, MultiProcessIterator
 from lit_loader.persistent import PersistentWorkers, temporary
 from lit_loader.placement import quicker_here
+from lit_loader.places import short_repr
 from lit_loader.position import Position, ReadPoint
+from lit_loader.recorder import Recorder
 from lit_loader.recovery import Recovery
 from lit_loader.sample_errors import TRANSIENT_ERRORS, Tolerance
 from lit_loader.sampling import (
@@ -40,10 +43,11 @@ from lit_loader.sampling import (
     OrderedSampler,
     Shard,
     ShuffledSampler,
+    whole_number,
 )
 from lit_loader.seeding import BaseSeed, base_seed
 from lit_loader.state import ELASTIC, LoaderState
-from lit_loader.statistics import LoaderStatistics, Recorder
+from lit_loader.statistics import LoaderStatistics
 from lit_loader.worker_pool import WorkerPool
 
 __all__ = ["DataLoader"]
@@ -121,6 +125,7 @@ class DataLoader(Generic[T_co]):
         options = locals()
         config = LoaderConfig(**{name: options[name] for name in LoaderConfig.__dataclass_fields__})
         self._iterable = isinstance(dataset, IterableDataset)
+        _check_dataset(dataset)
         config.check_dataset_kind(self._iterable)
         config = config.with_samplers_for(dataset)
 
@@ -208,8 +213,8 @@ class DataLoader(Generic[T_co]):
     def __setattr__(self, name: str, value: Any) -> None:
         if self._built and name in _FIXED:
             raise OptionError(
-                f"{name} cannot be changed once the loader is built, got {name}={value!r:.80}: "
-                "make a new loader"
+                f"{name} cannot be changed once the loader is built, "
+                f"got {name}={short_repr(value)}: make a new loader"
             )
         super().__setattr__(name, value)
 
@@ -264,7 +269,11 @@ class DataLoader(Generic[T_co]):
 
         Args:
             epoch: Epoch number, from 0.
+
+        Raises:
+            OptionError: It is no whole number.
         """
+        epoch = whole_number("epoch", epoch)
         self._epochs.set_epoch(epoch)
         if isinstance(self.sampler, EpochOrder):
             self.sampler.set_epoch(epoch)
@@ -333,7 +342,9 @@ class DataLoader(Generic[T_co]):
         device = pinning.find_accelerator(self.pin_memory_device)
         if device is None:
             self._warn_once(
-                "pin_memory=True has no effect: there is no accelerator to pin memory for", 4
+                "pin_memory=True has no effect: there is no accelerator to pin memory for; set it "
+                "to False on this machine",
+                4,
             )
         return (None if device is None else pinning.pin_batch), device
 
@@ -464,7 +475,7 @@ class DataLoader(Generic[T_co]):
             )
         )
 
-    def _fingerprint(self, seed: int) -> dict[str, int | float | str | bool | None]:
+    def _fingerprint(self, seed: int) -> Fingerprint:
         """What a position in the data depends on."""
         try:
             length: int | None = len(self.dataset)  # type: ignore[arg-type]
@@ -484,6 +495,8 @@ class DataLoader(Generic[T_co]):
             "num_replicas": self.num_replicas or 1,
             "rank": self.rank if self._iterable and self.num_replicas != 1 else None,
             "num_workers": max(1, self.num_workers) if self._iterable else None,
+            **told("dataset", self.dataset),
+            **(self._plan.fingerprint() if self._plan is not None else {}),
         }
 
     def warn_of_broken_promise(self, promised: int, samples: int) -> None:
@@ -492,7 +505,7 @@ class DataLoader(Generic[T_co]):
             "; with several workers, its __iter__ must give each of them a share of its own "
             "(lit_loader.get_shard)"
             if self.num_workers
-            else ""
+            else "; let its __len__ give as many as its __iter__"
         )
         warnings.warn(
             f"{type(self.dataset).__name__} promised {promised} samples by its __len__ (which "
@@ -505,15 +518,16 @@ class DataLoader(Generic[T_co]):
         readers = max(1, self.num_workers) * (self.num_replicas or 1)
         self._warn_once(
             f"{type(self.dataset).__name__} is iterated by {readers} readers (workers x ranks) and "
-            "has not asked which of them it serves: unless that is meant, every sample comes "
-            f"{readers} times; let __iter__ use lit_loader.get_shard()",
+            "has not asked which of them it serves, so that every sample comes "
+            f"{readers} times: unless that is meant, let __iter__ (of a mixture: that of each "
+            "source) use lit_loader.get_shard()",
             6,
         )
 
     def _warn_of_reading_again(self) -> None:
         self._warn_once(
             f"{type(self.dataset).__name__} has no state_dict and load_state_dict: resuming reads "
-            "again all that it has given out before",
+            "again all that it has given out before; add these methods if that takes too long",
             4,
         )
 
@@ -588,14 +602,35 @@ class DataLoader(Generic[T_co]):
         self.close()
 
     def __repr__(self) -> str:
-        batching = (
-            f"batch_size={self.batch_size}"
-            if self.batch_size is not None or self.batch_sampler is None
-            else f"batch_sampler={type(self.batch_sampler).__name__}"
+        parts = [type(self.dataset).__name__, f"batch_size={self.batch_size}"]
+        if self.batch_size is None and self.batch_sampler is not None:
+            parts[-1] = f"batch_sampler={type(self.batch_sampler).__name__}"
+        elif not self._iterable:
+            parts.append(f"sampler={type(self.sampler).__name__}")
+        parts.append(f"num_workers={self.num_workers}")
+        if self.num_replicas is not None:
+            parts.append(f"rank={self.rank} of num_replicas={self.num_replicas}")
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+
+def _check_dataset(dataset: Any) -> None:
+    """Refuse what can be neither indexed nor iterated.
+
+    Raises:
+        OptionError: It has none of the methods that samples are read by.
+    """
+    # Python looks these two up in the class; a forgotten pair of brackets is found so, too.
+    if any(hasattr(type(dataset), name) for name in ("__getitem__", "__iter__")):
+        return
+    if isinstance(dataset, type):
+        raise OptionError(
+            f"dataset must be an object, got the class {dataset.__name__} itself: call it, as in "
+            f"{dataset.__name__}()"
         )
-        return (
-            f"DataLoader({type(self.dataset).__name__}, {batching}, "
-            f"sampler={type(self.sampler).__name__}, num_workers={self.num_workers})"
+    if not hasattr(dataset, "__getitems__"):
+        raise OptionError(
+            "dataset must have __getitem__ (and __len__), __getitems__ or __iter__, got "
+            f"{short_repr(dataset)} ({type(dataset).__name__}): pass a dataset"
         )
 
 

@@ -142,7 +142,13 @@ class BatchLoader:
         """Take up an epoch: the next :meth:`load` iterates an iterable dataset anew."""
         self._fetcher = None
 
-    def take(self, indices: Any, progress: Progress, empty: Empty | None = None) -> Any:
+    def take(
+        self,
+        indices: Any,
+        progress: Progress,
+        on_collate: Callable[[], None],
+        empty: Empty | None = None,
+    ) -> Any:
         """Make a batch by one indexing, where the dataset is a table.
 
         No code of the user's runs and nothing is drawn, so no generator need be seeded.
@@ -150,6 +156,7 @@ class BatchLoader:
         Args:
             indices: The batch's indices.
             progress: Told of the first sample.
+            on_collate: Called when the batch is made.
             empty: Gives slot memory for large tensors.
 
         Returns:
@@ -168,6 +175,7 @@ class BatchLoader:
         except Exception:  # indices from the end, or out of range
             return None
         self.samples = len(indices)
+        on_collate()
         return batch
 
     def load(

@@ -23,15 +23,8 @@ from lightning.pytorch.utilities import CombinedLoader
 
 from lit_loader.loader import DataLoader
 from lit_loader.processors import usable_processors
-from lit_loader.statistics import (
-    WINDOW,
-    BatchRecord,
-    LoaderStatistics,
-    Recorder,
-    StageTimes,
-    StepRecord,
-    Stopwatch,
-)
+from lit_loader.recorder import WINDOW, Recorder, Stopwatch
+from lit_loader.statistics import BatchRecord, LoaderStatistics, StageTimes, StepRecord
 from lit_loader.timeline import LoaderTrace
 from lit_loader.verdict import verdict
 
@@ -57,6 +50,9 @@ class LoaderReport:
     transfer: StageTimes
     step: StageTimes
     verdict: str
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}: {self.verdict})"
 
 
 class LoopWatch:

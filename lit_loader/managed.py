@@ -103,7 +103,8 @@ class ManagedLoaders(LightningDataModule):
                 # in each epoch would be no overfitting.
                 overrides.update(shuffle=None, sampler=None)
                 rank_zero_info(
-                    f"overfit_batches: the {split} split is read in the dataset's own order"
+                    f"overfit_batches={overfit}: the {split} split is read in the dataset's own "
+                    "order, so that every epoch has the same batches"
                 )
         return config.merged(**overrides) if overrides else config
 

@@ -44,6 +44,7 @@ __all__ = [
     "Stop",
     "Task",
     "Up",
+    "pack",
     "pack_indices",
     "position_of",
     "task_number",
@@ -51,14 +52,7 @@ __all__ = [
     "unpack_indices",
 ]
 
-# kind, status, worker, generation, and seven words of which one holds an unsigned seed; a result
-# has six more in the place of the padding.
-_LAYOUT: Final = struct.Struct("=BBHIQ6q64x")
-_RESULT_LAYOUT: Final = struct.Struct("=BBHIQ12q16x")
-SIZE: Final = _LAYOUT.size
-
-_TASK, _ATTEND, _RESUME, _PROCEED, _GRANT, _STOP, _RESULT, _ACK, _GROW, _UP = range(10)
-
+SIZE: Final = 128
 
 _POSITION_BITS: Final = 40
 _EPOCHS: Final = 1 << 22
@@ -103,31 +97,11 @@ class Task(NamedTuple):
     nbytes: int
     issue: int = 0
 
-    def pack(self) -> bytes:
-        """Return the message as :data:`SIZE` bytes."""
-        return _LAYOUT.pack(
-            _TASK,
-            0,
-            0,
-            self.generation,
-            self.seed,
-            self.number,
-            self.epoch,
-            self.offset,
-            self.capacity,
-            self.nbytes,
-            self.issue,
-        )
-
 
 class Resume(NamedTuple):
     """Begin a new generation: forget older tasks, iterate an iterable dataset anew, acknowledge."""
 
     generation: int
-
-    def pack(self) -> bytes:
-        """Return the message as :data:`SIZE` bytes."""
-        return _LAYOUT.pack(_RESUME, 0, 0, self.generation, 0, 0, 0, 0, 0, 0, 0)
 
 
 class Grant(NamedTuple):
@@ -138,39 +112,17 @@ class Grant(NamedTuple):
     offset: int
     capacity: int
 
-    def pack(self) -> bytes:
-        """Return the message as :data:`SIZE` bytes."""
-        return _LAYOUT.pack(
-            _GRANT, 0, 0, self.generation, 0, self.number, 0, self.offset, self.capacity, 0, 0
-        )
-
 
 class Attend(NamedTuple):
     """Look into your control pipe; means nothing to a worker that finds it empty."""
-
-    def pack(self) -> bytes:
-        """Return the message as :data:`SIZE` bytes."""
-        return _bare(_ATTEND)
 
 
 class Proceed(NamedTuple):
     """Every worker has acknowledged: take tasks."""
 
-    def pack(self) -> bytes:
-        """Return the message as :data:`SIZE` bytes."""
-        return _bare(_PROCEED)
-
 
 class Stop(NamedTuple):
     """End the worker process."""
-
-    def pack(self) -> bytes:
-        """Return the message as :data:`SIZE` bytes."""
-        return _bare(_STOP)
-
-
-def _bare(kind: int) -> bytes:
-    return _LAYOUT.pack(kind, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 class Status:
@@ -217,32 +169,11 @@ class Result(NamedTuple):
     slowest: int = 0
     slowest_at: int = 0
 
-    def pack(self) -> bytes:
-        """Return the message as :data:`SIZE` bytes."""
-        return _RESULT_LAYOUT.pack(
-            _RESULT,
-            self.status,
-            self.worker,
-            self.generation,
-            0,
-            self.number,
-            0,
-            self.offset,
-            self.at,
-            self.nbytes,
-            self.samples,
-            *self[8:],
-        )
-
 
 class Up(NamedTuple):
     """A worker has come up, as far as that is not the user's code: another may be started."""
 
     worker: int
-
-    def pack(self) -> bytes:
-        """Return the message as :data:`SIZE` bytes."""
-        return _LAYOUT.pack(_UP, 0, self.worker, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 class Ack(NamedTuple):
@@ -250,10 +181,6 @@ class Ack(NamedTuple):
 
     worker: int
     generation: int
-
-    def pack(self) -> bytes:
-        """Return the message as :data:`SIZE` bytes."""
-        return _LAYOUT.pack(_ACK, 0, self.worker, self.generation, 0, 0, 0, 0, 0, 0, 0)
 
 
 class Grow(NamedTuple):
@@ -268,42 +195,49 @@ class Grow(NamedTuple):
     offset: int
     nbytes: int
 
-    def pack(self) -> bytes:
-        """Return the message as :data:`SIZE` bytes."""
-        return _LAYOUT.pack(
-            _GROW, 0, self.worker, self.generation, 0, self.number, 0, self.offset, 0,
-            self.nbytes, 0,
-        )  # fmt: skip
-
 
 Message = Task | Attend | Resume | Proceed | Grant | Stop | Up | Result | Ack | Grow
 
 
+_FIELDS: Final[dict[type[Message], str]] = {
+    Task: "IqqQqqqq",
+    Attend: "",
+    Resume: "I",
+    Proceed: "",
+    Grant: "Iqqq",
+    Stop: "",
+    Up: "H",
+    Result: "BHI11q",
+    Ack: "HI",
+    Grow: "HIqqq",
+}
+"""How the fields are written, as :mod:`struct` names it; a message's kind is its place in here."""
+
+
+def _layout(kind: str, fields: str) -> struct.Struct:
+    padding = SIZE - struct.calcsize(f"={kind}{fields}")
+    return struct.Struct(f"={kind}{fields}{padding}x")
+
+
+_WRITTEN: Final = {
+    message: (kind, _layout("B", fields).pack)
+    for kind, (message, fields) in enumerate(_FIELDS.items())
+}
+_READ: Final = [
+    (message._make, _layout("x", fields).unpack_from) for message, fields in _FIELDS.items()
+]
+
+
+def pack(message: Message) -> bytes:
+    """Write a message down, in :data:`SIZE` bytes."""
+    kind, write = _WRITTEN[type(message)]
+    return write(kind, *message)
+
+
 def unpack(data: bytes, start: int = 0) -> Message:
     """Read the message at ``data[start : start + SIZE]``."""
-    if data[start] == _RESULT:
-        _, status, worker, generation, _, number, _, offset, a, nbytes, samples, *times = (
-            _RESULT_LAYOUT.unpack_from(data, start)
-        )
-        return Result(status, worker, generation, number, offset, a, nbytes, samples, *times)
-    kind, _, worker, generation, seed, number, epoch, offset, a, nbytes, samples = (
-        _LAYOUT.unpack_from(data, start)
-    )
-    if kind == _TASK:
-        return Task(generation, number, epoch, seed, offset, a, nbytes, samples)
-    if kind == _RESUME:
-        return Resume(generation)
-    if kind == _UP:
-        return Up(worker)
-    if kind == _ACK:
-        return Ack(worker, generation)
-    if kind == _GROW:
-        return Grow(worker, generation, number, offset, nbytes)
-    if kind == _GRANT:
-        return Grant(generation, number, offset, a)
-    if kind == _ATTEND:
-        return Attend()
-    return Proceed() if kind == _PROCEED else Stop()
+    make, read = _READ[data[start]]
+    return make(read(data, start))
 
 
 _PICKLED: Final = b"p"

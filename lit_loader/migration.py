@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,6 +31,7 @@ from lit_loader.config import LoaderConfig
 from lit_loader.errors import OptionError
 from lit_loader.loader import DataLoader
 from lit_loader.managed import ManagedLoaders
+from lit_loader.places import short_repr
 
 __all__ = ["SwappedDataModule", "options_of"]
 
@@ -38,6 +40,11 @@ _ALIKE = (
     *("multiprocessing_context", "generator", "prefetch_factor", "persistent_workers"),
     *("pin_memory_device", "in_order"),
 )
+_NOT_THE_USERS = frozenset(
+    {"lit_loader", "lightning", "lightning_fabric", "lightning_utilities", "pytorch_lightning"}
+    | {"torch", "hydra", "jsonargparse", "contextlib", "functools"}
+)
+_WARN_FRAMES = 4  # Lightning's rank_zero_warn with this stacklevel points at the line that calls it
 _FOR_WORKERS = ("timeout", "multiprocessing_context", "prefetch_factor", "persistent_workers")
 
 
@@ -72,6 +79,22 @@ def _is_plain(sampler: RandomSampler, loader: TorchLoader[Any]) -> bool:
         and sampler.num_samples == len(sampler.data_source)
         and sampler.generator is loader.generator
     )
+
+
+def _frames_to_user() -> int:
+    """Counts the frames between the caller's and the first outside of Lightning, torch and us.
+
+    That is the line with ``trainer.fit``, or the one that calls a hook itself. 0 without any.
+    """
+    frame = inspect.currentframe()
+    frame = frame and frame.f_back
+    frames = 0
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__"))
+        if module.partition(".")[0] not in _NOT_THE_USERS:
+            return frames
+        frame, frames = frame.f_back, frames + 1
+    return 0
 
 
 class _Delegated:
@@ -216,9 +239,10 @@ class SwappedDataModule(ManagedLoaders):
             return loader
         if not isinstance(loader, TorchLoader) or type(loader).__iter__ is not TorchLoader.__iter__:
             rank_zero_warn(
-                f"{type(self.wrapped).__name__}.{name} gives a {type(loader).__name__}, which "
-                "stays as it is: only torch.utils.data.DataLoader and classes that iterate as it "
-                "does are swapped"
+                f"{type(self.wrapped).__name__}.{name} gives a loader of class "
+                f"{type(loader).__name__}, which stays as it is: only torch.utils.data.DataLoader "
+                "and classes that iterate as it does are swapped",
+                stacklevel=_WARN_FRAMES + _frames_to_user(),
             )
             return loader
         options = options_of(loader)
@@ -233,7 +257,9 @@ class SwappedDataModule(ManagedLoaders):
             raise OptionError(f"{type(self.wrapped).__name__}.{name}: {error}") from None
 
     def __repr__(self) -> str:
-        overrides = "".join(f", {name}={value!r:.80}" for name, value in self.overrides.items())
+        overrides = "".join(
+            f", {name}={short_repr(value)}" for name, value in self.overrides.items()
+        )
         return f"{type(self).__name__}({type(self.wrapped).__name__}{overrides})"
 
     __str__ = __repr__

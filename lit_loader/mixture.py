@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
@@ -22,8 +24,10 @@ import numpy as np
 from torch.utils.data import Dataset, Sampler
 
 from lit_loader.errors import OptionError
+from lit_loader.fingerprint import Fingerprint, in_brief
 from lit_loader.permutation import Permutation
-from lit_loader.sampling import CHUNK, EpochOrder, Indices
+from lit_loader.places import short_repr
+from lit_loader.sampling import CHUNK, EpochOrder, Indices, whole_number
 from lit_loader.seeding import derive
 from lit_loader.sources import is_dataset
 
@@ -36,6 +40,7 @@ Weights = Mapping[str, float] | Sequence[float]
 
 _SCHEDULE, _WITHIN = 1, 2  # keeps the two streams of random numbers apart
 _BLOCK = 1024
+_SHOWN = 8
 _SMALLEST = Fraction(1, 1_000_000)
 
 
@@ -51,28 +56,26 @@ class Schedule:
 
     Attributes:
         block: Draws in a block: 1,024, or as many as a source of little weight needs to come once.
+        shares: Each source's share of the draws; their sum is 1.
 
     Raises:
         OptionError: The weights are refused.
     """
 
     def __init__(self, weights: Sequence[float], seed: int) -> None:
-        if not all(0 <= weight < math.inf for weight in weights) or not sum(weights):
-            raise OptionError(
-                f"weights must be finite numbers of at least 0, and one above 0, got {weights!r}"
-            )
-        total = sum(map(Fraction, weights))
-        shares = [Fraction(weight) / total for weight in weights]
-        least = min(share for share in shares if share)
+        exact = _exact(weights)
+        total = sum(exact)
+        self.shares = [weight / total for weight in exact]
+        least = min(share for share in self.shares if share)
         if least < _SMALLEST:
             raise OptionError(
-                "weights must be 0 or at least a millionth of their sum, or the source would "
-                f"hardly ever come, got {weights!r}"
+                "weights must each be 0 or at least a millionth of their sum, for a source of less "
+                f"would hardly ever come, got weights={weights!r}"
             )
         self.seed = seed
         self.block = max(_BLOCK, math.ceil(1 / least))
         # Exact fractions: rounding must neither lose a draw nor give one twice, however many.
-        self._bounds = [Fraction(0), *itertools.accumulate(shares)]
+        self._bounds = [Fraction(0), *itertools.accumulate(self.shares)]
         self._last: tuple[int, tuple[Indices, Indices]] | None = None
 
     def drawn(self, blocks: int) -> list[int]:
@@ -127,6 +130,8 @@ class MixtureDataset(Dataset[Any]):
         self.names, self.datasets = named_sources(datasets)
         self.lengths = [len(dataset) for dataset in self.datasets]
         self.weights = self.lengths if weights is None else named_weights(weights, self.names)
+        if weights is not None:
+            _exact(self.weights)  # bad ones are refused here, where they are given
         self.starts = [0, *itertools.accumulate(self.lengths)]
         for name, length, weight in zip(self.names, self.lengths, self.weights, strict=True):
             if weight and not length:
@@ -135,6 +140,9 @@ class MixtureDataset(Dataset[Any]):
     def __len__(self) -> int:
         return self.starts[-1]
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({_listed(self.names, self.lengths, self.weights)})"
+
     def locate(self, index: int) -> tuple[int, int]:
         """Give the number of the source that a sample comes from, and its index there.
 
@@ -142,7 +150,10 @@ class MixtureDataset(Dataset[Any]):
             IndexError: There is no such sample.
         """
         if not 0 <= index < len(self):
-            raise IndexError(f"index {index} of a mixture of {len(self)} samples")
+            raise IndexError(
+                f"index {index} is out of range for a MixtureDataset of {len(self)} samples, whose "
+                "indices begin at 0"
+            )
         source = int(np.searchsorted(self.starts, index, side="right")) - 1
         return source, index - self.starts[source]
 
@@ -209,17 +220,29 @@ class MixtureSampler(EpochOrder, Sampler[int]):
     ) -> None:
         if not isinstance(data_source, MixtureDataset):
             raise OptionError(
-                "a MixtureSampler needs a MixtureDataset, which knows its sources, got "
+                "data_source must be a MixtureDataset, which knows its sources, got "
                 f"{type(data_source).__name__}: put the datasets into one"
             )
-        if epoch_length is not None and epoch_length < 1:
-            raise OptionError(f"epoch_length must be at least 1 or None, got {epoch_length}")
-        self.data_source, self.shuffle, self.seed = data_source, shuffle, seed
-        self.epoch_length = len(data_source) if epoch_length is None else epoch_length
+        if not len(data_source):
+            raise OptionError(
+                f"all sources of the mixture are empty ({_in_short(data_source.names)}): there is "
+                "nothing to draw from, look at how the datasets are made"
+            )
+        self.epoch_length = len(data_source)
+        if epoch_length is not None:
+            self.epoch_length = whole_number("epoch_length", epoch_length, low=1)
+        self.data_source, self.shuffle = data_source, shuffle
+        self.seed = whole_number("seed", seed)
         self._schedule = Schedule(data_source.weights, seed)
 
     def __len__(self) -> int:
         return self.epoch_length
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self.data_source!r}, epoch_length={self.epoch_length}, "
+            f"shuffle={self.shuffle}, seed={self.seed})"
+        )
 
     def order(self, epoch: int) -> Callable[[Indices], Indices]:
         return lambda positions: self._draw(positions + epoch * self.epoch_length)
@@ -232,6 +255,19 @@ class MixtureSampler(EpochOrder, Sampler[int]):
             drawn = np.searchsorted(starts, self.indices(epoch, start, start + CHUNK), "right") - 1
             total += np.bincount(drawn, minlength=len(total))
         return dict(zip(self.data_source.names, total.tolist(), strict=True))
+
+    def state_fingerprint(self) -> Fingerprint:
+        """Tell what the order depends on, besides the epoch; see `lit_loader.fingerprint`.
+
+        Weights are told as shares: 3 and 1 give the same order as 0.75 and 0.25.
+        """
+        return {
+            "seed": int(self.seed),
+            "shuffle": bool(self.shuffle),
+            "epoch_length": int(self.epoch_length),
+            "lengths": in_brief(self.data_source.lengths),
+            "shares": in_brief(self._schedule.shares),
+        }
 
     def _draw(self, draws: Indices) -> Indices:
         """Give the dataset indices of draws, counted from the first one of epoch 0."""
@@ -257,10 +293,13 @@ class MixtureSampler(EpochOrder, Sampler[int]):
 
 def named_sources(datasets: Any) -> tuple[list[str], list[Any]]:
     """Give the names and the datasets of a mapping or sequence; factories are called."""
-    if not isinstance(datasets, (Mapping, list, tuple)) or not datasets:
+    listed, kind = isinstance(datasets, (Mapping, list, tuple)), type(datasets).__name__
+    if listed and not datasets:
+        kind = f"an empty {kind}"
+    if not listed or not datasets:
         raise OptionError(
             "datasets must be a list of datasets, or a mapping from name to dataset, with at "
-            f"least one, got {type(datasets).__name__}"
+            f"least one, got {kind}"
         )
     if not isinstance(datasets, Mapping):
         datasets = {str(number): dataset for number, dataset in enumerate(datasets)}
@@ -277,9 +316,47 @@ def named_weights(weights: Weights, names: Sequence[str]) -> list[float]:
                 f"{', '.join(map(repr, weights))}"
             )
         return [weights[name] for name in names]
+    if isinstance(weights, str) or not hasattr(weights, "__len__"):
+        raise OptionError(
+            "weights must be a list of numbers, one for each dataset, or a mapping from name to "
+            f"number, got weights={short_repr(weights)}"
+        )
     if len(weights) != len(names):
-        raise OptionError(f"weights must be {len(names)}, one a dataset, got {len(weights)}")
+        raise OptionError(
+            f"weights must be one for each of the {len(names)} datasets, got {len(weights)} weights"
+        )
     return list(weights)
+
+
+def _exact(weights: Sequence[Any]) -> list[Fraction]:
+    """Give weights without rounding; OptionError where they are not weights."""
+    numeric = all(isinstance(weight, (numbers.Real, Decimal)) for weight in weights)
+    if (
+        not numeric
+        or not all(0 <= weight < math.inf for weight in weights)
+        or not any(weight > 0 for weight in weights)
+    ):
+        raise OptionError(
+            "weights must be finite numbers of at least 0, and at least one of them above 0, got "
+            f"weights={list(weights)!r}"
+        )
+    # Fraction knows float alone of the inexact kinds: NumPy's float32, say, goes through it.
+    known = (numbers.Rational, Decimal)
+    return [Fraction(weight if isinstance(weight, known) else float(weight)) for weight in weights]
+
+
+def _in_short(names: Sequence[str]) -> str:
+    """Names for a reader, the first few of them."""
+    return ", ".join([*map(repr, names[:_SHOWN]), *(["…"] if names[_SHOWN:] else [])])
+
+
+def _listed(names: Sequence[str], lengths: Sequence[int], weights: Sequence[float]) -> str:
+    """The sources for a reader, the first few of them."""
+    parts = [
+        f"{name!r}: {length:,} samples, weight {weight}"
+        for name, length, weight in zip(names[:_SHOWN], lengths, weights, strict=False)
+    ]
+    return "; ".join([*parts, f"… {len(names)} sources in all"][: None if names[_SHOWN:] else -1])
 
 
 def tell_epoch(datasets: Iterable[Any], epoch: int) -> None:

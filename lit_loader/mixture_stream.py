@@ -20,7 +20,10 @@ from torch.utils.data import IterableDataset
 
 from lit_loader.context import reading
 from lit_loader.errors import OptionError, StateError
+from lit_loader.fingerprint import Fingerprint, in_brief
 from lit_loader.mixture import Schedule, Weights, named_sources, named_weights, tell_epoch
+from lit_loader.places import short_repr
+from lit_loader.sampling import whole_number
 from lit_loader.seeding import derive
 from lit_loader.streams import preserved
 
@@ -58,22 +61,46 @@ class MixtureStream(IterableDataset[Any]):
         seed: int = 0,
     ) -> None:
         if exhausted not in ("stop", "drop", "repeat"):
-            raise OptionError(f"exhausted must be 'stop', 'drop' or 'repeat', got {exhausted!r}")
+            raise OptionError(
+                f"exhausted must be one of 'stop', 'drop', 'repeat', got exhausted={exhausted!r}"
+            )
+        if epoch_length is not None:
+            epoch_length = whole_number("epoch_length", epoch_length, low=1)
+        seed = whole_number("seed", seed)
         if epoch_length is None and exhausted == "repeat":
-            raise OptionError("exhausted='repeat' never ends an epoch: set epoch_length")
+            raise OptionError(
+                "exhausted='repeat' never ends an epoch: set epoch_length, got epoch_length=None"
+            )
         self.names, self.datasets = named_sources(datasets)
         self.weights = (
             [1] * len(self.names) if weights is None else named_weights(weights, self.names)
         )
-        Schedule(self.weights, seed)  # refuses bad weights here, not in a worker
+        # Made here, too, so that bad weights are refused before a worker has them.
+        self._shares = Schedule(self.weights, seed).shares
         self.epoch_length, self.exhausted, self.seed = epoch_length, exhausted, seed
 
     def __iter__(self) -> Iterator[Any]:
         return _Mixing(self)
 
+    def __repr__(self) -> str:
+        sources = dict(zip(self.names, self.weights, strict=True))
+        return (
+            f"{type(self).__name__}(weights={short_repr(sources)}, "
+            f"epoch_length={self.epoch_length}, exhausted={self.exhausted!r}, seed={self.seed})"
+        )
+
     def set_epoch(self, epoch: int) -> None:
         """Tell the sources which epoch begins, those that want to know."""
         tell_epoch(self.datasets, epoch)
+
+    def state_fingerprint(self) -> Fingerprint:
+        """Tell what the mixture depends on, besides epoch and reader; of the sources, how many."""
+        return {
+            "seed": int(self.seed),
+            "exhausted": self.exhausted,
+            "epoch_length": None if self.epoch_length is None else int(self.epoch_length),
+            "shares": in_brief(self._shares),
+        }
 
 
 class _Mixing(Iterator[Any]):

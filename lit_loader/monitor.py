@@ -76,6 +76,13 @@ class LoaderMonitor(Callback):
         self._loops: dict[str, LoopWatch] = {}
         self._interval = 0
 
+    def __repr__(self) -> str:
+        files = {kind: file for kind, file in self._files.items() if file}
+        told = [f"{kind}={file if file is True else str(file)!r}" for kind, file in files.items()]
+        if told:
+            told.append(f"keep={self._keep}")
+        return f"{type(self).__name__}({', '.join(told)})"
+
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begins anew."""
         self.reports = ()

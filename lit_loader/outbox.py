@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from collections import deque
@@ -36,10 +35,15 @@ class Outbox:
 
     def flush(self) -> None:
         """Write what waits, as far as there is room."""
-        with self._lock, contextlib.suppress(BlockingIOError, IndexError):
-            while True:  # until there is no room, or nothing waits (any more)
-                os.write(*self._waiting[0])
-                self._waiting.popleft()
+        if not self._waiting:
+            return
+        with self._lock:
+            try:
+                while self._waiting:  # clear() may come in between, from the garbage collector
+                    os.write(*self._waiting[0])
+                    self._waiting.popleft()
+            except (BlockingIOError, IndexError):
+                pass  # no room, or nothing waits any more
 
     def drop(self, fd: int) -> None:
         """Forget what waits for one pipe."""

@@ -83,6 +83,10 @@ class PadCollate:
             )
         self.pad_value, self.pad_to_multiple_of = pad_value, multiple
 
+    def __repr__(self) -> str:
+        multiple = self.pad_to_multiple_of
+        return f"{type(self).__name__}(pad_value={self.pad_value}, pad_to_multiple_of={multiple})"
+
     def __call__(self, samples: Sequence[Any]) -> Any:
         """Return the samples as one batch.
 
@@ -115,8 +119,8 @@ class PadCollate:
         if isinstance(first, (tuple, list)):
             if len(set(map(len, samples))) != 1:
                 raise RuntimeError(
-                    f"{place or 'samples'}: sequences of different lengths, {_few(samples, len)}: "
-                    "make tensors of what is to be padded"
+                    f"{place or 'samples'}: sequences of different lengths cannot be padded, got "
+                    f"lengths {_few(samples, len)}: make tensors of them"
                 )
             columns = [
                 self._collate(column, value, f"{place}[{number}]")
@@ -133,7 +137,8 @@ class PadCollate:
         if any(tensor.ndim == 0 or tensor.shape[1:] != tail for tensor in tensors):
             raise ValueError(
                 f"{place}: only the first dimension may differ, got shapes "
-                f"{_few(tensors, lambda tensor: tuple(tensor.shape))}"
+                f"{_few(tensors, lambda tensor: tuple(tensor.shape))}: crop or pad the others in "
+                "the dataset"
             )
         dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
         _check_fits(value, dtype, place)
@@ -160,7 +165,8 @@ def _check_fits(value: float, dtype: torch.dtype, place: str) -> None:
     low, high = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
     if not (low <= value <= high and value == int(value)):  # NaN fails both comparisons
         raise ValueError(
-            f"{place}: {dtype} cannot hold pad_value={value!r}: choose another, or convert the data"
+            f"{place}: {dtype} cannot hold pad_value={value!r}: choose another pad_value, or "
+            "convert the data"
         )
 
 

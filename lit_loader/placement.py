@@ -14,7 +14,16 @@ from typing import Final
 import numpy as np
 
 from lit_loader.codec import decode, encode
-from lit_loader.messages import SIZE, Result, Status, Task, pack_indices, unpack, unpack_indices
+from lit_loader.messages import (
+    SIZE,
+    Result,
+    Status,
+    Task,
+    pack,
+    pack_indices,
+    unpack,
+    unpack_indices,
+)
 from lit_loader.processors import usable_processors
 from lit_loader.slot import SlotWriter
 from lit_loader.tables import Table
@@ -68,11 +77,11 @@ def _carrying(
     writer.reset()
     batch = table.batch(indices, writer.empty)
     began = time.perf_counter()
-    os.write(writing, Task(0, 0, 0, 0, 0, 0, 0, 0).pack())
+    os.write(writing, pack(Task(0, 0, 0, 0, 0, 0, 0, 0)))
     unpack(os.read(reading, SIZE))
     unpack_indices(np.frombuffer(pack_indices(indices), np.uint8))
     at, nbytes = encode(batch, writer)
-    os.write(writing, Result(Status.BATCH, *[0] * 13).pack())
+    os.write(writing, pack(Result(Status.BATCH, *[0] * 13)))
     unpack(os.read(reading, SIZE))
     decode(writer.memory, at, nbytes)
     return time.perf_counter() - began

@@ -8,7 +8,7 @@ from typing import Final
 
 from lit_loader.arena import Arena
 from lit_loader.board import StatusBoard
-from lit_loader.messages import SIZE, Attend, Stop
+from lit_loader.messages import SIZE, Attend, Stop, pack
 from lit_loader.processes import Starter, WorkerProcess, end_processes
 from lit_loader.stacks import StackFile
 
@@ -81,8 +81,8 @@ class PoolResources:
             drain(end)
         for control in self.controls:
             with contextlib.suppress(OSError):
-                os.write(control, Stop().pack())
+                os.write(control, pack(Stop()))
         if self.tasks is not None:
             for _ in self.controls:
                 with contextlib.suppress(OSError):
-                    os.write(self.tasks, Attend().pack())
+                    os.write(self.tasks, pack(Attend()))

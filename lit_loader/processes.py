@@ -17,7 +17,7 @@ from lit_loader.handover import CarryByValueError, Links, Payload
 from lit_loader.launcher import Launcher, can_launch
 from lit_loader.loading import Recipe
 from lit_loader.pickling import can_carry_by_value, importable_main, main_is_importable
-from lit_loader.quiet_start import quiet_start
+from lit_loader.quiet_start import await_end_of_fork_server, quiet_start
 from lit_loader.stream_locks import renew_stream_locks
 from lit_loader.worker import worker_main
 
@@ -192,7 +192,8 @@ class DirectStarter:
         except CarryByValueError:
             self._payload = Payload(self._recipe, by_value=True)
         except (ConnectionError, EOFError):
-            pass  # Python's fork server has just been killed; the next start makes another
+            # Python's fork server has just been killed; the next start makes another.
+            await_end_of_fork_server()
         return self._start_process(worker, generation)
 
     def _start_process(self, worker: int, generation: int) -> BaseProcess:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import warnings
 from collections.abc import Iterator
+from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
+from typing import Final
 
 from lit_loader.fork_guard import unguarded_fork
 
-__all__ = ["quiet_start", "reset_signals"]
+__all__ = ["await_end_of_fork_server", "quiet_start", "reset_signals"]
+
+_ENDING: Final = 5.0
+"""Seconds that a fork server is given which refuses connections, and so is about to end."""
 
 
 @contextlib.contextmanager
@@ -50,6 +56,25 @@ def _preload(context: BaseContext) -> None:
     # Private reach: the list can be set, and not be asked for. Unset it is this one.
     if forkserver._forkserver._preload_modules == ["__main__"]:  # type: ignore[attr-defined]
         context.set_forkserver_preload(["__main__", "lit_loader.worker"])
+
+
+def await_end_of_fork_server() -> None:
+    """Wait until Python's fork server, which did not answer, is seen to have ended.
+
+    Until then ``multiprocessing`` takes it to be running, and starts no other.
+    """
+    from multiprocessing import forkserver
+
+    # Private reach: nothing else tells the server's process.
+    pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    if pid is None:
+        return
+    with contextlib.suppress(AttributeError, OSError):  # no pidfd here; it has ended already
+        server = os.pidfd_open(pid)
+        try:
+            wait_for([server], _ENDING)
+        finally:
+            os.close(server)
 
 
 @contextlib.contextmanager

@@ -24,7 +24,8 @@ from lit_loader.board import BoardRow, Stage
 from lit_loader.diagnosis import died, hung
 from lit_loader.errors import WorkerDiedError, WorkerTimeoutError
 from lit_loader.messages import position_of
-from lit_loader.worker_pool import Outcome, WorkerDeath, WorkerPool
+from lit_loader.outcome import Outcome, WorkerDeath
+from lit_loader.worker_pool import WorkerPool
 
 __all__ = ["Recovery"]
 
@@ -38,6 +39,12 @@ _ONE_REQUEST: Final = 2.0
 """Seconds within which workers that end by SIGTERM count once: it was sent to all of them."""
 
 _KILLS_IN_A_ROW: Final = 2
+
+_ADVICE: Final = {
+    WorkerDiedError: "num_workers=0 shows errors in place.",
+    # Without workers the training process itself would hang, and have no timeout.
+    WorkerTimeoutError: "Mend what keeps it from getting on, or raise timeout.",
+}
 
 
 class Recovery:
@@ -168,14 +175,14 @@ class Recovery:
         if by_request:
             self._last_request = now
         if death.row.stage == Stage.STARTING and (death.exitcode or 0) > 0:
-            raise kind(told)  # it would be the same again
+            raise kind(told) from None  # it would be the same again
         if self._charged > self._max_restarts:
             spent = (
                 f"max_worker_restarts={self._max_restarts} for this epoch is used up. "
                 if self._max_restarts
                 else ""
             )
-            raise kind(f"{told}\n{spent}num_workers=0 shows errors in place.")
+            raise kind(f"{told}\n{spent}{_ADVICE[kind]}") from None
         self.restarts += 1
         self.notices.append(
             f"{told}\nIt has been replaced and nothing is lost (restart {self._charged} of at most "
@@ -193,10 +200,10 @@ class Recovery:
         """Do without a batch that no worker survives."""
         error = kind(
             f"{told}\nBatch {position_of(number)} has ended {_KILLS_IN_A_ROW} workers in a row and "
-            "is not tried again; num_workers=0 shows errors in place."
+            f"is not tried again. {_ADVICE[kind]}"
         )
         if self._point is not None:  # a reader cannot pass over it
-            raise error
+            raise error from None
         self.restarts += 1
         pool.replace(death.worker, without=number)
         return Outcome(number, None, 0, 0, None, error=error)

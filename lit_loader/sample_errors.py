@@ -10,10 +10,12 @@ A *bad sample* is one whose reading raises an ``Exception``: ``dataset[index]``,
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
 import reprlib
+import sys
 import time
 import traceback
 from collections import deque
@@ -34,6 +36,7 @@ __all__ = [
     "SampleErrorLog",
     "Tolerance",
     "TooMany",
+    "annotate",
 ]
 
 KEPT_ERRORS: Final = 100
@@ -130,7 +133,8 @@ class SampleError:
         where = f"position {self.position} of its batch"
         if self.index is not None:
             where = f"index {' '.join(reprlib.repr(self.index).split())} ({where})"
-        tried = f" after {self.retries} retries" if self.retries else ""
+        retries = "1 retry" if self.retries == 1 else f"{self.retries} retries"
+        tried = f" after {retries}" if self.retries else ""
         return f"{where}: {self.kind}: {self.message}{tried}; {self.action}; {self.trace}"
 
 
@@ -208,10 +212,18 @@ class Attempts:
             except Exception as error:
                 self._undo()
                 if self._tries == self.tolerance.retries or not self._is_transient(error):
+                    if self._tries and self.tolerance.policy == "raise":
+                        annotate(error, self._told_tries())
                     return None, error
             self._wait(position, progress)
             self._tries += 1
             self.retries += 1
+
+    def _told_tries(self) -> str:
+        return (
+            f"this sample was tried {self._tries + 1} times, "
+            f"sample_retries={self.tolerance.retries}"
+        )
 
     def goes_on_after(self, error: Exception) -> bool:
         """Whether this exception need not be raised."""
@@ -229,6 +241,16 @@ class Attempts:
             time.sleep(min(seconds, _SLICE))
             seconds -= _SLICE
             progress.step(position)
+
+
+def annotate(error: Exception, note: str) -> None:
+    """Add a line to what is shown of an exception; where Python cannot (before 3.11), log it."""
+    if sys.version_info >= (3, 11):
+        # An exception may refuse new attributes (a frozen dataclass): it comes as it is then.
+        with contextlib.suppress(Exception):
+            error.add_note(note)
+    else:
+        _log.warning("%s: %s", type(error).__name__, note)
 
 
 class SampleErrorLog:
@@ -276,7 +298,7 @@ class SampleErrorLog:
         which = "" if self.count == len(self.errors) else f" (the last {len(self.errors)})"
         error = SampleErrorsError(
             f"max_sample_errors={self._limit} bad samples are allowed in an epoch, got "
-            f"{self.count}: mend them or allow more; they are{which}:{shown}"
+            f"{self.count}: mend them or raise max_sample_errors; they are{which}:{shown}"
         )
         error.errors = tuple(self.errors)
         return error

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 
 from lit_loader.errors import OptionError
 from lit_loader.permutation import Permutation
+from lit_loader.places import short_repr
 from lit_loader.seeding import derive
 
 __all__ = [
@@ -31,6 +33,7 @@ __all__ = [
     "Shard",
     "ShuffledSampler",
     "resolve",
+    "whole_number",
 ]
 
 Seed = int | Callable[[], int]
@@ -52,8 +55,11 @@ class EpochOrder:
 
         Args:
             epoch: Epoch number, counted from 0.
+
+        Raises:
+            OptionError: It is no whole number.
         """
-        self.epoch = self.requested_epoch = epoch
+        self.epoch = self.requested_epoch = whole_number("epoch", epoch)
 
     def order(self, epoch: int) -> Callable[[Indices], Indices]:
         """Give the order of one epoch, for the length that the dataset has now.
@@ -79,6 +85,9 @@ class EpochOrder:
 
     def __len__(self) -> int:
         return len(self.data_source)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({type(self.data_source).__name__}, epoch={self.epoch})"
 
     def __iter__(self) -> Iterator[int]:
         length, order = len(self), self.order(self.epoch)
@@ -132,6 +141,27 @@ def resolve(seed: Seed) -> int:
     return seed() if callable(seed) else seed
 
 
+def whole_number(name: str, value: Any, low: int | None = None) -> int:
+    """Give an option's value as an int.
+
+    Args:
+        name: The option.
+        value: What was given for it: anything that can be an index, NumPy's integers too.
+        low: The smallest value that is allowed; None: any.
+
+    Raises:
+        OptionError: It is no whole number, or too small.
+    """
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or (low is not None and number < low):
+        least = "" if low is None else f" of at least {low}"
+        raise OptionError(f"{name} must be a whole number{least}, got {name}={short_repr(value)}")
+    return number
+
+
 @dataclass(frozen=True)
 class Shard:
     """This process's share of a stream of items that all processes see alike.
@@ -154,10 +184,13 @@ class Shard:
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.num_replicas:
             raise OptionError(
-                f"rank must be in range(num_replicas={self.num_replicas}), got {self.rank}"
+                f"rank must be at least 0 and less than num_replicas, got rank={self.rank} and "
+                f"num_replicas={self.num_replicas}"
             )
         if self.tail not in ("pad", "drop", "keep"):
-            raise OptionError(f"shard_tail must be 'pad', 'drop' or 'keep', got {self.tail!r}")
+            raise OptionError(
+                f"shard_tail must be one of 'pad', 'drop', 'keep', got shard_tail={self.tail!r}"
+            )
 
     def dealt(self, length: int) -> int:
         """Give how many items all ranks together get from a stream of ``length`` items."""
@@ -203,6 +236,9 @@ class Shard:
 
 class EndlessSampler(Sampler[None]):
     """What ``loader.sampler`` shows for an iterable dataset: None without end, for no index is."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
 
     def __iter__(self) -> Iterator[None]:
         return itertools.repeat(None)

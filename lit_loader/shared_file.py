@@ -22,6 +22,7 @@ import numpy as np
 __all__ = [
     "SharedFile",
     "address_space_left",
+    "map_over",
     "map_part",
     "nameless_file",
     "remedy",
@@ -81,15 +82,29 @@ def map_part(fd: int, offset: int, nbytes: int) -> mmap.mmap:
     """
     unaccounted = getattr(mmap, "MAP_NORESERVE", 0)
     mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_SHARED | unaccounted)
-    address = np.frombuffer(mapping, np.uint8).ctypes.data
+    map_over(np.frombuffer(mapping, np.uint8).ctypes.data, nbytes, mmap.MAP_SHARED, fd, offset)
+    return mapping
+
+
+def map_over(address: int, nbytes: int, flags: int, fd: int = -1, offset: int = 0) -> None:
+    """Put other memory, to be read and written, in the place of what is mapped at an address.
+
+    Args:
+        address: Where, on a page.
+        nbytes: How much, whole pages.
+        flags: What kind of memory, as for `mmap.mmap`.
+        fd: Descriptor of the file that is mapped there; -1: none.
+        offset: First byte of it, on a page.
+
+    Raises:
+        OSError: The system refuses it.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_longlong]
     protection = mmap.PROT_READ | mmap.PROT_WRITE
-    flags = mmap.MAP_SHARED | _MAP_FIXED
-    if libc.mmap(address, nbytes, protection, flags, fd, offset) != address:
+    if libc.mmap(address, nbytes, protection, flags | _MAP_FIXED, fd, offset) != address:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return mapping
 
 
 class SharedFile:

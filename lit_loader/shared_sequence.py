@@ -103,7 +103,7 @@ class SharedSequence(Sequence[T]):
             number += self._length
         if not 0 <= number < self._length:
             raise IndexError(
-                f"record {index} of a SharedSequence of {self._length}: there is no such record"
+                f"index {index} is out of range for a SharedSequence of {self._length} records"
             )
         return self._record(number)
 
@@ -120,7 +120,9 @@ class SharedSequence(Sequence[T]):
         return len(self._view)
 
     def __repr__(self) -> str:
-        return f"SharedSequence({self._length} records, {self.nbytes / 2**20:.1f} MiB)"
+        mebibytes = self.nbytes / 2**20
+        size = f"{mebibytes:,.1f} MiB" if mebibytes >= 1 else f"{self.nbytes:,} bytes"
+        return f"SharedSequence({self._length:,} records, {size})"
 
     def __copy__(self) -> SharedSequence[T]:
         return self  # nothing about it can be changed

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lit_loader.errors import StateError
+from lit_loader.fingerprint import Fingerprint
 
 __all__ = ["ELASTIC", "VERSION", "LoaderState"]
 
@@ -27,6 +28,8 @@ _ADVICE = {
     "num_workers": "an iterable dataset's position belongs to its workers: resume with as many",
     "rank": "an iterable dataset's state is one rank's: save one on each rank, and load it there",
     "order": "resume with the same sampler or shuffle option",
+    "sampler": "resume with a sampler made with the same options",
+    "dataset": "resume with a dataset made with the same options",
     "seed": "pass the state's seed as the loader's seed option",
 }
 _COUNTS = ("epoch", "batches", "samples")
@@ -42,7 +45,8 @@ class LoaderState:
         samples: Samples of this epoch delivered on all ranks together.
         fingerprint: Names and values (int, float, str, bool, None) that make the order of the
             samples and their random numbers, such as dataset_length, seed, seeding, order,
-            batch_size and num_replicas.
+            batch_size and num_replicas; and what samplers and datasets tell of themselves, as
+            sampler.seed (see `lit_loader.fingerprint`).
         ahead: Numbers of batches delivered after those; only with ``in_order=False``.
         sampler: What a stateful sampler must remember; None for most.
         workers: What each worker of an iterable dataset must remember; None for map-style ones.
@@ -53,7 +57,7 @@ class LoaderState:
     epoch: int
     batches: int
     samples: int
-    fingerprint: Mapping[str, int | float | str | bool | None]
+    fingerprint: Fingerprint
     ahead: tuple[int, ...] = ()
     sampler: Any = None
     workers: Any = None
@@ -93,21 +97,33 @@ class LoaderState:
         for name in _COUNTS:
             value = state.get(name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise StateError(f"state's {name} must be an int >= 0, got {_short(value)}")
+                raise StateError(
+                    f"state's {name} must be a whole number of at least 0, got {_short(value)}: "
+                    "resume with a state as state_dict() gave it"
+                )
         if not isinstance(fingerprint := state.get("fingerprint"), Mapping):
-            raise StateError(f"state's fingerprint must be a dict, got {_short(fingerprint)}")
+            raise StateError(
+                f"state's fingerprint must be a dict, got {_short(fingerprint)}: resume with a "
+                "state as state_dict() gave it"
+            )
+        ahead, requested = state.get("ahead", ()), state.get("requested")
+        if not (isinstance(ahead, (list, tuple)) and all(map(_is_count, ahead))):
+            raise _damaged("ahead must be a list of batch numbers", ahead)
+        if not (requested is None or isinstance(requested, int)):
+            raise _damaged("requested must be an epoch's number or None", requested)
+        _check_workers(state.get("workers"), fingerprint.get("num_workers"))
         return cls(
             **{name: state[name] for name in _COUNTS},
             fingerprint=dict(fingerprint),
-            ahead=tuple(state.get("ahead", ())),
+            ahead=tuple(ahead),
             sampler=copy.deepcopy(state.get("sampler")),
             workers=copy.deepcopy(state.get("workers")),
-            requested=state.get("requested"),
+            requested=requested,
         )
 
     def check(
         self,
-        fingerprint: Mapping[str, int | float | str | bool | None],
+        fingerprint: Fingerprint,
         elastic: Collection[str] = ELASTIC,
     ) -> None:
         """Make sure that the state is one of a loader like this one.
@@ -123,11 +139,51 @@ class LoaderState:
         for name in sorted((self.fingerprint.keys() | fingerprint.keys()) - set(elastic)):
             theirs, ours = self.fingerprint.get(name), fingerprint.get(name)
             if theirs != ours:
-                advice = _ADVICE.get(name, f"resume with the same {name}")
+                advice = _ADVICE.get(name.partition(".")[0], f"resume with the same {name}")
                 raise StateError(
                     f"state was taken with {name}={_short(theirs)}, but this loader has "
                     f"{name}={_short(ours)}: {advice}"
                 )
+
+
+def _check_workers(workers: Any, expected: Any) -> None:
+    """Make sure that each worker's part of a state is what ``state_dict()`` makes of it.
+
+    Args:
+        workers: The parts; None: there are none.
+        expected: How many there must be; None: any number, perhaps none.
+
+    Raises:
+        StateError: They are something else.
+    """
+    if workers is None:
+        return
+    if not isinstance(workers, (list, tuple)):
+        raise _damaged("workers must be a list", workers)
+    if expected is not None and len(workers) != expected:
+        raise StateError(
+            f"state's workers must have a part for each of its num_workers={_short(expected)}, got "
+            f"{len(workers)}: resume with a state as state_dict() gave it"
+        )
+    for number, part in enumerate(workers):
+        whole = isinstance(part, (list, tuple)) and len(part) in (3, 4)
+        if not (whole and _is_count(part[0]) and isinstance(part[2], bool)) or not all(
+            map(_is_count, part[3:])
+        ):
+            raise _damaged(
+                f"workers[{number}] must be [batches, the dataset's state, whether it has ended]",
+                part,
+            )
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _damaged(constraint: str, value: object) -> StateError:
+    return StateError(
+        f"state's {constraint}, got {_short(value)}: resume with a state as state_dict() gave it"
+    )
 
 
 def _short(value: object) -> str:

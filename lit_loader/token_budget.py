@@ -14,8 +14,9 @@ one goes on with samples of the next bucket, which are shorter.
 
 from __future__ import annotations
 
+import functools
 import hashlib
-import operator
+import numbers
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,10 @@ import torch
 from torch.utils.data import Sampler
 
 from lit_loader.errors import OptionError, StateError
+from lit_loader.fingerprint import Fingerprint, in_brief
 from lit_loader.permutation import Permutation
+from lit_loader.places import short_repr
+from lit_loader.sampling import whole_number
 from lit_loader.seeding import derive
 
 __all__ = ["TokenBudgetBatchSampler", "TokenBudgetStatistics"]
@@ -121,25 +125,31 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         num_replicas: int | None = None,
         seed: int = 0,
     ) -> None:
-        self.max_tokens = _whole("max_tokens", max_tokens)
-        self.max_samples = None if max_samples is None else _whole("max_samples", max_samples)
-        self.num_replicas = (
-            _processes() if num_replicas is None else _whole("num_replicas", num_replicas)
+        self.max_tokens = whole_number("max_tokens", max_tokens, low=1)
+        self.max_samples = (
+            None if max_samples is None else whole_number("max_samples", max_samples, low=1)
         )
-        self.pad_to_multiple_of = _whole("pad_to_multiple_of", pad_to_multiple_of)
+        self.num_replicas = (
+            _processes()
+            if num_replicas is None
+            else whole_number("num_replicas", num_replicas, low=1)
+        )
+        self.pad_to_multiple_of = whole_number("pad_to_multiple_of", pad_to_multiple_of, low=1)
         if self.pad_to_multiple_of > self.max_tokens:
             raise OptionError(
                 "pad_to_multiple_of must not exceed max_tokens, or no sample fits into a batch, "
                 f"got pad_to_multiple_of={pad_to_multiple_of} and max_tokens={max_tokens}"
             )
-        if not 0 <= spread <= 1:
-            raise OptionError(f"spread must be between 0 and 1, got spread={spread}")
+        share: Any = spread  # mypy does not take a float for a numbers.Real
+        if not (isinstance(share, numbers.Real) and 0 <= float(share) <= 1):
+            raise OptionError(f"spread must be between 0 and 1, got spread={short_repr(share)}")
         if too_long not in _TOO_LONG:
             raise OptionError(
-                f"too_long must be one of {', '.join(map(repr, _TOO_LONG))}, got {too_long!r}"
+                f"too_long must be one of {', '.join(map(repr, _TOO_LONG))}, "
+                f"got too_long={too_long!r}"
             )
         self.shuffle, self.drop_last, self.spread = bool(shuffle), bool(drop_last), spread
-        self.too_long, self.seed, self.epoch = too_long, _whole("seed", seed, low=0), 0
+        self.too_long, self.seed, self.epoch = too_long, whole_number("seed", seed, low=0), 0
 
         self._lengths = _lengths(source)
         self._tokens, kept = self._counted(self._lengths)
@@ -160,8 +170,18 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
 
         Args:
             epoch: Epoch number, counted from 0.
+
+        Raises:
+            OptionError: It is no whole number.
         """
-        self.epoch = epoch
+        self.epoch = whole_number("epoch", epoch)
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({len(self._lengths):,} samples in {len(self):,} batches, "
+            f"max_tokens={self.max_tokens}, shuffle={self.shuffle}, "
+            f"num_replicas={self.num_replicas}, seed={self.seed})"
+        )
 
     def plan(self, epoch: int) -> tuple[_Numbers, _Numbers]:
         """Give what an epoch's batches hold.
@@ -204,15 +224,27 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
             largest=largest,
         )
 
-    def fingerprint(self) -> str:
-        """Name everything that the batches depend on, except the epoch, in 16 characters."""
-        options = (
-            *(self.max_tokens, self.max_samples, self.shuffle, self.drop_last, self.spread),
-            *(self.pad_to_multiple_of, self.too_long, self.num_replicas, self.seed),
-        )
-        name = hashlib.blake2b(self._lengths.tobytes(), digest_size=8)
-        name.update(repr(options).encode())
-        return name.hexdigest()
+    def state_fingerprint(self) -> Fingerprint:
+        """Tell what the batches depend on, besides the epoch; see `lit_loader.fingerprint`.
+
+        Not the number of ranks, with which they differ too: another one may go on at the end of an
+        epoch. In the middle of one the batches' own state refuses that.
+        """
+        return {
+            "seed": self.seed,
+            "lengths": self._lengths_in_brief,
+            "max_tokens": self.max_tokens,
+            "max_samples": self.max_samples,
+            "shuffle": self.shuffle,
+            "drop_last": self.drop_last,
+            "spread": float(self.spread),
+            "pad_to_multiple_of": self.pad_to_multiple_of,
+            "too_long": self.too_long,
+        }
+
+    @functools.cached_property
+    def _lengths_in_brief(self) -> str:
+        return in_brief(self._lengths)  # once: there may be millions of them
 
     def _counted(self, lengths: _Numbers) -> tuple[_Numbers, _Numbers]:
         """Give the tokens that each sample counts for, and the samples that are not left out."""
@@ -223,9 +255,9 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         if self.too_long == "raise" and not fits.all():
             first = int(np.argmin(fits))
             raise OptionError(
-                f"sample {first} has {lengths[first]} tokens, more than max_tokens="
-                f"{self.max_tokens} allows, as have {np.count_nonzero(~fits) - 1} others: raise "
-                "max_tokens, or set too_long to 'skip' or 'truncate'"
+                f"samples are longer than max_tokens={self.max_tokens} allows ("
+                f"{np.count_nonzero(~fits)} of {len(fits)}; sample {first} has {lengths[first]} "
+                "tokens): raise max_tokens, or set too_long to 'skip' or 'truncate'"
             )
         kept = np.arange(len(lengths)) if self.too_long != "skip" else np.flatnonzero(fits)
         return np.minimum(tokens, budget), kept
@@ -280,7 +312,8 @@ class _Batches(Iterator[list[int]]):
 
     def __init__(self, sampler: TokenBudgetBatchSampler, epoch: int) -> None:
         self._samples, self._starts = sampler.plan(epoch)
-        self._of, self._next = sampler.fingerprint(), 0
+        told = repr((sampler.state_fingerprint(), sampler.num_replicas)).encode()
+        self._of, self._next = hashlib.blake2b(told, digest_size=8).hexdigest(), 0
 
     def __next__(self) -> list[int]:
         if self._next >= len(self._starts) - 1:
@@ -309,16 +342,6 @@ class _Batches(Iterator[list[int]]):
         self._next = int(state["batches"])
 
 
-def _whole(name: str, value: Any, low: int = 1) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = low - 1
-    if isinstance(value, bool) or number < low:
-        raise OptionError(f"{name} must be a whole number of at least {low}, got {name}={value!r}")
-    return number
-
-
 def _lengths(source: Any) -> _Numbers:
     """Give the tokens of each sample, int64."""
     given = getattr(source, "lengths", source)
@@ -327,9 +350,10 @@ def _lengths(source: Any) -> _Numbers:
     if isinstance(given, Sequence) or hasattr(given, "__array__"):
         lengths = np.asarray(given) if len(given) else np.empty(0, np.int64)
     if lengths.ndim != 1 or not np.issubdtype(lengths.dtype, np.integer):
+        of = f" of {lengths.dtype}, shape {lengths.shape}" if lengths.size else ""
         raise OptionError(
             "source must be the samples' lengths, one whole number each, or a dataset with an "
-            f"attribute 'lengths' that holds them, got {type(source).__name__}"
+            f"attribute 'lengths' that holds them, got {type(source).__name__}{of}"
         )
     if given is not source and hasattr(source, "__len__") and len(source) != len(lengths):
         raise OptionError(

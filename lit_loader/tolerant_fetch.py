@@ -10,8 +10,7 @@ holds does not depend on how often its samples had to be tried.
 from __future__ import annotations
 
 import inspect
-import logging
-import sys
+import itertools
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,7 +18,7 @@ from typing import Any, Final
 
 from lit_loader.board import Progress
 from lit_loader.fetch import EndOfData, IterableFetcher
-from lit_loader.sample_errors import BAD, Attempts, NoSample, TooMany
+from lit_loader.sample_errors import BAD, Attempts, NoSample, TooMany, annotate
 from lit_loader.seeding import extend
 
 __all__ = [
@@ -38,8 +37,6 @@ MAX_IN_A_ROW: Final = 1000
 
 OMITTED: Final = object()
 """What is fetched if bad samples have left nothing of a batch."""
-
-_log = logging.getLogger(__name__)
 
 
 class _Ended(NoSample):
@@ -118,11 +115,10 @@ class TolerantMapFetcher:
         return BAD
 
     def _one_by_one(self, batch: Any, progress: Progress) -> list[Any]:
-        read = self._attempts.read
-        samples = [
-            read(self._one, index, position, progress)
-            for position, index in enumerate(progress.through(batch))
-        ]
+        read, positions = self._attempts.read, itertools.count()
+        samples = progress.read(
+            lambda index: read(self._one, index, next(positions), progress), batch
+        )
         if not self._attempts.errors:
             return samples
         if self._attempts.tolerance.policy == "replace":
@@ -255,7 +251,8 @@ class _GoodSamples:
         error, self._failed = self._failed, None
         assert error is not None
         try:
-            raise _annotated(error, note)
+            annotate(error, note)
+            raise error
         finally:
             del error  # its traceback holds this frame
 
@@ -288,11 +285,3 @@ def _went_through_a_generator(error: Exception) -> bool:
     """Whether a generator has let the exception through, which has finished it."""
     frames = traceback.walk_tb(error.__traceback__)
     return any(frame.f_code.co_flags & inspect.CO_GENERATOR for frame, _ in frames)
-
-
-def _annotated(error: Exception, note: str) -> Exception:
-    if sys.version_info >= (3, 11):
-        error.add_note(note)
-    else:
-        _log.warning("%s: %s", type(error).__name__, note)
-    return error

@@ -18,8 +18,8 @@ from typing import Any
 from lit_loader.batch_plan import Coming
 from lit_loader.engine import Ready
 from lit_loader.messages import position_of, task_number
+from lit_loader.outcome import Outcome
 from lit_loader.reorder import ReorderBuffer
-from lit_loader.worker_pool import Outcome
 
 __all__ = ["UnderWay", "is_of"]
 

@@ -103,8 +103,9 @@ def _cause(
         if found:
             return found
     return (
-        f"workers were only {_percent(_busy(statistics, num_workers))} busy, and nothing else was: "
-        "raise prefetch_factor, so that more batches are ready when the trainer asks"
+        f"workers were only {_percent(_busy(statistics, num_workers))} busy, and the training "
+        "process was not held up either: raise prefetch_factor, so that more batches are ready "
+        "when the trainer asks"
     )
 
 

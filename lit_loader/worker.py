@@ -36,7 +36,7 @@ from lit_loader.codec import SlotFull, SlotWriter, encode
 from lit_loader.collate import collate_privately
 from lit_loader.context import reading
 from lit_loader.errors import TransportError
-from lit_loader.failure import Failure, describe_indices
+from lit_loader.failure import Failure, describe_batch
 from lit_loader.fetch import EndOfData
 from lit_loader.handover import Links, Payload
 from lit_loader.loading import BatchLoader
@@ -53,6 +53,7 @@ from lit_loader.messages import (
     Stop,
     Task,
     Up,
+    pack,
     position_of,
     unpack,
     unpack_indices,
@@ -250,7 +251,7 @@ class _Worker:
             shown = None if isinstance(indices, ReadPoint) else indices
             where = (
                 f"in DataLoader worker {self._id} (pid {os.getpid()}), "
-                f"batch {position_of(task.number)}, {describe_indices(shown)}"
+                f"{describe_batch(position_of(task.number), shown, self._progress)}"
             )
             self._fail(task, Failure.capture(error, where))
         else:
@@ -258,9 +259,8 @@ class _Worker:
 
     def _load(self, task: Task, indices: Any, writer: SlotWriter) -> Any:
         assert self._loader is not None
-        batch = self._loader.take(indices, self._progress, writer.empty)
+        batch = self._loader.take(indices, self._progress, self._on_collate, writer.empty)
         if batch is not None:
-            self._on_collate()
             return batch
         return self._loader.load(
             indices,
@@ -302,8 +302,8 @@ class _Worker:
                 if (message.generation, message.number) == (task.generation, task.number):
                     if message.capacity == 0:
                         raise TransportError(
-                            "the batch needs more shared memory than can be had (see the "
-                            "parent's limits: ulimit -v, the temporary directory's disk)"
+                            "the batch needs more shared memory than can be had: raise the "
+                            "training process's limit (ulimit -v), or make batches smaller"
                         )
                     return message
             else:
@@ -349,7 +349,7 @@ class _Worker:
         )
 
     def _send(self, message: Up | Result | Ack | Grow) -> None:
-        os.write(self._results, message.pack())
+        os.write(self._results, pack(message))
 
 
 def _message_or_stop(data: bytes) -> Message:

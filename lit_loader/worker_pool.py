@@ -22,24 +22,16 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import math
 import multiprocessing
 import os
-import select
-import termios
 import threading
 import time
 import weakref
-from array import array
-from collections import deque
 from collections.abc import Sequence
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
-from typing import Any, Final, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, Final
 
 from lit_loader.arena import Arena
 from lit_loader.board import BoardRow, Stage, StatusBoard, board_bytes
@@ -48,12 +40,12 @@ from lit_loader.failure import Failure
 from lit_loader.flights import Flight, Flights
 from lit_loader.handover import Descriptor, Links
 from lit_loader.loading import Recipe
+from lit_loader.mailbox import Ended, Mailbox
 from lit_loader.messages import (
-    SIZE,
     Ack,
-    Attend,
     Grant,
     Grow,
+    Message,
     Proceed,
     Result,
     Resume,
@@ -61,77 +53,17 @@ from lit_loader.messages import (
     Task,
     Up,
     pack_indices,
-    unpack,
 )
-from lit_loader.outbox import Outbox
-from lit_loader.pool_resources import READ_AT_ONCE, PoolResources, drain
+from lit_loader.outcome import Outcome, WorkerDeath
+from lit_loader.pool_resources import PoolResources
 from lit_loader.processes import WorkerProcess, make_starter
 from lit_loader.processors import usable_processors
 from lit_loader.stacks import DUMP_SIGNAL
 
-__all__ = ["Outcome", "WorkerDeath", "WorkerPool"]
-
-_WAKE: Final = b"w"
+__all__ = ["WorkerPool"]
 
 _DUMP_TIME: Final = 1.0
 """Seconds that a hung worker has to write its stacks, before it is killed."""
-
-
-class Outcome(NamedTuple):
-    """What became of a task.
-
-    Attributes:
-        number: The task's.
-        memory: The batch's slot (uint8, to be kept while the batch is in use), or None.
-        at: Offset of the batch's descriptor in ``memory``.
-        nbytes: Bytes of the descriptor.
-        failure: What went wrong in the worker, or None. Neither memory nor failure: the worker's
-            share of an iterable dataset has ended.
-        samples: Samples of the batch.
-        error: What the parent itself raises in the batch's place, or None.
-        result: The worker's message, or None.
-        arrived: ``time.monotonic_ns()`` when it was read.
-    """
-
-    number: int
-    memory: NDArray[np.uint8] | None
-    at: int
-    nbytes: int
-    failure: Failure | None
-    samples: int = 0
-    error: BaseException | None = None
-    result: Result | None = None
-    arrived: int = 0
-
-
-class WorkerDeath(Exception):
-    """A worker ended without being told to.
-
-    Attributes:
-        worker: Its number.
-        pid: Its process id.
-        exitcode: As in :attr:`multiprocessing.Process.exitcode`; None: not known.
-        row: Its last row of the status board.
-        stack: The Python stacks it wrote, or "".
-        peak_memory: Bytes that were resident at most; 0: not known.
-    """
-
-    def __init__(
-        self,
-        worker: int,
-        pid: int,
-        exitcode: int | None,
-        row: BoardRow,
-        stack: str = "",
-        peak_memory: int = 0,
-    ) -> None:
-        super().__init__(worker, pid, exitcode, row)
-        self.worker = worker
-        self.pid = pid
-        self.exitcode = exitcode
-        self.row = row
-        self.stack = stack
-        self.peak_memory = peak_memory
 
 
 class WorkerPool:
@@ -170,13 +102,11 @@ class WorkerPool:
         self.num_workers = num_workers
         self._generation = 1
         self._cancelling = threading.RLock()  # the garbage collector may end up in there again
-        self._outbox = Outbox()
         self._sending = threading.RLock()  # what is under way, and its issue, change together
         self._at_once = math.ceil(usable_processors())
         self._starting: set[int] = set()  # started, and not up yet
         self._missing: set[int] | None = None  # in a resume handshake: who has not acknowledged
         self._points: dict[int, Any] = {}  # where readers that were replaced are to begin
-        self._events: deque[Result | Ack | Grow] = deque()
         size = board_bytes(num_workers)
         self._arena = Arena(size, in_flight, slot_bytes=slot_bytes, budget=memory_budget)
         self._flights = Flights(self._arena, num_workers, dealt)
@@ -195,26 +125,9 @@ class WorkerPool:
     def _start(self, recipe: Recipe, context: BaseContext, seed: int, dealt: bool) -> None:
         own = self._own
         own.stacks.open()
-        # Dealt tasks have no pipe of their own: nobody would ever read it empty.
-        tasks, own.tasks = (None, None) if dealt else own.pipe()
-        self._results, results = own.pipe()
-        own.results = self._results
-        os.set_blocking(results, True)  # a worker with a result waits until there is room
-        if tasks is not None:
-            os.set_blocking(tasks, True)
-        self._woken, self._wake = own.pipe()
-        self._poll = select.poll()
-        self._poll.register(self._results, select.POLLIN)
-        self._poll.register(self._woken, select.POLLIN)
-        self._control: list[int] = []
-        self._control_ends: list[int] = []
+        mail = self._mail = Mailbox(own, self.num_workers, dealt)
         links = []
         for worker in range(self.num_workers):
-            control, to_control = own.pipe()
-            os.set_blocking(control, True)
-            self._control.append(to_control)
-            self._control_ends.append(control)
-            own.controls.append(to_control)
             links.append(
                 Links(
                     worker=worker,
@@ -225,9 +138,9 @@ class WorkerPool:
                     arena=Descriptor(self._arena.fd),
                     mapped=self._arena.mapped,
                     board_bytes=len(self._arena.board),
-                    tasks=None if tasks is None else Descriptor(tasks),
-                    control=Descriptor(control),
-                    results=Descriptor(results),
+                    tasks=None if mail.tasks_end is None else Descriptor(mail.tasks_end),
+                    control=Descriptor(mail.control_ends[worker]),
+                    results=Descriptor(mail.results_end),
                     stacks=Descriptor(own.stacks.fd),
                 )
             )
@@ -256,7 +169,7 @@ class WorkerPool:
         assert self._own.starter is not None
         processes = self._own.starter.start_all(workers, self._generation)
         for process in processes:
-            self._poll.register(process.sentinel, select.POLLIN)
+            self._mail.watch(process.sentinel)
         self._starting.update(workers)
         return processes
 
@@ -277,9 +190,7 @@ class WorkerPool:
     @property
     def unread(self) -> int:
         """Results that workers have sent and nobody has read yet."""
-        count = array("i", [0])
-        fcntl.ioctl(self._results, termios.FIONREAD, count)
-        return count[0] // SIZE + len(self._events)
+        return self._mail.unread
 
     @property
     def shared_memory(self) -> int:
@@ -328,9 +239,7 @@ class WorkerPool:
             len(flight.packed),
             flight.issue,
         )
-        pipe = self._own.tasks if flight.worker is None else self._control[flight.worker]
-        assert pipe is not None, "a task is dealt to a worker, or pulled from the task pipe"
-        self._outbox.send(pipe, task.pack())
+        self._mail.send(task, flight.worker)
 
     def receive(self, timeout: float | None = None) -> Outcome | None:
         """Wait for the next task to be done.
@@ -354,55 +263,17 @@ class WorkerPool:
                     return outcome
         return None
 
-    def _next_event(self, deadline: float | None) -> Result | Ack | Grow | None:
+    def _next_event(self, deadline: float | None) -> Message | None:
         """Wait for the next message of a worker; None: the time is up, or :meth:`wake`."""
-        while not self._events:
-            if not self._read_results():
-                left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                if not self._wait(left):
-                    return None
-            if len(self._own.processes) < self.num_workers:
-                self._start_more()
-        return self._events.popleft()
-
-    def _read_results(self) -> bool:
-        """Take in what workers have sent; returns whether there was anything."""
-        try:
-            data = os.read(self._results, READ_AT_ONCE)
-        except BlockingIOError:
-            return False
-        self._outbox.flush()
-        for start in range(0, len(data), SIZE):
-            message: Any = unpack(data, start)
-            if type(message) is Up:
-                self._starting.discard(message.worker)
-            else:
-                self._events.append(message)
-        return True
-
-    def _wait(self, timeout: float | None) -> bool:
-        """Wait for something to happen; returns False on timeout or wake-up."""
-        blocked = self._outbox.blocked
-        if blocked is not None:
-            self._poll.register(blocked, select.POLLOUT)
-        ready = self._poll.poll(None if timeout is None else timeout * 1000)
-        if blocked is not None:
-            self._poll.unregister(blocked)
-        if not ready:
-            return False
-        fds = {fd for fd, _ in ready}
-        if self._results in fds:
-            return True
-        if blocked in fds:
-            self._outbox.flush()  # workers that drop what was cancelled send no results
-            return True
-        if self._woken in fds:
-            os.read(self._woken, 1)
-            return False
-        # A result may have come in between the poll and now: it goes first.
-        if self._read_results():
-            return True
-        raise self._death(min(fds))
+        while True:
+            try:
+                event = self._mail.next(deadline)
+            except Ended as ended:
+                raise self._death(ended.sentinel) from None
+            if type(event) is not Up:
+                return event
+            self._starting.discard(event.worker)
+            self._start_more()
 
     def _death(self, sentinel: int) -> WorkerDeath:
         processes = self._own.processes
@@ -454,7 +325,7 @@ class WorkerPool:
             slot = None  # the worker says so
         offset, capacity = (0, 0) if slot is None else (slot.offset, slot.capacity)
         grant = Grant(message.generation, message.number, offset, capacity)
-        self._outbox.send(self._control[message.worker], grant.pack())
+        self._mail.send(grant, message.worker)
 
     def replace(self, worker: int, point: Any = None, without: int | None = None) -> None:
         """Put a new process in the place of a worker that has ended, and give it what that had.
@@ -469,23 +340,17 @@ class WorkerPool:
         """
         own = self._own
         with self._sending:
-            while self._read_results():
+            while self._mail.read():
                 pass
             # What the one that is gone has asked for or acknowledged would be taken for another's;
             # the result of an older copy, whose slot may be used anew, for the same task's.
-            self._events = deque(
-                event
-                for event in self._events
-                if (
-                    self._flights.slot_of(event) is not None
-                    if isinstance(event, Result)
-                    else event.worker != worker
-                )
-            )
+            arrived = self._mail.arrived
+            for event in [event for event in arrived if self._is_void(event, worker)]:
+                arrived.remove(event)
             gone = own.processes[worker]
-            self._poll.unregister(gone.sentinel)
+            self._mail.unwatch(gone.sentinel)
             gone.close()
-            self._empty_control(worker)
+            self._mail.empty(worker)
             self._board.clear(worker)
             # Before there is a new process: it may take messages at once.
             if self._missing is not None:
@@ -493,7 +358,7 @@ class WorkerPool:
                 # pipe what is meant for those who are still in a sample.
                 self._missing.add(worker)
                 self._ask_to_resume([worker])
-            elif self._own.tasks is not None:
+            elif self._mail.pulled:
                 self._flights.issue += 1
                 self._board.issue = self._flights.issue
             try:
@@ -515,15 +380,15 @@ class WorkerPool:
             for flight in lost:
                 self._send(flight)
 
-    def _empty_control(self, worker: int) -> None:
-        """Take out what was sent to a worker that is gone and did not read it."""
-        self._outbox.drop(self._control[worker])
-        drain(self._control_ends[worker])
-        os.set_blocking(self._control_ends[worker], True)
+    def _is_void(self, event: Message, worker: int) -> bool:
+        """Whether a message that has come in counts no more now that a worker is gone."""
+        if isinstance(event, Result):
+            return self._flights.slot_of(event) is None
+        return isinstance(event, Ack | Grow | Up) and event.worker == worker
 
     def is_pending(self, number: int) -> bool:
         """Whether a task is under way and has no result yet."""
-        while self._read_results():
+        while self._mail.read():
             pass
         with self._sending:
             pending = self._flights.pending(self._results_read())
@@ -533,7 +398,7 @@ class WorkerPool:
         """Results that have been read and not been given out."""
         return [
             event
-            for event in self._events
+            for event in self._mail.arrived
             if isinstance(event, Result) and event.generation == self._generation
         ]
 
@@ -566,7 +431,7 @@ class WorkerPool:
 
     def wake(self) -> None:
         """Let a :meth:`receive` that waits in another thread return None."""
-        os.write(self._wake, _WAKE)
+        self._mail.wake()
 
     @property
     def generation(self) -> int:
@@ -589,7 +454,7 @@ class WorkerPool:
                 return
             self._generation += 1
             self._board.generation = self._generation
-            self._outbox.clear()
+            self._mail.take_back()
 
     def resume(self) -> None:
         """Begin a new epoch: ask every worker to forget older tasks; see :meth:`resumed`."""
@@ -599,11 +464,9 @@ class WorkerPool:
 
     def _ask_to_resume(self, workers: Sequence[int]) -> None:
         for worker in workers:
-            self._outbox.send(self._control[worker], Resume(self._generation).pack())
-        if self._own.tasks is not None:
-            # Only now: whoever takes one must find what it announces.
-            for _ in workers:
-                self._outbox.send(self._own.tasks, Attend().pack())
+            self._mail.send(Resume(self._generation), worker)
+        # Only now: whoever takes one must find what it announces.
+        self._mail.announce(len(workers))
 
     def resumed(self, timeout: float | None = None) -> bool | None:
         """Wait until every worker has acknowledged the new epoch.
@@ -627,10 +490,11 @@ class WorkerPool:
                 self._missing.discard(event.worker)
         self._missing = None
         for worker in self.started:
-            self._outbox.send(self._control[worker], Proceed().pack())
+            self._mail.send(Proceed(), worker)
         self._flights.clear()
         self._points.clear()
         self.trim()
+        self._start_more()
         return True
 
     def trim(self) -> None:

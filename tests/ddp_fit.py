@@ -8,39 +8,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
-from exact import Augmented, digests
-from lightning.pytorch import Callback, LightningModule, Trainer
-from torch import Tensor
+from exact import Augmented
+from lightning.pytorch import Callback, Trainer
+from lightning_runs import SaveAt, quiet_trainer
+from strategy_runs import BATCH_SIZE, BATCHES, EPOCHS, LENGTH, Model
 
 from lit_loader import LoaderDataModule
 
-LENGTH, BATCH_SIZE, EPOCHS = 26, 4, 2
-BATCHES = 4  # of each rank
-
-
-class Model(LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(8, 1)
-        self.seen: list[list[str]] = []
-
-    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        rows = zip(batch[:, 0].tolist(), digests(batch), strict=True)
-        self.seen.append([f"{index:.0f}:{name}" for index, name in rows])
-        return self.layer(batch.float()).mean()
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.01)
-
-
-class SaveAt(Callback):
-    def __init__(self, path: Path, batches: int) -> None:
-        self.path, self.batches = path, batches
-
-    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
-        if trainer.global_step == self.batches:
-            trainer.save_checkpoint(self.path)
+__all__ = ["BATCHES", "BATCH_SIZE", "EPOCHS", "LENGTH", "Model", "data", "trainer"]
 
 
 def data(workers: int, batch_size: int = BATCH_SIZE) -> LoaderDataModule:
@@ -49,19 +24,9 @@ def data(workers: int, batch_size: int = BATCH_SIZE) -> LoaderDataModule:
 
 
 def trainer(root: Path, devices: int, *callbacks: Callback, max_steps: int = -1) -> Trainer:
-    return Trainer(
-        accelerator="cpu",
-        devices=devices,
-        strategy="ddp" if devices > 1 else "auto",
-        max_epochs=EPOCHS,
-        max_steps=max_steps,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=root,
-        callbacks=list(callbacks),
-    )
+    strategy = "ddp" if devices > 1 else "auto"
+    options = {"devices": devices, "max_epochs": EPOCHS, "max_steps": max_steps}
+    return quiet_trainer(root, strategy=strategy, callbacks=list(callbacks), **options)
 
 
 def main(root: Path) -> None:

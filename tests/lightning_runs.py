@@ -1,4 +1,7 @@
-"""A dataset, a model that notes what it sees, and quiet Trainers, for the tests with Lightning."""
+"""For the tests with Lightning.
+
+A dataset, a model that notes what it sees, a callback that saves on the way, and quiet Trainers.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -81,6 +84,17 @@ def _indices(batch: Any) -> Any:
     if isinstance(batch, (list, tuple)):
         return [_indices(part) for part in batch]
     return None if batch is None else [int(value) for value in batch[:, 0]]
+
+
+class SaveAt(Callback):
+    """Saves a checkpoint after so many steps."""
+
+    def __init__(self, path: Path, steps: int) -> None:
+        self.path, self.steps = path, steps
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        if trainer.global_step == self.steps:
+            trainer.save_checkpoint(self.path)
 
 
 def quiet_trainer(root: Path, **options: Any) -> Trainer:

@@ -16,6 +16,7 @@ from exact import Augmented, digests
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning_runs import quiet_trainer
 from torch import Tensor
 from torch.distributed.fsdp import fully_shard
 
@@ -138,18 +139,8 @@ class Kill(Callback):
 
 
 def trainer(folder: Path, strategy: Any, *callbacks: Callback, **options: Any) -> Trainer:
-    return Trainer(
-        accelerator="cpu",
-        **{"devices": RANKS, **options},
-        strategy=strategy,
-        max_epochs=EPOCHS,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=folder,
-        callbacks=list(callbacks),
-    )
+    options = {"devices": RANKS, "max_epochs": EPOCHS, **options}
+    return quiet_trainer(folder, strategy=strategy, callbacks=list(callbacks), **options)
 
 
 def data(folder: Path, method: str | None) -> Data:

@@ -266,7 +266,7 @@ def test_memory_that_cannot_be_had_is_an_error_that_says_so(
 def test_no_memory_at_all(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arena_module.mmap, "mmap", _refuse)
     before = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(LoaderError, match="no shared memory for the loader: mapping 5 slots"):
+    with pytest.raises(LoaderError, match="no shared memory for the loader: mapping 5 parts"):
         Arena(64, in_flight=2, held=3, slot_bytes=SLOT)
     assert len(os.listdir("/proc/self/fd")) == before
 

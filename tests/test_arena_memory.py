@@ -479,7 +479,7 @@ def test_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(arena._free) == 2
     arena.acquire(2 * BATCH).memory[:] = 1
     arena.close()
-    with pytest.raises(LoaderError, match="mapping 60 slots.*No space left on device.*TMPDIR"):
+    with pytest.raises(LoaderError, match="mapping 60 parts.*No space left on device.*TMPDIR"):
         Arena(64, in_flight=30, held=30)
 
 

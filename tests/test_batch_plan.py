@@ -613,6 +613,18 @@ def test_a_resumed_epoch_gives_the_states_of_the_first(kind: Any) -> None:
     assert resumed.state() == expected
 
 
+@pytest.mark.parametrize(("length", "tail"), [(54, "pad"), (53, "drop"), (53, "keep"), (53, "pad")])
+def test_the_streams_head_is_kept_only_where_it_is_repeated(length: int, tail: Any) -> None:
+    plan = BatchPlan(Stateful(length), batch_size=5, shard=Shard(2, 3, tail))
+    batches = plan.batches(0)
+    whole = [next(batches)]
+    state = resumable(batches.state())
+    assert state.get("head") == ([0, 3] if (length, tail) == (53, "pad") else None)
+    whole += batches
+    resumed = BatchPlan(Stateful(length), batch_size=5, shard=Shard(2, 3, tail))
+    assert list(resumed.batches(0, 1, state)) == whole[1:]
+
+
 def test_a_state_does_not_change_with_the_sampler() -> None:
     batches = BatchPlan(Stateful(), batch_size=5).batches(0)
     next(batches)

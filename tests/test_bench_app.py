@@ -95,7 +95,7 @@ def program(directory: Path, *arguments: str, interrupt: bool = False) -> tuple[
 SOME = {
     "transport": "rows=32x",
     "start": "rows=fork\\,",
-    "memory": "rows=list",
+    "memory": "rows=list\\, in",
     "growth": "rows=00 ",
 }
 
@@ -236,12 +236,12 @@ def test_check_compares_ratios_only() -> None:
         (["cases=[trnsport]"], "unknown case 'trnsport': did you mean 'transport'?"),
         (["cases=[]"], "no case was chosen"),
         (["loaders=spld"], "unknown loader 'spld': did you mean 'spdl'?"),
-        (["rounds=0", "quick=false"], "rounds must be a whole number of at least 1, got 0"),
-        (["num_workers=0"], "num_workers must be a whole number of at least 1, got 0"),
+        (["rounds=0", "quick=false"], "rounds must be a whole number of at least 1, got rounds=0"),
+        (["num_workers=0"], "num_workers must be a whole number of at least 1, got num_workers=0"),
         (["+grid.second=1"], "unknown option 'grid.second': did you mean 'seconds'?"),
         (["grid.num_workers=[-1]"], "grid.num_workers must be a list of whole numbers"),
         (["grid.seconds=0"], "grid.seconds must be more than 0"),
-        (["rows=nothing", "cases=busy"], "no row of busy holds 'nothing'"),
+        (["rows=nothing", "cases=busy"], "no row of busy has 'nothing' in its name"),
         (["check=/nowhere.json"], "check cannot be read: .*, got check=/nowhere.json"),
         (["dataset._target_=my.Data"], "dataset cannot be made: ModuleNotFoundError: "),
         (
@@ -341,7 +341,8 @@ def test_grid(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert (grid["samples_per_batch"], grid["bytes_per_batch"]) == (8, 8 * 8 * 8)
     assert [line.split()[0] for line in grid["advice"]] == ["use", "bound", "measured:"]
     printed = capsys.readouterr().out
-    assert "◀ use this" in printed
+    assert "(◀: use this)" in printed
+    assert printed.count(" lit_loader ◀ ") == 1
     assert grid["advice"][0] in printed
     assert (tmp_path / "grid.png").read_bytes().startswith(b"\x89PNG")
 

@@ -71,7 +71,8 @@ def test_version_2_in_a_container(tmp_path: Path) -> None:
         oom_kills=2,
     )
     assert found.describe() == (
-        "process 1.0 GiB, cgroup memory 3.9 of 4.0 GiB, machine 2.0 GiB available, 2 OOM kills"
+        "this process has 1.0 GiB, cgroup memory 3.9 of 4.0 GiB, the machine 2.0 GiB available, "
+        "2 OOM kills"
     )
 
 
@@ -104,7 +105,7 @@ def test_version_1_with_the_path_of_the_host(tmp_path: Path) -> None:
     )
     found = memory_limits(root=root)
     assert (found.used, found.limit, found.oom_kills) == (250 << 20, 512 << 20, 0)
-    assert "cgroup memory 250.0 of 512.0 MiB, machine" in found.describe()
+    assert "cgroup memory 250.0 of 512.0 MiB, the machine" in found.describe()
     assert "OOM" not in found.describe()
 
 

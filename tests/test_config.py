@@ -157,7 +157,9 @@ REFUSED = [
     (
         {"persistent_workers": True},
         "persistent_workers needs worker processes: set num_workers to at least 1 or leave "
-        "persistent_workers at False, got persistent_workers=True and num_workers=0",
+        "persistent_workers at False (a preset may have set it: in Hydra, "
+        "lit_loader/loader@loader=debug is without workers), got persistent_workers=True and "
+        "num_workers=0",
     ),
     ({"prefetch_factor": 2}, "prefetch_factor needs worker processes: set num_workers to"),
     ({"timeout": 3}, "timeout needs worker processes: set num_workers to at least 1 or leave"),
@@ -210,11 +212,12 @@ REFUSED = [
     (
         {"transient_errors": ["builtins.OSErorr"]},
         "transient_errors holds a name that cannot be imported (AttributeError: module 'builtins' "
-        "has no attribute 'OSErorr'): write it as 'package.module.Class', got 'builtins.OSErorr'",
+        "has no attribute 'OSErorr'): write it as 'package.module.Class', as in "
+        "'builtins.OSError', got 'builtins.OSErorr'",
     ),
-    ({"transient_errors": ["no.such"]}, "write it as 'package.module.Class', got 'no.such'"),
+    ({"transient_errors": ["no.such"]}, "as in 'builtins.OSError', got 'no.such'"),
     ({"transient_errors": ["a b"]}, "transient_errors holds a name that cannot be imported"),
-    ({"memory_budget": 0}, "memory_budget must be a whole number of at least 1, got memory_bud"),
+    ({"memory_budget": 0}, "memory_budget must be a whole number (bytes) of at least 1, got mem"),
     ({"num_worker": 4}, "unknown option 'num_worker': did you mean 'num_workers'?"),
     ({"colour": 4}, "unknown option 'colour': options are batch_size, shuffle, sampler, "),
 ]

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-
-TRAIN = Path(__file__).parent.parent / "examples" / "train.py"
+from commands import run_python
+from recipes import TRAIN
 
 
 def run(directory: Path, *arguments: str, code: int = 0) -> str:
     """Runs train.py in `directory`, checks its exit code and returns all it printed."""
-    done = subprocess.run(
-        [sys.executable, str(TRAIN), *arguments],
-        cwd=directory, timeout=110, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env={**os.environ, "COLUMNS": "160"}, check=False,
-    )  # fmt: skip
-    assert done.returncode == code, done.stdout
-    return done.stdout
+    return run_python(directory, TRAIN, *arguments, code=code)
 
 
 @pytest.fixture(scope="module")
@@ -110,9 +101,6 @@ sys.path.insert(0, {str(TRAIN.parent)!r})
 runpy.run_path({str(TRAIN)!r}, run_name="__main__")
 assert not {{"torch", "lightning"}} & set(sys.modules)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, timeout=60, text=True, capture_output=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert "# @package loader" in done.stdout
-    assert "num_workers: 2" in done.stdout
+    printed = run_python(tmp_path, "-c", code)
+    assert "# @package loader" in printed
+    assert "num_workers: 2" in printed

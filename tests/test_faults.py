@@ -73,8 +73,8 @@ def crash() -> None:
 DEATHS = {
     "SIGKILL": (lambda: os.kill(os.getpid(), signal.SIGKILL), "killed by SIGKILL, most likely by"),
     "SIGSEGV": (crash, "killed by SIGSEGV, by a crash in native code"),
-    "SIGTERM": (lambda: os.kill(os.getpid(), signal.SIGTERM), "killed by SIGTERM, by somebody's"),
-    "SIGALRM": (lambda: os.kill(os.getpid(), signal.SIGALRM), "killed by SIGALRM, by a signal"),
+    "SIGTERM": (lambda: os.kill(os.getpid(), signal.SIGTERM), "killed by SIGTERM, at the request"),
+    "SIGALRM": (lambda: os.kill(os.getpid(), signal.SIGALRM), "killed by SIGALRM, whose sender"),
     "_exit": (lambda: os._exit(7), "exited by itself with code 7"),
 }
 
@@ -216,7 +216,7 @@ def test_sys_exit_is_an_error_of_the_sample() -> None:
         loader.num_workers = num_workers
         iterator = iter(loader)
         assert int(next(iterator)) == 0
-        with pytest.raises(WorkerError, match="SystemExit: enough\n.*batch 1, indices"):
+        with pytest.raises(WorkerError, match="SystemExit: enough\n.*batch 1, at index 1"):
             next(iterator)
         assert int(next(iterator)) == 2
 

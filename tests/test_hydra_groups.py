@@ -1,20 +1,10 @@
-"""The groups that lit_loader brings: each composes and loads, on the command line and off it.
-
-Here are also the ways in which applications meet them: shell completion, launchers, and a project
-of its own that has the wheel installed.
-"""
+"""The groups that lit_loader brings: each composes and loads."""
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import re
-import subprocess
-import sys
-import sysconfig
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +12,12 @@ import numpy as np
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
-from hydra.errors import InstantiationException
 from hydra.utils import instantiate
+from hydra_apps import CONF, GROUPS, PRESETS, Compose, Numbers, composing, refusal
 from omegaconf import DictConfig
-from torch.utils.data import Dataset, RandomSampler, WeightedRandomSampler
+from torch.utils.data import RandomSampler, WeightedRandomSampler
 
 from lit_loader import (
-    DataLoader,
     LoaderConfig,
     LoaderDataModule,
     LoaderMonitor,
@@ -38,34 +27,7 @@ from lit_loader import (
 )
 from lit_loader.pad import PadCollate, Padded
 
-ROOT = Path(__file__).parent.parent
-CONF = ROOT / "conf" / "lit_loader"
-GROUPS = {
-    "loader": {
-        *("debug", "default", "fragile_data", "inherit"),
-        *("reproducible", "throughput", "workers"),
-    },
-    "sampler": {"mixture", "token_budget", "weighted", "with_replacement"},
-    "collate": {"list", "pad"},
-    "callbacks": {"monitor", "state"},
-}
-PRESETS = sorted(GROUPS["loader"] - {"inherit"})
-
-Compose = Callable[..., DictConfig]
 Batches = list[Any]
-
-
-class Numbers(Dataset[int]):
-    """0, 1, 2, ..."""
-
-    def __init__(self, length: int = 12) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> int:
-        return range(self.length)[index]
 
 
 class Noisy(Numbers):
@@ -103,22 +65,10 @@ class Documents(Numbers):
         return torch.full((self.lengths[index],), index)
 
 
-APPLICATION = f"""
-defaults:
-  - lit_loader/datamodule@data: default
-  - _self_
-data:
-  datasets:
-    train: {{_target_: {__name__}.Numbers, _partial_: true}}
-    val: {{_target_: {__name__}.Numbers, _partial_: true}}
-"""
-
-
 @pytest.fixture
 def application(tmp_path: Path) -> Iterator[Compose]:
-    (tmp_path / "app.yaml").write_text(APPLICATION)
-    with initialize_config_dir(str(tmp_path), version_base="1.3"):
-        yield lambda *overrides: compose("app", overrides=list(overrides))
+    with composing(tmp_path) as compose:
+        yield compose
 
 
 def dataset(name: str, split: str = "train") -> str:
@@ -212,7 +162,7 @@ def test_reproducible(application: Compose) -> None:
 def test_debug_raises_at_once(application: Compose) -> None:
     """In this process: the traceback is the dataset's own, to its last line."""
     cfg = application("lit_loader/loader@loader=debug", dataset("Broken", "val"))
-    with pytest.raises(ValueError, match="^7 is broken$") as caught:
+    with pytest.raises(ValueError, match="^7 is broken\\b") as caught:
         epochs(cfg, split="val")
     assert caught.traceback[-1].path == Path(__file__)
     assert instantiate(cfg.loader) == LoaderConfig()
@@ -308,10 +258,7 @@ def test_with_replacement(application: Compose) -> None:
 
 def test_a_sampler_beside_an_order_is_refused(application: Compose) -> None:
     cfg = application("+lit_loader/sampler@data.train=with_replacement", "data.train.shuffle=true")
-    with pytest.raises(InstantiationException) as caught:
-        instantiate(cfg.data)
-    (line,) = [line for line in str(caught.value).splitlines() if "OptionError" in line]
-    assert "sampler decides the order itself: leave shuffle at None" in line
+    assert "sampler decides the order itself: leave shuffle at None" in refusal(cfg.data)
 
 
 # --- collators and callbacks ---
@@ -366,335 +313,3 @@ def test_callbacks_in_the_order_of_the_list(tmp_path: Path) -> None:
         cfg = compose("app", overrides=["callbacks.loader_monitor.keep=5"])
     made = [instantiate(callback) for callback in cfg.callbacks.values()]
     assert list(map(type, made)) == [LoaderStateCallback, LoaderMonitor]
-
-
-# --- real command lines ---
-
-PROGRAM = """
-import json
-from pathlib import Path
-
-import hydra
-from hydra.core.hydra_config import HydraConfig
-
-
-@hydra.main(version_base="1.3", config_path="configs", config_name="train")
-def main(cfg):
-    from hydra.utils import instantiate
-
-    config = instantiate(cfg.loader)  # refuses options before torch is imported
-
-    from lit_loader import DataLoader
-
-    with DataLoader(instantiate(cfg.dataset), **config.as_kwargs()) as loader:
-        seen = [batch.tolist() for batch in loader]
-    told = {"batches": seen, "num_workers": config.num_workers}
-    Path(HydraConfig.get().runtime.output_dir, "seen.json").write_text(json.dumps(told))
-
-
-if __name__ == "__main__":
-    main()
-"""
-
-PROGRAM_CONFIG = """
-defaults:
-  - lit_loader/loader@loader: default
-  - _self_
-loader: {batch_size: 5, shuffle: true, seed: 3}
-dataset: {_target_: numbers_data.Numbers, length: 12}
-"""
-
-DATA = """
-import torch
-from torch.utils.data import Dataset
-
-
-class Numbers(Dataset):
-    def __init__(self, length):
-        self.length = length
-
-    def __len__(self):
-        return self.length
-
-    def __getitem__(self, index):
-        return torch.tensor([float(index)])
-"""
-
-
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An application's script; nothing in it but in functions imports torch."""
-    directory = tmp_path_factory.mktemp("program")
-    (directory / "configs").mkdir()
-    (directory / "configs" / "train.yaml").write_text(PROGRAM_CONFIG)
-    (directory / "numbers_data.py").write_text(DATA)
-    (directory / "app.py").write_text(PROGRAM)
-    return directory / "app.py"
-
-
-def call(
-    *command: str | Path, cwd: Path, code: int = 0, python: str | Path = sys.executable, **env: str
-) -> str:
-    """Runs Python in another directory, checks its exit code and returns all it printed."""
-    done = subprocess.run(
-        [str(python), *map(str, command)],
-        cwd=cwd, timeout=100, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env={**os.environ, **env}, check=False,
-    )  # fmt: skip
-    assert done.returncode == code, done.stdout
-    return done.stdout
-
-
-def jobs(directory: Path) -> dict[int, Any]:
-    """What each job of a sweep has written, by its number."""
-    return {
-        int(path.parent.name): json.loads(path.read_text())
-        for path in directory.glob("*/seen.json")
-    }
-
-
-def test_sweep_over_presets(program: Path, tmp_path: Path) -> None:
-    call(
-        program, "--multirun", f"lit_loader/loader@loader={','.join(PRESETS)}",
-        f"hydra.sweep.dir={tmp_path}", cwd=tmp_path,
-    )  # fmt: skip
-    told = jobs(tmp_path)
-    workers = {preset: told[number]["num_workers"] for number, preset in enumerate(PRESETS)}
-    assert workers == {
-        "debug": 0, "default": 0, "fragile_data": 2, "reproducible": 2, "throughput": 4,
-        "workers": 2,
-    }  # fmt: skip
-    assert all(job["batches"] == told[0]["batches"] for job in told.values())
-    assert [len(batch) for batch in told[0]["batches"]] == [5, 5, 2]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["+loader.nun_workers=4"], "unknown option 'nun_workers': did you mean 'num_workers'?"),
-        (["loader.timeout=3"], "timeout needs worker processes: set num_workers to at least 1 or"),
-        (["loader.num_workers=two"], "Value 'two' of type 'str' could not be converted to Integer"),
-        (["lit_loader/loader@loader=fast"], "Could not find 'lit_loader/loader/fast'"),
-    ],
-    ids=["unknown", "exclusive", "type", "preset"],
-)
-def test_refused_on_the_command_line(
-    program: Path, tmp_path: Path, overrides: list[str], message: str
-) -> None:
-    printed = call(program, *overrides, cwd=tmp_path, code=1)
-    assert len([line for line in printed.splitlines() if message in line]) == 1, printed
-    assert "Traceback" not in printed
-
-
-def without_torch(program: Path, *arguments: str, cwd: Path, **env: str) -> str:
-    """Runs the script with arguments that only ask for something: torch stays out."""
-    code = f"""
-import runpy, sys
-sys.argv = {["app.py", *arguments]!r}
-sys.path.insert(0, {str(program.parent)!r})
-try:
-    runpy.run_path({str(program)!r}, run_name="__main__")
-finally:
-    assert not {{"torch", "lightning", "numpy"}} & set(sys.modules)
-"""
-    return call("-c", code, cwd=cwd, **env)
-
-
-@pytest.mark.parametrize(
-    ("typed", "offered"),
-    [
-        ("loader.num_", "loader.num_replicas= loader.num_workers="),
-        ("loader.on_sample_error=skip loader.max_s", "loader.max_sample_errors="),
-        ("lit_loader/sa", "lit_loader/sampler="),
-        ("lit_loader/sampler=w", "lit_loader/sampler=weighted lit_loader/sampler=with_replacement"),
-        ("lit_loader/loader=t", "lit_loader/loader=throughput"),
-    ],
-    ids=["option", "second option", "group", "choices", "choice"],
-)
-def test_completion(program: Path, tmp_path: Path, typed: str, offered: str) -> None:
-    line = f"python app.py {typed}"
-    asked = {"COMP_LINE": line, "COMP_POINT": str(len(line))}
-    printed = without_torch(program, "--shell-completion", "query=bash", cwd=tmp_path, **asked)
-    assert printed.split() == offered.split()
-
-
-def test_what_the_help_shows(program: Path, tmp_path: Path) -> None:
-    shown = without_torch(program, "--help", cwd=tmp_path)
-    for group, names in GROUPS.items():
-        assert f"lit_loader/{group}: {', '.join(sorted(names))}" in shown
-    info = without_torch(program, "--info", "defaults", cwd=tmp_path)
-    assert re.search(r"\| lit_loader/loader/default +\| loader ", info)
-    options = without_torch(program, "--cfg", "job", "--package", "loader", cwd=tmp_path)
-    assert "# @package loader" in options
-    assert set(LoaderConfig().as_kwargs()) <= {
-        line.partition(":")[0] for line in options.split("\n")
-    }
-
-
-# --- launchers ---
-
-
-def launch(program: Path, directory: Path, *arguments: str) -> None:
-    """Sweeps over the number of workers; the data is that of one process, in each job."""
-    call(
-        program, "--multirun", *arguments, "loader.num_workers=1,2",
-        # submitit's jobs import from the directory that they are launched in.
-        f"hydra.sweep.dir={directory}", cwd=program.parent,
-    )  # fmt: skip
-    told = jobs(directory)
-    assert [told[number]["num_workers"] for number in range(2)] == [1, 2]
-    with DataLoader(Numbers(12), batch_size=5, shuffle=True, seed=3) as loader:
-        expected = [[[float(index)] for index in batch.tolist()] for batch in loader]
-    assert [told[number]["batches"] for number in range(2)] == [expected] * 2
-
-
-def test_joblib_launcher(program: Path, tmp_path: Path) -> None:
-    """Jobs at the same time; their default start method is loky's, not one of Python's."""
-    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
-    launch(program, tmp_path, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
-
-
-def test_submitit_launcher(program: Path, tmp_path: Path) -> None:
-    """Jobs as submitit starts them on a cluster's nodes, here on this machine."""
-    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
-    launch(program, tmp_path, "hydra/launcher=submitit_local")
-
-
-# --- a project of its own, in lightning-hydra-template's layout, with the wheel installed ---
-
-PROJECT = {
-    "src/__init__.py": "",
-    "src/data/__init__.py": "",
-    "src/data/numbers_data.py": DATA,
-    "src/models/__init__.py": "",
-    "src/models/line.py": """
-import lightning
-import torch
-
-
-class Line(lightning.LightningModule):
-    def __init__(self, lr):
-        super().__init__()
-        self.lr, self.layer = lr, torch.nn.Linear(1, 1)
-        self.sizes = {"train": [], "val": []}
-
-    def training_step(self, batch):
-        self.sizes["train"].append(len(batch))
-        return (self.layer(batch) - 2 * batch).square().mean()
-
-    def validation_step(self, batch):
-        self.sizes["val"].append(len(batch))
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), self.lr)
-""",
-    "src/train.py": """
-import json
-import sys
-from pathlib import Path
-
-import hydra
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
-
-@hydra.main(version_base="1.3", config_path="../configs", config_name="train.yaml")
-def main(cfg):
-    import lightning as L
-
-    import lit_loader
-
-    L.seed_everything(cfg.seed)
-    datamodule = hydra.utils.instantiate(cfg.data)
-    model = hydra.utils.instantiate(cfg.model)
-    callbacks = [hydra.utils.instantiate(each) for each in cfg.callbacks.values()]
-    trainer = hydra.utils.instantiate(cfg.trainer, callbacks=callbacks, logger=False)
-    trainer.fit(model=model, datamodule=datamodule)
-    told = {
-        "sizes": model.sizes,
-        "package": lit_loader.__file__,
-        "loader": type(trainer.train_dataloader).__module__,
-        "num_workers": trainer.train_dataloader.num_workers,
-    }
-    Path(cfg.paths.output_dir, "told.json").write_text(json.dumps(told))
-
-
-if __name__ == "__main__":
-    main()
-""",
-    "configs/train.yaml": """
-defaults:
-  - _self_
-  - lit_loader/datamodule@data: default
-  - data: numbers
-  - model: line
-  - callbacks: default
-  - trainer: default
-  - paths: default
-  - experiment: null
-  - override lit_loader/loader@loader: workers
-seed: 1
-""",
-    "configs/data/numbers.yaml": """
-datasets:
-  train: {_target_: src.data.numbers_data.Numbers, length: 10, _partial_: true}
-  val: {_target_: src.data.numbers_data.Numbers, length: 6, _partial_: true}
-val:
-  batch_size: 6
-""",
-    "configs/model/line.yaml": "_target_: src.models.line.Line\nlr: 0.001\n",
-    "configs/callbacks/default.yaml": "defaults: [/lit_loader/callbacks@_here_: monitor]\n",
-    "configs/trainer/default.yaml": """
-_target_: lightning.pytorch.Trainer
-default_root_dir: ${paths.output_dir}
-accelerator: cpu
-max_epochs: 1
-num_sanity_val_steps: 0
-log_every_n_steps: 1
-enable_progress_bar: false
-enable_model_summary: false
-enable_checkpointing: false
-""",
-    "configs/paths/default.yaml": "output_dir: ${hydra:runtime.output_dir}\n",
-    "configs/experiment/large.yaml": """# @package _global_
-loader: {batch_size: 5, num_workers: 1}
-""",
-}
-
-
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of a fresh environment: the wheel, and besides it what this environment has."""
-    pytest.importorskip("pip")
-    directory = tmp_path_factory.mktemp("installed")
-    build = "-m", "hatchling", "build", "-t", "wheel", "-d", directory
-    call(*build, cwd=ROOT)
-    (wheel,) = directory.glob("*.whl")
-    call("-m", "venv", "--without-pip", directory / "venv", cwd=directory)
-    python = directory / "venv" / "bin" / "python"
-    call(
-        "-m", "pip", "--python", python, "install", "-q", "--no-index", "--no-deps",
-        "--disable-pip-version-check", wheel, cwd=directory,
-    )  # fmt: skip
-    # A mere directory: the .pth files in it, that of an editable lit_loader too, are not read.
-    (site,) = (directory / "venv" / "lib").glob("python*/site-packages")
-    shared = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
-    (site / "shared.pth").write_text("".join(f"{path}\n" for path in sorted(shared)))
-    return python
-
-
-def test_two_lines_in_a_project_of_its_own(installed: Path, tmp_path: Path) -> None:
-    for name, text in PROJECT.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    ours = [line for line in PROJECT["configs/train.yaml"].splitlines() if "lit_loader" in line]
-    assert len(ours) == 2
-    printed = call(
-        "src/train.py", "experiment=large", "hydra.run.dir=run",
-        cwd=tmp_path, python=installed, PYTHONPATH="",
-    )  # fmt: skip
-    told = json.loads((tmp_path / "run" / "told.json").read_text())
-    assert told["sizes"] == {"train": [5, 5], "val": [6]}
-    assert (told["loader"], told["num_workers"]) == ("lit_loader.loader", 1)
-    assert Path(told["package"]).is_relative_to(installed.parent.parent)
-    assert "the trainer waited" in printed

@@ -22,6 +22,7 @@ from exact import (
     digests,
     taken,
     through_file,
+    with_states,
 )
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -64,10 +65,7 @@ def make(kind: str, lengths: str, batching: str, **options: Any) -> DataLoader[A
 def test_resume_at_every_position(kind: str, lengths: str, batching: str) -> None:
     """A state is taken behind each batch of one epoch; every third is resumed, twice over."""
     with make(kind, lengths, batching, persistent_workers=True) as loader:
-        expected, after, states = [], [], [through_file(loader.state_dict())]
-        for batch in loader:
-            expected += digests([batch])
-            states.append(through_file(loader.state_dict()))
+        expected, states = with_states(loader)
         states.append(loader.state_dict())
         after = digests(loader)
     assert len(set(expected + after)) == 2 * len(expected) > 0
@@ -89,10 +87,7 @@ def test_resume_at_every_position(kind: str, lengths: str, batching: str) -> Non
 @pytest.mark.parametrize("kind", KINDS)
 def test_resume_without_workers(kind: str) -> None:
     loader = make(kind, "one reader", "batches", num_workers=0)
-    expected, states = [], [loader.state_dict()]
-    for batch in loader:
-        expected += digests([batch])
-        states.append(through_file(loader.state_dict()))
+    expected, states = with_states(loader)
     after = digests(loader)
     for stop, state in enumerate(states):
         resumed = make(kind, "one reader", "batches", num_workers=0)

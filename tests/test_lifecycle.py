@@ -35,6 +35,7 @@ import lit_loader
 from lit_loader import DataLoader, pool_resources
 from lit_loader import worker_pool as pool_module
 from lit_loader.errors import LoaderError
+from lit_loader.mailbox import Mailbox
 
 PERSISTENT = pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
 KIND = pytest.mark.parametrize("iterable", [False, True], ids=["map", "iterable"])
@@ -274,11 +275,11 @@ def test_a_forked_child_takes_nothing_from_its_parent(persistent: bool, how: str
 
 def test_a_fork_while_another_thread_waits_for_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     gate, waiting = Gate(), threading.Event()
-    wait = pool_module.WorkerPool._wait
+    wait = Mailbox._wait
 
-    def waits(pool: Any, timeout: Any) -> bool:
+    def waits(mail: Any, timeout: Any) -> bool:
         waiting.set()
-        return wait(pool, timeout)
+        return wait(mail, timeout)
 
     with DataLoader(
         Call(lambda index: (index == 3 and gate.wait(), index)[1], 12), num_workers=1,
@@ -286,7 +287,7 @@ def test_a_fork_while_another_thread_waits_for_a_batch(monkeypatch: pytest.Monke
     ) as loader:  # fmt: skip
         iterator = iter(loader)
         found = [int(next(iterator)) for _ in range(3)]
-        monkeypatch.setattr(pool_module.WorkerPool, "_wait", waits)
+        monkeypatch.setattr(Mailbox, "_wait", waits)
         thread = threading.Thread(target=lambda: found.append(int(next(iterator))))
         thread.start()
         assert waiting.wait(30)

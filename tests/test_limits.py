@@ -270,6 +270,16 @@ FULL_DISK = """
 """
 
 
+def check_full_disk(lines: list[str], refused: bool) -> None:
+    if refused:
+        assert len(lines) == 1
+        assert "No space left on device" in lines[0]
+        assert "TMPDIR" in lines[0]
+    else:
+        assert lines[0] == "300 True"
+        assert "shared memory" in lines[1]
+
+
 @mounts
 @pytest.mark.parametrize("size", ["1m", "10m"])
 def test_a_full_disk_behind_the_temporary_directory(tmp_path: Path, size: str) -> None:
@@ -277,13 +287,7 @@ def test_a_full_disk_behind_the_temporary_directory(tmp_path: Path, size: str) -
     place = tmp_path / "disk"
     place.mkdir()
     lines = run(FULL_DISK, tmp_path, IN_NAMESPACE, size=size, place=place, tmpdir=place)
-    if size == "1m":
-        assert len(lines) == 1
-        assert "No space left on device" in lines[0]
-        assert "TMPDIR" in lines[0]
-    else:
-        assert lines[0] == "300 True"
-        assert "shared memory" in lines[1]
+    check_full_disk(lines, refused=size == "1m")
 
 
 @pytest.mark.parametrize("size", [1, 10], ids="{} MB".format)
@@ -300,10 +304,4 @@ def test_a_disk_that_says_it_is_full(tmp_path: Path, size: int) -> None:
         os.posix_fallocate = nearly_full
     """
     lines = run(textwrap.dedent(program) + textwrap.dedent(FULL_DISK), tmp_path)
-    if size == 1:
-        assert len(lines) == 1
-        assert "No space left on device" in lines[0]
-        assert "TMPDIR" in lines[0]
-    else:
-        assert lines[0] == "300 True"
-        assert "shared memory" in lines[1]
+    check_full_disk(lines, refused=size == 1)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_loader.messages import SIZE, Message, Task, pack_indices, unpack, unpack_indices
+from lit_loader.messages import SIZE, Message, Task, pack, pack_indices, unpack, unpack_indices
 
 LARGEST = {"seed": 2**64 - 1, "generation": 2**32 - 1, "worker": 2**16 - 1, "status": 2}
 KINDS = get_args(Message)
@@ -27,7 +27,7 @@ def example(kind: type[Any], small: bool) -> Any:
 @pytest.mark.parametrize("small", [True, False], ids=["small", "largest"])
 def test_round_trip(kind: type[Any], small: bool) -> None:
     message = example(kind, small)
-    data = message.pack()
+    data = pack(message)
     assert len(data) == SIZE
     again = unpack(data)
     assert type(again) is kind
@@ -36,13 +36,13 @@ def test_round_trip(kind: type[Any], small: bool) -> None:
 
 def test_a_message_in_the_midst_of_others() -> None:
     messages = [example(kind, small=True) for kind in KINDS]
-    data = b"".join(message.pack() for message in messages)
+    data = b"".join(pack(message) for message in messages)
     assert [unpack(data, start) for start in range(0, len(data), SIZE)] == messages
 
 
 def test_negative_values() -> None:
     task = Task(1, -1, -2, 0, 0, 0, 0)
-    assert unpack(task.pack()) == task
+    assert unpack(pack(task)) == task
 
 
 def test_the_size_is_atomic_in_a_pipe() -> None:

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningDataModule, Trainer
+from lightning.pytorch import LightningDataModule
 from lightning.pytorch.tuner import Tuner
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from lightning_runs import Noting, Points, quiet_trainer
+from lightning_runs import Noting, Points, SaveAt, quiet_trainer
 from torch.utils.data import (
     BatchSampler,
     IterableDataset,
@@ -239,15 +239,33 @@ def test_what_cannot_be_swapped_stays_with_a_warning() -> None:
 
     data = swapped(Odd())
     message = (
-        "Odd.train_dataloader gives a OtherIteration, which stays as it is: only "
+        "Odd.train_dataloader gives a loader of class OtherIteration, which stays as it is: only "
         "torch.utils.data.DataLoader and classes that iterate as it does are swapped"
     )
     with pytest.warns(UserWarning) as caught:
         loaders = data.train_dataloader()
     assert [str(warning.message) for warning in caught.list
             if warning.category is not FutureWarning] == [message]  # fmt: skip
+    [ours] = [warning for warning in caught.list if str(warning.message) == message]
+    assert ours.filename == __file__  # the line that called the hook
     assert list(map(type, loaders)) == [OtherIteration, DataLoader, DataLoader]
     assert loaders[1].collate_fn is user_collate
+
+
+def test_the_warning_points_at_the_trainers_call(tmp_path: Path) -> None:
+    class Odd(LightningDataModule):
+        def train_dataloader(self) -> Any:
+            return OtherIteration(Points(2), 2)
+
+        def val_dataloader(self) -> Any:
+            return TorchLoader(Points(2), 2)
+
+    trainer = quiet_trainer(tmp_path, max_steps=1)
+    with pytest.warns(UserWarning, match="gives a loader of class OtherIteration") as caught:
+        trainer.fit(Noting(), datamodule=swapped(Odd()))
+    assert {
+        warning.filename for warning in caught.list if "OtherIteration" in str(warning.message)
+    } == {__file__}
 
 
 # --- overrides ---
@@ -302,20 +320,11 @@ def test_refused_at_once() -> None:
 # --- what the Trainer and users do with it ---
 
 
-class Save(Callback):
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        if trainer.global_step == 4:
-            trainer.save_checkpoint(self.path)
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_resumes_exactly(workers: int, tmp_path: Path) -> None:
     def fit(checkpoint: Path | None = None) -> tuple[list[Any], Own]:
         own, model = Own(workers=workers), Noting()
-        trainer = quiet_trainer(tmp_path, max_epochs=3, callbacks=[Save(tmp_path / "a.ckpt")])
+        trainer = quiet_trainer(tmp_path, max_epochs=3, callbacks=[SaveAt(tmp_path / "a.ckpt", 4)])
         data = swapped(own, seed=3)
         trainer.fit(model, data, ckpt_path=checkpoint, weights_only=True)
         return model.seen("train"), own

@@ -652,6 +652,6 @@ def test_a_fit_takes_as_long_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for _ in range(8):
         on.append(seconds(LoaderMonitor(print_verdict=False)))
         with monkeypatch.context() as patch:
-            patch.setattr("lit_loader.statistics.Recorder.add", lambda *_: None)
+            patch.setattr("lit_loader.recorder.Recorder.add", lambda *_: None)
             off.append(seconds(Callback()))
     assert min(on) / min(off) < 1.03

@@ -183,7 +183,7 @@ def test_not_a_number_pads_floats() -> None:
         (
             [{"a": (1, 2)}, {"a": (1,)}],
             RuntimeError,
-            "a: sequences of different lengths, 2, 1: make tensors of what is to be padded",
+            "a: sequences of different lengths cannot be padded, got lengths 2, 1: make tensors of",
         ),
         ([{"a": 1}, {"b": 1}], KeyError, "'a'"),
     ],

@@ -196,6 +196,7 @@ def test_beside_what_only_a_processs_start_can_carry(method: str) -> None:
 
 
 def test_nothing_is_pickled_twice_that_need_not_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lit_loader.processes.main_is_importable", lambda: True)  # also with xdist
     monkeypatch.setattr(Counted, "pickled", 0)
     give(Counted(), num_workers=2)
     assert Counted.pickled == 1
@@ -285,6 +286,7 @@ def test_a_structure_too_deep_for_either(monkeypatch: pytest.MonkeyPatch) -> Non
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
+    monkeypatch.setattr("lit_loader.processes.main_is_importable", lambda: True)  # also with xdist
     monkeypatch.setattr(Counted, "pickled", 0)
     text = refusal(Counted(deep))
     assert text.startswith("dataset: ")

@@ -50,10 +50,12 @@ from lit_loader.messages import (
     Status,
     Task,
     Up,
+    pack,
     unpack,
     unpack_indices,
 )
-from lit_loader.worker_pool import Outcome, WorkerDeath, WorkerPool
+from lit_loader.outcome import Outcome, WorkerDeath
+from lit_loader.worker_pool import WorkerPool
 
 pytestmark = pytest.mark.timeout(600)  # what fails is to be shrunk, too
 
@@ -137,7 +139,7 @@ class Worker:
         return unpack(os.read(descriptor.fd, SIZE))
 
     def _send(self, message: Up | Result | Ack | Grow) -> None:
-        os.write(self.links.results.fd, message.pack())
+        os.write(self.links.results.fd, pack(message))
 
     def _idle(self) -> bool:
         self._board.enter(self.links.worker, Stage.IDLE, -1)

@@ -41,7 +41,7 @@ REACHES = {
     "worker.py": {"torch.utils.data._utils", "torch_worker._worker_info"},
 }  # fmt: skip
 
-OWN = re.compile(r"\b(self|cls|short|payload|state|module)\._\w+|\w+\._(fields|replace)\b")
+OWN = re.compile(r"\b(self|cls|short|payload|state|module)\._\w+|\w+\._(fields|make|replace)\b")
 PRIVATE = re.compile(r"(?:\btorch\.utils\.data\._utils|\b\w+\._[a-zA-Z]\w*)")
 
 
@@ -140,6 +140,7 @@ def test_what_the_fork_server_imports() -> None:
     server.set_forkserver_preload(["a"])
     assert server._preload_modules == ["a"]
     assert isinstance(forkserver._forkserver, forkserver.ForkServer)
+    assert server._forkserver_pid is None  # until it runs
 
 
 def test_numpys_global_generator() -> None:

@@ -1,62 +1,16 @@
-"""The recipes of examples/, shortened, as a user runs them; and what their datasets promise."""
+"""The recipes of examples/, shortened, as a user runs them."""
 
 from __future__ import annotations
 
-import difflib
 import json
-import os
-import random
 import re
 import runpy
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from torch.utils.data import IterableDataset
-
-from lit_loader import DataLoader
-
-EXAMPLES = Path(__file__).parent.parent / "examples"
-TRAIN = EXAMPLES / "train.py"
-
-pytest.importorskip("matplotlib")
-pytest.importorskip("PIL")
-pytest.importorskip("sklearn")
-
-
-def run(directory: Path, script: Path, *arguments: str, code: int = 0, **environment: str) -> str:
-    """Runs a script in `directory`, checks its exit code and returns all it printed."""
-    done = subprocess.run(
-        [sys.executable, str(script), *arguments],
-        cwd=directory, timeout=110, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env={**os.environ, "COLUMNS": "160", "OMP_NUM_THREADS": "1", **environment}, check=False,
-    )  # fmt: skip
-    assert done.returncode == code, done.stdout
-    assert "Warning" not in done.stdout
-    return done.stdout
-
-
-@pytest.fixture
-def examples(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Examples can be imported; generators and environment are put back afterwards."""
-    monkeypatch.syspath_prepend(EXAMPLES)
-    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
-        monkeypatch.setenv(name, "0")
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    threads = torch.get_num_threads()
-    yield
-    random.setstate(states[0])
-    np.random.set_state(states[1])
-    torch.set_rng_state(states[2])
-    torch.set_num_threads(threads)
-
-
-# --- experiments ---
+from recipes import EXAMPLES, TRAIN, importable, run
 
 RECIPES = {
     "images": ("PIL", 17, ["predictions.png"]),
@@ -66,9 +20,15 @@ RECIPES = {
 }
 
 
+@pytest.fixture
+def examples(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with importable(monkeypatch):
+        yield
+
+
 @pytest.mark.parametrize(
     "recipe",
-    # What is its own in "webdataset" is tested further below, in this process.
+    # What is its own in "webdataset" is tested in test_recipe_datasets.py, in this process.
     [pytest.param(n, marks=[pytest.mark.slow] if n == "webdataset" else []) for n in RECIPES],
 )
 def test_a_recipe_trains(recipe: str, tmp_path: Path) -> None:
@@ -98,9 +58,30 @@ def test_a_missing_library_is_named_on_one_line(tmp_path: Path) -> None:
     )
 
 
+def test_a_missing_sweeper_is_named_before_hydra_looks_for_it(tmp_path: Path) -> None:
+    hidden = "hydra_plugins.hydra_optuna_sweeper"
+    (tmp_path / "sitecustomize.py").write_text(f"import sys; sys.modules[{hidden!r}] = None")
+    printed = run(tmp_path, TRAIN, "+hparams_search=optuna", code=1, PYTHONPATH=str(tmp_path))
+    assert printed == (
+        "the recipe 'hparams_search=optuna' needs hydra-optuna-sweeper, which is not installed: "
+        "pip install hydra-optuna-sweeper\n"
+    )
+
+
+def test_all_that_is_missing_is_named_at_once(
+    examples: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from digits.needs import needs
+
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(SystemExit, match="'a' needs pillow, no_such.thing, which are not inst"):
+        needs("a", "sys", "PIL", "no_such.thing")
+
+
 @pytest.mark.parametrize(
     ("package", "module", "line"),
     [
+        ("digits", "sklearn", "'digits' needs scikit-learn, which is not installed: pip install"),
         ("images", "PIL", "'images' needs pillow, which is not installed: pip install pillow"),
         ("webshards", "webdataset", "'webdataset' needs webdataset, which is not installed: pip"),
         ("hf", "datasets", "'huggingface' needs datasets, which is not installed: pip install"),
@@ -195,243 +176,6 @@ def test_a_failing_node_ends_the_other(tmp_path: Path) -> None:
     printed = run(tmp_path, EXAMPLES / "multinode.py", "model.width=-1", code=1)
     assert "Error executing job with overrides" in printed
     assert "written to" not in printed
-
-
-# --- scripts ---
-
-
-def script(monkeypatch: pytest.MonkeyPatch, name: str, *arguments: str) -> None:
-    """Runs a script in this process, which has imported torch and Lightning already."""
-    monkeypatch.setattr(sys, "argv", [name, *arguments])
-    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
-
-
-def test_scripts_are_short() -> None:
-    names = ("without_hydra", "lightning_cli", "fabric", "plain_loop", "migrate/after")
-    lengths = {name: len((EXAMPLES / f"{name}.py").read_text().splitlines()) for name in names}
-    assert max(lengths.values()) < 60, lengths
-
-
-def test_without_hydra(
-    examples: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    script(monkeypatch, "without_hydra.py", "--epochs", "1", "--workers", "1")
-    printed = capsys.readouterr().out
-    assert "train loader: the trainer waited" in printed
-    assert "test/acc" in printed
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:lightning")
-def test_lightning_cli(
-    examples: None,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-) -> None:
-    pytest.importorskip("jsonargparse")
-    monkeypatch.chdir(tmp_path)
-    script(
-        monkeypatch, "lightning_cli.py", "fit", "--data.loader.num_workers=1",
-        "--trainer.max_epochs=1", "--model.width=8", "--data.val={batch_size: 512}",
-    )  # fmt: skip
-    printed = capsys.readouterr().out
-    assert "'val/acc': 0." in printed
-    (config,) = tmp_path.rglob("config.yaml")
-    assert "batch_size: 512" in config.read_text()
-
-
-def test_plain_loop_goes_on(
-    examples: None,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-) -> None:
-    def last(*arguments: str) -> str:
-        script(monkeypatch, "plain_loop.py", "--workers", "1", *arguments)
-        return capsys.readouterr().out.splitlines()[-1].split(", waited")[0]
-
-    checkpoint = str(tmp_path / "run.ckpt")
-    whole = last("--epochs", "3")
-    assert whole.startswith("51 steps, test accuracy 0.")
-    assert last("--epochs", "2", "--checkpoint", checkpoint).startswith("34 steps")
-    assert torch.load(checkpoint, weights_only=True)["steps"] == 30
-    assert last("--epochs", "3", "--checkpoint", checkpoint) == whole
-
-
-def test_migration_is_one_import() -> None:
-    before, after = (
-        [line for line in (EXAMPLES / "migrate" / name).read_text().splitlines() if line]
-        for name in ("before.py", "after.py")
-    )
-    changes = [line for line in difflib.ndiff(before, after) if line[0] in "+-"]
-    assert sorted(changes) == [
-        "+ from lit_loader import DataLoader",
-        "- from torch.utils.data import DataLoader",
-    ]
-
-
-def test_migration_trains_the_same(examples: None) -> None:
-    before, after = (
-        runpy.run_path(str(EXAMPLES / "migrate" / name))["main"]()
-        for name in ("before.py", "after.py")
-    )
-    assert len(before) == 5 * 28
-    assert before == after
-
-
-# --- what their datasets promise ---
-
-
-def stream(make: Callable[[], IterableDataset[Any]], ranks: int, workers: int) -> list[Any]:
-    """Every batch of two epochs, of all ranks, as nested lists."""
-    found = []
-    for rank in range(ranks):
-        with DataLoader(
-            make(), batch_size=16, num_workers=workers, seed=3, num_replicas=ranks, rank=rank
-        ) as loader:
-            found.append([[part.tolist() for part in b] for _ in range(2) for b in loader])
-    return found
-
-
-@pytest.fixture
-def parquet(examples: None, tmp_path: Path) -> Callable[[], IterableDataset[Any]]:
-    pytest.importorskip("pyarrow")
-    from tabular.files import TARGET, write
-    from tabular.row_groups import RowGroups
-
-    write(tmp_path)
-    return lambda: RowGroups(tmp_path / "train.parquet", TARGET, shuffle=True, seed=5)
-
-
-@pytest.mark.parametrize(("ranks", "workers"), [(1, 0), (1, 3), (2, 2)])
-def test_each_row_comes_once(
-    ranks: int, workers: int, parquet: Callable[[], IterableDataset[Any]]
-) -> None:
-    of_ranks = stream(parquet, ranks, workers)
-    assert len({len(batches) for batches in of_ranks}) == 1
-    half = len(of_ranks[0]) // 2
-    epochs = []
-    for epoch in (slice(half), slice(half, None)):
-        rows = [tuple(row) for batches in of_ranks for x, _ in batches[epoch] for row in x]
-        assert len(rows) == len(set(rows)) == 384
-        epochs.append(rows)
-    assert sorted(epochs[0]) == sorted(epochs[1])
-    assert epochs[0] != epochs[1]
-
-
-@pytest.mark.parametrize("stop", [1, 7, 13])
-def test_rows_go_on_exactly(stop: int, parquet: Callable[[], IterableDataset[Any]]) -> None:
-    options: dict[str, Any] = {"batch_size": 24, "num_workers": 2, "seed": 3}
-    with DataLoader(parquet(), **options) as loader:
-        whole = [rows.tolist() for rows, _ in loader]
-        loader.set_epoch(0)
-        for number, _ in enumerate(loader, start=1):
-            if number == stop:
-                state = loader.state_dict()
-                break
-    with DataLoader(parquet(), **options) as resumed:
-        resumed.load_state_dict(state)
-        assert [rows.tolist() for rows, _ in resumed] == whole[stop:]
-
-
-@pytest.fixture
-def tars(examples: None, tmp_path: Path) -> Callable[[], IterableDataset[Any]]:
-    pytest.importorskip("webdataset")
-    from webshards.shards import pipeline, write
-
-    write(tmp_path)
-    return lambda: pipeline(tmp_path, "train", 5, "pillow")
-
-
-@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # webdataset leaves them so
-@pytest.mark.parametrize(("ranks", "workers"), [(1, 0), (2, 2)])
-def test_each_sample_of_the_shards_comes_once(
-    ranks: int, workers: int, tars: Callable[[], IterableDataset[Any]]
-) -> None:
-    from images.files import rendered
-
-    of_ranks = stream(tars, ranks, workers)
-    labels = [label for batches in of_ranks for _, y in batches for label in y]
-    # Augmented images are all different; the classes are as often as they should be.
-    expected = 2 * np.bincount([label for _, label in rendered("train")])
-    assert np.bincount(labels).tolist() == expected.tolist()
-    assert stream(tars, ranks, workers) == of_ranks
-
-
-def test_a_hugging_face_dataset_is_asked_for_whole_batches(
-    examples: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    pytest.importorskip("datasets")
-    from digits.dataset import Digits
-    from hf.data import HuggingFaceData
-
-    data = HuggingFaceData(
-        str(tmp_path / "digits"), loader={"batch_size": 100}, test={"batch_size": 50}
-    )
-    data.prepare_data()
-    data.setup("test")
-    dataset = data.dataset("test")
-    asked: list[int] = []
-    many = type(dataset).__getitems__
-    monkeypatch.setattr(
-        type(dataset),
-        "__getitems__",
-        lambda self, keys: asked.append(len(keys)) or many(self, keys),
-    )
-    images = torch.cat([batch["image"] for batch in data.test_dataloader()])
-    assert torch.equal(images, Digits("test").images)
-    assert asked == [50] * 7 + [10]
-    data.close()
-
-
-@pytest.mark.parametrize("library", ["pillow", "torchvision"])
-def test_augmentation_follows_torch_s_seed(examples: None, library: str) -> None:
-    if library == "torchvision":
-        pytest.importorskip("torchvision")
-    import io
-
-    from images.augment import augmentation
-    from images.files import rendered
-    from PIL import Image
-
-    image = Image.open(io.BytesIO(next(rendered("val"))[0]))
-    augment = augmentation(library)
-
-    def augmented(seed: int) -> bytes:
-        torch.manual_seed(seed)
-        result = augment(image)
-        assert result.size == image.size
-        return result.tobytes()
-
-    assert augmented(1) == augmented(1) != augmented(2)
-
-
-# --- data sets that are written once ---
-
-
-def test_data_are_written_once_and_as_a_whole(examples: None, tmp_path: Path) -> None:
-    from digits.once import write_once
-
-    place = tmp_path / "below" / "data"
-
-    def fail(scratch: Path) -> None:
-        (scratch / "half").write_text("")
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        write_once(place, fail)
-    assert list(place.parent.iterdir()) == []
-
-    def write(scratch: Path) -> None:
-        (scratch / "file").write_text("first")
-        # Another node is quicker, at this very moment.
-        if not place.exists():
-            write_once(place, lambda other: (other / "file").write_text("other"))  # type: ignore[func-returns-value]
-
-    write_once(place, write)
-    assert (place / "file").read_text() == "other"
-    write_once(place, fail)
-    assert [path.name for path in place.parent.iterdir()] == ["data"]
 
 
 def test_every_recipe_is_in_the_table() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from commands import run_python
+from recipes import EXAMPLES, TRAIN
 
-pytest.importorskip("matplotlib")
-pytest.importorskip("sklearn")
-
-EXAMPLES = Path(__file__).parent.parent / "examples"
 SHORT = ("trainer.max_epochs=1", "trainer.limit_val_batches=2", "trainer.limit_test_batches=2")
 SMALL = ("model.width=32", "model.layers=1")
 BRIEF = "callbacks.writes.count=30"
@@ -43,19 +39,15 @@ def text_package(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def run(directory: Path, recipe: str, *overrides: str) -> tuple[str, dict[str, Any], Path]:
     """Runs a recipe; returns what it printed, its metrics and its run directory."""
     run_dir = directory / recipe
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / "train.py"), f"experiment={recipe}", *overrides,
-         f"hydra.run.dir={run_dir}"],
-        cwd=directory, timeout=110, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env={**os.environ, "COLUMNS": "160"}, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout
+    printed = run_python(
+        directory, TRAIN, f"experiment={recipe}", *overrides, f"hydra.run.dir={run_dir}"
+    )
     for word in ("Warning", "Traceback"):
-        assert word not in done.stdout
-    assert "Epoch " in done.stdout
-    assert done.stdout.count(f"written to {run_dir}:") == 1
+        assert word not in printed
+    assert "Epoch " in printed
+    assert printed.count(f"written to {run_dir}:") == 1
     figures = json.loads((run_dir / "metrics.json").read_text())
-    return done.stdout, figures, run_dir
+    return printed, figures, run_dir
 
 
 def assert_picture(path: Path) -> None:
@@ -110,7 +102,7 @@ def test_imbalanced(elsewhere: Path) -> None:
     deviation = (expected * (1 - expected) / figures["samples"]) ** 0.5
     assert (np.abs(np.array(figures["frequencies"]) - expected) < 4 * deviation).all()
     assert max(figures["frequencies_in_data"]) > 10 * min(figures["frequencies_in_data"])
-    assert "samples that 2 process(es) trained on" in printed
+    assert "samples that 2 processes trained on" in printed
     assert_picture(directory / "frequencies.png")
 
 

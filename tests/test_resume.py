@@ -23,6 +23,7 @@ from exact import (
     digests,
     taken,
     through_file,
+    with_states,
 )
 from torch.utils.data import (
     BatchSampler,
@@ -94,11 +95,7 @@ def test_every_kind_of_sampler_at_every_position(source: str, workers: int) -> N
     """States of the second of three epochs; each is resumed, and some once more."""
     with make(source, num_workers=workers) as loader:
         digests(loader)
-        states = [through_file(loader.state_dict())]  # behind the loop: all of the second epoch
-        expected = []
-        for batch in loader:
-            expected += digests([batch])
-            states.append(through_file(loader.state_dict()))
+        expected, states = with_states(loader)  # states[0]: behind the first epoch
         between = through_file(loader.state_dict())
         third = digests(loader)
     assert not set(expected) & set(third)

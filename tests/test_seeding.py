@@ -38,11 +38,15 @@ def _leave_the_generators_as_they_were() -> Iterator[None]:
 
 
 @pytest.fixture(params=["fast", "portable"])
-def _layouts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def _layouts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Run a test also as on a torch or NumPy whose private layout is another one."""
     if request.param == "portable":
         monkeypatch.setattr(seeding, "_initial_seed_leads_the_state", lambda: False)
         monkeypatch.setattr(streams, "_stand_in_works", lambda: False)
+        monkeypatch.setattr(streams, "twister_state", lambda generator: None)
+        streams._python_tape.cache_clear()
+    yield
+    streams._python_tape.cache_clear()
 
 
 def draws(count: int = 3) -> list[Any]:

@@ -33,7 +33,9 @@ def test_a_sequence() -> None:
     assert sequence.index(7) == 7
     assert list(reversed(sequence)) == list(range(9, -1, -1))
     for index in (10, -11):
-        with pytest.raises(IndexError, match=f"record {index} of a SharedSequence of 10"):
+        with pytest.raises(
+            IndexError, match=f"index {index} is out of range for a SharedSequence of 10"
+        ):
             sequence[index]
     with pytest.raises(TypeError):
         sequence["a"]  # type: ignore[call-overload]

@@ -428,7 +428,7 @@ def counted_warnings() -> Iterator[collections.Counter[str]]:
     def count(message: Any, category: type, *_: Any) -> None:
         text = str(message)
         assert category is WorkerRestartWarning, text
-        killed = re.search(r"was killed by (\w+)|did not get on|nobody knows how", text)
+        killed = re.search(r"was killed by (\w+)|did not get on|exit code is not known", text)
         assert killed, text
         causes[killed[1] or ("hung" if "did not" in text else "not known")] += 1
 

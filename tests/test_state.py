@@ -45,7 +45,7 @@ def through_torch(state: dict[str, Any]) -> tuple[dict[str, Any], int]:
         make(epoch=0, batches=0, samples=0),
         make(sampler={"generator": bytes(range(256)), "head": [1, 2], "sampler": {"yielded": 7}}),
         make(ahead=(12, 14)),
-        make(workers=[{"position": 1}, None]),
+        make(workers=[[5, {"position": 1}, False], [5, None, True, 1]]),
     ],
 )
 def test_states_survive_a_checkpoint_file(state: LoaderState) -> None:
@@ -109,12 +109,17 @@ def test_unknown_versions_are_refused(version: Any) -> None:
 @pytest.mark.parametrize("name", ["epoch", "batches", "samples"])
 @pytest.mark.parametrize("value", [-1, 1.0, "1", None, True])
 def test_bad_counts_are_refused(name: str, value: Any) -> None:
-    expected = f"state's {name} must be an int >= 0, got {value!r}"
+    expected = (
+        f"state's {name} must be a whole number of at least 0, got {value!r}: resume with a state "
+        "as state_dict() gave it"
+    )
     assert refused(make().to_dict() | {name: value}) == expected
 
 
 def test_a_bad_fingerprint_is_refused() -> None:
-    expected = "state's fingerprint must be a dict, got [1]"
+    expected = (
+        "state's fingerprint must be a dict, got [1]: resume with a state as state_dict() gave it"
+    )
     assert refused(make().to_dict() | {"fingerprint": [1]}) == expected
 
 

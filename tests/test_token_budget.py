@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from exact import Augmented, Indices, digests, goes_on, taken, through_file, with_states
+from exact import Augmented, Indices, digests, goes_on, through_file, with_states
 from hypothesis import given
 from hypothesis import strategies as st
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning_runs import Noting, Points, quiet_trainer
+from lightning_runs import Noting, Points, SaveAt, quiet_trainer
 
 from lit_loader import DataLoader, LoaderDataModule, OptionError, StateError
 from lit_loader.mixture import MixtureDataset
@@ -156,7 +155,7 @@ def test_samples_beyond_the_budget(policy: str) -> None:
         (
             [3, 11, 4, 30],
             {},
-            "sample 1 has 11 tokens, more than max_tokens=10 allows, as have 1 others: raise "
+            "samples are longer than max_tokens=10 allows (2 of 4; sample 1 has 11 tokens): raise "
             "max_tokens, or set too_long to 'skip' or 'truncate'",
         ),
         ([3], {"max_tokens": 0}, "max_tokens must be a whole number of at least 1, got max_tok"),
@@ -168,7 +167,7 @@ def test_samples_beyond_the_budget(policy: str) -> None:
         (
             [3],
             {"too_long": "cut"},
-            "too_long must be one of 'raise', 'skip', 'truncate', got 'cut'",
+            "too_long must be one of 'raise', 'skip', 'truncate', got too_long='cut'",
         ),
         ([3], {"pad_to_multiple_of": 16}, "pad_to_multiple_of must not exceed max_tokens, or no"),
         ([3, -1], {}, "lengths must not be negative, got -1 for sample 1"),
@@ -262,14 +261,14 @@ def test_resume_on_another_number_of_ranks() -> None:
 
 @pytest.mark.parametrize("change", [{"seed": 2}, {"max_tokens": 150}, {"num_replicas": 4}])
 def test_states_of_other_batches_are_refused(change: dict[str, Any]) -> None:
-    first = loader()
-    taken(first, 3)
-    other = loader(**change)
-    other.load_state_dict(first.state_dict())
+    """Also without a loader of ours, which would see most of it at once: test_fingerprint.py."""
+    first: Any = iter(sampler())
+    next(first)
+    other: Any = iter(sampler(**change))
     with pytest.raises(
         StateError, match="state is of other batches than this TokenBudgetBatchSampler makes: resu"
     ):
-        next(iter(other))
+        other.load_state_dict(first.state_dict())
 
 
 def test_a_sampler_can_be_pickled() -> None:
@@ -279,15 +278,6 @@ def test_a_sampler_can_be_pickled() -> None:
 
 
 # --- in a Trainer ---
-
-
-class SaveAt(Callback):
-    def __init__(self, path: Path, step: int) -> None:
-        self.path, self.step = path, step
-
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        if trainer.global_step == self.step:
-            trainer.save_checkpoint(self.path)
 
 
 class Lengthy(Points):

@@ -22,6 +22,7 @@ from lit_loader import DataLoader, pool_resources, processes
 from lit_loader import arena as arena_module
 from lit_loader import worker_pool as pool_module
 from lit_loader.errors import LoaderError, TransportError
+from lit_loader.mailbox import Mailbox
 
 SMALL = 64 << 10
 
@@ -292,15 +293,15 @@ class TestNarrowPipes:
             first = iter(loader)
             assert int(next(first)) == 0
             second = iter(loader)
-            wait = pool_module.WorkerPool._wait
+            wait = Mailbox._wait
 
-            def open_gate(pool: Any, timeout: Any) -> bool:
+            def open_gate(mail: Any, timeout: Any) -> bool:
                 if not opened:
                     opened.append(gate.open())
-                return wait(pool, timeout)
+                return wait(mail, timeout)
 
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(pool_module.WorkerPool, "_wait", open_gate)
+                patch.setattr(Mailbox, "_wait", open_gate)
                 assert [int(next(second)) for _ in range(3)] == [0, 1, 2]
             assert opened
         gate.close()
@@ -314,7 +315,7 @@ class TestNarrowPipes:
         next(iterator)
         pool = iterator._engine.pool
         poll = select.poll()
-        poll.register(pool._results, select.POLLIN)
+        poll.register(pool._mail._results, select.POLLIN)
         assert poll.poll(30_000)
         begun = time.monotonic()
         with pytest.MonkeyPatch.context() as patch:

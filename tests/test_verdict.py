@@ -119,14 +119,16 @@ SLOW = (SlowSample(77, 0.055, 0, 3), SlowSample("a.png", 1.26, 0, 9), SlowSample
         (
             run(0.1, 0.3, 0.3, decode=lasted(1.0)),
             2,
-            "the trainer waited 10 % of the time; workers were only 30 % busy, and nothing else "
-            "was: raise prefetch_factor, so that more batches are ready when the trainer asks",
+            "the trainer waited 10 % of the time; workers were only 30 % busy, and the "
+            "training process was not held up either: raise prefetch_factor, so that more batches "
+            "are ready when the trainer asks",
         ),
         (
             run(0.1, 0.3, 0.3, pin=lasted(10.0)),
             2,
-            "the trainer waited 10 % of the time; workers were only 30 % busy, and nothing else "
-            "was: raise prefetch_factor, so that more batches are ready when the trainer asks",
+            "the trainer waited 10 % of the time; workers were only 30 % busy, and the "
+            "training process was not held up either: raise prefetch_factor, so that more batches "
+            "are ready when the trainer asks",
         ),
         (
             run(0.5, 0.5, **stages(40, 10)),

@@ -1,1 +1,5 @@
 """An application of lit_loader: a classifier of handwritten digits."""
+
+from digits.needs import needs
+
+needs("digits", "sklearn", "matplotlib")

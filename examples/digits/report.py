@@ -60,15 +60,18 @@ def _plot_loss(axes: Any, history: History) -> None:
 
 
 def _plot_accuracy(axes: Any, history: History, figures: dict[str, Any]) -> None:
-    _plot_epochs(axes, history, "train/acc", ACCURACY, "training (augmented)")
+    _plot_epochs(axes, history, "train/acc", ACCURACY, "training")
     _plot_epochs(axes, history, "val/acc", ACCENT, "validation")
     if "test/acc" in figures:
         test = figures["test/acc"]
         axes.axhline(test, color="0.3", ls="--", lw=1, label=f"test: {test:.4f}")
     shown = [e[k] for e in history.epochs for k in ("train/acc", "val/acc") if k in e]
     # The first epochs would press the rest together at the top.
+    lowest = min(shown[2:] or [0])
     axes.set(
-        title="Accuracy", ylabel="share of digits", ylim=(max(0, min(shown[2:] or [0])), 1.005)
+        title="Accuracy",
+        ylabel="share of samples",
+        ylim=(max(0, lowest - 0.05 * (1 - lowest)), 1.005),
     )
 
 
@@ -100,7 +103,7 @@ def _plot_epochs(axes: Any, history: History, name: str, color: str, label: str)
 def lines(directory: Path, figures: dict[str, Any]) -> list[str]:
     """Returns the lines that end a run on the console."""
     result = [
-        f"trained {figures['epochs']} epochs, {figures['steps']} steps in "
+        f"trained {_counted(figures['epochs'], 'epoch')}, {_counted(figures['steps'], 'step')} in "
         f"{figures['fit_seconds']:.1f} s; waited {figures['wait_ms_median']} ms for a batch "
         f"(median; a step itself takes {figures['step_ms_median']} ms)"
     ]
@@ -119,3 +122,7 @@ def lines(directory: Path, figures: dict[str, Any]) -> list[str]:
     result.append(f"written to {directory}:")
     result += [f"  {k:<20}{v}" for k, v in described.items() if (directory / k).exists()]
     return result
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

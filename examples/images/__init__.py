@@ -2,4 +2,4 @@
 
 from digits.needs import needs
 
-needs("images", "PIL", "pillow")
+needs("images", "PIL")

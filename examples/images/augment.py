@@ -1,4 +1,4 @@
-"""Augmentation of one image in a worker: by torchvision where it is installed, else by Pillow.
+"""Augmentation of one image in a worker: by torchvision where it can be imported, else by Pillow.
 
 All randomness comes from torch's generator, which lit_loader seeds for each batch: the same images
 come out with any number of workers, and after a resume.

@@ -58,7 +58,10 @@ class JpegFolder(Dataset[tuple[Tensor, int]]):
         # Sorted, because the order in which a folder gives its files differs between machines.
         self.paths = sorted(root.glob("*/*.jpg"))
         if not self.paths:
-            raise FileNotFoundError(f"no */*.jpg below {root}: remove its parent, to write it anew")
+            raise FileNotFoundError(
+                f"no images (*/*.jpg) below {root}: remove {root.parent}, and the next run writes "
+                "them anew"
+            )
         self.labels = [int(path.parent.name) for path in self.paths]
         self.transform = transform
 

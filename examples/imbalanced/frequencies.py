@@ -42,7 +42,7 @@ class Frequencies(Callback):
         figure, (axes,) = canvas(1, height=4)
         classes = np.arange(len(self.own))
         axes.bar(classes - 0.2, 100 * self._data, 0.4, color="0.7", label="in the data")
-        label = f"in the batches of {self._processes} process(es)"
+        label = f"in the batches of {self._processes} processes"
         axes.bar(classes + 0.2, 100 * self._shares, 0.4, color=LOSS, label=label)
         axes.axhline(100 / len(classes), color=ACCENT, lw=1, ls="--", label="all alike")
         axes.set(xlabel="digit", ylabel="% of the samples", xticks=classes)
@@ -59,5 +59,5 @@ class Frequencies(Callback):
             "frequencies": [round(float(share), 5) for share in self._shares],
             "remark/frequencies": f"a digit is {data.min():.1f} to {data.max():.1f} % of the data "
             f"and {drawn.min():.1f} to {drawn.max():.1f} % of the {int(self.pooled.sum()):,} "
-            f"samples that {self._processes} process(es) trained on",
+            f"samples that {self._processes} processes trained on",
         }

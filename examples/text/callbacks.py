@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer
+from matplotlib.ticker import LogFormatter
 
 from lit_loader.token_budget import TokenBudgetBatchSampler, TokenBudgetStatistics
 from text.report import ACCENT, LOSS, canvas
@@ -90,6 +91,9 @@ class Padding(Callback):
         longest = np.arange(min(self.shapes)[0], max(self.shapes)[0] + 1)
         shapes.plot(longest, self._budget / longest, color="0.3", lw=1, label=f"{self._budget:,}")
         shapes.set(xlabel="longest sample, tokens", ylabel="samples", xscale="log", yscale="log")
+        for axis in (shapes.xaxis, shapes.yaxis):  # 60, and not 6 × 10¹
+            axis.set_major_formatter(LogFormatter())
+            axis.set_minor_formatter(LogFormatter())
         shapes.legend(frameon=False, title="max_tokens")
         shares = {"token budget": self._share, **self._others}
         drawn = bars.barh(list(shares), [100 * s for s in shares.values()], color=LOSS)

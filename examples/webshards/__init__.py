@@ -2,5 +2,4 @@
 
 from digits.needs import needs
 
-needs("webdataset", "PIL", "pillow")
-needs("webdataset", "webdataset")
+needs("webdataset", "PIL", "webdataset")

@@ -8,6 +8,8 @@ Exit codes: 0; 1: ratios are worse than those of ``check``; 2: options are refus
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from pathlib import Path
 
@@ -33,10 +35,14 @@ def main(cfg: DictConfig) -> None:
 
     from lit_loader.apps.bench import runner
 
+    sys.path.insert(0, os.getcwd())  # the user's own modules, as python -m has it
+    directory = Path(HydraConfig.get().runtime.output_dir)
     try:
-        code = runner.run(cfg, Path(HydraConfig.get().runtime.output_dir))
+        code = runner.run(cfg, directory)
     except OptionError as error:
         print(f"lit-loader-bench: {error}", file=sys.stderr)
+        with contextlib.suppress(OSError):  # Hydra has made it; an earlier run may lie in it
+            directory.rmdir()
         code = 2
     if code:
         raise SystemExit(code)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from rich import box
 from rich.console import Console
@@ -25,6 +25,9 @@ __all__ = ["grid", "header", "number", "table", "written"]
 _COLUMNS = ("", "loader", "median", " ", "low to high", "× torch", "of limit", "target")
 _NUMBERS = ("median", "low to high", "× torch", "of limit")
 _NARROW = ("loader", " ", *_NUMBERS)
+
+_WIDE: Final = 96
+"""Characters a line from which on the table of a user's dataset has room for every column."""
 
 _STYLES = {True: "green", False: "red", None: "dim"}
 _SIGNS = {True: "✓", False: "✗", None: "?"}
@@ -140,20 +143,25 @@ def _percent(spread: Spread | None) -> str:
 
 def grid(console: Console, measured: Grid) -> None:
     """The user's own dataset: every setting, then what to use and why."""
-    sheet = _sheet(f"your dataset: {measured.name}")
-    for name in ("num_workers", "prefetch_factor", "loader", "ms/batch", "low to high"):
+    sheet = _sheet(f"your dataset: {measured.name} (◀: use this)")
+    columns = ["num_\nworkers", "prefetch\nfactor", "loader", "ms/batch", "low to high"]
+    columns += ["samples/s", "first\nbatch, ms", "workers\nbusy"]
+    narrow = console.width < _WIDE
+    if narrow:
+        columns.remove("low to high")
+    for name in columns:
         sheet.add_column(name, justify="left" if name == "loader" else "right", no_wrap=True)
-    for name in ("samples/s", "first batch, ms", "workers busy"):
-        sheet.add_column(name, justify="right", no_wrap=True)
-    sheet.add_column("", overflow="fold")
+    unable = any(point.cannot for point in measured.points)
+    if unable:
+        sheet.add_column("", overflow="fold")
     for point in measured.points:
         for loader in point.loaders:
             figure, first = point.figure(loader), point.first(loader)
-            cells = ["–", "", "", ""]
+            cells = ["–", *[""] * (2 if narrow else 3)]
             if figure is not None and first is not None:
                 cells = [
                     number(figure.median * 1e3),
-                    f"{number(figure.low * 1e3)} to {number(figure.high * 1e3)}",
+                    *[f"{number(figure.low * 1e3)} to {number(figure.high * 1e3)}"] * (not narrow),
                     number(measured.samples / figure.median),
                     number(first.median * 1e3),
                 ]
@@ -162,10 +170,10 @@ def grid(console: Console, measured: Grid) -> None:
             sheet.add_row(
                 str(point.num_workers),
                 str(point.prefetch_factor) if point.num_workers else "",
-                loader,
+                f"{loader} ◀" if chosen else loader,
                 *cells,
                 "" if busy is None else f"{100 * busy.busy_fraction:.0f} %",
-                "◀ use this" if chosen else point.cannot.get(loader, ""),
+                *[point.cannot.get(loader, "")] * unable,
                 style="bold green" if chosen else "",
             )
         sheet.add_section()

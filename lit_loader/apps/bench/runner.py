@@ -168,7 +168,10 @@ class _Run:
             rows: list[Row] = module.rows(self._settings)
             plan[case] = [row for row in rows if wanted is None or wanted in row.name]
         if not any(plan.values()):
-            raise OptionError(f"no row of {', '.join(plan)} holds {wanted!r}: choose other rows")
+            raise OptionError(
+                f"no row of {', '.join(plan)} has {wanted!r} in its name: give a part of one, or "
+                "rows=null for all"
+            )
         return {case: rows for case, rows in plan.items() if rows}
 
     def _tables(self, cases: Sequence[str]) -> None:

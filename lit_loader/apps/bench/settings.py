@@ -40,9 +40,11 @@ class GridSettings:
                     f"got grid.{name}={list(values)}"
                 )
         if not self.seconds > 0:
-            raise OptionError(f"grid.seconds must be more than 0, got {self.seconds}")
+            raise OptionError(f"grid.seconds must be more than 0, got grid.seconds={self.seconds}")
         if self.step_ms is not None and not self.step_ms > 0:
-            raise OptionError(f"grid.step_ms must be more than 0 or null, got {self.step_ms}")
+            raise OptionError(
+                f"grid.step_ms must be more than 0 or null, got grid.step_ms={self.step_ms}"
+            )
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,9 @@ class Settings:
         for name in ("rounds", "num_workers", "prefetch_factor"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
-                raise OptionError(f"{name} must be a whole number of at least 1, got {value!r}")
+                raise OptionError(
+                    f"{name} must be a whole number of at least 1, got {name}={value!r}"
+                )
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Settings:
@@ -96,7 +100,7 @@ class Settings:
         for name in grid:
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=1)
-                advice = f"did you mean {near[0]!r}?" if near else f"options are {known}"
+                advice = f"did you mean {near[0]!r}?" if near else f"options are {', '.join(known)}"
                 raise OptionError(f"unknown option 'grid.{name}': {advice}")
         for name in ("num_workers", "prefetch_factor"):
             if not isinstance(grid[name], Sequence) or isinstance(grid[name], str):

@@ -34,13 +34,22 @@ _RECORD_BYTES = 80
 
 
 def rows(settings: Settings) -> list[Row]:
-    """A list; and a `SharedSequence`, if there is one."""
+    """A list, shuffled and in order; and a `SharedSequence`, if there is one."""
     records = 20_000 if settings.quick else 10_000_000
     found = []
-    for holder in ("list", "SharedSequence") if _shared_sequence() else ("list",):
-        name = f"{records:,} records in a {holder}"
-        run = functools.partial(_run, name=name, records=records, shared=holder != "list")
-        found.append(Row("memory", name, run))
+    # In order, a loader whose workers always get the same batches has each record touched by one of
+    # them only; shuffled, all come to all.
+    for shuffle in (True, False):
+        for holder in ("list", "SharedSequence") if _shared_sequence() else ("list",):
+            order = "shuffled" if shuffle else "in order"
+            name = f"{records:,} records in a {holder}, {order}"
+            shared = holder != "list"
+            if shared and not shuffle:
+                continue  # nobody's memory depends on the order
+            run = functools.partial(
+                _run, name=name, records=records, shared=shared, shuffle=shuffle
+            )
+            found.append(Row("memory", name, run))
     return found
 
 
@@ -50,9 +59,9 @@ def _shared_sequence() -> Any:
     return getattr(lit_loader, "SharedSequence", None)
 
 
-def _run(session: Session, *, name: str, records: int, shared: bool) -> None:
+def _run(session: Session, *, name: str, records: int, shared: bool, shuffle: bool) -> None:
     settings = session.settings
-    setup = Setup(1024, settings.num_workers, settings.prefetch_factor)
+    setup = Setup(1024, settings.num_workers, settings.prefetch_factor, shuffle)
     measurement = Measurement("memory", name, "MB", (Target("vs_torch", 1.0),))
 
     def opener(loader: str) -> Opener:

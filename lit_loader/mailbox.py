@@ -1,0 +1,189 @@
+"""The pipes between a pool and its workers, seen from the pool.
+
+::
+
+    send ─────────────▶ task pipe ──▶ whichever worker is idle
+    send(worker=w) ───▶ control pipe ──▶ worker w
+    next ◀── arrived ◀─ result pipe ◀── all workers
+      └── one poll: results, watched processes that end, wake, room in a full pipe
+
+Knows neither tasks nor processes: only messages, and sentinels that can be read from when a process
+has ended. One thread may send while another waits; everything else is for one thread at a time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import termios
+import time
+from array import array
+from collections import deque
+from typing import Final
+
+from lit_loader.messages import SIZE, Attend, Message, pack, unpack
+from lit_loader.outbox import Outbox
+from lit_loader.pool_resources import READ_AT_ONCE, PoolResources, drain
+
+__all__ = ["Ended", "Mailbox"]
+
+_WAKE: Final = b"w"
+
+
+class Ended(Exception):
+    """A process that is watched has ended; all that it had sent came out before.
+
+    Attributes:
+        sentinel: Its sentinel.
+    """
+
+    def __init__(self, sentinel: int) -> None:
+        super().__init__(sentinel)
+        self.sentinel = sentinel
+
+
+class Mailbox:
+    """Sends messages to workers, and waits for theirs.
+
+    Args:
+        own: Holds the pipes, and closes them.
+        num_workers: How many control pipes there are.
+        dealt: There is no task pipe: all that a worker is sent goes through its own.
+
+    Attributes:
+        arrived: Messages that have been read and not been given out.
+        tasks_end: The workers' end of the task pipe, or None.
+        results_end: Their end of the result pipe.
+        control_ends: The end of the control pipe of each.
+    """
+
+    def __init__(self, own: PoolResources, num_workers: int, dealt: bool) -> None:
+        self.arrived: deque[Message] = deque()
+        self._outbox = Outbox()
+        self.tasks_end: int | None = None
+        self._tasks: int | None = None
+        if not dealt:  # nobody would ever read it empty
+            self.tasks_end, self._tasks = own.pipe()
+        self._results, self.results_end = own.pipe()
+        # A worker with nothing to do waits, and one with a result until there is room.
+        os.set_blocking(self.results_end, True)
+        if self.tasks_end is not None:
+            os.set_blocking(self.tasks_end, True)
+        self._woken, self._wake = own.pipe()
+        self._poll = select.poll()
+        self.watch(self._results)
+        self.watch(self._woken)
+        self.control_ends: list[int] = []
+        self._control: list[int] = []
+        for _ in range(num_workers):
+            end, control = own.pipe()
+            os.set_blocking(end, True)
+            self.control_ends.append(end)
+            self._control.append(control)
+        own.tasks, own.results, own.controls = self._tasks, self._results, self._control
+
+    @property
+    def pulled(self) -> bool:
+        """Whether tasks come through one pipe, for whichever worker is idle."""
+        return self._tasks is not None
+
+    def send(self, message: Message, worker: int | None = None) -> None:
+        """Send a message, behind those that wait for room.
+
+        Args:
+            message: The message.
+            worker: For whom; None: for whoever takes it out of the task pipe first.
+        """
+        pipe = self._tasks if worker is None else self._control[worker]
+        assert pipe is not None, "a task is dealt to a worker, or pulled from the task pipe"
+        self._outbox.send(pipe, pack(message))
+
+    def announce(self, messages: int) -> None:
+        """Have idle workers look into their control pipes, in which so many messages are now."""
+        if self.pulled:
+            for _ in range(messages):
+                self.send(Attend())
+
+    def take_back(self) -> None:
+        """Forget what waits for room."""
+        self._outbox.clear()
+
+    def empty(self, worker: int) -> None:
+        """Take out what was sent to a worker that is gone and did not read it."""
+        self._outbox.drop(self._control[worker])
+        drain(self.control_ends[worker])
+        os.set_blocking(self.control_ends[worker], True)
+
+    def watch(self, sentinel: int) -> None:
+        """Let a wait end when the sentinel can be read from."""
+        self._poll.register(sentinel, select.POLLIN)
+
+    def unwatch(self, sentinel: int) -> None:
+        """Do so no longer."""
+        self._poll.unregister(sentinel)
+
+    def wake(self) -> None:
+        """Let a :meth:`next` that waits in another thread return None."""
+        os.write(self._wake, _WAKE)
+
+    @property
+    def unread(self) -> int:
+        """Messages that workers have sent and nobody has been given yet."""
+        count = array("i", [0])
+        fcntl.ioctl(self._results, termios.FIONREAD, count)
+        return count[0] // SIZE + len(self.arrived)
+
+    def next(self, deadline: float | None) -> Message | None:
+        """Wait for the next message.
+
+        Args:
+            deadline: By ``time.monotonic()``; None waits for ever.
+
+        Returns:
+            The message; None: the time is up, or :meth:`wake` was called.
+
+        Raises:
+            Ended: A process that is watched is gone.
+        """
+        while not self.arrived:
+            if not self.read():
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                if not self._wait(left):
+                    return None
+        return self.arrived.popleft()
+
+    def read(self) -> bool:
+        """Take in what workers have sent; returns whether there was anything."""
+        try:
+            data = os.read(self._results, READ_AT_ONCE)
+        except BlockingIOError:
+            return False
+        self._outbox.flush()
+        for start in range(0, len(data), SIZE):
+            self.arrived.append(unpack(data, start))
+        return True
+
+    def _wait(self, timeout: float | None) -> bool:
+        """Wait for something to happen; returns False on timeout or wake-up."""
+        blocked = self._outbox.blocked
+        if blocked is not None:
+            self._poll.register(blocked, select.POLLOUT)
+        ready = self._poll.poll(None if timeout is None else timeout * 1000)
+        if blocked is not None:
+            self._poll.unregister(blocked)
+        if not ready:
+            return False
+        fds = {fd for fd, _ in ready}
+        if self._results in fds:
+            return True
+        if blocked in fds:
+            self._outbox.flush()  # workers that drop what was cancelled send no results
+            return True
+        if self._woken in fds:
+            os.read(self._woken, 1)
+            return False
+        # A result may have come in between the poll and now: it goes first.
+        if self.read():
+            return True
+        raise Ended(min(fds))

@@ -1,0 +1,71 @@
+"""What a pool tells of its workers: what became of a task, and that a worker has died."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_loader.board import BoardRow
+from lit_loader.failure import Failure
+from lit_loader.messages import Result
+
+__all__ = ["Outcome", "WorkerDeath"]
+
+
+class Outcome(NamedTuple):
+    """What became of a task.
+
+    Attributes:
+        number: The task's.
+        memory: The batch's slot (uint8, to be kept while the batch is in use), or None.
+        at: Offset of the batch's descriptor in ``memory``.
+        nbytes: Bytes of the descriptor.
+        failure: What went wrong in the worker, or None. Neither memory nor failure: the worker's
+            share of an iterable dataset has ended.
+        samples: Samples of the batch.
+        error: What the parent itself raises in the batch's place, or None.
+        result: The worker's message, or None.
+        arrived: ``time.monotonic_ns()`` when it was read.
+    """
+
+    number: int
+    memory: NDArray[np.uint8] | None
+    at: int
+    nbytes: int
+    failure: Failure | None
+    samples: int = 0
+    error: BaseException | None = None
+    result: Result | None = None
+    arrived: int = 0
+
+
+class WorkerDeath(Exception):
+    """A worker ended without being told to.
+
+    Attributes:
+        worker: Its number.
+        pid: Its process id.
+        exitcode: As in :attr:`multiprocessing.Process.exitcode`; None: not known.
+        row: Its last row of the status board.
+        stack: The Python stacks it wrote, or "".
+        peak_memory: Bytes that were resident at most; 0: not known.
+    """
+
+    def __init__(
+        self,
+        worker: int,
+        pid: int,
+        exitcode: int | None,
+        row: BoardRow,
+        stack: str = "",
+        peak_memory: int = 0,
+    ) -> None:
+        super().__init__(worker, pid, exitcode, row)
+        self.worker = worker
+        self.pid = pid
+        self.exitcode = exitcode
+        self.row = row
+        self.stack = stack
+        self.peak_memory = peak_memory

@@ -1,0 +1,208 @@
+"""Collects what every batch has cost, and sums it up on request.
+
+::
+
+    worker    fetch ▶ collate ▶ encode ─▶╮          (clocked there; travels in the Result)
+    parent           wait ▶ decode ▶ pin ─▶ step    (clocked where it happens)
+                                          ╰─▶ Recorder ─▶ LoaderStatistics
+
+For each batch one record is appended to a list, and nothing is computed until somebody asks or the
+list is long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_loader.statistics import (
+    BatchRecord,
+    LoaderStatistics,
+    SlowSample,
+    StageTimes,
+    WorkerTimes,
+)
+
+__all__ = ["WINDOW", "Recorder", "Stopwatch"]
+
+WINDOW: Final = 1024
+"""Batches that percentiles are taken of: the last so many."""
+
+SLOW_SAMPLES: Final = 5
+
+STRAGGLER: Final = 5
+"""Times as long as the mean of the others in its batch that a sample takes to be a straggler."""
+
+STAGES: Final = ("fetch", "collate", "encode", "wait", "decode", "pin", "step")
+
+
+class Stopwatch:
+    """Sums up durations of some stages; percentiles are those of the last ones.
+
+    Args:
+        stages: Number of stages.
+    """
+
+    def __init__(self, stages: int) -> None:
+        self.count = 0
+        self._totals: NDArray[np.int64] = np.zeros(stages, np.int64)
+        self._recent: NDArray[np.int64] = np.zeros((stages, WINDOW), np.int64)
+
+    def add(self, durations: NDArray[np.int64]) -> None:
+        """Take durations in.
+
+        Args:
+            durations: Nanoseconds, int64 of shape (stages, any number of batches).
+        """
+        self._totals += durations.sum(axis=1)
+        kept = durations[:, -WINDOW:]
+        end = self.count + durations.shape[1]
+        self._recent[:, np.arange(end - kept.shape[1], end) % WINDOW] = kept
+        self.count = end
+
+    def times(self) -> list[StageTimes]:
+        """Give the stages' times so far."""
+        if not self.count:
+            return [StageTimes()] * len(self._totals)
+        # Sorted and interpolated by hand: np.percentile takes several times as long.
+        ordered = np.sort(self._recent[:, : self.count], axis=1)
+        places = np.array((0.5, 0.9, 0.99, 1.0)) * (ordered.shape[1] - 1)
+        below = places.astype(np.int64)
+        above = np.minimum(below + 1, ordered.shape[1] - 1)
+        low = ordered[:, below]
+        percentiles = (low + (ordered[:, above] - low) * (places - below)) / 1e9
+        return [
+            StageTimes(total / 1e9, total / 1e9 / self.count, *row)
+            for total, row in zip(self._totals.tolist(), percentiles.tolist(), strict=True)
+        ]
+
+
+class Recorder:
+    """Collects records of batches; for one thread at a time. A copy of it begins anew.
+
+    Attributes:
+        worker_restarts: As in `LoaderStatistics`.
+        sample_errors: As in `LoaderStatistics`.
+        sample_retries: As in `LoaderStatistics`.
+        last: The record of the batch given out last, or None.
+        watcher: Gets every full window of records, and the rest by `flush`; None: nobody.
+    """
+
+    def __init__(self) -> None:
+        self.worker_restarts = self.sample_errors = self.sample_retries = 0
+        self.last: BatchRecord | None = None
+        self.watcher: Callable[[Sequence[BatchRecord]], object] | None = None
+        self._records: list[BatchRecord] = []
+        self._stages = Stopwatch(len(STAGES))
+        self._samples = self._nbytes = 0
+        self._waited = self._step = self._starts = self._startup = self._stragglers = 0
+        self._workers: dict[int, NDArray[np.int64]] = {}
+        self._slow: list[tuple[int, SlowSample]] = []
+
+    def __reduce__(self) -> tuple[type[Recorder], tuple[()]]:
+        # A watcher belongs to the loop that is watched, and figures to the loader that has them.
+        return Recorder, ()
+
+    def add(self, record: BatchRecord) -> None:
+        """Take in what a batch has cost, when it is given out."""
+        self.last = record
+        self._records.append(record)
+        if len(self._records) >= WINDOW:
+            self.flush()
+
+    def flush(self) -> None:
+        """Sum up what has come in."""
+        records, self._records = self._records, []
+        if records:
+            self.extend(records)
+
+    def extend(self, records: Sequence[BatchRecord]) -> None:
+        """Take in, at once, what several batches have cost."""
+        # Column by column, a row a field; epochs are any integers, indices are any objects.
+        table = np.array([record[1:-1] for record in records], np.int64).T
+        column = dict(zip(BatchRecord._fields[1:-1], table, strict=True))
+        self._stages.add(np.stack([column[name] for name in STAGES]))
+        self._samples += int(column["samples"].sum())
+        self._nbytes += int(column["nbytes"].sum())
+        waited = _waited(column)
+        first = column["step"] == 0
+        self._waited += int(waited.sum())
+        self._step += int(column["step"].sum())
+        self._starts += int(first.sum())
+        self._startup += int(waited[first].sum())
+        self._note_workers(column)
+        self._note_slow_samples(column, records)
+        if self.watcher is not None:
+            self.watcher(records)
+
+    def _note_workers(self, column: dict[str, NDArray[np.int64]]) -> None:
+        busy = column["fetch"] + column["collate"] + column["encode"]
+        for worker in set(column["worker"].tolist()):
+            mine = column["worker"] == worker
+            sums = (int(mine.sum()), int(column["samples"][mine].sum()), int(busy[mine].sum()))
+            self._workers[worker] = self._workers.get(worker, np.zeros(3, np.int64)) + sums
+
+    def _note_slow_samples(
+        self, column: dict[str, NDArray[np.int64]], records: Sequence[BatchRecord]
+    ) -> None:
+        slowest, others = column["slowest"], column["samples"] - 1
+        mean = (column["fetch"] - slowest) / np.maximum(others, 1)
+        self._stragglers += int(slowest[(others > 0) & (slowest > STRAGGLER * mean)].sum())
+        least = self._slow[-1][0] if len(self._slow) == SLOW_SAMPLES else 0
+        found = list(self._slow)
+        for position in np.flatnonzero(slowest > least).tolist():
+            record = records[position]
+            sample = SlowSample(
+                record.slowest_index, record.slowest / 1e9, record.epoch, record.number
+            )
+            found.append((record.slowest, sample))
+        found.sort(key=lambda item: -item[0])
+        # By their text: an index is any object, perhaps one that cannot be hashed or compared.
+        distinct: dict[Any, tuple[int, SlowSample]] = {}
+        for item in found:
+            index = item[1].index
+            distinct.setdefault(id(item) if index is None else repr(index), item)
+            if len(distinct) == SLOW_SAMPLES:
+                break
+        self._slow = list(distinct.values())
+
+    def summary(self, ready: int = 0, shared_memory: int = 0) -> LoaderStatistics:
+        """Give the statistics of all batches so far."""
+        self.flush()
+        seconds = max(self._waited + self._step, 1) / 1e9
+        workers = tuple(
+            WorkerTimes(worker, n, samples, busy / 1e9, min(1.0, busy / 1e9 / seconds))
+            for worker, (n, samples, busy) in sorted(
+                (worker, mine.tolist()) for worker, mine in self._workers.items()
+            )
+        )
+        return LoaderStatistics(
+            batches=self._stages.count,
+            samples=self._samples,
+            nbytes=self._nbytes,
+            seconds=seconds if self._stages.count else 0.0,
+            **dict(zip(STAGES, self._stages.times(), strict=True)),
+            waited=self._waited / 1e9,
+            wait_fraction=self._waited / 1e9 / seconds,
+            starts=self._starts,
+            startup=self._startup / 1e9,
+            workers=workers,
+            busy_fraction=sum(w.busy_fraction for w in workers) / max(1, len(workers)),
+            slowest_samples=tuple(sample for _, sample in self._slow),
+            stragglers=self._stragglers / 1e9,
+            ready=ready,
+            worker_restarts=self.worker_restarts,
+            sample_errors=self.sample_errors,
+            sample_retries=self.sample_retries,
+            shared_memory=shared_memory,
+        )
+
+
+def _waited(column: dict[str, NDArray[np.int64]]) -> NDArray[np.int64]:
+    """`BatchRecord.waited`, of many at once."""
+    wait, decode, pin = column["wait"], column["decode"], column["pin"]
+    own = np.where(column["worker"] < 0, pin, np.where(pin > 0, 0, decode))
+    return wait + own

@@ -1,0 +1,44 @@
+"""The examples: how they are run, and how a test imports their modules."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from commands import run_python
+
+# What all of them need; the tests that import this are skipped without.
+pytest.importorskip("matplotlib")
+pytest.importorskip("PIL")
+pytest.importorskip("sklearn")
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+TRAIN = EXAMPLES / "train.py"
+
+
+def run(directory: Path, script: Path, *arguments: str, code: int = 0, **environment: str) -> str:
+    """Runs a script in `directory`; returns all it printed, in which no warning may be."""
+    environment = {"OMP_NUM_THREADS": "1", **environment}
+    printed = run_python(directory, script, *arguments, code=code, **environment)
+    assert "Warning" not in printed
+    return printed
+
+
+@contextmanager
+def importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Examples can be imported; generators and environment are put back afterwards."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
+        monkeypatch.setenv(name, "0")
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    threads = torch.get_num_threads()
+    yield
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.set_rng_state(states[2])
+    torch.set_num_threads(threads)

@@ -1,0 +1,206 @@
+"""What the error of a sample says: which sample it was, how often it was tried, what to do."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from samples import Call, Counting
+from torch.utils.data import Dataset, IterableDataset
+
+from lit_loader import DataLoader, WorkerTimeoutError
+
+WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
+
+needs_notes = pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have no notes")
+
+
+def bad_at_9(index: int) -> int:
+    if index == 9:
+        raise ValueError("cannot read")
+    return index
+
+
+def told(loader: DataLoader[Any]) -> str:
+    """The first exception's text, on one line for each of its parts; the loader has others."""
+    with pytest.raises((ValueError, OSError, TypeError)) as caught:
+        list(loader)
+    lines = [*str(caught.value).splitlines(), *getattr(caught.value, "__notes__", ())]
+    if loader.num_workers:
+        [line] = [line for line in lines if line.startswith("in DataLoader worker")]
+        return line.partition("), ")[2]
+    assert len(lines) == 2
+    return lines[1].removeprefix("in ")
+
+
+def refuse_9(samples: list[int]) -> list[int]:
+    if 9 in samples:
+        raise TypeError("not a nine")
+    return samples
+
+
+class Together(Dataset[int]):
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> int:
+        return bad_at_9(index)
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        return [self[index] for index in indices]
+
+
+class Broken(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        raise ValueError("no file")
+
+
+@needs_notes
+@WORKERS
+@pytest.mark.parametrize(
+    ("dataset", "options", "expected"),
+    [
+        (Call(bad_at_9, 12), {}, "batch 2, at index 9 (sample 1 of 4), indices [8, 9, 10, 11]"),
+        (
+            Call(bad_at_9, 12),
+            {"sample_retries": 1},
+            "batch 2, at index 9 (sample 1 of 4), indices [8, 9, 10, 11]",
+        ),
+        (
+            Together(),
+            {"seeding": "sample"},
+            "batch 2, at index 9 (sample 1 of 4), indices [8, 9, 10, 11]",
+        ),
+        (Together(), {}, "batch 2, indices [8, 9, 10, 11]"),
+        (Call(int, 12), {"collate_fn": refuse_9}, "batch 2, indices [8, 9, 10, 11]"),
+        (Call(bad_at_9, 12), {"batch_size": None}, "batch 9, index 9"),
+        (Broken(), {}, "batch 0, an iterable dataset's next samples"),
+    ],
+    ids=["alone", "tolerant", "one by one", "together", "collated", "unbatched", "iter"],
+)
+def test_the_sample_is_named(dataset: Any, options: Any, expected: str, num_workers: int) -> None:
+    assert told(DataLoader(dataset, num_workers=num_workers, **{"batch_size": 4, **options})) == (
+        expected
+    )
+
+
+@needs_notes
+@pytest.mark.parametrize(
+    ("num_workers", "expected"),
+    [(0, "batch 2, at sample 1, an iterable"), (2, "batch 3, at sample 0, an iterable")],
+)
+@pytest.mark.parametrize("options", [{}, {"sample_retries": 1}], ids=["plain", "tolerant"])
+def test_an_iterables_sample_is_counted(num_workers: int, expected: str, options: Any) -> None:
+    # Of two workers the second gives 1, 3, 5, 7 and 9, in batches 1 and 3.
+    dataset = Counting(12, bad_at_9)
+    text = told(DataLoader(dataset, 4, num_workers=num_workers, **options))
+    assert text == f"{expected} dataset's next samples"
+
+
+@needs_notes
+def test_an_exception_that_takes_no_note_comes_as_it_is() -> None:
+    @dataclass(frozen=True)
+    class Frozen(Exception):
+        code: int
+
+    def fail(index: int) -> None:
+        raise Frozen(index)
+
+    for options in ({}, {"sample_retries": 2, "transient_errors": [Frozen], "retry_backoff": 0}):
+        with pytest.raises(Frozen) as caught:
+            next(iter(DataLoader(Call(fail), **options)))
+        assert caught.value.code == 0
+
+
+# --- retries ---
+
+
+def always(index: int) -> None:
+    raise OSError("gone")
+
+
+class Changing:
+    """Fails with an error that may pass, then with one that does not."""
+
+    def __init__(self) -> None:
+        self.errors: list[Exception] = [OSError("busy"), OSError("busy"), ValueError("broken")]
+
+    def __call__(self, index: int) -> None:
+        raise self.errors.pop(0)
+
+
+@needs_notes
+@WORKERS
+@pytest.mark.parametrize(
+    ("sample", "kind", "expected"),
+    [
+        (always, OSError, "this sample was tried 5 times, sample_retries=4"),
+        (Changing(), ValueError, "this sample was tried 3 times, sample_retries=4"),
+    ],
+    ids=["always", "changing"],
+)
+def test_retries_are_told(
+    sample: Any, kind: type[Exception], expected: str, num_workers: int
+) -> None:
+    if isinstance(sample, Changing):
+        sample = Changing()
+    loader = DataLoader(
+        Call(sample), num_workers=num_workers, sample_retries=4, retry_backoff=0
+    )  # fmt: skip
+    with pytest.raises(kind) as caught:
+        next(iter(loader))
+    notes = getattr(caught.value, "__notes__", ())
+    assert expected in f"{caught.value}\n{caught.value.__cause__}\n{' '.join(notes)}"
+
+
+@WORKERS
+def test_what_was_not_tried_again_says_nothing_of_it(num_workers: int) -> None:
+    loader = DataLoader(Call(bad_at_9), num_workers=num_workers, sample_retries=4)
+    with pytest.raises(ValueError, match="cannot read") as caught:
+        list(loader)
+    notes = getattr(caught.value, "__notes__", ())
+    assert "was tried" not in f"{caught.value}\n{' '.join(notes)}"
+
+
+# --- hung workers ---
+
+
+def endless(index: int) -> None:
+    while True:
+        pass
+
+
+@pytest.mark.parametrize("budget", [0, 2])
+def test_a_hung_worker_is_not_to_be_tried_without_workers(budget: int) -> None:
+    loader = DataLoader(Call(endless, 2), 2, num_workers=1, timeout=0.4, max_worker_restarts=budget)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of the restarts
+        with pytest.raises(WorkerTimeoutError) as caught:
+            list(loader)
+    said = str(caught.value)
+    assert said.endswith("Mend what keeps it from getting on, or raise timeout.")
+    assert "num_workers=0" not in said
+    assert ("is not tried again" in said) == (budget > 0)
+
+
+# --- lengths ---
+
+
+class Short(Counting):
+    def __len__(self) -> int:
+        return 2
+
+
+@WORKERS
+def test_a_broken_promise_is_told_once_for_each_iterator(num_workers: int) -> None:
+    loader = DataLoader(Short(12), num_workers=num_workers)
+    assert len(loader) == 2
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="Short promised 2 samples") as caught:
+            list(loader)
+        assert len(caught) == 1
+        assert caught[0].filename == __file__

@@ -1,0 +1,172 @@
+"""The groups on real command lines: sweeps, refusals, shell completion, help and launchers."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import run_python
+from hydra_apps import DATA, GROUPS, PRESETS
+
+from lit_loader import DataLoader, LoaderConfig
+
+PROGRAM = """
+import json
+from pathlib import Path
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+
+
+@hydra.main(version_base="1.3", config_path="configs", config_name="train")
+def main(cfg):
+    from hydra.utils import instantiate
+
+    config = instantiate(cfg.loader)  # refuses options before torch is imported
+
+    from lit_loader import DataLoader
+
+    with DataLoader(instantiate(cfg.dataset), **config.as_kwargs()) as loader:
+        seen = [batch.tolist() for batch in loader]
+    told = {"batches": seen, "num_workers": config.num_workers}
+    Path(HydraConfig.get().runtime.output_dir, "seen.json").write_text(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+PROGRAM_CONFIG = """
+defaults:
+  - lit_loader/loader@loader: default
+  - _self_
+loader: {batch_size: 5, shuffle: true, seed: 3}
+dataset: {_target_: numbers_data.Numbers, length: 12}
+"""
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An application's script; nothing in it but in functions imports torch."""
+    directory = tmp_path_factory.mktemp("program")
+    (directory / "configs").mkdir()
+    (directory / "configs" / "train.yaml").write_text(PROGRAM_CONFIG)
+    (directory / "numbers_data.py").write_text(DATA)
+    (directory / "app.py").write_text(PROGRAM)
+    return directory / "app.py"
+
+
+def jobs(directory: Path) -> dict[int, Any]:
+    """What each job of a sweep has written, by its number."""
+    return {
+        int(path.parent.name): json.loads(path.read_text())
+        for path in directory.glob("*/seen.json")
+    }
+
+
+def test_sweep_over_presets(program: Path, tmp_path: Path) -> None:
+    run_python(
+        tmp_path, program, "--multirun", f"lit_loader/loader@loader={','.join(PRESETS)}",
+        f"hydra.sweep.dir={tmp_path}",
+    )  # fmt: skip
+    told = jobs(tmp_path)
+    workers = {preset: told[number]["num_workers"] for number, preset in enumerate(PRESETS)}
+    assert workers == {
+        "debug": 0, "default": 0, "fragile_data": 2, "reproducible": 2, "throughput": 4,
+        "workers": 2,
+    }  # fmt: skip
+    assert all(job["batches"] == told[0]["batches"] for job in told.values())
+    assert [len(batch) for batch in told[0]["batches"]] == [5, 5, 2]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("loader.timeout=3", "timeout needs worker processes: set num_workers to at least 1 or"),
+        ("lit_loader/loader@loader=fast", "Could not find 'lit_loader/loader/fast'"),
+    ],
+    ids=["exclusive", "preset"],
+)
+def test_refused_on_the_command_line(
+    program: Path, tmp_path: Path, override: str, message: str
+) -> None:
+    """Other refusals are tested in test_hydra.py and test_example.py."""
+    printed = run_python(tmp_path, program, override, code=1)
+    assert len([line for line in printed.splitlines() if message in line]) == 1, printed
+    assert "Traceback" not in printed
+
+
+def without_torch(program: Path, *arguments: str, cwd: Path, **env: str) -> str:
+    """Runs the script with arguments that only ask for something: torch stays out."""
+    code = f"""
+import runpy, sys
+sys.argv = {["app.py", *arguments]!r}
+sys.path.insert(0, {str(program.parent)!r})
+try:
+    runpy.run_path({str(program)!r}, run_name="__main__")
+finally:
+    assert not {{"torch", "lightning", "numpy"}} & set(sys.modules)
+"""
+    return run_python(cwd, "-c", code, **env)
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("loader.num_", "loader.num_replicas= loader.num_workers="),
+        ("loader.on_sample_error=skip loader.max_s", "loader.max_sample_errors="),
+        ("lit_loader/sa", "lit_loader/sampler="),
+        ("lit_loader/sampler=w", "lit_loader/sampler=weighted lit_loader/sampler=with_replacement"),
+        ("lit_loader/loader=t", "lit_loader/loader=throughput"),
+    ],
+    ids=["option", "second option", "group", "choices", "choice"],
+)
+def test_completion(program: Path, tmp_path: Path, typed: str, offered: str) -> None:
+    line = f"python app.py {typed}"
+    asked = {"COMP_LINE": line, "COMP_POINT": str(len(line))}
+    printed = without_torch(program, "--shell-completion", "query=bash", cwd=tmp_path, **asked)
+    assert printed.split() == offered.split()
+
+
+def test_what_the_help_shows(program: Path, tmp_path: Path) -> None:
+    shown = without_torch(program, "--help", cwd=tmp_path)
+    for group, names in GROUPS.items():
+        assert f"lit_loader/{group}: {', '.join(sorted(names))}" in shown
+    info = without_torch(program, "--info", "defaults", cwd=tmp_path)
+    assert re.search(r"\| lit_loader/loader/default +\| loader ", info)
+    options = without_torch(program, "--cfg", "job", "--package", "loader", cwd=tmp_path)
+    assert "# @package loader" in options
+    assert set(LoaderConfig().as_kwargs()) <= {
+        line.partition(":")[0] for line in options.split("\n")
+    }
+
+
+# --- launchers ---
+
+
+def launch(program: Path, directory: Path, *arguments: str) -> None:
+    """Sweeps over the number of workers; the data is that of one process, in each job."""
+    run_python(
+        program.parent,  # submitit's jobs import from the directory that they are launched in
+        program, "--multirun", *arguments, "loader.num_workers=1,2", f"hydra.sweep.dir={directory}",
+    )  # fmt: skip
+    told = jobs(directory)
+    assert [told[number]["num_workers"] for number in range(2)] == [1, 2]
+    with DataLoader(range(12), batch_size=5, shuffle=True, seed=3) as loader:
+        expected = [[[float(index)] for index in batch.tolist()] for batch in loader]
+    assert [told[number]["batches"] for number in range(2)] == [expected] * 2
+
+
+def test_joblib_launcher(program: Path, tmp_path: Path) -> None:
+    """Jobs at the same time; their default start method is loky's, not one of Python's."""
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    launch(program, tmp_path, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
+
+
+def test_submitit_launcher(program: Path, tmp_path: Path) -> None:
+    """Jobs as submitit starts them on a cluster's nodes, here on this machine."""
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    launch(program, tmp_path, "hydra/launcher=submitit_local")

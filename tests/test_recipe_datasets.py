@@ -1,0 +1,173 @@
+"""What the datasets of examples/ promise: each sample once, exact resume, files written once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from recipes import importable
+from torch.utils.data import IterableDataset
+
+from lit_loader import DataLoader
+
+
+@pytest.fixture
+def examples(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with importable(monkeypatch):
+        yield
+
+
+def stream(make: Callable[[], IterableDataset[Any]], ranks: int, workers: int) -> list[Any]:
+    """Every batch of two epochs, of all ranks, as nested lists."""
+    found = []
+    for rank in range(ranks):
+        with DataLoader(
+            make(), batch_size=16, num_workers=workers, seed=3, num_replicas=ranks, rank=rank
+        ) as loader:
+            found.append([[part.tolist() for part in b] for _ in range(2) for b in loader])
+    return found
+
+
+@pytest.fixture
+def parquet(examples: None, tmp_path: Path) -> Callable[[], IterableDataset[Any]]:
+    pytest.importorskip("pyarrow")
+    from tabular.files import TARGET, write
+    from tabular.row_groups import RowGroups
+
+    write(tmp_path)
+    return lambda: RowGroups(tmp_path / "train.parquet", TARGET, shuffle=True, seed=5)
+
+
+@pytest.mark.parametrize(("ranks", "workers"), [(1, 0), (1, 3), (2, 2)])
+def test_each_row_comes_once(
+    ranks: int, workers: int, parquet: Callable[[], IterableDataset[Any]]
+) -> None:
+    of_ranks = stream(parquet, ranks, workers)
+    assert len({len(batches) for batches in of_ranks}) == 1
+    half = len(of_ranks[0]) // 2
+    epochs = []
+    for epoch in (slice(half), slice(half, None)):
+        rows = [tuple(row) for batches in of_ranks for x, _ in batches[epoch] for row in x]
+        assert len(rows) == len(set(rows)) == 384
+        epochs.append(rows)
+    assert sorted(epochs[0]) == sorted(epochs[1])
+    assert epochs[0] != epochs[1]
+
+
+@pytest.mark.parametrize("stop", [1, 7, 13])
+def test_rows_go_on_exactly(stop: int, parquet: Callable[[], IterableDataset[Any]]) -> None:
+    options: dict[str, Any] = {"batch_size": 24, "num_workers": 2, "seed": 3}
+    with DataLoader(parquet(), **options) as loader:
+        whole = [rows.tolist() for rows, _ in loader]
+        loader.set_epoch(0)
+        for number, _ in enumerate(loader, start=1):
+            if number == stop:
+                state = loader.state_dict()
+                break
+    with DataLoader(parquet(), **options) as resumed:
+        resumed.load_state_dict(state)
+        assert [rows.tolist() for rows, _ in resumed] == whole[stop:]
+
+
+@pytest.fixture
+def tars(examples: None, tmp_path: Path) -> Callable[[], IterableDataset[Any]]:
+    pytest.importorskip("webdataset")
+    from webshards.shards import pipeline, write
+
+    write(tmp_path)
+    return lambda: pipeline(tmp_path, "train", 5, "pillow")
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # webdataset leaves them so
+@pytest.mark.parametrize(("ranks", "workers"), [(1, 0), (2, 2)])
+def test_each_sample_of_the_shards_comes_once(
+    ranks: int, workers: int, tars: Callable[[], IterableDataset[Any]]
+) -> None:
+    from images.files import rendered
+
+    of_ranks = stream(tars, ranks, workers)
+    labels = [label for batches in of_ranks for _, y in batches for label in y]
+    # Augmented images are all different; the classes are as often as they should be.
+    expected = 2 * np.bincount([label for _, label in rendered("train")])
+    assert np.bincount(labels).tolist() == expected.tolist()
+    assert stream(tars, ranks, workers) == of_ranks
+
+
+def test_a_hugging_face_dataset_is_asked_for_whole_batches(
+    examples: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("datasets")
+    from digits.dataset import Digits
+    from hf.data import HuggingFaceData
+
+    data = HuggingFaceData(
+        str(tmp_path / "digits"), loader={"batch_size": 100}, test={"batch_size": 50}
+    )
+    data.prepare_data()
+    data.setup("test")
+    dataset = data.dataset("test")
+    asked: list[int] = []
+    many = type(dataset).__getitems__
+    monkeypatch.setattr(
+        type(dataset),
+        "__getitems__",
+        lambda self, keys: asked.append(len(keys)) or many(self, keys),
+    )
+    images = torch.cat([batch["image"] for batch in data.test_dataloader()])
+    assert torch.equal(images, Digits("test").images)
+    assert asked == [50] * 7 + [10]
+    data.close()
+
+
+@pytest.mark.parametrize("library", ["pillow", "torchvision"])
+def test_augmentation_follows_torch_s_seed(examples: None, library: str) -> None:
+    if library == "torchvision":
+        pytest.importorskip("torchvision")
+    import io
+
+    from images.augment import augmentation
+    from images.files import rendered
+    from PIL import Image
+
+    image = Image.open(io.BytesIO(next(rendered("val"))[0]))
+    augment = augmentation(library)
+
+    def augmented(seed: int) -> bytes:
+        torch.manual_seed(seed)
+        result = augment(image)
+        assert result.size == image.size
+        return result.tobytes()
+
+    assert augmented(1) == augmented(1) != augmented(2)
+
+
+# --- data sets that are written once ---
+
+
+def test_data_are_written_once_and_as_a_whole(examples: None, tmp_path: Path) -> None:
+    from digits.once import write_once
+
+    place = tmp_path / "below" / "data"
+
+    def fail(scratch: Path) -> None:
+        (scratch / "half").write_text("")
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        write_once(place, fail)
+    assert list(place.parent.iterdir()) == []
+
+    def write(scratch: Path) -> None:
+        (scratch / "file").write_text("first")
+        # Another node is quicker, at this very moment.
+        if not place.exists():
+            write_once(place, lambda other: (other / "file").write_text("other"))  # type: ignore[func-returns-value]
+
+    write_once(place, write)
+    assert (place / "file").read_text() == "other"
+    write_once(place, fail)
+    assert [path.name for path in place.parent.iterdir()] == ["data"]

@@ -1,0 +1,284 @@
+"""Options and states that are refused with one line that says what, why and what to do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from samples import Call, Counting, Rows
+from torch.utils.data import Dataset
+
+from lit_loader import (
+    DataLoader,
+    LoaderDataModule,
+    MixtureDataset,
+    MixtureSampler,
+    MixtureStream,
+    OptionError,
+    StateError,
+    TokenBudgetBatchSampler,
+)
+
+WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
+
+
+def refused(attempt: Callable[[], object], kind: type[Exception] = OptionError) -> str:
+    with pytest.raises(kind) as caught:
+        attempt()
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+# --- datasets ---
+
+
+class Bare:
+    pass
+
+
+def test_what_has_no_samples_is_refused_at_once() -> None:
+    for dataset, told in ((5, "5 (int)"), (None, "None (NoneType)"), (len, "(builtin_function")):
+        message = refused(lambda dataset=dataset: DataLoader(dataset))  # type: ignore[misc]
+        assert message.startswith("dataset must have __getitem__ (and __len__), __getitems__ or")
+        assert told in message
+    assert refused(lambda: DataLoader(Rows)) == (  # type: ignore[arg-type]
+        "dataset must be an object, got the class Rows itself: call it, as in Rows()"
+    )
+
+
+def test_whatever_has_samples_is_taken() -> None:
+    class Many(Bare):
+        def __getitems__(self, indices: list[int]) -> list[int]:
+            return indices
+
+        def __len__(self) -> int:
+            return 4
+
+    assert [batch.tolist() for batch in DataLoader(Many(), 2)] == [[0, 1], [2, 3]]  # type: ignore
+    for dataset in ([1], {0: 1}, range(1), np.arange(1), torch.arange(1), Counting(1)):
+        assert len(list(DataLoader(dataset))) == 1  # type: ignore[arg-type]
+
+
+# --- batch samplers ---
+
+
+class Flat:
+    def __iter__(self) -> Iterator[int]:
+        return iter([1, 2])
+
+
+@WORKERS
+@pytest.mark.parametrize(
+    ("sampler", "told"),
+    [
+        ([1, 2], "1 (int)"),
+        (Flat(), "1 (int)"),
+        (np.arange(1, 3), "1 (int64)"),
+        (torch.arange(1, 3), "tensor(1) (Tensor)"),
+        ([None], "None (NoneType)"),
+        ([[0], 7], "7 (int)"),
+    ],
+    ids=["list", "iterable", "array", "tensor", "none", "later"],
+)
+def test_a_flat_batch_sampler(sampler: Any, told: str, num_workers: int) -> None:
+    loader = DataLoader(Rows(8), batch_sampler=sampler, num_workers=num_workers)
+    message = refused(lambda: list(loader)).replace("np.int64(1)", "1")
+    assert message == (
+        f"batch_sampler gave {told}, where a list of the batch's indices is expected: give lists, "
+        "or use sampler with batch_size"
+    )
+
+
+def test_a_sampler_of_ours_is_no_batch_sampler() -> None:
+    mixture = MixtureDataset([range(4)])
+    message = refused(lambda: DataLoader(mixture, batch_sampler=MixtureSampler(mixture)))
+    assert message == (
+        "batch_sampler must give lists of indices, but MixtureSampler gives single ones: pass it "
+        "as sampler, with batch_size"
+    )
+
+
+@WORKERS
+def test_batches_need_not_be_lists(num_workers: int) -> None:
+    batches = [(0, 1), np.array([2, 3]), torch.tensor([4]), range(5, 7)]
+    loader = DataLoader(Call(int, 8), batch_sampler=batches, num_workers=num_workers)
+    assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4], [5, 6]]
+
+
+# --- samplers and mixtures ---
+
+
+def mixture(weights: Any = None) -> MixtureDataset:
+    return MixtureDataset({"a": range(3), "b": range(5)}, weights)
+
+
+@pytest.mark.parametrize(
+    ("attempt", "message"),
+    [
+        (
+            lambda: MixtureSampler(mixture(), epoch_length="3"),  # type: ignore[arg-type]
+            "epoch_length must be a whole number of at least 1, got epoch_length='3'",
+        ),
+        (
+            lambda: MixtureSampler(mixture(), seed="x"),  # type: ignore[arg-type]
+            "seed must be a whole number, got seed='x'",
+        ),
+        (
+            lambda: MixtureStream([[1]], epoch_length=0),
+            "epoch_length must be a whole number of at least 1, got epoch_length=0",
+        ),
+        (
+            lambda: MixtureStream([[1]], epoch_length=2.5),  # type: ignore[arg-type]
+            "epoch_length must be a whole number of at least 1, got epoch_length=2.5",
+        ),
+        (
+            lambda: TokenBudgetBatchSampler([1], 8, spread=None),  # type: ignore[arg-type]
+            "spread must be between 0 and 1, got spread=None",
+        ),
+        (
+            lambda: TokenBudgetBatchSampler([1], 8, spread="0.1"),  # type: ignore[arg-type]
+            "spread must be between 0 and 1, got spread='0.1'",
+        ),
+        (
+            lambda: mixture(5),
+            "weights must be a list of numbers, one for each dataset, or a mapping from name to "
+            "number, got weights=5",
+        ),
+        (
+            lambda: mixture("31"),
+            "weights must be a list of numbers, one for each dataset, or a mapping from name to "
+            "number, got weights='31'",
+        ),
+        (
+            lambda: MixtureSampler(MixtureDataset({"a": [], "b": range(0)})),
+            "all sources of the mixture are empty ('a', 'b'): there is nothing to draw from, look "
+            "at how the datasets are made",
+        ),
+    ],
+)
+def test_options_of_samplers(attempt: Callable[[], object], message: str) -> None:
+    assert refused(attempt) == message
+
+
+@pytest.mark.parametrize(
+    "weights", [["3", "1"], [3, -1], [0, 0], [None, 1], [1, float("inf")], {"a": -1, "b": 2}]
+)
+def test_bad_weights_are_refused_by_the_dataset(weights: Any) -> None:
+    message = refused(lambda: mixture(weights))
+    given = list(weights.values()) if isinstance(weights, dict) else weights
+    assert message == (
+        "weights must be finite numbers of at least 0, and at least one of them above 0, got "
+        f"weights={given!r}"
+    )
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        [0.75, 0.25],
+        np.array([3, 1], np.float32),
+        np.array([3, 1]),
+        [Fraction(3, 4), Decimal("0.25")],
+    ],
+    ids=["float", "float32", "int64", "exact"],
+)
+def test_numbers_of_every_kind_are_weights(weights: Any) -> None:
+    sampler = MixtureSampler(mixture(weights), epoch_length=1024)
+    assert sampler.counts(0) == {"a": 768, "b": 256}
+
+
+# --- epochs ---
+
+
+@pytest.mark.parametrize("epoch", ["x", 1.0, None, True])
+def test_an_epoch_is_a_whole_number(epoch: Any) -> None:
+    expected = f"epoch must be a whole number, got epoch={epoch!r}"
+    loader = DataLoader(Rows(4), shuffle=True)
+    for target in (
+        loader, loader.sampler, DataLoader(Counting(4)), MixtureSampler(mixture()),
+        TokenBudgetBatchSampler([1, 2], 8),
+    ):  # fmt: skip
+        assert refused(lambda target=target: target.set_epoch(epoch)) == expected  # type: ignore
+
+
+def test_epochs_of_other_integer_types_and_below_zero() -> None:
+    loader = DataLoader(Call(int, 40), 40, shuffle=True, seed=1)
+
+    def order(epoch: Any) -> list[int]:
+        loader.set_epoch(epoch)
+        [batch] = loader
+        found: list[int] = batch.tolist()
+        return found
+
+    assert order(np.int64(3)) == order(3) != order(-3) == order(torch.tensor(-3))
+
+
+# --- data modules ---
+
+
+def test_a_split_without_a_dataset() -> None:
+    data = LoaderDataModule(datasets={"train": Rows(4)})
+    expected = "datasets has no 'val' split: given are 'train'; add 'val' to datasets"
+    assert refused(lambda: data.make_loader("val")) == expected
+    assert refused(lambda: data.dataset("val")) == expected
+    assert len(data.make_loader("val", Rows(3))) == 3
+
+
+def test_an_unknown_split() -> None:
+    data = LoaderDataModule(datasets={"train": Rows(4)})
+    for dataset in (None, Rows(4)):
+        message = refused(lambda dataset=dataset: data.make_loader("vall", dataset))  # type: ignore
+        assert message == "split must be one of 'train', 'val', 'test', 'predict', got 'vall'"
+
+
+def test_a_subclass_has_the_splits_that_it_names() -> None:
+    class Own(LoaderDataModule):
+        splits = ("train",)
+
+        def make_dataset(self, split: str) -> Dataset[Any]:
+            return Rows(4)
+
+    assert len(Own().make_loader("train")) == 4
+    assert refused(lambda: Own().make_loader("val")).startswith("datasets has no 'val' split")
+
+
+# --- states ---
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"workers": 7}, "state's workers must be a list, got 7"),
+        (
+            {"workers": [[1, None, False]]},
+            "state's workers must have a part for each of its num_workers=2, got 1",
+        ),
+        (
+            {"workers": [[1, None, False], None]},
+            "state's workers[1] must be [batches, the dataset's state, whether it has ended], got "
+            "None",
+        ),
+        ({"workers": [[1, None, False], ["1", None, False]]}, "state's workers[1] must be ["),
+        ({"workers": [[1, None, 0], [1, None, False]]}, "state's workers[0] must be ["),
+        ({"workers": [[1, None, False, -1], [1, None, False]]}, "state's workers[0] must be ["),
+        ({"workers": [[1], [1, None, False]]}, "state's workers[0] must be ["),
+        ({"ahead": 3}, "state's ahead must be a list of batch numbers, got 3"),
+        ({"ahead": ["a"]}, "state's ahead must be a list of batch numbers, got ['a']"),
+        ({"requested": "1"}, "state's requested must be an epoch's number or None, got '1'"),
+    ],
+)
+def test_a_damaged_state(change: dict[str, Any], message: str) -> None:
+    with DataLoader(Counting(20), 2, num_workers=2) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        state = loader.state_dict()
+        assert len(state["workers"]) == 2
+        told = refused(lambda: loader.load_state_dict(state | change), StateError)
+    assert re.match(re.escape(message) + ".*: resume with a state as state_dict.. gave it$", told)
