@@ -57,6 +57,10 @@ __all__ = ["BatchPlan", "Coming", "EpochBatches"]
 
 _SAMPLER_STREAM = 0x5A3F  # keeps a sampler's seeds apart from those of the batches it makes
 
+_FIRST_CHUNK = 256
+"""Indices that are computed at first, and twice as many each time up to `CHUNK`: an epoch's first
+batch does not wait for those of the next hundred."""
+
 
 class Coming(NamedTuple):
     """A batch of an epoch to come.
@@ -355,8 +359,8 @@ class EpochBatches(Iterator[Any]):
         size, share = plan.size, plan.shard.share(length)
         if plan.drop_last:
             share -= share % size
-        step = max(1, CHUNK // size) * size
-        for start in range(self.position * size, share, step):
+        start, step = self.position * size, max(1, _FIRST_CHUNK // size) * size
+        while start < share:
             stop = min(start + step, share)
             chunk = order(plan.shard.positions(start, stop, length)).tolist()
             if plan.single:
@@ -364,6 +368,7 @@ class EpochBatches(Iterator[Any]):
             else:
                 for first in range(0, stop - start, size):
                     yield chunk[first : first + size]
+            start, step = stop, min(2 * step, max(1, CHUNK // size) * size)
 
     def _drawn(self) -> Iterator[Any]:
         plan, start, given = self._plan, self.position, self._given

@@ -20,7 +20,7 @@ Every process computes with one thread, which is what torch makes of its own wor
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -35,6 +35,11 @@ from lit_loader.apps.bench.opened import (
 )
 
 __all__ = ["Cannot", "Contender", "Opened", "Setup", "contenders"]
+
+
+PATIENCE: Final = 120.0
+"""Seconds that torch's loaders wait for a batch. A worker of theirs that has too many open files
+says so, and sends nothing: without a limit they would wait for it for ever."""
 
 
 class LitLoader(Contender):
@@ -57,7 +62,8 @@ class Torch(Contender):
     def open(self, dataset: Any, setup: Setup) -> Opened:
         """Open it, unless its sampler would take most of the memory there is."""
         check_sampler_memory(dataset, setup)
-        return Reiterable(torch.utils.data.DataLoader(dataset, **_torch_options(setup)))
+        options = _torch_options(setup, patience=PATIENCE)
+        return Reiterable(torch.utils.data.DataLoader(dataset, **options))
 
 
 class Torchdata(Contender):
@@ -70,7 +76,7 @@ class Torchdata(Contender):
         from torchdata.stateful_dataloader import StatefulDataLoader
 
         check_sampler_memory(dataset, setup)
-        return Reiterable(StatefulDataLoader(dataset, **_torch_options(setup)))
+        return Reiterable(StatefulDataLoader(dataset, **_torch_options(setup, patience=PATIENCE)))
 
 
 def contenders() -> dict[str, Contender]:
@@ -79,7 +85,7 @@ def contenders() -> dict[str, Contender]:
     return {contender.name: contender for contender in every}
 
 
-def _torch_options(setup: Setup) -> dict[str, Any]:
+def _torch_options(setup: Setup, patience: float = 0) -> dict[str, Any]:
     options: dict[str, Any] = {
         "batch_size": setup.batch_size,
         "collate_fn": setup.collate_fn,
@@ -92,5 +98,6 @@ def _torch_options(setup: Setup) -> dict[str, Any]:
             "prefetch_factor": setup.prefetch_factor,
             "persistent_workers": setup.persistent,
             "multiprocessing_context": setup.start_method,
+            "timeout": patience,
         }
     return {**options, **setup.options}

@@ -132,7 +132,10 @@ class Ragged(Dataset[list[int]]):
 
 
 class Block(Dataset[torch.Tensor]):
-    """One tensor of so many bytes, always the same.
+    """One tensor of so many bytes, made anew each time.
+
+    One that is always the same object would be handed over once: torch's worker moves its storage
+    into shared memory, and from then on sends a handle.
 
     Args:
         length: Number of samples.
@@ -147,7 +150,7 @@ class Block(Dataset[torch.Tensor]):
         return self._length
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        return self._block
+        return self._block.clone()
 
 
 class Sleeping(Dataset[int]):

@@ -67,7 +67,13 @@ def _bars(title: str, measurements: Sequence[Measurement]) -> Figure | None:
     return figure
 
 
+_FEW_POWERS = 30
+"""Times that an axis' end is its beginning; below, it has too few powers of ten for its marks."""
+
+
 def _panel(axes: Axes, unit: str, measurements: Sequence[Measurement]) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
     place, ticks = 0.0, []
     for measurement in measurements:
         top = place
@@ -101,6 +107,10 @@ def _panel(axes: Axes, unit: str, measurements: Sequence[Measurement]) -> None:
     axes.set_xscale("log")
     low, high = axes.get_xlim()
     axes.set_xlim(low, high * (high / low) ** 0.08)  # room for the numbers
+    if high < _FEW_POWERS * low:
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel(f"{unit} (less is better)", fontsize=8)
     axes.tick_params(axis="x", labelsize=8)
     axes.grid(axis="x", color="0.88")
