@@ -312,7 +312,7 @@ ran = os.pipe()
 os.set_blocking(ran[0], False)
 for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGALRM):
     signal.signal(number, lambda *_: os.write(ran[1], f"{os.getpid()} ".encode()))
-data.gated = [0, 1]
+data.gated = [0, 1, 30, 31]
 loader = DataLoader(data, num_workers=2, multiprocessing_context=method)
 found, iterator = [], iter(loader)
 with warnings.catch_warnings(record=True) as caught:
@@ -337,9 +337,10 @@ for warning in caught:
 def test_workers_never_run_the_parents_handlers(tmp_path: Path, method: str) -> None:
     """SIGUSR1 and SIGUSR2, which announce a job's end to all, leave them alone; others end them."""
     process = start(HANDLED, tmp_path, method)
-    expect(process, "fetching 0", "fetching 1")  # both are up
-    for gate in ("0.gate", "1.gate"):
-        (tmp_path / gate).write_text("!")
+    for pair in ((0, 1), (30, 31)):  # both are up; both have been replaced
+        expect(process, *[f"fetching {index}" for index in pair])
+        for index in pair:
+            (tmp_path / f"{index}.gate").write_text("!")
     out, err, status = finish(process)
     assert (err, status) == ("", 0)
     first, *others = out.splitlines()
