@@ -31,7 +31,7 @@ import select
 import signal
 import socket
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import util
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
@@ -190,12 +190,12 @@ class Launcher:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._process = self._context.Process(  # type: ignore[attr-defined]
             target=_launcher_main,
-            args=(os.getpid(), ours, theirs, *self._arguments),
+            args=(os.getpid(), ours, theirs, gc.isenabled(), *self._arguments),
             name="lit_loader launcher",
             daemon=True,
         )
         try:
-            with theirs, quiet_start(self._context):
+            with theirs, quiet_start(self._context), _no_collection():
                 self._process.start()
         except BaseException:
             ours.close()
@@ -237,6 +237,22 @@ class Launcher:
             process.close()
 
 
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Fork without the garbage collector running in the copy, before that has frozen what it got.
+
+    It would finalise the parent's garbage there: objects that wait for threads, or for locks that
+    threads hold, of which the copy has none.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def _ask_to_quit(requests: socket.socket) -> None:
     with contextlib.suppress(OSError):
         requests.send(_REQUEST.pack(_QUIT, 0, 0))
@@ -246,6 +262,7 @@ def _launcher_main(
     parent: int,
     ours: socket.socket,
     theirs: socket.socket,
+    collecting: bool,
     links: Sequence[Links],
     payload: Payload,
     worker_main: WorkerMain,
@@ -258,6 +275,8 @@ def _launcher_main(
     # What is the parent's stays the parent's: the workers' garbage collectors neither touch (and so
     # copy) the pages of its objects nor finalise its garbage.
     gc.freeze()
+    if collecting:
+        gc.enable()
     try:
         watch = os.pidfd_open(parent)
     except ProcessLookupError:

@@ -648,3 +648,19 @@ def test_any_number_of_epochs(options: dict[str, Any]) -> None:
     with DataLoader(data, num_workers=8, persistent_workers=True, **settings) as loader:
         for _ in range(200):
             assert sorted(ints(loader)) == list(range(8))
+
+
+@pytest.mark.parametrize("collecting", [True, False])
+def test_workers_collect_garbage_as_their_parent_does(collecting: bool) -> None:
+    """Between the fork and the freezing of what the copy got, nothing is collected."""
+    before = gc.isenabled()
+    (gc.enable if collecting else gc.disable)()
+    try:
+        loader = DataLoader(
+            Call(lambda index: (gc.isenabled(), gc.get_freeze_count() > 0), 2),
+            batch_size=None, num_workers=1, collate_fn=tuple,
+        )  # fmt: skip
+        assert list(loader) == [(collecting, True)] * 2
+        assert gc.isenabled() is collecting
+    finally:
+        (gc.enable if before else gc.disable)()
