@@ -208,14 +208,17 @@ class LoaderDataModule(ManagedLoaders):
             raise OptionError(f"stage must be one of {_listed(_STAGES)} or None, got {stage!r}")
         needed, used = _STAGES[stage] if stage is not None else (None, SPLITS)
         if stage is not None and not is_overridden(f"{needed}_dataloader", self):
-            raise OptionError(
-                f"datasets has no {needed!r} split, which {str.__str__(stage)!r} needs: "
-                f"given are {_listed(self.given_splits)}; add {needed!r} to datasets"
-            )
+            raise self._without(str(needed), f", which {str.__str__(stage)!r} needs")
         for split in used:
             if split in self.given_splits:
                 self.dataset(split)
         super().setup(stage)
+
+    def _without(self, split: str, reason: str = "") -> OptionError:
+        return OptionError(
+            f"datasets has no {split!r} split{reason}: given are {_listed(self.given_splits)}; "
+            f"add {split!r} to datasets"
+        )
 
     def dataset(self, split: str) -> Any:
         """Returns the dataset of a split, or its list or dict of them; made now if need be.
@@ -224,10 +227,7 @@ class LoaderDataModule(ManagedLoaders):
             OptionError: The factory, or `make_dataset`, did not make a dataset, or there is none.
         """
         if split not in self.given_splits:
-            raise OptionError(
-                f"datasets has no {split!r} split: given are {_listed(self.given_splits)}; add "
-                f"{split!r} to datasets"
-            )
+            raise self._without(split)
         source: Any = self.datasets.get(split)
         if not is_dataset(source):
             source = self.make_dataset(split)

@@ -262,9 +262,9 @@ class MixtureSampler(EpochOrder, Sampler[int]):
         Weights are told as shares: 3 and 1 give the same order as 0.75 and 0.25.
         """
         return {
-            "seed": int(self.seed),
+            "seed": self.seed,
             "shuffle": bool(self.shuffle),
-            "epoch_length": int(self.epoch_length),
+            "epoch_length": self.epoch_length,
             "lengths": in_brief(self.data_source.lengths),
             "shares": in_brief(self._schedule.shares),
         }

@@ -96,9 +96,9 @@ class MixtureStream(IterableDataset[Any]):
     def state_fingerprint(self) -> Fingerprint:
         """Tell what the mixture depends on, besides epoch and reader; of the sources, how many."""
         return {
-            "seed": int(self.seed),
+            "seed": self.seed,
             "exhausted": self.exhausted,
-            "epoch_length": None if self.epoch_length is None else int(self.epoch_length),
+            "epoch_length": self.epoch_length,
             "shares": in_brief(self._shares),
         }
 

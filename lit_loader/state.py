@@ -95,17 +95,10 @@ class LoaderState:
                 f"known here: resume with the release of lit_loader that the state was taken with"
             )
         for name in _COUNTS:
-            value = state.get(name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise StateError(
-                    f"state's {name} must be a whole number of at least 0, got {_short(value)}: "
-                    "resume with a state as state_dict() gave it"
-                )
+            if not _is_count(value := state.get(name)):
+                raise _damaged(f"{name} must be a whole number of at least 0", value)
         if not isinstance(fingerprint := state.get("fingerprint"), Mapping):
-            raise StateError(
-                f"state's fingerprint must be a dict, got {_short(fingerprint)}: resume with a "
-                "state as state_dict() gave it"
-            )
+            raise _damaged("fingerprint must be a dict", fingerprint)
         ahead, requested = state.get("ahead", ()), state.get("requested")
         if not (isinstance(ahead, (list, tuple)) and all(map(_is_count, ahead))):
             raise _damaged("ahead must be a list of batch numbers", ahead)

@@ -36,20 +36,17 @@ _RECORD_BYTES = 80
 def rows(settings: Settings) -> list[Row]:
     """A list, shuffled and in order; and a `SharedSequence`, if there is one."""
     records = 20_000 if settings.quick else 10_000_000
-    found = []
     # In order, a loader whose workers always get the same batches has each record touched by one of
-    # them only; shuffled, all come to all.
-    for shuffle in (True, False):
-        for holder in ("list", "SharedSequence") if _shared_sequence() else ("list",):
-            order = "shuffled" if shuffle else "in order"
-            name = f"{records:,} records in a {holder}, {order}"
-            shared = holder != "list"
-            if shared and not shuffle:
-                continue  # nobody's memory depends on the order
-            run = functools.partial(
-                _run, name=name, records=records, shared=shared, shuffle=shuffle
-            )
-            found.append(Row("memory", name, run))
+    # them only; shuffled, all come to all. A SharedSequence's memory does not depend on the order.
+    kinds = [("list", True), ("SharedSequence", True), ("list", False)]
+    found = []
+    for holder, shuffle in kinds:
+        shared = holder == "SharedSequence"
+        if shared and not _shared_sequence():
+            continue
+        name = f"{records:,} records in a {holder}, {'shuffled' if shuffle else 'in order'}"
+        run = functools.partial(_run, name=name, records=records, shared=shared, shuffle=shuffle)
+        found.append(Row("memory", name, run))
     return found
 
 
