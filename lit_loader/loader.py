@@ -703,6 +703,12 @@ class DataLoader(TorchLoader[T_co]):
                 iterator.close()
             self._workers.close()
 
+    def end_idle_workers(self) -> None:
+        """End the persistent workers that no iterator has."""
+        with self.lock:
+            if not any(iterator.connected for iterator in self._iterators):
+                self._workers.close()
+
     def __enter__(self) -> DataLoader[T_co]:
         return self
 
