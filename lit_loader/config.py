@@ -66,8 +66,9 @@ class LoaderConfig:
         pin_memory_device: Deprecated in torch, kept for old programs: the accelerator whose
             memory is pinned for; "": the current one.
         in_order: Give batches out in the sampler's order; False: as they are finished.
-        seed: Base of all randomness, 0 … 2**64 - 1; None: taken from generator, else from
-            ``torch.initial_seed()``, drawing nothing.
+        seed: Base of all randomness, 0 … 2**64 - 1; None: taken from a DistributedSampler, else
+            from generator, else from ``torch.initial_seed()`` (with several replicas from
+            PL_GLOBAL_SEED, else 0), drawing nothing.
         seeding: What the random generators are seeded from, besides seed and epoch: the number of
             the "batch", the index of the "sample", or the "worker" (torch's own scheme).
         reseed_fn: Called with (dataset, seed) wherever the generators are seeded, for those that
