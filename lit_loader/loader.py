@@ -36,6 +36,7 @@ from lit_loader.places import short_repr
 from lit_loader.position import Position, ReadPoint
 from lit_loader.recorder import Recorder
 from lit_loader.recovery import Recovery
+from lit_loader.restoring import is_count
 from lit_loader.sample_errors import TRANSIENT_ERRORS, Tolerance
 from lit_loader.sampling import (
     EndlessSampler,
@@ -43,10 +44,10 @@ from lit_loader.sampling import (
     OrderedSampler,
     Shard,
     ShuffledSampler,
-    whole_number,
+    epoch_number,
 )
 from lit_loader.seeding import BaseSeed, base_seed
-from lit_loader.state import ELASTIC, LoaderState
+from lit_loader.state import ELASTIC, LoaderState, check_batches, check_portable
 from lit_loader.statistics import LoaderStatistics
 from lit_loader.worker_pool import WorkerPool
 
@@ -271,9 +272,9 @@ class DataLoader(Generic[T_co]):
             epoch: Epoch number, from 0.
 
         Raises:
-            OptionError: It is no whole number.
+            OptionError: It is no whole number, or has more than 62 bits.
         """
-        epoch = whole_number("epoch", epoch)
+        epoch = epoch_number(epoch)
         self._epochs.set_epoch(epoch)
         if isinstance(self.sampler, EpochOrder):
             self.sampler.set_epoch(epoch)
@@ -438,10 +439,11 @@ class DataLoader(Generic[T_co]):
         seed = base_seed(self.seed, self.generator)
         theirs = loaded.fingerprint.get("seed")
         # A seed that nobody chose is taken over: the data goes on as it would have.
-        adopted = theirs if self.seed is None and self.generator is None else None
-        if isinstance(adopted, int):
-            seed = adopted
+        adopted = None
+        if self.seed is None and self.generator is None and is_count(theirs, 2**64):
+            seed = adopted = theirs
         fingerprint = self._fingerprint(seed)
+        loaded.check_parts(self._iterable)
         batches = loaded.batches
         readers = tuple(ReadPoint(*point) for point in loaded.workers or ())
         if self._plan is not None:
@@ -460,8 +462,10 @@ class DataLoader(Generic[T_co]):
                     "a state taken with in_order=False in mid-epoch fits only the batch_size and "
                     "num_replicas it was taken with: resume with those"
                 )
-            batches = self._plan.start_for(loaded.samples)
-        if isinstance(adopted, int):
+            batches = check_batches(self._plan.start_for(loaded.samples))
+        if self.num_workers:
+            check_portable(readers)
+        if adopted is not None:
             self._base_seed.resumed = adopted
         self._epochs.load(
             Position(
