@@ -142,12 +142,11 @@ def _is_too_deep(value: object) -> bool:
     walk: list[tuple[Any, int]] = [(value, 1)]
     while walk:
         part, depth = walk.pop()
-        if id(part) in seen:
+        if id(part) in seen or not isinstance(part, _CONTAINERS):
             continue
         if depth > DEEPEST:
             return True
         seen.add(id(part))
         children = [*part.keys(), *part.values()] if isinstance(part, dict) else list(part)
-        inner = [(child, depth + 1) for child in children if isinstance(child, _CONTAINERS)]
-        walk += reversed(inner)
+        walk += [(child, depth + 1) for child in reversed(children)]
     return False
