@@ -22,6 +22,7 @@ from lightning.pytorch.utilities import CombinedLoader
 
 from lit_loader.errors import StateError
 from lit_loader.loader import DataLoader
+from lit_loader.restoring import damaged
 
 __all__ = ["LoaderStateCallback"]
 
@@ -60,8 +61,18 @@ class LoaderStateCallback(Callback):
 
         Args:
             state: What `state` gave; an empty one forgets what was taken in before.
+
+        Raises:
+            StateError: It is something else. What it says of each loader is that loader's to take.
         """
-        self._restored = list(state.get("train", ()))
+        if not isinstance(state, Mapping):
+            raise damaged("data module's part must be a dict", state, "checkpoint")
+        positions = state.get("train", ())
+        if not isinstance(positions, (list, tuple)) or not all(
+            isinstance(position, Mapping) for position in positions
+        ):
+            raise damaged("train must be a list of the training loaders' states", positions)
+        self._restored = list(positions)
 
     def restore_single(self, loader: DataLoader[Any]) -> None:
         """Brings a training loader that was just made to its position, if it is the only one.

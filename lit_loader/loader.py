@@ -51,6 +51,7 @@ from lit_loader.predict import certain_indices
 from lit_loader.processors import usable_processors
 from lit_loader.recorder import Recorder
 from lit_loader.recovery import Recovery
+from lit_loader.restoring import is_count
 from lit_loader.sample_errors import TRANSIENT_ERRORS, Tolerance
 from lit_loader.sampling import (
     EndlessSampler,
@@ -58,7 +59,7 @@ from lit_loader.sampling import (
     OrderedSampler,
     Shard,
     ShuffledSampler,
-    whole_number,
+    epoch_number,
 )
 from lit_loader.seeding import BaseSeed
 from lit_loader.sharded_sampler import (
@@ -68,7 +69,7 @@ from lit_loader.sharded_sampler import (
     shard_items,
     sharding_of,
 )
-from lit_loader.state import ELASTIC, LoaderState
+from lit_loader.state import ELASTIC, LoaderState, check_batches, check_portable
 from lit_loader.statistics import LoaderStatistics
 from lit_loader.unsharded import advice_if_unsharded
 from lit_loader.worker_pool import WorkerPool
@@ -351,9 +352,9 @@ class DataLoader(TorchLoader[T_co]):
             epoch: Epoch number, from 0.
 
         Raises:
-            OptionError: It is no whole number.
+            OptionError: It is no whole number, or has more than 62 bits.
         """
-        epoch = whole_number("epoch", epoch)
+        epoch = epoch_number(epoch)
         self._epochs.set_epoch(epoch)
         if isinstance(self.sampler, EpochOrder):
             self.sampler.set_epoch(epoch)
@@ -544,14 +545,15 @@ class DataLoader(TorchLoader[T_co]):
         seed = self._base_seed.given()
         theirs = loaded.fingerprint.get("seed")
         # A seed that nobody chose is taken over: the data goes on as it would have.
-        adopted = None if self._base_seed.chosen else theirs
-        if isinstance(adopted, int):
-            seed = adopted
+        adopted = None
+        if not self._base_seed.chosen and is_count(theirs, 2**64):
+            seed = adopted = theirs
         fingerprint = self._fingerprint(seed)
         # So is the kind of shuffled order: where there are ranks it is DistributedSampler's.
         order = loaded.fingerprint.get("order")
         if {order, fingerprint["order"]} <= _SHUFFLED:
             fingerprint["order"] = order
+        loaded.check_parts(self._iterable)
         batches = loaded.batches
         readers = tuple(ReadPoint(*point) for point in loaded.workers or ())
         if self._plan is not None:
@@ -570,8 +572,10 @@ class DataLoader(TorchLoader[T_co]):
                     "a state taken with in_order=False in mid-epoch fits only the batch_size and "
                     "num_replicas it was taken with: resume with those"
                 )
-            batches = self._plan.start_for(loaded.samples)
-        if isinstance(adopted, int):
+            batches = check_batches(self._plan.start_for(loaded.samples))
+        if self.num_workers:
+            check_portable(readers)
+        if adopted is not None:
             self._base_seed.resumed = adopted
         if self._plan is not None and isinstance(self._plan.source, ShuffledSampler):
             self._plan.source.as_distributed = order == DistributedSampler.__name__
