@@ -85,6 +85,7 @@ def accelerate_dispatched() -> Any:
 
 
 def accelerate_seedable() -> Any:
+    torch.manual_seed(1)  # its sampler is seeded from this, and must be on all ranks alike
     return accelerated(use_seedable_sampler=True)
 
 

@@ -69,7 +69,7 @@ def test_accelerates_options_hold(name: str, tmp_path: Path) -> None:
     for epoch in range(EPOCHS):
         one, other = shares(ranks, epoch)
         assert {*one, *other} == set(EVERY)
-        assert len(one) + len(other) == (LENGTH if name == "accelerate_uneven" else 24)
+        assert len(one) + len(other) == (24 if name == "accelerate_split" else LENGTH)
     size = BATCH_SIZE // 2 if name == "accelerate_split" else BATCH_SIZE
     assert len(ranks[0]["epochs"][0][0]) == size
 
