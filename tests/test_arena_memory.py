@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from samples import given
 
 from lit_loader import arena as arena_module
 from lit_loader import forecast, shared_file
@@ -72,7 +73,7 @@ class Consumer:
             number, slot = self.flight.popleft()
             if len(self.held) == self.held.maxlen:
                 self.check(*self.held[0])
-            self.held.append((number, self.arena.lease(slot, self.size(number))))
+            self.held.append((number, given(self.arena, slot, self.size(number))))
 
     def check(self, number: int, batch: Any) -> None:
         """Hold a batch against its number."""
@@ -246,7 +247,7 @@ def test_threads_never_meet_a_slot_that_is_being_emptied(monkeypatch: pytest.Mon
             nbytes = dice.choice([PAGE, BATCH, 4 * BATCH])
             slot = arena.acquire()
             slot.memory[:nbytes] = value = (number + seed) % 251
-            held.append((arena.lease(slot, nbytes), value))
+            held.append((given(arena, slot, nbytes), value))
             mixed.extend(value for batch, value in held if not (batch == value).all())
             if dice.random() < 0.1:
                 arena.trim(1)
@@ -496,8 +497,8 @@ def test_the_bytes_of_a_slot_are_whole_pages() -> None:
     arena = Arena(64, in_flight=1, held=1, slot_bytes=BATCH)
     slot = arena.acquire(10 * BATCH + 1)
     assert slot.capacity % PAGE == 0
-    assert np.may_share_memory(slot.over(10), slot.memory)
+    lease = arena.lease(slot, 10)
+    assert np.may_share_memory(lease, slot.memory)
     assert arena_module.round_up(1) == PAGE
-    arena.release(slot)
-    del slot
+    del slot, lease
     arena.close()
