@@ -153,14 +153,14 @@ def _lead(parts: Iterable[Part], start: int) -> int:
     """Return how many bytes before ``start`` overlapping parts' storage is to begin.
 
     Its tensors, of whatever dtype, then begin a whole number of elements behind its beginning, as
-    they do in the storage they come from.
+    they do in the storage they come from. Arrays alone stay aligned as they are.
     """
     for part in parts:
         if isinstance(part, torch.Tensor):
             root = part.untyped_storage().data_ptr()
             if root <= start:
                 return (start - root) % 16  # bytes of the largest element, a complex128
-    return 0
+    return start % 16
 
 
 def _joined(stretches: list[Stretch]) -> list[Stretch]:
