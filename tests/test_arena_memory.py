@@ -149,6 +149,39 @@ def test_a_burst_of_held_batches_is_given_back_within_the_epoch() -> None:
 
 
 @needs_memfd
+@pytest.mark.parametrize("peak", ["many", "large"])
+def test_a_peak_is_over_within_some_hundred_batches(peak: str) -> None:
+    arena = Arena(64, in_flight=DEPTH)
+    large = 20 * BATCH if peak == "large" else BATCH
+    consumer = Consumer(arena, lambda number: large if number < 120 else BATCH, hold=110)
+    consumer.take(150)
+    assert blocks(arena) >= 110 * BATCH
+    consumer.let_go()
+    consumer.held = deque(maxlen=2)
+    consumer.take(270)
+    assert blocks(arena) <= (DEPTH + 3) * BATCH
+    consumer.let_go()
+    arena.close()
+
+
+@needs_memfd
+@pytest.mark.parametrize("many", [30, 100, 120])
+def test_batches_gathered_and_dropped_in_turn_keep_their_memory(
+    calls: list[str], many: int
+) -> None:
+    """As long as no more are gathered than slots may be held."""
+    arena = Arena(64, in_flight=DEPTH)
+    consumer = Consumer(arena, lambda _: PAGE, hold=many)
+    for turn in range(2_000 // many):
+        consumer.take(many)
+        consumer.let_go()
+        if turn == 400 // many:
+            calls.clear()
+    assert calls == []
+    arena.close()
+
+
+@needs_memfd
 def test_large_batches_of_the_past_are_given_back_within_the_epoch() -> None:
     """A slot keeps no more than the batches of late need; also one that is held meanwhile."""
     arena = Arena(64, in_flight=DEPTH)
