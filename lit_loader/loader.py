@@ -6,6 +6,7 @@ workers and the count of epochs. How batches are made and carried is told in `li
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import multiprocessing
 import os
@@ -48,6 +49,7 @@ from lit_loader.sampling import (
 from lit_loader.seeding import BaseSeed, base_seed
 from lit_loader.state import ELASTIC, LoaderState
 from lit_loader.statistics import LoaderStatistics
+from lit_loader.tables import frozen
 from lit_loader.worker_pool import WorkerPool
 
 __all__ = ["DataLoader"]
@@ -296,8 +298,10 @@ class DataLoader(Generic[T_co]):
 
     def __iter__(self) -> LoaderIterator[T_co]:
         pin, device = self._pinning()
-        if self.num_workers == 0 or (pin is None and self._best_made_here()):
+        if self.num_workers == 0:
             return InProcessIterator(self, pin)
+        if pin is None and self._best_made_here():
+            return InProcessIterator(self, pin, self._recipe_of_workers)
         iterator: MultiProcessIterator[T_co] = MultiProcessIterator(
             self,
             depth=self._depth(),
@@ -327,6 +331,12 @@ class DataLoader(Generic[T_co]):
                 self.num_workers,
             )
         return self._made_here
+
+    def _recipe_of_workers(self) -> Recipe:
+        """The recipe, with the table as workers would have it that were started now, or before."""
+        if self._workers.dataset is None or not self.persistent_workers:
+            self._workers.dataset = frozen(self.dataset)
+        return dataclasses.replace(self.recipe(), dataset=self._workers.dataset)
 
     @property
     def _dealt(self) -> bool:
