@@ -161,11 +161,18 @@ class InProcessIterator(LoaderIterator[T_co]):
     Args:
         host: The loader.
         pin: Pins a batch, or None.
+        recipe: Gives, at the first ``next()``, what batches are made by; None: the host does.
     """
 
-    def __init__(self, host: Host, pin: Callable[[Any], Any] | None) -> None:
+    def __init__(
+        self,
+        host: Host,
+        pin: Callable[[Any], Any] | None,
+        recipe: Callable[[], Recipe] | None = None,
+    ) -> None:
         super().__init__(host)
         self._pin = pin
+        self._recipe = recipe or host.recipe
         self._progress = Progress()
         self._loader: BatchLoader | None = None
         self._streams: OwnStreams | None = None
@@ -264,7 +271,7 @@ class InProcessIterator(LoaderIterator[T_co]):
             raise
 
     def _begin(self, start: EpochStart) -> BatchLoader:
-        recipe = self._host.recipe()
+        recipe = self._recipe()
         reading.shard_asked = False  # by the dataset of another loader, perhaps
         loader = self._loader = BatchLoader(recipe)
         if recipe.seeding == "worker":

@@ -11,6 +11,7 @@ class of the torch that is installed.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import multiprocessing
 import os
@@ -71,6 +72,7 @@ from lit_loader.sharded_sampler import (
 )
 from lit_loader.state import ELASTIC, LoaderState, check_batches, check_portable
 from lit_loader.statistics import LoaderStatistics
+from lit_loader.tables import frozen
 from lit_loader.unsharded import advice_if_unsharded
 from lit_loader.worker_pool import WorkerPool
 
@@ -381,8 +383,10 @@ class DataLoader(TorchLoader[T_co]):
     def _get_iterator(self) -> LoaderIterator[T_co]:  # type: ignore[override]
         """Make an iterator; where torch's loader makes its own, which subclasses override."""
         pin, device = self._pinning()
-        if self.num_workers == 0 or (pin is None and self._best_made_here()):
+        if self.num_workers == 0:
             return InProcessIterator(self, pin)
+        if pin is None and self._best_made_here():
+            return InProcessIterator(self, pin, self._recipe_of_workers)
         iterator: MultiProcessIterator[T_co] = MultiProcessIterator(
             self,
             depth=self._depth(),
@@ -412,6 +416,12 @@ class DataLoader(TorchLoader[T_co]):
                 self.num_workers,
             )
         return self._made_here
+
+    def _recipe_of_workers(self) -> Recipe:
+        """The recipe, with the table as workers would have it that were started now, or before."""
+        if self._workers.dataset is None or not self.persistent_workers:
+            self._workers.dataset = frozen(self.dataset)
+        return dataclasses.replace(self.recipe(), dataset=self._workers.dataset)
 
     @property
     def _dealt(self) -> bool:

@@ -15,9 +15,10 @@ PACKAGE = Path(__file__).parent.parent / "lit_loader"
 LAYERS: tuple[tuple[str, ...], ...] = (
     # words that all others use
     ("errors", "messages", "seeding", "board", "cgroup", "context", "forecast", "outbox",
-     "permutation", "pickling", "places", "position", "processors", "reductions", "scalars",
-     "shared_file", "slot", "slots", "sources", "stream_locks", "twister"),
+     "permutation", "pickling", "pieces", "places", "position", "processors", "reductions",
+     "scalars", "shared_file", "slot", "slots", "sources", "stream_locks", "twister"),
     ("fork_guard", "restoring"),
+    ("leases",),
     # one stage of a batch's way each, and the options
     ("config", "sampling", "arena", "layout", "collate", "failure", "fetch", "fingerprint",
      "generators", "pin_memory", "quiet_start", "reorder", "sample_errors", "sampler_state",
