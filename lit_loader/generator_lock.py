@@ -18,11 +18,14 @@ import logging
 import os
 import threading
 import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from lit_loader.errors import LoaderError
 
-__all__ = ["GIVE_UP_AFTER", "TELL_AFTER", "generator_lock"]
+__all__ = ["GIVE_UP_AFTER", "TELL_AFTER", "Turn", "turn"]
 
 TELL_AFTER: Final = 10.0
 """Seconds that a thread waits for one batch of another thread before it says so, once."""
@@ -35,55 +38,112 @@ _LOOK_EVERY: Final = 1.0
 _log = logging.getLogger(__name__)
 
 
-class _Holder:
-    """The thread that took the lock last, and how many times it has been taken."""
+class Turn:
+    """One time that a thread has the generators; one within another of the same thread is no more.
 
-    thread = 0
-    times = 0
+    An exception out of a signal handler can come at any instruction, between the taking of a lock
+    and the note that it is taken, too. So who has it is written in one step, by which it is taken
+    (`dict.setdefault`), and `end` may be called again, if the first call was interrupted::
+
+        mine = Turn()
+        try:
+            try:
+                mine.take()
+                ...
+            finally:
+                mine.end()
+        finally:
+            mine.end()
+    """
+
+    __slots__ = ("thread",)
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+
+    def take(self) -> None:
+        """Wait until no other thread has the lock, and take it.
+
+        Raises:
+            LoaderError: The thread that has it waits for something that does not come.
+        """
+        held = _taken.setdefault(0, self)
+        if held is not self and held.thread != self.thread:
+            self._wait()
+
+    def end(self) -> None:
+        """Give it back, if it is this one that has it."""
+        if _taken.get(0) is self:
+            _taken.pop(0)
+            _ring()
+
+    def _wait(self) -> None:
+        """Take the lock; say so if it takes long."""
+        seen, ran, told = self, None, False
+        began = still = 0.0
+        bell, rung = threading.Lock(), True
+        bell.acquire()
+        try:
+            while True:
+                if rung:
+                    _bells.append(bell)  # first, so that no end of the other one's is missed
+                held = _taken.setdefault(0, self)
+                if held is self:
+                    return
+                now = time.monotonic()
+                if held is not seen:  # another batch than when we looked last
+                    seen, began, told = held, now, False
+                if ran != (ran := (id(held), _times_run(held.thread))):
+                    still = now
+                if now - still >= GIVE_UP_AFTER and ran[1] is not None:
+                    raise LoaderError(
+                        f"{_waits_for(held.thread, now - began)} and has not run for the last "
+                        f"{now - still:.0f} s, so it waits itself, for this thread it seems: "
+                        f"{_ADVICE}"
+                    )
+                if now - began >= TELL_AFTER and not told:
+                    told = True
+                    _log.warning("%s: %s", _waits_for(held.thread, now - began), _ADVICE)
+                rung = bell.acquire(timeout=_LOOK_EVERY)
+        finally:
+            try:
+                _bells.remove(bell)
+            except ValueError:  # rung
+                if not _taken:
+                    _ring()  # for somebody who wants it still
 
 
-_lock = threading.RLock()
-_holder = _Holder()
+_taken: Final[dict[int, Turn]] = {}
+"""Who has the lock, under the key 0."""
+
+_bells: Final[deque[threading.Lock]] = deque()
+"""Each of a thread that waits, and is rung by its release. A ring that is lost costs one look."""
 
 
-def generator_lock() -> threading.RLock:
-    """Wait until the lock can be had, and return it, for a ``with`` statement.
-
-    The statement takes the lock itself, without a step of Python code in between, so that an
-    exception out of a signal handler cannot leave it taken.
+@contextmanager
+def turn() -> Iterator[None]:
+    """Give a context in which no other thread borrows the global generators.
 
     Raises:
-        LoaderError: The thread that has it waits for something that does not come.
+        LoaderError: The thread that has them waits for something that does not come.
     """
-    lock = _lock
-    if not lock.acquire(blocking=False):
-        _wait_for(lock)
-    _holder.thread = threading.get_ident()
-    _holder.times += 1
-    lock.release()
-    return lock
+    mine = Turn()
+    try:
+        try:
+            mine.take()
+            yield
+        finally:
+            mine.end()
+    finally:
+        mine.end()
 
 
-def _wait_for(lock: threading.RLock) -> None:
-    """Take the lock; say so if it takes long."""
-    times, ran, told = -1, None, False
-    began = still = 0.0
-    while True:
-        now, holder = time.monotonic(), _holder.thread
-        if times != _holder.times:  # another batch than when we looked last
-            times, began, told = _holder.times, now, False
-        if ran != (ran := (times, _times_run(holder))):
-            still = now
-        if now - still >= GIVE_UP_AFTER and ran[1] is not None:
-            raise LoaderError(
-                f"{_waits_for(holder, now - began)} and has not run for the last "
-                f"{now - still:.0f} s, so it waits itself, for this thread it seems: {_ADVICE}"
-            )
-        if now - began >= TELL_AFTER and not told:
-            told = True
-            _log.warning("%s: %s", _waits_for(holder, now - began), _ADVICE)
-        if lock.acquire(timeout=_LOOK_EVERY):
-            return
+def _ring() -> None:
+    try:
+        bell = _bells.popleft()
+    except IndexError:
+        return
+    bell.release()
 
 
 _ADVICE: Final = (
@@ -118,13 +178,12 @@ def _times_run(ident: int) -> int | None:
         return None
 
 
-def _renew() -> None:
-    """Make a new lock in a forked process, if a thread has the old one that was not copied."""
-    global _lock
-    if _lock.acquire(blocking=False):
-        _lock.release()
-    else:
-        _lock = threading.RLock()
+def _forget_other_threads() -> None:
+    """Free the lock in a forked process, if a thread has it that was not copied."""
+    _bells.clear()
+    held = _taken.get(0)
+    if held is not None and held.thread != threading.get_ident():
+        _taken.clear()
 
 
-os.register_at_fork(after_in_child=_renew)
+os.register_at_fork(after_in_child=_forget_other_threads)

@@ -18,7 +18,7 @@ from lit_loader.context import reading
 from lit_loader.errors import WorkerError
 from lit_loader.failure import describe_batch
 from lit_loader.fetch import EndOfData
-from lit_loader.generator_lock import generator_lock
+from lit_loader.generator_lock import turn
 from lit_loader.loading import BatchLoader, Parcel, Recipe
 from lit_loader.position import EpochPosition
 from lit_loader.recorder import Recorder
@@ -180,7 +180,7 @@ class InProcessIterator(LoaderIterator[T_co]):
         if not self._draws:
             return super().__next__()
         # Before the loader's own lock: a dataset that iterates this loader has that order, too.
-        with generator_lock():
+        with turn():
             return super().__next__()
 
     def _next(self, start: EpochStart) -> T_co:

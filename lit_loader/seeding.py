@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lit_loader.generator_lock import generator_lock
+from lit_loader.generator_lock import turn
 
 __all__ = [
     "BaseSeed",
@@ -128,7 +128,7 @@ def base_seed(seed: int | None, generator: torch.Generator | None) -> int:
         return seed & _MASK
     if generator is not None:
         return generator.initial_seed() & _MASK
-    with generator_lock():  # a batch that another thread makes may have a seed of its own
+    with turn():  # a batch that another thread makes may have a seed of its own
         return torch.initial_seed() & _MASK
 
 

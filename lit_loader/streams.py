@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from lit_loader.generator_lock import generator_lock
+from lit_loader.generator_lock import Turn
 from lit_loader.seeding import seed_streams
 
 __all__ = ["OwnStreams", "Rewind", "preserved"]
@@ -35,13 +35,15 @@ def preserved() -> Iterator[None]:
     reserve, and ``torch.initial_seed()``; also when the body raises. The body must seed before it
     draws. Other threads that borrow the generators wait meanwhile. May be nested.
     """
-    with generator_lock():
-        outside = _capture()
+    loan = _Loan()
+    try:
         try:
-            _use_a_twister()
+            loan.begin()
             yield
         finally:
-            _put_back(outside)
+            loan.end()
+    finally:  # an exception out of a signal handler may have come in between
+        loan.end()
 
 
 class OwnStreams:
@@ -65,10 +67,10 @@ class OwnStreams:
         they were when it is entered again. Outside, the global generators are as if there were no
         body, exactly as with `preserved`; those of accelerators are not touched.
         """
-        with generator_lock():
-            outside = _capture()
+        loan = _Loan()
+        try:
             try:
-                own = _use_a_twister()
+                own = loan.begin()
                 if self._inside is None:
                     seed_streams(self._seed)
                 else:
@@ -80,7 +82,40 @@ class OwnStreams:
                     # One that the body has put there itself stays behind numpy.random.
                     self._inside = inside if inside.bits is not own else inside._replace(bits=None)
             finally:
-                _put_back(outside)
+                loan.end()
+        finally:
+            loan.end()
+
+
+class _Loan:
+    """The global generators of the process, lent to one thread."""
+
+    __slots__ = ("_outside", "_turn")
+
+    def __init__(self) -> None:
+        self._turn = Turn()
+        self._outside: _Streams | None = None
+
+    def begin(self) -> Any:
+        """Note where they are, as soon as no other thread has them.
+
+        Returns:
+            What is now behind ``numpy.random``: a twister, as in a new process.
+        """
+        self._turn.take()
+        self._outside = _capture()
+        bits = self._outside.bits
+        if type(bits) is not np.random.MT19937:
+            bits = np.random.MT19937(0)
+            _numpy.set_bit_generator(bits)
+        return bits
+
+    def end(self) -> None:
+        """Put them back; may be called again, and does then what was not done."""
+        if self._outside is not None:
+            _install(self._outside)
+            self._outside = None
+        self._turn.end()
 
 
 class _Streams(NamedTuple):
@@ -110,23 +145,6 @@ def _install(streams: _Streams) -> None:
     _numpy.set_state(streams.numpy)
     torch.default_generator.set_state(streams.torch)
     random.setstate(streams.python)
-
-
-def _put_back(streams: _Streams) -> None:
-    try:
-        _install(streams)
-    except BaseException:  # out of a signal handler: the rest must not be left undone
-        _install(streams)
-        raise
-
-
-def _use_a_twister() -> Any:
-    """Give ``numpy.random`` what it has in a new process, if the user has put another behind it."""
-    bits = _numpy.get_bit_generator()
-    if type(bits) is not np.random.MT19937:
-        bits = np.random.MT19937(0)
-        _numpy.set_bit_generator(bits)
-    return bits
 
 
 class Rewind:

@@ -154,14 +154,7 @@ def in_thread(function: Callable[[], Any]) -> Any:
 
 
 def lock_is_free() -> bool:
-    def free() -> bool:
-        lock = generator_lock._lock
-        if not lock.acquire(blocking=False):
-            return False
-        lock.release()
-        return True
-
-    return bool(in_thread(free))
+    return not generator_lock._taken
 
 
 # --- exact, whatever other threads do ---
@@ -330,13 +323,13 @@ class _Waiting:
         self._patch = pytest.MonkeyPatch()
 
     def __enter__(self) -> _Waiting:
-        real = generator_lock._wait_for
+        real = generator_lock.Turn._wait
 
-        def wait_for(lock: Any) -> None:
+        def wait(turn: generator_lock.Turn) -> None:
             self._event.set()
-            real(lock)
+            real(turn)
 
-        self._patch.setattr(generator_lock, "_wait_for", wait_for)
+        self._patch.setattr(generator_lock.Turn, "_wait", wait)
         return self
 
     def __exit__(self, *error: object) -> None:
