@@ -67,24 +67,18 @@ class OwnStreams:
         they were when it is entered again. Outside, the global generators are as if there were no
         body, exactly as with `preserved`; those of accelerators are not touched.
         """
-        loan = _Loan()
-        try:
+        with preserved():
+            own = _numpy.get_bit_generator()
+            if self._inside is None:
+                seed_streams(self._seed)
+            else:
+                _install(self._inside)
             try:
-                own = loan.begin()
-                if self._inside is None:
-                    seed_streams(self._seed)
-                else:
-                    _install(self._inside)
-                try:
-                    yield
-                finally:
-                    inside = _capture()
-                    # One that the body has put there itself stays behind numpy.random.
-                    self._inside = inside if inside.bits is not own else inside._replace(bits=None)
+                yield
             finally:
-                loan.end()
-        finally:
-            loan.end()
+                inside = _capture()
+                # One that the body has put there itself stays behind numpy.random.
+                self._inside = inside if inside.bits is not own else inside._replace(bits=None)
 
 
 class _Loan:
@@ -96,19 +90,15 @@ class _Loan:
         self._turn = Turn()
         self._outside: _Streams | None = None
 
-    def begin(self) -> Any:
+    def begin(self) -> None:
         """Note where they are, as soon as no other thread has them.
 
-        Returns:
-            What is now behind ``numpy.random``: a twister, as in a new process.
+        Behind ``numpy.random`` there is a twister then, as in a new process.
         """
         self._turn.take()
         self._outside = _capture()
-        bits = self._outside.bits
-        if type(bits) is not np.random.MT19937:
-            bits = np.random.MT19937(0)
-            _numpy.set_bit_generator(bits)
-        return bits
+        if type(self._outside.bits) is not np.random.MT19937:
+            _numpy.set_bit_generator(np.random.MT19937(0))
 
     def end(self) -> None:
         """Put them back; may be called again, and does then what was not done."""

@@ -539,3 +539,55 @@ def test_a_generator_that_is_left_in_the_midst_holds_nothing() -> None:
     sampled = iter(DataLoader(Augmented(), 2, sampler=EveryOther(26)))
     next(sampled)
     assert lock_is_free()
+
+
+# --- an exception at any instruction ---
+
+OURS = {
+    *("streams.py", "generator_lock.py", "context.py", "iterator.py", "batch_plan.py"),
+    "contextlib.py",
+}
+
+
+def interrupted_at(instruction: int, seeding: str) -> bool:
+    """Raise at an instruction of the second ``next()``; returns whether there are as many."""
+    iterator = iter(
+        DataLoader(Call(lambda i: random.random(), 6), 2, sampler=EveryOther(6), seeding=seeding)
+    )
+    next(iterator)
+    before, count = state(), itertools.count()
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        if os.path.basename(frame.f_code.co_filename) in OURS:
+            frame.f_trace_opcodes = True
+            if event == "opcode" and next(count) == instruction:
+                raise Interrupted
+        return trace
+
+    tracing = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        next(iterator)
+    except Interrupted:
+        pass
+    finally:
+        sys.settrace(tracing)
+    assert state() == before, f"not put back: {instruction}"
+    assert lock_is_free(), f"not given back: {instruction}"
+    return next(count) > instruction
+
+
+@pytest.mark.parametrize("seeding", ["batch", "worker"])
+def test_an_exception_at_some_instructions(seeding: str) -> None:
+    while_there_are(range(0, 10**6, 17), seeding)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeding", ["batch", "worker"])
+def test_an_exception_at_any_instruction(seeding: str) -> None:
+    while_there_are(range(10**6), seeding)
+
+
+def while_there_are(instructions: range, seeding: str) -> None:
+    reached = list(itertools.takewhile(lambda n: interrupted_at(n, seeding), instructions))
+    assert reached[-1] > 800
