@@ -140,7 +140,7 @@ def _install(streams: _Streams) -> None:
 class Rewind:
     """Takes random generators back to a mark: the three global ones, and others at will.
 
-    Made to be marked before every sample that may fail: 50 us for the global generators.
+    Made to be marked before every sample that may fail: 45 us for the global generators.
 
     Args:
         held: Further generators, of the kinds that `lit_loader.generators` finds. One that cannot
