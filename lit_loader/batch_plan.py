@@ -11,7 +11,7 @@
   iterated as it is; a position is reached by its own ``load_state_dict``, or else by drawing its
   indices again, which reads no data.
 - A user's sampler that draws from the global generators finds them seeded from (seed, epoch,
-  batch number), and they are put back afterwards: 26 us a batch. One that has a ``generator`` of
+  batch number), and they are put back afterwards: 80 us a batch. One that has a ``generator`` of
   its own goes on with it from epoch to epoch, as with torch's loader; its state at the epoch's
   start (3.2 KB) is then part of the position. Other generators that a sampler holds must be
   handled by its own ``state_dict`` or ``set_epoch``.

@@ -139,6 +139,11 @@ class BatchLoader:
         self.samples = 0
         """Samples of the batch made last."""
 
+    @property
+    def reads_table(self) -> bool:
+        """Whether batches are made by `take`, which draws nothing, as far as indices allow."""
+        return self._table is not None
+
     def begin_epoch(self) -> None:
         """Take up an epoch: the next :meth:`load` iterates an iterable dataset anew."""
         self._fetcher = None

@@ -14,10 +14,11 @@ PACKAGE = Path(__file__).parent.parent / "lit_loader"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     # words that all others use
-    ("errors", "messages", "seeding", "board", "cgroup", "context", "forecast", "outbox",
+    ("errors",),
+    ("generator_lock", "messages", "board", "cgroup", "context", "forecast", "outbox",
      "permutation", "pickling", "pieces", "places", "position", "processors", "reductions",
-     "scalars", "shared_file", "slot", "slots", "sources", "stream_locks", "twister"),
-    ("fork_guard", "restoring"),
+     "scalars", "shared_file", "slot", "slots", "sources", "stream_locks"),
+    ("fork_guard", "restoring", "seeding"),
     ("leases",),
     # one stage of a batch's way each, and the options
     ("config", "sampling", "arena", "layout", "collate", "failure", "fetch", "fingerprint",
