@@ -11,7 +11,10 @@
   iterated as it is; a position is reached by its own ``load_state_dict``, or else by drawing its
   indices again, which reads no data.
 - A user's sampler that draws from the global generators finds them seeded from (seed, epoch,
-  batch number), and they are put back afterwards: 26 us a batch. One that has a ``generator`` of
+  batch number), and they are put back afterwards: 26 us a batch. Where it is restored by a state of
+  its own it begins with the seed of batch 0 all the same, for it may draw its order before its
+  first item; so the state is that of the batch before, which is drawn again. One that has a
+  ``generator`` of
   its own goes on with it from epoch to epoch, as with torch's loader; its state at the epoch's
   start (3.2 KB) is then part of the position. Other generators that a sampler holds must be
   handled by its own ``state_dict`` or ``set_epoch``.
@@ -22,6 +25,7 @@ from __future__ import annotations
 import copy
 import itertools
 import numbers
+import random
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -51,6 +55,7 @@ from lit_loader.sampling import (
     resolve,
 )
 from lit_loader.seeding import derive, seed_globals
+from lit_loader.stateful import ITERATOR, Opened, is_stateful
 from lit_loader.streams import preserved
 
 __all__ = ["BatchPlan", "Coming", "EpochBatches"]
@@ -123,6 +128,8 @@ class BatchPlan:
             if isinstance(owner, DistributedSampler):
                 self.shard, self.num_replicas = Shard(), owner.num_replicas
         self._epochs_seen = [0] * len(self._owners)
+        self.between = False
+        """Whether a user's sampler has come to an epoch's end, and not been drawn from since."""
         self.fingerprint()  # what cannot be told is refused here, not at the first checkpoint
 
     def __len__(self) -> int:
@@ -259,8 +266,8 @@ class BatchPlan:
         state: dict[str, Any] = {}
         if generator := self.generator():
             state["generator"] = _pack(generator)
-        if (stateful := self.stateful()) is not None:
-            state["sampler"] = copy.deepcopy(stateful.state_dict())
+        if is_stateful(self.drawn_from):
+            state[_SAMPLER] = copy.deepcopy(self.drawn_from.state_dict())
         return state or None
 
     def fingerprint(self) -> Fingerprint:
@@ -291,12 +298,13 @@ class BatchPlan:
                 return generator
         return None
 
-    def stateful(self) -> Any:
-        """Give the sampler that can be asked for its position; None if none can."""
-        for owner in self._owners if type(self.source) is BatchSampler else [self.source]:
-            if _is_stateful(owner):
-                return owner
-        return None
+    @property
+    def drawn_from(self) -> Any:
+        """The sampler that is asked for its place, and iterated.
+
+        A user's batch sampler, too; that of one of torch's, which only cuts what its sampler gives.
+        """
+        return self._owners[-1] if type(self.source) is BatchSampler else self.source
 
 
 class EpochBatches(Iterator[Any]):
@@ -312,7 +320,8 @@ class EpochBatches(Iterator[Any]):
         self.position = start
         self._plan, self._epoch, self._given = plan, epoch, dict(state or {})
         self._kept: dict[str, Any] = {}
-        self._stateful: tuple[str, Any] | None = None
+        self._opened: Opened | None = None
+        self._place: dict[str, Any] | None = None
         self._batches = self._run()
 
     def __next__(self) -> Any:
@@ -331,27 +340,31 @@ class EpochBatches(Iterator[Any]):
         Returns:
             Primitives as far as the sampler's own state is; a new dict, nested parts not shared.
         """
-        state = dict(self._kept)
-        if self._stateful is not None:
-            kind, stateful = self._stateful
-            state[kind] = copy.deepcopy(stateful.state_dict())
-        return state or None
+        return self._kept | (self._place or self._now()) or None
+
+    def _now(self) -> dict[str, Any]:
+        """The samplers' own states, as they are."""
+        return {} if self._opened is None else self._opened.state() or {}
 
     def _run(self) -> Iterator[Any]:
         self._plan.announce(self._epoch)
-        if "sampler" in self._given and self._plan.is_end(self.position):
+        if _SAMPLER in self._given and not self._behind and self._plan.is_end(self.position):
             self._restore_end()
             return
         own = isinstance(self._plan.source, EpochOrder)
         yield from self.computed(self._plan.source) if own else self._drawn()
+
+    @property
+    def _behind(self) -> int:
+        """How many batches before the position the samplers' own states are."""
+        return int(self._given.get(_BEHIND, 0))
 
     def _restore_end(self) -> None:
         """Bring a stateful sampler to the end of the epoch, from which nothing is left to draw."""
         self._begin_generator()
         if next(iter(self._open(self._plan.source)), None) is not None:
             # One that begins anew when it is brought to its end: it must do so in the next epoch.
-            assert self._stateful is not None
-            self._stateful[1].load_state_dict(copy.deepcopy(self._given["sampler"]))
+            self._plan.drawn_from.load_state_dict(copy.deepcopy(self._given[_SAMPLER]))
 
     def computed(self, sampler: Any) -> Iterator[Any]:
         """Give the batches from the position on, of one of the loader's own orders."""
@@ -378,16 +391,31 @@ class EpochBatches(Iterator[Any]):
         source, isolated = _reproducible(plan.source, seed)
         items: Iterator[Any] | None = None
         head: list[Any] = list(given.get("head", ()))
-        for number in itertools.count(start if given.keys() & {"sampler", "iterator"} else 0):
+        restored = {part: given[part] for part in _PARTS if part in given}
+        before = restored or self._place_before_all()
+        plan.between = False
+        draws = _BEHIND in given
+        for number in itertools.count(start - self._behind if restored else 0):
             with preserved() if isolated else _NOTHING:
+                opens, began = items is None, derive(seed, 0)
                 if isolated:
-                    seed_globals(derive(seed, number))
+                    seed_globals(began if opens else derive(seed, number))
                 if items is None:
                     items = self._open(source)
+                    if not restored and self._opened and self._opened.tells_its_start:
+                        before = self._now()
+                    if isolated and number and not draws:
+                        seed_globals(derive(seed, number))
+                elif draws:
+                    before = self._now()
                 group = list(itertools.islice(items, group_size))
+                if opens and isolated and number == 0 and self._now():
+                    draws = not _are_at(began)
+            if draws:
+                self._place = self._now() | {_BEHIND: 0} if before is None else before | _ONE_BEHIND
             if plan.shard.tail == "pad" and len(head) < plan.shard.num_replicas - 1:
                 head += group[: plan.shard.num_replicas - 1 - len(head)]
-                if self._stateful is not None and not plan.divides_evenly():
+                if (self._place or self._now()) and not plan.divides_evenly():
                     self._kept["head"] = list(head)
             mine = plan.shard.deal(group, head)
             if number >= start and mine and not (plan.drop_last and len(mine) < plan.size):
@@ -395,7 +423,14 @@ class EpochBatches(Iterator[Any]):
                     _refuse_single(mine[0])
                 yield mine[0] if plan.single else mine
             if len(group) < group_size:
+                plan.between = True
                 return
+
+    def _place_before_all(self) -> dict[str, Any] | None:
+        """The sampler's own state, if the epoch can be begun from it: it lies behind another."""
+        if self._plan.between and is_stateful(self._plan.drawn_from):
+            return {_SAMPLER: copy.deepcopy(self._plan.drawn_from.state_dict())}
+        return None
 
     def _begin_generator(self) -> None:
         """Bring a sampler's own generator to where it was when the epoch began, and note that."""
@@ -410,24 +445,31 @@ class EpochBatches(Iterator[Any]):
 
     def _open(self, source: Any) -> Any:
         """Begin to iterate, where the state says if there is one."""
-        given = self._given
-        if (sampler := self._plan.stateful()) is not None:
-            self._stateful = ("sampler", sampler)
-            if "sampler" in given:
-                sampler.load_state_dict(copy.deepcopy(given["sampler"]))
-        items: Any = iter(source)
-        if sampler is None and _is_stateful(items):
-            self._stateful = ("iterator", items)
-            if "iterator" in given:
-                items.load_state_dict(copy.deepcopy(given["iterator"]))
-        for kind in ("sampler", "iterator"):
-            if kind in given and (self._stateful is None or kind != self._stateful[0]):
-                raise _unfit(self._plan.source, f"state_dict and load_state_dict (of the {kind})")
+        given, cuts = self._given, type(source) is BatchSampler
+        inner = source.sampler if cuts else source
+        self._opened = Opened(inner, _SAMPLER, given, restoring=preserved)
         if "head" in given:
             self._kept["head"] = list(given["head"])
-        return items
+        if not cuts:
+            return self._opened.iterator
+        cutter = copy.copy(source)  # the user's keeps its sampler
+        cutter.sampler = _Begun(self._opened.iterator)
+        return iter(cutter)
 
 
+class _Begun:
+    """An iterator that iterating does not begin again."""
+
+    def __init__(self, iterator: Any) -> None:
+        self._iterator = iterator
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self._iterator
+
+
+_SAMPLER, _BEHIND = "sampler", "behind"
+_ONE_BEHIND = {_BEHIND: 1}
+_PARTS = (_SAMPLER, ITERATOR)
 _NOTHING: AbstractContextManager[None] = nullcontext()
 _RANDOM = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 _DRAWS_NOTHING = (
@@ -457,6 +499,13 @@ def _reproducible(source: Any, seed: int) -> tuple[Any, bool]:
     return source, kind not in _RANDOM and kind not in _DRAWS_NOTHING
 
 
+def _are_at(seed: int) -> bool:
+    """Whether the global generators are where `seed_globals` sets them; to be seeded anew after."""
+    found = random.random(), np.random.random(), torch.rand(()).item()
+    seed_globals(seed)
+    return found == (random.random(), np.random.random(), torch.rand(()).item())
+
+
 def _refuse_single(batch: Any) -> None:
     """Refuse what a flat batch sampler gives; a batch may be any other object than a number."""
     if (
@@ -468,11 +517,6 @@ def _refuse_single(batch: Any) -> None:
             f"batch_sampler gave {short_repr(batch)} ({type(batch).__name__}), where a list of the "
             "batch's indices is expected: give lists, or use sampler with batch_size"
         )
-
-
-def _is_stateful(thing: Any) -> bool:
-    methods = (getattr(thing, name, None) for name in ("state_dict", "load_state_dict"))
-    return all(map(callable, methods))
 
 
 def _pack(generator: torch.Generator) -> bytes:

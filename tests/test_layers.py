@@ -17,7 +17,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "messages", "seeding", "board", "cgroup", "context", "forecast", "outbox",
      "permutation", "pickling", "places", "position", "processors", "reductions", "shared_file",
      "slot", "slots", "sources", "stream_locks", "twister"),
-    ("fork_guard",),
+    ("fork_guard", "stateful"),
     # one stage of a batch's way each, and the options
     ("config", "sampling", "arena", "layout", "collate", "failure", "fetch", "fingerprint",
      "generators", "pin_memory", "quiet_start", "reorder", "sample_errors", "shared_sequence",
