@@ -130,6 +130,8 @@ class BatchPlan:
         self._epochs_seen = [0] * len(self._owners)
         self.between = False
         """Whether a user's sampler has come to an epoch's end, and not been drawn from since."""
+        self.opened: Opened | None = None
+        """The sampler in the epoch that was begun last."""
         self.fingerprint()  # what cannot be told is refused here, not at the first checkpoint
 
     def __len__(self) -> int:
@@ -257,8 +259,11 @@ class BatchPlan:
             if position < 0:
                 return  # an epoch without batches: so are all others
 
-    def sampler_state(self) -> dict[str, Any] | None:
+    def sampler_state(self, between: bool = True) -> dict[str, Any] | None:
         """Give what the sampler itself must remember between two epochs; None if nothing.
+
+        Args:
+            between: Whether that is where it is.
 
         Returns:
             Primitives, given back to `batches` with ``start=0``.
@@ -266,9 +271,16 @@ class BatchPlan:
         state: dict[str, Any] = {}
         if generator := self.generator():
             state["generator"] = _pack(generator)
-        if is_stateful(self.drawn_from):
-            state[_SAMPLER] = copy.deepcopy(self.drawn_from.state_dict())
-        return state or None
+        return state | (self.place_between() if between else {}) or None
+
+    def place_between(self) -> dict[str, Any]:
+        """Give the samplers' own states behind an epoch; empty if they have none."""
+        parts = None
+        if self.opened is not None:
+            parts = self.opened.state()
+        elif is_stateful(self.drawn_from):
+            parts = {_SAMPLER: copy.deepcopy(self.drawn_from.state_dict())}
+        return parts | {_BETWEEN: True} if parts else {}
 
     def fingerprint(self) -> Fingerprint:
         """Give what the samplers tell of themselves: fields "sampler.…" of a state's fingerprint.
@@ -348,23 +360,28 @@ class EpochBatches(Iterator[Any]):
 
     def _run(self) -> Iterator[Any]:
         self._plan.announce(self._epoch)
-        if _SAMPLER in self._given and not self._behind and self._plan.is_end(self.position):
-            self._restore_end()
+        given, plan = self._given, self._plan
+        at_its_place = given.keys() & _PARTS and not given.keys() & {_BEHIND, _BETWEEN}
+        if at_its_place and plan.is_end(self.position):
+            self._begin_generator()
+            self._bring_to_end()
             return
-        own = isinstance(self._plan.source, EpochOrder)
-        yield from self.computed(self._plan.source) if own else self._drawn()
+        own = isinstance(plan.source, EpochOrder)
+        yield from self.computed(plan.source) if own else self._drawn()
 
     @property
     def _behind(self) -> int:
         """How many batches before the position the samplers' own states are."""
         return int(self._given.get(_BEHIND, 0))
 
-    def _restore_end(self) -> None:
-        """Bring a stateful sampler to the end of the epoch, from which nothing is left to draw."""
-        self._begin_generator()
-        if next(iter(self._open(self._plan.source)), None) is not None:
-            # One that begins anew when it is brought to its end: it must do so in the next epoch.
-            self._plan.drawn_from.load_state_dict(copy.deepcopy(self._given[_SAMPLER]))
+    def _bring_to_end(self) -> None:
+        """Bring stateful samplers to the end of an epoch, from which nothing is left to draw."""
+        with preserved():
+            opened = self._open_at(self._plan.drawn_from, self._given)
+            if next(opened.iterator, None) is not None:
+                # One that begins anew when it is brought to its end: so it must in the next epoch.
+                opened.restore_again()
+        self._plan.between = True
 
     def computed(self, sampler: Any) -> Iterator[Any]:
         """Give the batches from the position on, of one of the loader's own orders."""
@@ -387,12 +404,14 @@ class EpochBatches(Iterator[Any]):
         plan, start, given = self._plan, self.position, self._given
         seed = derive(resolve(plan.seed), self._epoch, _SAMPLER_STREAM)
         group_size = plan.size * plan.shard.num_replicas
+        if _BETWEEN in given:
+            self._bring_to_end()
         self._begin_generator()
         source, isolated = _reproducible(plan.source, seed)
         items: Iterator[Any] | None = None
         head: list[Any] = list(given.get("head", ()))
-        restored = {part: given[part] for part in _PARTS if part in given}
-        before = restored or self._place_before_all()
+        restored = {part: given[part] for part in (*_PARTS, _BETWEEN) if part in given}
+        before = restored or (plan.place_between() if plan.between else None)
         plan.between = False
         draws = _BEHIND in given
         for number in itertools.count(start - self._behind if restored else 0):
@@ -412,7 +431,9 @@ class EpochBatches(Iterator[Any]):
                 if opens and isolated and number == 0 and self._now():
                     draws = not _are_at(began)
             if draws:
-                self._place = self._now() | {_BEHIND: 0} if before is None else before | _ONE_BEHIND
+                self._place = (
+                    self._now() | {_BEHIND: 0} if before is None else {**before, **_ONE_BEHIND}
+                )
             if plan.shard.tail == "pad" and len(head) < plan.shard.num_replicas - 1:
                 head += group[: plan.shard.num_replicas - 1 - len(head)]
                 if (self._place or self._now()) and not plan.divides_evenly():
@@ -425,12 +446,6 @@ class EpochBatches(Iterator[Any]):
             if len(group) < group_size:
                 plan.between = True
                 return
-
-    def _place_before_all(self) -> dict[str, Any] | None:
-        """The sampler's own state, if the epoch can be begun from it: it lies behind another."""
-        if self._plan.between and is_stateful(self._plan.drawn_from):
-            return {_SAMPLER: copy.deepcopy(self._plan.drawn_from.state_dict())}
-        return None
 
     def _begin_generator(self) -> None:
         """Bring a sampler's own generator to where it was when the epoch began, and note that."""
@@ -446,30 +461,38 @@ class EpochBatches(Iterator[Any]):
     def _open(self, source: Any) -> Any:
         """Begin to iterate, where the state says if there is one."""
         given, cuts = self._given, type(source) is BatchSampler
-        inner = source.sampler if cuts else source
-        self._opened = Opened(inner, _SAMPLER, given, restoring=preserved)
+        self._opened = self._open_at(
+            source.sampler if cuts else source, {} if _BETWEEN in given else given
+        )
         if "head" in given:
             self._kept["head"] = list(given["head"])
+        items = _Begun(self._opened.iterator)
         if not cuts:
-            return self._opened.iterator
+            return items
         cutter = copy.copy(source)  # the user's keeps its sampler
-        cutter.sampler = _Begun(self._opened.iterator)
+        cutter.sampler = items
         return iter(cutter)
 
+    def _open_at(self, sampler: Any, state: Mapping[str, Any]) -> Opened:
+        """Begin to iterate a sampler, and remember it for the time between this epoch and next."""
+        opened = Opened(sampler, _SAMPLER, state, restoring=preserved)
+        self._plan.opened = opened
+        return opened
 
-class _Begun:
-    """An iterator that iterating does not begin again."""
+
+class _Begun(Iterator[Any]):
+    """An iterator that is not begun again by whoever calls ``iter`` on it, as ``islice`` does."""
 
     def __init__(self, iterator: Any) -> None:
         self._iterator = iterator
 
-    def __iter__(self) -> Iterator[Any]:
-        yield from self._iterator
+    def __next__(self) -> Any:
+        return next(self._iterator)
 
 
-_SAMPLER, _BEHIND = "sampler", "behind"
+_SAMPLER, _BEHIND, _BETWEEN = "sampler", "behind", "between"
 _ONE_BEHIND = {_BEHIND: 1}
-_PARTS = (_SAMPLER, ITERATOR)
+_PARTS = {_SAMPLER, ITERATOR}
 _NOTHING: AbstractContextManager[None] = nullcontext()
 _RANDOM = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 _DRAWS_NOTHING = (

@@ -55,29 +55,35 @@ class Opened:
         before_iter: Callable[[], object] | None = None,
         restoring: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        state = state or {}
-
-        def restore(thing: Any, part: str) -> None:
-            if part not in state:
-                return
-            if not is_stateful(thing):
-                raise StateError(
-                    f"the state is of a {name} with state_dict and load_state_dict (of the {part})"
-                    f", which {type(source).__name__} has not: resume with the {name} that the "
-                    "state was taken from"
-                )
-            with restoring():
-                thing.load_state_dict(copy.deepcopy(state[part]))
-
-        restore(source, name)
+        self._source, self._name = source, name
+        self._state, self._restoring = state or {}, restoring
+        self._restore(source, name)
         if before_iter is not None:
             before_iter()
         self.iterator: Any = iter(source)
-        restore(self.iterator, ITERATOR)
+        self._restore(self.iterator, ITERATOR)
         asked = {ITERATOR: self.iterator}
         if source is not self.iterator:
             asked[name] = source
         self._asked = {part: thing for part, thing in asked.items() if is_stateful(thing)}
+
+    def _restore(self, thing: Any, part: str) -> None:
+        if part not in self._state:
+            return
+        if not is_stateful(thing):
+            raise StateError(
+                f"the state is of a {self._name} with state_dict and load_state_dict (of the {part}"
+                f"), which {type(self._source).__name__} has not: resume with the {self._name} "
+                "that the state was taken from"
+            )
+        with self._restoring():
+            thing.load_state_dict(copy.deepcopy(self._state[part]))
+
+    def restore_again(self) -> None:
+        """Bring the source, once more, to where it was begun."""
+        self._restore(self._source, self._name)
+        if self._source is self.iterator:
+            self._restore(self.iterator, ITERATOR)
 
     @property
     def stateful(self) -> bool:
