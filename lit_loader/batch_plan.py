@@ -132,6 +132,8 @@ class BatchPlan:
         """Whether a user's sampler has come to an epoch's end, and not been drawn from since."""
         self.opened: Opened | None = None
         """The sampler in the epoch that was begun last."""
+        self.brought_to: dict[str, Any] | None = None
+        """Its state, where it was restored behind an epoch: many tell it once they are iterated."""
         self.fingerprint()  # what cannot be told is refused here, not at the first checkpoint
 
     def __len__(self) -> int:
@@ -275,8 +277,10 @@ class BatchPlan:
 
     def place_between(self) -> dict[str, Any]:
         """Give the samplers' own states behind an epoch; empty if they have none."""
-        parts = None
-        if self.opened is not None:
+        parts = self.brought_to
+        if parts is not None:
+            parts = copy.deepcopy(parts)
+        elif self.opened is not None:
             parts = self.opened.state()
         elif is_stateful(self.drawn_from):
             parts = {_SAMPLER: copy.deepcopy(self.drawn_from.state_dict())}
@@ -382,6 +386,7 @@ class EpochBatches(Iterator[Any]):
                 # One that begins anew when it is brought to its end: so it must in the next epoch.
                 opened.restore_again()
         self._plan.between = True
+        self._plan.brought_to = {part: self._given[part] for part in _PARTS & self._given.keys()}
 
     def computed(self, sampler: Any) -> Iterator[Any]:
         """Give the batches from the position on, of one of the loader's own orders."""
@@ -404,6 +409,9 @@ class EpochBatches(Iterator[Any]):
         plan, start, given = self._plan, self.position, self._given
         seed = derive(resolve(plan.seed), self._epoch, _SAMPLER_STREAM)
         group_size = plan.size * plan.shard.num_replicas
+        if _FRESH in given and plan.opened is None:
+            # So is this one: it is begun at its start, as that one was.
+            self._given = given = {key: given[key] for key in given.keys() - {*_PARTS, _BEHIND}}
         if _BETWEEN in given:
             self._bring_to_end()
         self._begin_generator()
@@ -412,7 +420,8 @@ class EpochBatches(Iterator[Any]):
         head: list[Any] = list(given.get("head", ()))
         restored = {part: given[part] for part in (*_PARTS, _BETWEEN) if part in given}
         before = restored or (plan.place_between() if plan.between else None)
-        plan.between = False
+        fresh = {_FRESH: True} if plan.opened is None else {}
+        plan.between, plan.brought_to = False, None
         draws = _BEHIND in given
         for number in itertools.count(start - self._behind if restored else 0):
             with preserved() if isolated else _NOTHING:
@@ -431,9 +440,8 @@ class EpochBatches(Iterator[Any]):
                 if opens and isolated and number == 0 and self._now():
                     draws = not _are_at(began)
             if draws:
-                self._place = (
-                    self._now() | {_BEHIND: 0} if before is None else {**before, **_ONE_BEHIND}
-                )
+                place = {_BEHIND: 0, **fresh, **self._now()} if before is None else before
+                self._place = {_BEHIND: 1, **place}
             if plan.shard.tail == "pad" and len(head) < plan.shard.num_replicas - 1:
                 head += group[: plan.shard.num_replicas - 1 - len(head)]
                 if (self._place or self._now()) and not plan.divides_evenly():
@@ -490,8 +498,7 @@ class _Begun(Iterator[Any]):
         return next(self._iterator)
 
 
-_SAMPLER, _BEHIND, _BETWEEN = "sampler", "behind", "between"
-_ONE_BEHIND = {_BEHIND: 1}
+_SAMPLER, _BEHIND, _BETWEEN, _FRESH = "sampler", "behind", "between", "fresh"
 _PARTS = {_SAMPLER, ITERATOR}
 _NOTHING: AbstractContextManager[None] = nullcontext()
 _RANDOM = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
