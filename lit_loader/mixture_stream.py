@@ -11,7 +11,6 @@ it can.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -25,6 +24,7 @@ from lit_loader.mixture import Schedule, Weights, named_sources, named_weights, 
 from lit_loader.places import short_repr
 from lit_loader.sampling import whole_number
 from lit_loader.seeding import derive
+from lit_loader.stateful import Opened
 from lit_loader.streams import preserved
 
 __all__ = ["MixtureStream"]
@@ -35,7 +35,7 @@ class MixtureStream(IterableDataset[Any]):
 
     Each reader (rank × worker) mixes what it gets of every source, so each source asks
     `lit_loader.get_shard` for its share. The stream is resumed exactly: from the sources' own
-    ``state_dict`` and ``load_state_dict`` (those of the iterator, or of the dataset). A source
+    ``state_dict`` and ``load_state_dict`` (those of the iterator and of the dataset). A source
     without them is read again up to the place; its order must not be drawn from a global random
     generator then.
 
@@ -172,51 +172,40 @@ class _Source:
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
-        self._iterator: Any = None
+        self._opened: Opened | None = None
         self._loaded: Any = None
         self.taken, self.ended = 0, False
 
     def next(self) -> Any:
         """Give the next sample; StopIteration at the end."""
-        if self._iterator is None:
+        if self._opened is None:
             self._open()
-        sample = next(self._iterator)
+        assert self._opened is not None
+        sample = next(self._opened.iterator)
         self.taken += 1
         return sample
 
     def begin_again(self) -> None:
         """Iterate the source from its start at the next sample."""
-        self._iterator, self._loaded, self.taken = None, None, 0
+        self._opened, self._loaded, self.taken = None, None, 0
 
     def state(self) -> list[Any]:
         """Give the samples taken, whether none is left, and the source's own state."""
-        own = self._loaded
-        if self._iterator is not None:
-            stateful = next(filter(_is_stateful, (self._iterator, self._dataset)), None)
-            own = None if stateful is None else stateful.state_dict()
+        own = self._loaded if self._opened is None else self._opened.state()
         return [self.taken, self.ended, own]
 
     def load(self, state: Sequence[Any]) -> None:
         """Go on where `state` was asked for."""
         self.taken, self.ended, self._loaded = state
-        self._iterator = None
+        self._opened = None
 
     def _open(self) -> None:
         if not self.taken:
-            self._iterator = iter(self._dataset)
+            self._opened = Opened(self._dataset, "dataset")
             return
         # In the run that is resumed, this batch was made without any of what follows.
         with preserved():
             state, self._loaded = self._loaded, None
-            if state is not None and _is_stateful(self._dataset):
-                self._dataset.load_state_dict(state)
-            self._iterator = iter(self._dataset)
-            if state is None:
-                for _ in itertools.islice(self._iterator, self.taken):
-                    pass
-            elif _is_stateful(self._iterator) and self._iterator is not self._dataset:
-                self._iterator.load_state_dict(state)
-
-
-def _is_stateful(thing: Any) -> bool:
-    return all(callable(getattr(thing, name, None)) for name in ("state_dict", "load_state_dict"))
+            self._opened = Opened(self._dataset, "dataset", state)
+            for _ in range(0 if state else self.taken):
+                next(self._opened.iterator, None)

@@ -12,7 +12,7 @@ import torch
 from exact import Augmented, digests, taken
 from stateful_data import SAMPLERS, STREAMS, sampling
 
-from lit_loader import DataLoader
+from lit_loader import DataLoader, MixtureStream
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.* has no state_dict and load_state_dict"),
@@ -219,3 +219,71 @@ def test_every_sampler_resumed_at_every_stop(
     use: str, kind: str, shuffle: str, keeps: bool, jitter: bool, workers: int
 ) -> None:
     check_sampler(use, (kind, shuffle, keeps, jitter), workers, slice(None, None, 1 + workers))
+
+
+class StatefulTable(Augmented):
+    def state_dict(self) -> dict[str, int]:
+        raise AssertionError("not asked")
+
+    load_state_dict = state_dict
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_map_style_datasets_are_not_asked_and_it_is_said(workers: int) -> None:
+    def make(kind: type) -> DataLoader[Any]:
+        return DataLoader(kind(LENGTH), 4, num_workers=workers, seed=7)
+
+    with make(StatefulTable) as loader:
+        expected = digests(loader)
+    with make(StatefulTable) as loader:
+        got, iterator = taken(loader, 2)
+        with pytest.warns(
+            UserWarning,
+            match="StatefulTable has state_dict and load_state_dict, which are not called: a "
+            "map-style dataset is read by whichever worker is free, so that each sample must",
+        ) as record:
+            state = loader.state_dict()
+            loader.state_dict()
+        assert len(record) == 1
+        assert got + digests(iterator) == expected
+    with make(StatefulTable) as resumed:
+        resumed.load_state_dict(state)
+        assert digests(resumed) == expected[2:]
+
+
+def test_collate_functions_are_not_asked() -> None:
+    """Nor does torchdata ask them."""
+    torchdata = pytest.importorskip("torchdata.stateful_dataloader")
+
+    class Collate:
+        def __call__(self, samples: Any) -> Any:
+            return torch.stack(samples)
+
+        def state_dict(self) -> Any:
+            raise AssertionError("not asked")
+
+        load_state_dict = state_dict
+
+    for cls in (DataLoader, torchdata.StatefulDataLoader):
+        loader = cls(STREAMS["iterator"](LENGTH), batch_size=3, collate_fn=Collate())
+        _ = taken(loader, 2)
+        loader.load_state_dict(loader.state_dict())
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("kind", sorted(set(STREAMS) - {"neither"}))
+def test_sources_of_a_mixture_resumed(kind: str) -> None:
+    def make() -> DataLoader[Any]:
+        sources = [STREAMS[kind](LENGTH), STREAMS["iterator"](LENGTH)]
+        return DataLoader(MixtureStream(sources, exhausted="drop", seed=3), 3, seed=7)
+
+    loader = make()
+    expected, states = [], []
+    for batch in loader:
+        expected += numbers([batch])
+        states.append((len(expected), saved(loader.state_dict())))
+    assert sorted(expected) == sorted(2 * list(range(LENGTH)))
+    for given, state in states:
+        resumed = make()
+        resumed.load_state_dict(state)
+        assert numbers(resumed) == expected[given:]
