@@ -376,7 +376,14 @@ class EpochBatches(Iterator[Any]):
     @property
     def _behind(self) -> int:
         """How many batches before the position the samplers' own states are."""
-        return int(self._given.get(_BEHIND, 0))
+        behind = self._given.get(_BEHIND, 0)
+        if type(behind) is not int or not 0 <= behind <= min(1, self.position):
+            raise StateError(
+                f"the sampler's state has behind={short_repr(behind)} at batch {self.position}, "
+                "but only the batch before is drawn again: resume with a state as state_dict() "
+                "gave it"
+            )
+        return behind
 
     def _bring_to_end(self) -> None:
         """Bring stateful samplers to the end of an epoch, from which nothing is left to draw."""

@@ -17,7 +17,7 @@ from lit_loader.fingerprint import Fingerprint
 
 __all__ = ["ELASTIC", "VERSION", "LoaderState"]
 
-VERSION = 1
+VERSION = 2
 """Raised whenever an older reader would misunderstand a state."""
 
 ELASTIC = frozenset({"batch_size", "num_replicas"})
@@ -160,8 +160,12 @@ def _check_workers(workers: Any, expected: Any) -> None:
         )
     for number, part in enumerate(workers):
         whole = isinstance(part, (list, tuple)) and len(part) in (3, 4)
-        if not (whole and _is_count(part[0]) and isinstance(part[2], bool)) or not all(
-            map(_is_count, part[3:])
+        if not (
+            whole
+            and _is_count(part[0])
+            and (part[1] is None or isinstance(part[1], Mapping))
+            and isinstance(part[2], bool)
+            and all(map(_is_count, part[3:]))
         ):
             raise _damaged(
                 f"workers[{number}] must be [batches, the dataset's state, whether it has ended]",
