@@ -356,7 +356,9 @@ class EpochBatches(Iterator[Any]):
         Returns:
             Primitives as far as the sampler's own state is; a new dict, nested parts not shared.
         """
-        return self._kept | (self._place or self._now()) or None
+        if self._opened is None or not self._opened.stateful:
+            return dict(self._kept) or None
+        return self._kept | (self._place or self._now())
 
     def _now(self) -> dict[str, Any]:
         """The samplers' own states, as they are."""
@@ -429,10 +431,10 @@ class EpochBatches(Iterator[Any]):
         before = restored or (plan.place_between() if plan.between else None)
         fresh = {_FRESH: True} if plan.opened is None else {}
         plan.between, plan.brought_to = False, None
-        draws = _BEHIND in given
+        draws, began = _BEHIND in given, derive(seed, 0)
         for number in itertools.count(start - self._behind if restored else 0):
             with preserved() if isolated else _NOTHING:
-                opens, began = items is None, derive(seed, 0)
+                opens = items is None
                 if isolated:
                     seed_globals(began if opens else derive(seed, number))
                 if items is None:
@@ -476,12 +478,13 @@ class EpochBatches(Iterator[Any]):
     def _open(self, source: Any) -> Any:
         """Begin to iterate, where the state says if there is one."""
         given, cuts = self._given, type(source) is BatchSampler
-        self._opened = self._open_at(
-            source.sampler if cuts else source, {} if _BETWEEN in given else given
-        )
+        inner = source.sampler if cuts else source
+        self._opened = self._open_at(inner, {} if _BETWEEN in given else given)
         if "head" in given:
             self._kept["head"] = list(given["head"])
-        items = _Begun(self._opened.iterator)
+        items = self._opened.iterator
+        if items is inner:
+            items = _Begun(items)
         if not cuts:
             return items
         cutter = copy.copy(source)  # the user's keeps its sampler
@@ -496,7 +499,7 @@ class EpochBatches(Iterator[Any]):
 
 
 class _Begun(Iterator[Any]):
-    """An iterator that is not begun again by whoever calls ``iter`` on it, as ``islice`` does."""
+    """A sampler that is its own iterator, not begun again by ``iter``, which ``islice`` calls."""
 
     def __init__(self, iterator: Any) -> None:
         self._iterator = iterator

@@ -224,7 +224,9 @@ class BatchLoader:
             self._fetcher = self._new_map_fetcher()
             self._reseed_batch(number)
         assert self._fetcher is not None
-        state = self._fetcher.state() if isinstance(self._fetcher, IterableFetcher) else None
+        state = None
+        if recipe.iterable and isinstance(self._fetcher, IterableFetcher):
+            state = self._fetcher.state()
         samples = self._fetcher.fetch(indices, progress)
         if samples is OMITTED:
             self.samples = 0
