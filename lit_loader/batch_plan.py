@@ -11,7 +11,10 @@
   iterated as it is; a position is reached by its own ``load_state_dict``, or else by drawing its
   indices again, which reads no data.
 - A user's sampler that draws from the global generators finds them seeded from (seed, epoch,
-  batch number), and they are put back afterwards: 80 us a batch. One that has a ``generator`` of
+  batch number), and they are put back afterwards: 80 us a batch. Where it is restored by a state of
+  its own it begins with the seed of batch 0 all the same, for it may draw its order before its
+  first item; so the state is that of the batch before, which is drawn again. One that has a
+  ``generator`` of
   its own goes on with it from epoch to epoch, as with torch's loader; its state at the epoch's
   start (3.2 KB) is then part of the position. Other generators that a sampler holds must be
   handled by its own ``state_dict`` or ``set_epoch``.
@@ -22,6 +25,7 @@ from __future__ import annotations
 import copy
 import itertools
 import numbers
+import random
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
@@ -40,7 +44,7 @@ from torch.utils.data import (
 from lit_loader.errors import OptionError, StateError
 from lit_loader.fingerprint import Fingerprint, told
 from lit_loader.places import short_repr
-from lit_loader.restoring import restore, resuming
+from lit_loader.restoring import resuming
 from lit_loader.sampler_state import pack_generator, unpack_generator
 from lit_loader.sampling import (
     CHUNK,
@@ -54,6 +58,7 @@ from lit_loader.sampling import (
 from lit_loader.scalars import plain
 from lit_loader.seeding import derive, seed_globals
 from lit_loader.sharded_sampler import distributed_sampler_of
+from lit_loader.stateful import ITERATOR, Opened, is_stateful
 from lit_loader.streams import preserved
 
 __all__ = ["BatchPlan", "Coming", "EpochBatches"]
@@ -130,6 +135,12 @@ class BatchPlan:
         if watched is not None:
             self._owners.append(watched)
         self._epochs_seen = [0] * len(self._owners)
+        self.between = False
+        """Whether a user's sampler has come to an epoch's end, and not been drawn from since."""
+        self.opened: Opened | None = None
+        """The sampler in the epoch that was begun last."""
+        self.brought_to: dict[str, Any] | None = None
+        """Its state, where it was restored behind an epoch: many tell it once they are iterated."""
         self.fingerprint()  # what cannot be told is refused here, not at the first checkpoint
 
     def __len__(self) -> int:
@@ -258,8 +269,11 @@ class BatchPlan:
             if position < 0:
                 return  # an epoch without batches: so are all others
 
-    def sampler_state(self) -> dict[str, Any] | None:
+    def sampler_state(self, between: bool = True) -> dict[str, Any] | None:
         """Give what the sampler itself must remember between two epochs; None if nothing.
+
+        Args:
+            between: Whether that is where it is.
 
         Returns:
             Primitives, given back to `batches` with ``start=0``.
@@ -267,9 +281,18 @@ class BatchPlan:
         state: dict[str, Any] = {}
         if generator := self.generator():
             state["generator"] = pack_generator(generator)
-        if (stateful := self.stateful()) is not None:
-            state["sampler"] = copy.deepcopy(stateful.state_dict())
-        return state or None
+        return state | (self.place_between() if between else {}) or None
+
+    def place_between(self) -> dict[str, Any]:
+        """Give the samplers' own states behind an epoch; empty if they have none."""
+        parts = self.brought_to
+        if parts is not None:
+            parts = copy.deepcopy(parts)
+        elif self.opened is not None:
+            parts = self.opened.state()
+        elif is_stateful(self.drawn_from):
+            parts = {_SAMPLER: copy.deepcopy(self.drawn_from.state_dict())}
+        return parts | {_BETWEEN: True} if parts else {}
 
     def fingerprint(self) -> Fingerprint:
         """Give what the samplers tell of themselves: fields "sampler.…" of a state's fingerprint.
@@ -299,12 +322,13 @@ class BatchPlan:
                 return generator
         return None
 
-    def stateful(self) -> Any:
-        """Give the sampler that can be asked for its position; None if none can."""
-        for owner in self._owners if type(self.source) is BatchSampler else [self.source]:
-            if _is_stateful(owner):
-                return owner
-        return None
+    @property
+    def drawn_from(self) -> Any:
+        """The sampler that is asked for its place, and iterated.
+
+        A user's batch sampler, too; that of one of torch's, which only cuts what its sampler gives.
+        """
+        return self._owners[-1] if type(self.source) is BatchSampler else self.source
 
 
 class EpochBatches(Iterator[Any]):
@@ -322,7 +346,8 @@ class EpochBatches(Iterator[Any]):
         # Refusals name the sampler where what it was given came from outside.
         self._resumed = state is not None
         self._kept: dict[str, Any] = {}
-        self._stateful: tuple[str, Any] | None = None
+        self._opened: Opened | None = None
+        self._place: dict[str, Any] | None = None
         self._batches = self._run()
 
     def __next__(self) -> Any:
@@ -341,30 +366,47 @@ class EpochBatches(Iterator[Any]):
         Returns:
             Primitives as far as the sampler's own state is; a new dict, nested parts not shared.
         """
-        state = dict(self._kept)
-        if self._stateful is not None:
-            kind, stateful = self._stateful
-            state[kind] = copy.deepcopy(stateful.state_dict())
-        return state or None
+        if self._opened is None or not self._opened.stateful:
+            return dict(self._kept) or None
+        return self._kept | (self._place or self._now())
+
+    def _now(self) -> dict[str, Any]:
+        """The samplers' own states, as they are."""
+        return {} if self._opened is None else self._opened.state() or {}
 
     def _run(self) -> Iterator[Any]:
         with self._resuming() if self._resumed else _NOTHING:
             self._plan.announce(self._epoch)
-        if "sampler" in self._given and self._plan.is_end(self.position):
-            self._restore_end()
+        given, plan = self._given, self._plan
+        at_its_place = given.keys() & _PARTS and not given.keys() & {_BEHIND, _BETWEEN}
+        if at_its_place and plan.is_end(self.position):
+            self.rewind()
+            self._bring_to_end()
             return
-        own = isinstance(self._plan.source, EpochOrder)
-        yield from self.computed(self._plan.source) if own else self._drawn()
+        own = isinstance(plan.source, EpochOrder)
+        yield from self.computed(plan.source) if own else self._drawn()
 
-    def _restore_end(self) -> None:
-        """Bring a stateful sampler to the end of the epoch, from which nothing is left to draw."""
-        self.rewind()
-        with self._resuming():
-            left = next(iter(self._open(self._plan.source)), None)
-        if left is not None:
-            # One that begins anew when it is brought to its end: it must do so in the next epoch.
-            assert self._stateful is not None
-            restore(self._stateful[1], self._given["sampler"], "sampler")
+    @property
+    def _behind(self) -> int:
+        """How many batches before the position the samplers' own states are."""
+        behind = self._given.get(_BEHIND, 0)
+        if type(behind) is not int or not 0 <= behind <= min(1, self.position):
+            raise StateError(
+                f"the sampler's state has behind={short_repr(behind)} at batch {self.position}, "
+                "but only the batch before is drawn again: resume with a state as state_dict() "
+                "gave it"
+            )
+        return behind
+
+    def _bring_to_end(self) -> None:
+        """Bring stateful samplers to the end of an epoch, from which nothing is left to draw."""
+        with self._resuming(), preserved():
+            opened = self._open_at(self._plan.drawn_from, self._given)
+            if next(opened.iterator, None) is not None:
+                # One that begins anew when it is brought to its end: so it must in the next epoch.
+                opened.restore_again()
+        self._plan.between = True
+        self._plan.brought_to = {part: self._given[part] for part in _PARTS & self._given.keys()}
 
     def computed(self, sampler: Any) -> Iterator[Any]:
         """Give the batches from the position on, of one of the loader's own orders."""
@@ -387,24 +429,45 @@ class EpochBatches(Iterator[Any]):
         plan, start, given = self._plan, self.position, self._given
         seed = derive(resolve(plan.seed), self._epoch, _SAMPLER_STREAM)
         group_size = plan.size * plan.shard.num_replicas
+        if _FRESH in given and plan.opened is None:
+            # So is this one: it is begun at its start, as that one was.
+            self._given = given = {key: given[key] for key in given.keys() - {*_PARTS, _BEHIND}}
+        if _BETWEEN in given:
+            self._bring_to_end()
         self.rewind()
         source, isolated = _reproducible(plan.source, seed)
         items: Iterator[Any] | None = None
         head: list[Any] = list(given.get("head", ()))
-        restored = bool(given.keys() & {"sampler", "iterator"})
-        for number in itertools.count(start if restored else 0):
+        restored = {part: given[part] for part in (*_PARTS, _BETWEEN) if part in given}
+        before = restored or (plan.place_between() if plan.between else None)
+        fresh = {_FRESH: True} if plan.opened is None else {}
+        plan.between, plan.brought_to = False, None
+        draws, began = _BEHIND in given, derive(seed, 0)
+        for number in itertools.count(start - self._behind if restored else 0):
             with preserved() if isolated else _NOTHING:
+                opens = items is None
                 if isolated:
-                    seed_globals(derive(seed, number))
+                    seed_globals(began if opens else derive(seed, number))
                 if items is None:
                     with self._resuming() if restored else _NOTHING:
                         items = self._open(source)
-                        group = _take(items, group_size)
-                else:
+                    if not restored and self._opened and self._opened.tells_its_start:
+                        before = self._now()
+                    if isolated and number and not draws:
+                        seed_globals(derive(seed, number))
+                elif draws:
+                    before = self._now()
+                assert items is not None
+                with self._resuming() if opens and restored else _NOTHING:
                     group = _take(items, group_size)
+                if opens and isolated and number == 0 and self._now():
+                    draws = not _are_at(began)
+            if draws:
+                place = {_BEHIND: 0, **fresh, **self._now()} if before is None else before
+                self._place = {_BEHIND: 1, **place}
             if plan.shard.tail == "pad" and len(head) < plan.shard.num_replicas - 1:
                 head += group[: plan.shard.num_replicas - 1 - len(head)]
-                if self._stateful is not None and not plan.divides_evenly():
+                if (self._place or self._now()) and not plan.divides_evenly():
                     self._kept["head"] = list(head)
             mine = plan.shard.deal(group, head)
             if number >= start and mine and not (plan.drop_last and len(mine) < plan.size):
@@ -412,6 +475,7 @@ class EpochBatches(Iterator[Any]):
                     _refuse_single(mine[0])
                 yield mine[0] if plan.single else mine
             if len(group) < group_size:
+                plan.between = True
                 return
 
     def _resuming(self) -> AbstractContextManager[None]:
@@ -429,24 +493,39 @@ class EpochBatches(Iterator[Any]):
 
     def _open(self, source: Any) -> Any:
         """Begin to iterate, where the state says if there is one."""
-        given = self._given
-        if (sampler := self._plan.stateful()) is not None:
-            self._stateful = ("sampler", sampler)
-            if "sampler" in given:
-                restore(sampler, given["sampler"], "sampler")
-        items: Any = iter(source)
-        if sampler is None and _is_stateful(items):
-            self._stateful = ("iterator", items)
-            if "iterator" in given:
-                restore(items, given["iterator"], "sampler's iterator")
-        for kind in ("sampler", "iterator"):
-            if kind in given and (self._stateful is None or kind != self._stateful[0]):
-                raise _unfit(self._plan.source, f"state_dict and load_state_dict (of the {kind})")
+        given, cuts = self._given, type(source) is BatchSampler
+        inner = source.sampler if cuts else source
+        self._opened = self._open_at(inner, {} if _BETWEEN in given else given)
         if "head" in given:
             self._kept["head"] = list(given["head"])
-        return items
+        items = self._opened.iterator
+        if items is inner:
+            items = _Begun(items)
+        if not cuts:
+            return items
+        cutter = copy.copy(source)  # the user's keeps its sampler
+        cutter.sampler = items
+        return iter(cutter)
+
+    def _open_at(self, sampler: Any, state: Mapping[str, Any]) -> Opened:
+        """Begin to iterate a sampler, and remember it for the time between this epoch and next."""
+        opened = Opened(sampler, _SAMPLER, state, restoring=preserved)
+        self._plan.opened = opened
+        return opened
 
 
+class _Begun(Iterator[Any]):
+    """A sampler that is its own iterator, not begun again by ``iter``, which ``islice`` calls."""
+
+    def __init__(self, iterator: Any) -> None:
+        self._iterator = iterator
+
+    def __next__(self) -> Any:
+        return next(self._iterator)
+
+
+_SAMPLER, _BEHIND, _BETWEEN, _FRESH = "sampler", "behind", "between", "fresh"
+_PARTS = {_SAMPLER, ITERATOR}
 _NOTHING: AbstractContextManager[None] = nullcontext()
 _RANDOM = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 _DRAWS_NOTHING = (
@@ -487,6 +566,13 @@ def _reproducible(source: Any, seed: int) -> tuple[Any, bool]:
     return source, kind not in _RANDOM and kind not in _DRAWS_NOTHING
 
 
+def _are_at(seed: int) -> bool:
+    """Whether the global generators are where `seed_globals` sets them; to be seeded anew after."""
+    found = random.random(), np.random.random(), torch.rand(()).item()
+    seed_globals(seed)
+    return found == (random.random(), np.random.random(), torch.rand(()).item())
+
+
 def _refuse_single(batch: Any) -> None:
     """Refuse what a flat batch sampler gives; a batch may be any other object than a number."""
     if (
@@ -498,11 +584,6 @@ def _refuse_single(batch: Any) -> None:
             f"batch_sampler gave {short_repr(batch)} ({type(batch).__name__}), where a list of the "
             "batch's indices is expected: give lists, or use sampler with batch_size"
         )
-
-
-def _is_stateful(thing: Any) -> bool:
-    methods = (getattr(thing, name, None) for name in ("state_dict", "load_state_dict"))
-    return all(map(callable, methods))
 
 
 def _unfit(source: Any, what: str) -> StateError:

@@ -130,11 +130,10 @@ class Epochs:
         """
         before = None if self._position is None else self._position.now()
         sampler = None
-        if self._plan is not None and (sampler := self._plan.sampler_state()) is not None:
+        if self._plan is not None:
             if before is not None:
                 between = between or before.ended or self._plan.is_end(before.batches)
-            if not between:
-                sampler.pop("sampler", None)
+            sampler = self._plan.sampler_state(between)
         epoch = requested
         if epoch is None:
             epoch, requested = self._next_epoch, None if before is None else before.requested

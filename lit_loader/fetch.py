@@ -7,15 +7,13 @@ elsewhere, so that the two can be timed apart.
 
 from __future__ import annotations
 
-import copy
 import operator
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
 from lit_loader.board import Progress
-from lit_loader.errors import StateError
-from lit_loader.restoring import restore
+from lit_loader.stateful import Opened
 
 __all__ = ["EndOfData", "Fetcher", "IterableFetcher", "MapFetcher"]
 
@@ -87,26 +85,30 @@ class IterableFetcher:
         batch_size: Samples a batch; None gives single samples.
         drop_last: Leave off a last batch that is not full.
         state: What :meth:`state` gave where reading is to go on; None begins at the start.
+        before_iter: Called before ``iter(dataset)``, once the dataset has its state.
+
+    Raises:
+        StateError: The dataset, or its iterator, cannot take the state.
+
+    Attributes:
+        after_first: To be called once, when the first sample has been read.
     """
 
     def __init__(
-        self, dataset: Any, batch_size: int | None, drop_last: bool, state: Any = None
+        self,
+        dataset: Any,
+        batch_size: int | None,
+        drop_last: bool,
+        state: Any = None,
+        before_iter: Callable[[], object] | None = None,
     ) -> None:
-        if state is not None and _has_state(dataset):
-            restore(dataset, state, "dataset")
-        self._iterator: Any = iter(dataset)
-        # The iterator knows best where it is; a dataset that keeps its own place comes second.
-        self._stateful: Any = next(filter(_has_state, (self._iterator, dataset)), None)
-        if state is not None and self._stateful is None:
-            raise StateError(
-                f"the state is of a dataset with state_dict and load_state_dict, which "
-                f"{type(dataset).__name__} has not: resume with the dataset that it was taken from"
-            )
-        if state is not None and _has_state(self._iterator) and self._iterator is not dataset:
-            restore(self._iterator, state, "dataset's iterator")
+        self._opened = Opened(dataset, "dataset", state, before_iter)
+        self._iterator: Any = self._opened.iterator
         self._batch_size = batch_size
         self._drop_last = drop_last
-        self._ended = False
+        self._began_at = state
+        self._begun = self._ended = False
+        self.after_first: Callable[[], object] | None = None
 
     def fetch(self, indices: Any, progress: Progress) -> Any:
         """Return the next batch's samples; ``indices`` is None.
@@ -118,7 +120,9 @@ class IterableFetcher:
             raise EndOfData
         samples: list[Any] = []
         try:
-            for position in range(self._batch_size or 1):
+            if not self._begun:
+                self._read_first(samples, progress)
+            for position in range(len(samples), self._batch_size or 1):
                 progress.step(position)
                 samples.append(next(self._iterator))
         except StopIteration:
@@ -127,12 +131,24 @@ class IterableFetcher:
                 raise EndOfData from None
         return samples[0] if self._batch_size is None else samples
 
-    def state(self) -> Any:
-        """Return what the dataset or its iterator needs to go on from here; None if it cannot."""
-        return None if self._stateful is None else copy.deepcopy(self._stateful.state_dict())
+    def _read_first(self, samples: list[Any], progress: Progress) -> None:
+        """Read the sample with which all that comes before any sample is done."""
+        self._begun = True
+        progress.step(0)
+        samples.append(next(self._iterator))
+        if self.after_first is not None:
+            self.after_first()
 
+    def state(self) -> dict[str, Any] | None:
+        """Return what is needed to go on from here; None if neither dataset nor iterator can tell.
 
-def _has_state(candidate: Any) -> bool:
-    return callable(getattr(candidate, "state_dict", None)) and callable(
-        getattr(candidate, "load_state_dict", None)
-    )
+        Before anything has been read, that is what it was begun with. Empty: it was begun at its
+        start, from which it is read again.
+        """
+        if not self._opened.stateful:
+            return None
+        if self._begun:
+            return self._opened.state()
+        if self._began_at or not self._opened.tells_its_start:
+            return self._began_at or {}
+        return self._opened.state()

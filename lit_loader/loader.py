@@ -71,6 +71,7 @@ from lit_loader.sharded_sampler import (
     sharding_of,
 )
 from lit_loader.state import ELASTIC, LoaderState, check_batches, check_portable
+from lit_loader.stateful import is_stateful
 from lit_loader.statistics import LoaderStatistics
 from lit_loader.tables import frozen
 from lit_loader.unsharded import advice_if_unsharded
@@ -509,6 +510,8 @@ class DataLoader(TorchLoader[T_co]):
             A new dict of primitives, less than 2 kB unless a sampler or an iterable dataset has a
             state of its own. It survives ``torch.load(weights_only=True)``.
         """
+        if self._plan is not None and is_stateful(self.dataset):
+            self._warn_of_unused_state()
         position = self._epochs.now()
         samples = position.batches
         if self._plan is not None:
@@ -644,6 +647,14 @@ class DataLoader(TorchLoader[T_co]):
             f"{readers} times: unless that is meant, let __iter__ (of a mixture: that of each "
             "source) use lit_loader.get_shard()",
             6,
+        )
+
+    def _warn_of_unused_state(self) -> None:
+        self._warn_once(
+            f"{type(self.dataset).__name__} has state_dict and load_state_dict, which are not "
+            "called: a map-style dataset is read by whichever worker is free, so that each sample "
+            "must follow from its index, get_epoch() and the random generators alone",
+            4,
         )
 
     def _warn_of_reading_again(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -30,6 +31,8 @@ from lit_loader.tolerant_fetch import (
 __all__ = ["BatchLoader", "Parcel", "Recipe"]
 
 _REPLACEMENTS = 0x4E72  # keeps the choice of replacements apart from what samples draw
+_BEGINNING = 0xBE61  # … and what comes before an epoch's first sample
+_SET_EPOCH, _ITER, _FIRST_NEXT = range(3)
 
 _log = logging.getLogger(__name__)
 
@@ -45,8 +48,8 @@ class Parcel(NamedTuple):
 
     Attributes:
         batch: The batch.
-        state: What an iterable dataset's (or its iterator's) ``state_dict()`` gave after it, or
-            None.
+        state: What an iterable dataset and its iterator told of their place before it; None if
+            they cannot.
         ignores_share: Whether an iterable dataset has not asked which share is its reader's.
         errors: Samples that could not be read, and what was done about each.
         omitted: Whether they have left nothing: there is no batch, and the next one is to be given
@@ -218,15 +221,22 @@ class BatchLoader:
         reading.epoch, reading.shard = epoch, self._share
         if self._epoch != (seed, epoch):
             self._enter(seed, epoch)
-        self._reseed_batch(number)
-        if begins:
+        if not begins:
+            self._reseed_batch(number)
+        elif recipe.iterable:
             self._fetcher = _ENDED  # if iter(dataset) raises, there is nothing to go on with
-            self._fetcher = self._new_fetcher(indices, number, progress)
+            self._fetcher = self._open(indices or ReadPoint(), number, progress)
+        else:
+            self._fetcher = self._new_map_fetcher()
+            self._reseed_batch(number)
         assert self._fetcher is not None
+        state = None
+        if recipe.iterable and isinstance(self._fetcher, IterableFetcher):
+            state = self._fetcher.state()
         samples = self._fetcher.fetch(indices, progress)
         if samples is OMITTED:
             self.samples = 0
-            return self._parcel(None, begins, omitted=True)
+            return self._parcel(None, state, begins, omitted=True)
         self.samples = len(samples) if recipe.batched else 1
         if on_collate is not None:
             on_collate()
@@ -237,14 +247,12 @@ class BatchLoader:
         else:
             batch = recipe.collate_fn(samples)
         if recipe.iterable or self._attempts.errors or self._attempts.retries:
-            return self._parcel(batch, begins)
+            return self._parcel(batch, state, begins)
         return batch
 
-    def _parcel(self, batch: Any, begins: bool, omitted: bool = False) -> Parcel:
-        state, ignores_share = None, False
-        if isinstance(self._fetcher, IterableFetcher):
-            state, ignores_share = self._fetcher.state(), begins and self._ignores_share()
+    def _parcel(self, batch: Any, state: Any, begins: bool, omitted: bool = False) -> Parcel:
         attempts = self._attempts
+        ignores_share = self._recipe.iterable and begins and self._ignores_share()
         return Parcel(
             batch, state, ignores_share, tuple(attempts.errors), omitted, attempts.retries
         )
@@ -254,7 +262,17 @@ class BatchLoader:
         self._epoch, self._epoch_seed = (seed, epoch), derive(seed, epoch)
         set_epoch = getattr(self._recipe.dataset, "set_epoch", None)
         if callable(set_epoch):
+            self._reseed_beginning(_SET_EPOCH)
             set_epoch(epoch)
+
+    def _reseed_beginning(self, stage: int) -> None:
+        """Seed what comes before a reader's first sample from (seed, epoch) alone.
+
+        There a dataset shuffles its files before it takes its share of them: all readers, on all
+        ranks, must draw the same.
+        """
+        if self._recipe.seeding != "worker":
+            self._reseed(extend(self._epoch_seed, _BEGINNING, stage))
 
     def _reseed_batch(self, number: int) -> None:
         recipe = self._recipe
@@ -272,32 +290,35 @@ class BatchLoader:
         if self._recipe.reseed_fn is not None:
             self._recipe.reseed_fn(self._recipe.dataset, seed)
 
-    def _new_fetcher(self, point: Any, number: int, progress: Progress) -> Fetcher:
+    def _open(self, point: ReadPoint, number: int, progress: Progress) -> Fetcher:
+        """Begin to read an iterable dataset, up to where batch ``number`` comes next.
+
+        However far it is, it begins alike: what it does before its first sample (a generator's body
+        runs with the first ``next()``) finds the generators as at the epoch's start, and so does
+        that sample; from the second one on they are the batch's. That is why a state is never that
+        of the place itself, but leads to a batch before, which is read again and dropped.
+        """
         recipe = self._recipe
-        if not recipe.iterable:
-            return self._new_map_fetcher()
-        if point is None:
-            point = ReadPoint()
         options = (recipe.dataset, recipe.batch_size, recipe.drop_last, point.state)
+        seed_iter = partial(self._reseed_beginning, _ITER)
         fetcher = (
-            IterableFetcher(*options)
+            IterableFetcher(*options, seed_iter)
             if recipe.tolerance.none
-            else TolerantIterableFetcher(*options, self._attempts)
+            else TolerantIterableFetcher(*options, seed_iter, self._attempts)
         )
-        # A state leads to where its batch was; from there on, or from the beginning, what has been
-        # given out already is read again.
+        # Without a state all that has been given out already is read again.
         done = 0 if point.state is None else point.batches - point.behind
         first = number % self._num_readers + done * self._num_readers
+        fetcher.after_first = partial(self._reseed_batch, first)
+        self._reseed_beginning(_FIRST_NEXT)
         for earlier in range(first, number, self._num_readers):
-            self._reseed_batch(earlier)
             try:
                 fetcher.fetch(None, progress)
             except (EndOfData, Cancelled, StateError):
                 raise
             except Exception:
                 pass  # that batch's outcome, which was given out
-        if first < number:
-            self._reseed_batch(number)
+            self._reseed_batch(earlier + self._num_readers)
         return fetcher
 
     def _new_map_fetcher(self) -> Fetcher:

@@ -22,10 +22,11 @@ from lit_loader.errors import OptionError, StateError
 from lit_loader.fingerprint import Fingerprint, in_brief
 from lit_loader.mixture import Schedule, Weights, named_sources, named_weights, tell_epoch
 from lit_loader.places import short_repr
-from lit_loader.restoring import damaged, is_count, own_part, restore
+from lit_loader.restoring import damaged, is_count, own_part
 from lit_loader.sampling import whole_number
 from lit_loader.scalars import plain
 from lit_loader.seeding import derive
+from lit_loader.stateful import Opened
 from lit_loader.streams import preserved
 
 __all__ = ["MixtureStream"]
@@ -36,7 +37,7 @@ class MixtureStream(IterableDataset[Any]):
 
     Each reader (rank × worker) mixes what it gets of every source, so each source asks
     `lit_loader.get_shard` for its share. The stream is resumed exactly: from the sources' own
-    ``state_dict`` and ``load_state_dict`` (those of the iterator, or of the dataset). A source
+    ``state_dict`` and ``load_state_dict`` (those of the iterator and of the dataset). A source
     without them is read again up to the place; its order must not be drawn from a global random
     generator then.
 
@@ -182,60 +183,53 @@ class _Source:
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
-        self._iterator: Any = None
+        self._opened: Opened | None = None
         self._loaded: Any = None
         self._again = 0
         self.taken, self.ended = 0, False
 
     def next(self) -> Any:
         """Give the next sample; StopIteration at the end."""
-        if self._iterator is None:
+        if self._opened is None:
             self._open()
+        assert self._opened is not None
         if self._again:
-            self._read_again()
-        sample = next(self._iterator)
+            self._read_again(self._opened)
+        sample = next(self._opened.iterator)
         self.taken += 1
         return sample
 
     def begin_again(self) -> None:
         """Iterate the source from its start at the next sample."""
-        self._iterator, self._loaded, self._again, self.taken = None, None, 0, 0
+        self._opened, self._loaded, self._again, self.taken = None, None, 0, 0
 
     def state(self) -> list[Any]:
         """Give the samples taken, whether none is left, and the source's own state."""
-        own = self._loaded
-        if self._iterator is not None:
-            stateful = next(filter(_is_stateful, (self._iterator, self._dataset)), None)
-            own = None if stateful is None else stateful.state_dict()
+        own = self._loaded if self._opened is None else self._opened.state()
         return [self.taken, self.ended, own]
 
     def load(self, state: Sequence[Any]) -> None:
         """Go on where `state` was asked for."""
         self.taken, self.ended, self._loaded = state
-        self._iterator = None
+        self._opened = None
 
     def _open(self) -> None:
         if not self.taken:
-            self._iterator = iter(self._dataset)
+            self._opened = Opened(self._dataset, "dataset")
             return
         # In the run that is resumed, this batch was made without any of what follows.
         with preserved():
-            state = self._loaded
-            if state is not None and _is_stateful(self._dataset):
-                restore(self._dataset, state, "source")
-            iterator: Any = iter(self._dataset)
-            if state is None:
+            self._opened = Opened(self._dataset, "dataset", self._loaded)
+            if not self._loaded:
                 self._again = self.taken
-            elif _is_stateful(iterator) and iterator is not self._dataset:
-                restore(iterator, state, "source's iterator")
-        self._iterator, self._loaded = iterator, None
+        self._loaded = None  # not sooner: a source that refuses it is asked again
 
-    def _read_again(self) -> None:
+    def _read_again(self, opened: Opened) -> None:
         """Read what has been given before; a sample that raised then may raise again."""
         with preserved():
             while self._again:
                 try:
-                    next(self._iterator)
+                    next(opened.iterator)
                 except StopIteration:
                     self._again = 0  # there are fewer now
                     raise
@@ -262,11 +256,9 @@ def _checked(state: Any) -> tuple[int, int, bool, list[list[Any]]]:
     for number, part in enumerate(sources):
         whole = isinstance(part, (list, tuple)) and len(part) == 3
         # A sample that was given was taken from a source.
-        if not (whole and is_count(part[0]) and part[0] <= given and type(part[1]) is bool):
+        if not (whole and is_count(part[0]) and part[0] <= given and type(part[1]) is bool) or not (
+            part[2] is None or isinstance(part[2], Mapping)
+        ):
             raise damaged(f"sources[{number}] must be [taken, ended, the source's state]", part)
         parts.append([part[0], part[1], own_part(f"sources[{number}][2]", part[2])])
     return draws, given, ended, parts
-
-
-def _is_stateful(thing: Any) -> bool:
-    return all(callable(getattr(thing, name, None)) for name in ("state_dict", "load_state_dict"))

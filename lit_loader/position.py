@@ -14,9 +14,11 @@ class ReadPoint:
 
     Attributes:
         batches: Batches of it that have been delivered.
-        state: What the dataset's ``state_dict()`` gave after the last of them; None if it has none.
+        state: What dataset and iterator told of their place, by part; empty: it is the epoch's
+            start; None: they cannot tell.
         ended: Whether its share has been delivered to the end.
-        behind: Batches after ``state``: for them the consumer was given an exception.
+        behind: How many of the batches came after ``state``: the last one, and before it those for
+            which the consumer was given an exception.
     """
 
     batches: int = 0
@@ -100,18 +102,28 @@ class EpochPosition:
             self._batches += 1
 
     def read(self, reader: int, state: Any) -> None:
-        """Note that a batch of an iterable dataset has been given out."""
+        """Note that a batch of an iterable dataset has been given out.
+
+        Args:
+            reader: Whose it is.
+            state: The reader's before that batch.
+        """
+        behind = 0 if state is None else 1
+        self._read(reader, ReadPoint(self._readers[reader].batches + 1, state, behind=behind))
+
+    def _read(self, reader: int, point: ReadPoint) -> None:
         self._previous = self.now()
         self._batches += 1
-        self._readers[reader] = ReadPoint(self._readers[reader].batches + 1, state)
+        self._readers[reader] = point
 
     def failed(self, number: int, reader: int = 0) -> None:
         """Note that the consumer has been given an exception instead of a batch."""
         if self._readers:
             before = self._readers[reader]
-            self.read(reader, before.state)
-            # The state is still that of the batch before.
-            self._readers[reader] = replace(self._readers[reader], behind=before.behind + 1)
+            # Nobody has told of the place: it is still told of as before.
+            self._read(
+                reader, replace(before, batches=before.batches + 1, behind=before.behind + 1)
+            )
         else:
             self.delivered(number)
 

@@ -22,7 +22,7 @@ from lit_loader.sampler_state import check_packed, checked_sampler_state
 
 __all__ = ["ELASTIC", "VERSION", "LoaderState", "check_batches", "check_portable"]
 
-VERSION = 1
+VERSION = 2
 """Raised whenever an older reader would misunderstand a state."""
 
 ELASTIC = frozenset({"batch_size", "num_replicas"})
@@ -243,6 +243,7 @@ def _checked_workers(workers: Any, expected: Any) -> list[list[Any]] | None:
         # The fourth: batches after the dataset's state, of those that have been given out.
         if (
             not (whole and is_count(part[0], _MAX_READ) and type(part[2]) is bool)
+            or not (part[1] is None or isinstance(part[1], Mapping))
             or not all(map(is_count, part[3:]))
             or any(behind > part[0] for behind in part[3:])
         ):

@@ -180,6 +180,7 @@ class TolerantIterableFetcher(IterableFetcher):
         batch_size: As for `IterableFetcher`.
         drop_last: As for `IterableFetcher`.
         state: As for `IterableFetcher`.
+        before_iter: As for `IterableFetcher`.
         attempts: Reads single samples.
     """
 
@@ -189,9 +190,10 @@ class TolerantIterableFetcher(IterableFetcher):
         batch_size: int | None,
         drop_last: bool,
         state: Any,
+        before_iter: Callable[[], object] | None,
         attempts: Attempts,
     ) -> None:
-        super().__init__(dataset, batch_size, drop_last, state)
+        super().__init__(dataset, batch_size, drop_last, state, before_iter)
         self._iterator = self._good = _GoodSamples(self._iterator, attempts)
         self._attempts = attempts
 

@@ -19,7 +19,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
      "permutation", "pickling", "pieces", "places", "position", "processors", "reductions",
      "scalars", "shared_file", "slot", "slots", "sources", "stream_locks"),
     ("fork_guard", "restoring", "seeding"),
-    ("leases",),
+    ("leases", "stateful"),
     # one stage of a batch's way each, and the options
     ("config", "sampling", "arena", "layout", "collate", "failure", "fetch", "fingerprint",
      "generators", "pin_memory", "quiet_start", "reorder", "sample_errors", "sampler_state",

@@ -414,7 +414,7 @@ def test_a_loader_of_other_data_is_refused_in_one_line(
 
 def test_an_unknown_version_is_refused() -> None:
     loader = make("shuffle")
-    with pytest.raises(StateError, match="state has version 99, but only version 1 is known here"):
+    with pytest.raises(StateError, match="state has version 99, but only version 2 is known here"):
         loader.load_state_dict(loader.state_dict() | {"version": 99})
 
 

@@ -101,7 +101,7 @@ def test_what_is_no_state_is_refused(state: Any) -> None:
 @pytest.mark.parametrize("version", [0, VERSION + 1, "1", None])
 def test_unknown_versions_are_refused(version: Any) -> None:
     assert refused(make().to_dict() | {"version": version}) == (
-        f"state has version {version!r}, but only version 1 is known here: "
+        f"state has version {version!r}, but only version 2 is known here: "
         f"resume with the release of lit_loader that the state was taken with"
     )
 

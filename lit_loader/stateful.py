@@ -1,0 +1,110 @@
+"""Objects that can tell where they are and be brought back there: torchdata's Stateful protocol.
+
+Datasets and samplers are asked alike, as torchdata's ``StatefulDataLoader`` does it:
+
+- *Who is asked.* The iterator that ``iter(source)`` gives, and the source itself, each if it has
+  both methods; a source that is its own iterator is asked once, as the iterator. Nobody else:
+  collate functions are not.
+- *In which order they are restored.* The source, then ``iter(source)``, then the iterator, each
+  once. So one that begins in its ``__iter__`` begins first and is brought to its place afterwards.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final
+
+from lit_loader.errors import StateError
+from lit_loader.restoring import restore
+
+__all__ = ["ITERATOR", "Opened", "is_stateful"]
+
+ITERATOR: Final = "iterator"
+"""The key of an iterator's part of a state."""
+
+
+def is_stateful(thing: Any) -> bool:
+    """Whether this has ``state_dict`` and ``load_state_dict``."""
+    methods = (getattr(thing, name, None) for name in ("state_dict", "load_state_dict"))
+    return all(map(callable, methods))
+
+
+class Opened:
+    """An iterable that has been begun, at its start or where a state says.
+
+    Args:
+        source: The iterable: a dataset or a sampler.
+        name: What it is, for messages; the key of its own part of a state.
+        state: What :meth:`state` gave; None or without parts: it begins as it is.
+        before_iter: Called before ``iter(source)``, once the source has its state.
+        restoring: Gives the context in which each ``load_state_dict`` is called.
+
+    Raises:
+        StateError: The state has a part for somebody who cannot take it, or who refuses it.
+
+    Attributes:
+        iterator: What ``iter(source)`` gave.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        name: str,
+        state: Mapping[str, Any] | None = None,
+        before_iter: Callable[[], object] | None = None,
+        restoring: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        self._source, self._name = source, name
+        self._state, self._restoring = state or {}, restoring
+        self._restore(source, name)
+        if before_iter is not None:
+            before_iter()
+        self.iterator: Any = iter(source)
+        self._restore(self.iterator, ITERATOR)
+        asked = {ITERATOR: self.iterator}
+        if source is not self.iterator:
+            asked[name] = source
+        self._asked = {part: thing for part, thing in asked.items() if is_stateful(thing)}
+
+    def _restore(self, thing: Any, part: str) -> None:
+        if part not in self._state:
+            return
+        if not is_stateful(thing):
+            raise StateError(
+                f"the state is of a {self._name} with state_dict and load_state_dict (of the {part}"
+                f"), which {type(self._source).__name__} has not: resume with the {self._name} "
+                "that the state was taken from"
+            )
+        with self._restoring():
+            restore(
+                thing,
+                self._state[part],
+                self._name if part == self._name else f"{self._name}'s {part}",
+            )
+
+    def restore_again(self) -> None:
+        """Bring the source, once more, to where it was begun."""
+        self._restore(self._source, self._name)
+        if self._source is self.iterator:
+            self._restore(self.iterator, ITERATOR)
+
+    @property
+    def stateful(self) -> bool:
+        """Whether anybody can be asked for a state."""
+        return bool(self._asked)
+
+    @property
+    def tells_its_start(self) -> bool:
+        """Whether the iterator can be asked before it has given anything.
+
+        A source that is asked in its stead may not know yet that it has been begun: the body of a
+        generator runs with its first ``next()``.
+        """
+        return ITERATOR in self._asked
+
+    def state(self) -> dict[str, Any] | None:
+        """Give what is needed to go on from here, by part; None if nobody can tell."""
+        parts = {part: copy.deepcopy(each.state_dict()) for part, each in self._asked.items()}
+        return parts or None

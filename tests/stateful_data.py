@@ -1,0 +1,300 @@
+"""Datasets and samplers of every kind that torchdata's Stateful protocol knows.
+
+Each draws its order where it begins, if it is told to, and random numbers for every sample; some
+keep generators in their states. What was called of the protocol is noted in ``calls``.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import BatchSampler, IterableDataset, Sampler
+
+import lit_loader
+
+
+def _shuffled_by_torch(numbers: list[int]) -> list[int]:
+    return [numbers[place] for place in torch.randperm(len(numbers)).tolist()]
+
+
+def _shuffled_by_python(numbers: list[int]) -> list[int]:
+    return random.sample(numbers, len(numbers))
+
+
+def _shuffled_by_numpy(numbers: list[int]) -> list[int]:
+    return list(map(int, np.random.permutation(numbers)))
+
+
+def _torch_state() -> bytes:
+    return torch.get_rng_state().numpy().tobytes()
+
+
+def _set_torch_state(state: bytes) -> None:
+    torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+
+
+SHUFFLES: dict[str, Callable[[list[int]], list[int]]] = {
+    "no": list,
+    "torch": _shuffled_by_torch,
+    "python": _shuffled_by_python,
+    "numpy": _shuffled_by_numpy,
+}
+
+
+class Ordered:
+    """An order, drawn from a global generator or one of its own; and states that keep torch's."""
+
+    def __init__(self, length: int, shuffle: str = "no", keeps: bool = False) -> None:
+        self.length, self.shuffle, self.keeps = length, shuffle, keeps
+        self.rng = random.Random(5)
+        self.calls: list[str] = []
+
+    def order(self) -> list[int]:
+        numbers = list(range(self.length))
+        if self.shuffle == "own":
+            self.rng.shuffle(numbers)
+            return numbers
+        return SHUFFLES[self.shuffle](numbers)
+
+    def told(self, **place: Any) -> dict[str, Any]:
+        return place | ({"generator": _torch_state()} if self.keeps else {})
+
+    def brought(self, state: dict[str, Any]) -> None:
+        if self.keeps:
+            _set_torch_state(state["generator"])
+
+
+class Stream(Ordered, IterableDataset[Tensor]):
+    """Neither it nor its iterator has a state."""
+
+    def share(self) -> list[int]:
+        index, count = lit_loader.get_shard()
+        return self.order()[index::count]
+
+    def item(self, number: int) -> Tensor:
+        draws = [random.random(), np.random.random(), float(torch.rand((), dtype=torch.float64))]
+        return torch.tensor([number, *draws, self.rng.random()], dtype=torch.float64)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        self.calls.append("iter")
+        return map(self.item, self.share())
+
+
+class StreamIterator:
+    """Has a state of its own, which says nothing of the order."""
+
+    def __init__(self, stream: Any, items: list[int]) -> None:
+        self.stream, self.items, self.position = stream, items, 0
+
+    def __iter__(self) -> StreamIterator:
+        return self
+
+    def __next__(self) -> Any:
+        if self.position >= len(self.items):
+            raise StopIteration
+        self.position += 1
+        return self.stream.item(self.items[self.position - 1])
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.stream.told(position=self.position)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.stream.calls.append("load iterator")
+        self.position = state["position"]
+        self.stream.brought(state)
+
+
+class WithIteratorState(Stream):
+    def __iter__(self) -> Iterator[Tensor]:
+        self.calls.append("iter")
+        return StreamIterator(self, self.share())
+
+
+class WithState(Stream):
+    """The dataset has the state; its ``__iter__`` is a generator, so that it begins late."""
+
+    position = start = 0
+
+    def __iter__(self) -> Iterator[Tensor]:
+        self.calls.append("iter")
+        self.position, self.start = self.start, 0
+        for number in self.share()[self.position :]:
+            self.position += 1
+            yield self.item(number)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.told(position=self.position)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.calls.append("load")
+        self.start = state["position"]
+        self.brought(state)
+
+
+class OwnIterator(Stream):
+    """Its own iterator, which begins in ``__iter__``."""
+
+    position = 0
+
+    def __iter__(self) -> Iterator[Tensor]:
+        self.calls.append("iter")
+        self.items, self.position = self.share(), 0
+        return self
+
+    def __next__(self) -> Tensor:
+        if self.position >= len(self.items):
+            raise StopIteration
+        self.position += 1
+        return self.item(self.items[self.position - 1])
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.told(position=self.position)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.calls.append("load iterator")
+        self.position = state["position"]
+        self.brought(state)
+
+
+class WithBothStates(WithIteratorState):
+    """The dataset remembers which shift of the data it gives, its iterator the place in it."""
+
+    shift = 0
+    brought_to = False
+
+    def __iter__(self) -> Iterator[Tensor]:
+        self.shift += not self.brought_to
+        self.brought_to = False
+        return super().__iter__()
+
+    def item(self, number: int) -> Tensor:
+        return super().item(1000 * self.shift + number)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.told(shift=self.shift)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.calls.append("load")
+        self.shift, self.brought_to = state["shift"], True
+        self.brought(state)
+
+
+STREAMS = {
+    "neither": Stream,
+    "iterator": WithIteratorState,
+    "dataset": WithState,
+    "its own iterator": OwnIterator,
+    "both": WithBothStates,
+}
+
+
+class Drawn(Ordered, Sampler[int]):
+    """A sampler without a state, whose every item may depend on a draw of its own."""
+
+    def __init__(
+        self, length: int, shuffle: str = "no", keeps: bool = False, jitter: bool = False
+    ) -> None:
+        super().__init__(length, shuffle, keeps)
+        self.jitter = jitter
+
+    def __len__(self) -> int:
+        return self.length
+
+    def item(self, number: int) -> int:
+        if self.jitter:
+            return (number + int(torch.randint(self.length, ()))) % self.length
+        return number
+
+    def share(self) -> list[int]:
+        return self.order()
+
+    def __iter__(self) -> Iterator[int]:
+        self.calls.append("iter")
+        return map(self.item, self.share())
+
+
+class DrawnWithIteratorState(Drawn):
+    def __iter__(self) -> Iterator[int]:
+        self.calls.append("iter")
+        return StreamIterator(self, self.share())
+
+
+class DrawnWithState(Drawn):
+    position = start = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.calls.append("iter")
+        self.position, self.start = self.start % self.length, 0
+        for number in self.share()[self.position :]:
+            self.position += 1
+            yield self.item(number)
+
+    state_dict = WithState.state_dict
+    load_state_dict = WithState.load_state_dict
+
+
+class DrawnOwnIterator(Drawn):
+    position = 0
+    __iter__ = OwnIterator.__iter__
+    __next__ = OwnIterator.__next__
+    state_dict = OwnIterator.state_dict
+    load_state_dict = OwnIterator.load_state_dict
+
+
+class DrawnWithBothStates(DrawnWithIteratorState):
+    shift = 0
+    brought_to = False
+
+    def __iter__(self) -> Iterator[int]:
+        self.shift += not self.brought_to
+        self.brought_to = False
+        return super().__iter__()
+
+    def item(self, number: int) -> int:
+        return (super().item(number) + self.shift) % self.length
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.told(shift=self.shift)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.calls.append("load")
+        self.shift, self.brought_to = state["shift"], True
+        self.brought(state)
+
+
+SAMPLERS = {
+    "neither": Drawn,
+    "iterator": DrawnWithIteratorState,
+    "sampler": DrawnWithState,
+    "its own iterator": DrawnOwnIterator,
+    "both": DrawnWithBothStates,
+}
+
+
+class Threes:
+    """A batch sampler of the user's own kind: makes lists of what a sampler's item would be."""
+
+    def item(self, number: int) -> list[int]:
+        one: int = super().item(number)  # type: ignore[misc]
+        return [one, (one + 1) % self.length, (one + 2) % self.length]  # type: ignore[attr-defined]
+
+
+BATCH_SAMPLERS = {
+    name: type(f"{kind.__name__}InThrees", (Threes, kind), {}) for name, kind in SAMPLERS.items()
+}
+
+
+def sampling(use: str, kind: str, *args: Any) -> tuple[Any, dict[str, Any]]:
+    """Make a sampler of a kind; also give the options by which a loader uses it."""
+    if use == "batch sampler":
+        sampler = BATCH_SAMPLERS[kind](*args)
+        return sampler, {"batch_sampler": sampler}
+    sampler = SAMPLERS[kind](*args)
+    if use == "in torch's batch sampler":
+        return sampler, {"batch_sampler": BatchSampler(sampler, 4, drop_last=False)}
+    return sampler, {"sampler": sampler, "batch_size": 4}

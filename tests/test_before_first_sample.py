@@ -1,0 +1,222 @@
+"""What a dataset draws before its first sample: the same in every reader, on every rank."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from exact import digests, through_file
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+import lit_loader
+from lit_loader import DataLoader
+
+FILES = 24
+
+
+def by_worker_info() -> tuple[int, int]:
+    info = get_worker_info()
+    return (0, 1) if info is None else (info.id, info.num_workers)
+
+
+class Shuffled(IterableDataset[Any]):
+    """Shuffles its files, takes its share of them, and draws for each sample."""
+
+    def __init__(self, draw: str, share: Callable[[], tuple[int, int]] = lit_loader.get_shard):
+        self.draw, self.share = draw, share
+        self.python = random.Random(1)
+        self.numpy = np.random.default_rng(2)
+        self.torch = torch.Generator().manual_seed(3)
+
+    def shuffled(self) -> list[int]:
+        files = list(range(FILES))
+        if self.draw == "own random":
+            self.python.shuffle(files)
+        elif self.draw == "own numpy":
+            self.numpy.shuffle(files)
+        elif self.draw == "own torch":
+            files = torch.randperm(FILES, generator=self.torch).tolist()
+        elif self.draw == "random":
+            random.shuffle(files)
+        elif self.draw == "numpy":
+            np.random.shuffle(files)
+        elif self.draw == "torch":
+            files = torch.randperm(FILES).tolist()
+        index, count = self.share()
+        return files[index::count]
+
+    def augmented(self, file: int) -> torch.Tensor:
+        noise = [random.random(), np.random.random(), float(torch.rand(())), self.numpy.random()]
+        return torch.tensor([float(file), *noise], dtype=torch.float64)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Shuffle with the first ``next()``: the body of a generator."""
+        for file in self.shuffled():
+            yield self.augmented(file)
+
+
+class ShuffledInIter(Shuffled):
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.augmented, self.shuffled())
+
+
+class ShuffledInSetEpoch(Shuffled):
+    """Draws when it is told of the epoch."""
+
+    def set_epoch(self, epoch: int) -> None:
+        self.files = self.shuffled()
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.augmented, self.files)
+
+
+class ShuffledAtNext(Shuffled):
+    """An iterator with a ``__next__`` of its own, which shuffles at the first."""
+
+    def __iter__(self) -> Iterator[Any]:
+        self.files: list[int] | None = None
+        return self
+
+    def __next__(self) -> Any:
+        if self.files is None:
+            self.files = self.shuffled()
+        if not self.files:
+            raise StopIteration
+        return self.augmented(self.files.pop())
+
+
+DRAWS = ["own random", "own numpy", "own torch", "random", "numpy", "torch"]
+KINDS = [Shuffled, ShuffledInIter, ShuffledInSetEpoch, ShuffledAtNext]
+FEW = [("own random", 0), ("torch", 1), ("own numpy", 2), ("random", 3)]
+
+
+def read(loader: DataLoader[Any]) -> list[list[float]]:
+    return [row for batch in loader for row in batch.reshape(-1, 5).tolist()]
+
+
+def check_shares(
+    dataset: Callable[[], Any], workers: int, replicas: int = 1, **options: Any
+) -> None:
+    orders, first = [], []
+    for epoch in range(2):
+        rows = []
+        for rank in range(replicas):
+            ranks = {"num_replicas": replicas, "rank": rank} if replicas > 1 else {}
+            with DataLoader(
+                dataset(), 3, num_workers=workers, seed=5, **ranks, **options
+            ) as loader:
+                loader.set_epoch(epoch)
+                rows += read(loader)
+        assert Counter(int(row[0]) for row in rows) == Counter(range(FILES))
+        orders.append([row[0] for row in rows])
+        first += [row[1] for row in rows]
+    assert orders[0] != orders[1]
+    # The readers' first samples may be alike in what they draw, and no others.
+    assert len(set(first)) >= len(first) - 2 * (max(1, workers) * replicas - 1)
+
+
+@pytest.mark.parametrize(("draw", "workers"), FEW)
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_file_is_read_once(kind: Any, draw: str, workers: int) -> None:
+    check_shares(lambda: kind(draw), workers)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_file_is_read_once_over_ranks(kind: Any, workers: int) -> None:
+    check_shares(lambda: kind("numpy"), workers, replicas=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"seeding": "sample"}, {"on_sample_error": "skip"}])
+@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+@pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_file_is_read_once_in_every_case(
+    kind: Any, draw: str, workers: int, replicas: int, options: dict[str, Any]
+) -> None:
+    check_shares(lambda: kind(draw), workers, replicas, **options)
+
+
+@pytest.mark.parametrize("kind", [Shuffled, ShuffledInIter])
+def test_shares_by_torchs_worker_info(kind: Any) -> None:
+    check_shares(lambda: kind("own random", by_worker_info), 3)
+
+
+@pytest.mark.parametrize("kind", [Shuffled, ShuffledInIter, ShuffledAtNext])
+def test_torchs_seeding_leaves_own_generators_alike(kind: Any) -> None:
+    """As with torch's loader; a global generator is each worker's own, there as here."""
+    with DataLoader(kind("own random"), 3, num_workers=2, seed=5, seeding="worker") as loader:
+        assert Counter(int(row[0]) for row in read(loader)) == Counter(range(FILES))
+
+
+@pytest.mark.filterwarnings("ignore:.* has no state_dict and load_state_dict")
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_reading_again_gives_the_same(kind: Any, workers: int) -> None:
+    def make() -> DataLoader[Any]:
+        return DataLoader(kind("own torch"), 3, num_workers=workers, seed=5)
+
+    with make() as loader:
+        iterator = iter(loader)
+        got = digests(itertools.islice(iterator, 3))
+        state = through_file(loader.state_dict())
+        rest = digests(iterator)
+        following = digests(loader)
+    with make() as loader:
+        assert digests(loader) == got + rest
+    with make() as resumed:
+        resumed.load_state_dict(state)
+        assert digests(resumed) == rest
+        assert digests(resumed) == following
+
+
+class Permuted(Dataset[Any]):
+    """A map-style dataset that draws when it is told of the epoch."""
+
+    def __init__(self) -> None:
+        self.rng = random.Random(1)
+        self.offsets: list[float] = []
+
+    def set_epoch(self, epoch: int) -> None:
+        self.offsets = [self.rng.random(), random.random(), np.random.random()]
+        self.offsets.append(float(torch.rand(())))
+
+    def __len__(self) -> int:
+        return FILES
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([index + offset for offset in self.offsets], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("seeding", ["batch", "sample"])
+def test_a_map_style_dataset_that_draws_in_set_epoch(seeding: str) -> None:
+    def make(workers: int, **options: Any) -> DataLoader[Any]:
+        return DataLoader(Permuted(), 3, num_workers=workers, seed=5, seeding=seeding, **options)
+
+    alone = make(0)
+    expected = [digests(alone) for _ in range(3)]
+    assert len(set(itertools.chain(*expected))) == 3 * len(expected[0])
+    for options in ({}, {"persistent_workers": True}):
+        with make(3, **options) as loader:
+            assert [digests(loader) for _ in range(3)] == expected
+    with make(2) as resumed:
+        resumed.set_epoch(2)
+        assert digests(resumed) == expected[2]
+
+
+def test_the_callers_generators_are_not_touched() -> None:
+    for generator in (random.seed, np.random.seed, torch.manual_seed):
+        generator(1)
+    expected = random.random(), np.random.random(), float(torch.rand(()))
+    for generator in (random.seed, np.random.seed, torch.manual_seed):
+        generator(1)
+    list(DataLoader(ShuffledInSetEpoch("random"), 3))
+    assert (random.random(), np.random.random(), float(torch.rand(()))) == expected

@@ -1,0 +1,304 @@
+"""torchdata's Stateful protocol: who is asked for a state, and streams resumed from it."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from exact import Augmented, digests, taken
+from stateful_data import SAMPLERS, STREAMS, sampling
+
+from lit_loader import DataLoader, MixtureStream
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.* has no state_dict and load_state_dict"),
+    pytest.mark.filterwarnings("ignore:.set_vital. is deprecated"),  # which torchdata calls
+]
+
+LENGTH = 22
+SHUFFLES = ["no", "own", "torch", "python", "numpy"]
+
+
+def saved(state: dict[str, Any]) -> dict[str, Any]:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    loaded: dict[str, Any] = torch.load(file, weights_only=True)
+    return loaded
+
+
+def stream(kind: str, shuffle: str, keeps: bool, workers: int, **options: Any) -> DataLoader[Any]:
+    dataset = STREAMS[kind](LENGTH, shuffle, keeps)
+    return DataLoader(dataset, **{"batch_size": 3, "num_workers": workers, "seed": 7} | options)
+
+
+def numbers(batches: Any) -> list[int]:
+    return [int(row[0]) % 1000 for batch in batches for row in batch.reshape(-1, batch.shape[-1])]
+
+
+def check_stream(*args: Any, stops: slice = slice(None), **options: Any) -> None:
+    """Resume at each stop, at the next one again, and compare with the stream as it was."""
+    with stream(*args, **options) as loader:
+        states, expected = [saved(loader.state_dict())], []
+        for batch in loader:
+            expected += digests([batch])
+            states.append(saved(loader.state_dict()))
+    assert len(set(expected)) == len(expected)
+    for stop in range(len(states))[stops]:
+        with stream(*args, **options) as resumed:
+            resumed.load_state_dict(states[stop])
+            assert resumed.state_dict() == states[stop]
+            got, iterator = taken(resumed, 1)
+            assert got == expected[stop : stop + 1], stop
+            if not got:
+                continue
+            state = saved(resumed.state_dict())
+            del iterator
+            with stream(*args, **options) as again:
+                again.load_state_dict(state)
+                assert digests(again) == expected[stop + 1 :], stop
+            if args[0] == "both" and "persistent_workers" in options and stop == 0:
+                continue  # it counts its epochs, also where it has not given anything to tell of
+            resumed.load_state_dict(state)  # the same loader, from where it is
+            assert digests(resumed) == expected[stop + 1 :], stop
+
+
+@pytest.mark.parametrize("keeps", [False, True], ids=["", "keeps torch's generator"])
+@pytest.mark.parametrize("shuffle", ["no", "own", "torch"])
+@pytest.mark.parametrize("kind", STREAMS)
+def test_streams_resumed(kind: str, shuffle: str, keeps: bool) -> None:
+    check_stream(kind, shuffle, keeps, 0)
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_streams_resumed_with_workers(kind: str) -> None:
+    check_stream(kind, "own", True, 2, stops=slice(1, 4))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"batch_size": None},
+        {"batch_size": 1},
+        {"batch_size": 4, "drop_last": True},
+        {"on_sample_error": "skip"},
+        {"seeding": "sample"},
+        {"persistent_workers": True},
+        {"rank": 1, "num_replicas": 2},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("keeps", [False, True], ids=["", "keeps torch's generator"])
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+@pytest.mark.parametrize("kind", STREAMS)
+def test_every_stream_resumed_at_every_stop(
+    kind: str, shuffle: str, keeps: bool, workers: int, options: dict[str, Any]
+) -> None:
+    if "persistent_workers" in options and not workers:
+        pytest.skip("there are none to persist")
+    check_stream(kind, shuffle, keeps, workers, stops=slice(None, None, 1 + workers), **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "order"),
+    [
+        ("neither", ["iter"]),
+        ("iterator", ["iter", "load iterator"]),
+        ("dataset", ["load", "iter"]),
+        ("its own iterator", ["iter", "load iterator"]),
+        ("both", ["load", "iter", "load iterator"]),
+    ],
+)
+def test_in_which_order_datasets_are_restored(kind: str, order: list[str]) -> None:
+    """As torchdata does it."""
+    torchdata = pytest.importorskip("torchdata.stateful_dataloader")
+    for cls in (DataLoader, torchdata.StatefulDataLoader):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            loader = cls(STREAMS[kind](LENGTH), batch_size=3)
+            iterator = iter(loader)
+            list(itertools.islice(iterator, 3))
+            state = loader.state_dict()
+            dataset = STREAMS[kind](LENGTH)
+            resumed = cls(dataset, batch_size=3)
+            resumed.load_state_dict(state)
+            next(iter(resumed))
+            assert dataset.calls == order, cls
+
+
+@pytest.mark.parametrize("kind", sorted(set(STREAMS) - {"neither"}))
+def test_torchdata_resumes_the_same_streams(kind: str) -> None:
+    """The streams of this matrix are such as torchdata's own loader gets right."""
+    torchdata = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def make() -> Any:
+        return torchdata.StatefulDataLoader(STREAMS[kind](LENGTH, "no", True), batch_size=3)
+
+    loader = make()
+    torch.manual_seed(3)
+    expected, states = [], []
+    for batch in loader:
+        expected.append(batch[:, [0, 3]])
+        states.append(loader.state_dict())
+    for stop, state in enumerate(states[:-1], start=1):
+        resumed = make()
+        resumed.load_state_dict(state)
+        torch.manual_seed(4)
+        got = [batch[:, [0, 3]] for batch in resumed]
+        # Its iterator draws a seed from torch's generator before the state comes.
+        assert torch.equal(torch.cat(got), torch.cat(expected[stop:])), stop
+
+
+def test_a_state_for_somebody_who_has_none_is_refused() -> None:
+    loader = stream("iterator", "no", False, 0)
+    taken(loader, 2)
+    other = stream("dataset", "no", False, 0)
+    other.load_state_dict(loader.state_dict())
+    with pytest.raises(
+        ValueError,
+        match=r"the state is of a dataset with state_dict and load_state_dict \(of the iterator\), "
+        r"which WithState has not: resume with the dataset that the state was taken from",
+    ):
+        next(iter(other))
+
+
+def sampled(use: str, args: tuple[Any, ...], workers: int) -> tuple[Any, DataLoader[Any]]:
+    kind, *drawn = args
+    sampler, options = sampling(use, kind, LENGTH, *drawn)
+    return sampler, DataLoader(Augmented(LENGTH), num_workers=workers, seed=7, **options)
+
+
+def check_sampler(use: str, args: tuple[Any, ...], workers: int, stops: slice) -> None:
+    """States of the first and of the second epoch; each is resumed, and once more."""
+    epochs, states = [], []
+    _, loader = sampled(use, args, workers)
+    with loader:
+        for _ in range(3):
+            epochs.append([])
+            states.append([saved(loader.state_dict())])
+            for batch in loader:
+                epochs[-1] += digests([batch])
+                states[-1].append(saved(loader.state_dict()))
+    for epoch in range(2):
+        for stop in range(len(states[epoch]))[stops]:
+            _, resumed = sampled(use, args, 0)
+            resumed.load_state_dict(states[epoch][stop])
+            assert resumed.state_dict() == states[epoch][stop]
+            got, _ = taken(resumed, 1)
+            assert got == epochs[epoch][stop : stop + 1], (epoch, stop)
+            _, again = sampled(use, args, workers)
+            with again:
+                again.load_state_dict(saved(resumed.state_dict()))
+                if got:
+                    assert digests(again) == epochs[epoch][stop + 1 :], (epoch, stop)
+                assert digests(again) == epochs[epoch + 1], (epoch, stop)
+
+
+USES = ["sampler", "batch sampler", "in torch's batch sampler"]
+
+
+@pytest.mark.parametrize("kind", SAMPLERS)
+@pytest.mark.parametrize("use", USES)
+def test_samplers_resumed(use: str, kind: str) -> None:
+    check_sampler(use, (kind, "torch", True), 0, slice(None, None, 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("jitter", [False, True], ids=["", "each item drawn"])
+@pytest.mark.parametrize("keeps", [False, True], ids=["", "keeps torch's generator"])
+@pytest.mark.parametrize("shuffle", ["no", "torch", "python", "numpy"])
+@pytest.mark.parametrize("kind", SAMPLERS)
+@pytest.mark.parametrize("use", USES)
+def test_every_sampler_resumed_at_every_stop(
+    use: str, kind: str, shuffle: str, keeps: bool, jitter: bool, workers: int
+) -> None:
+    check_sampler(use, (kind, shuffle, keeps, jitter), workers, slice(None, None, 1 + workers))
+
+
+class StatefulTable(Augmented):
+    def state_dict(self) -> dict[str, int]:
+        raise AssertionError("not asked")
+
+    load_state_dict = state_dict
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_map_style_datasets_are_not_asked_and_it_is_said(workers: int) -> None:
+    def make(kind: type) -> DataLoader[Any]:
+        return DataLoader(kind(LENGTH), 4, num_workers=workers, seed=7)
+
+    with make(StatefulTable) as loader:
+        expected = digests(loader)
+    with make(StatefulTable) as loader:
+        got, iterator = taken(loader, 2)
+        with pytest.warns(
+            UserWarning,
+            match="StatefulTable has state_dict and load_state_dict, which are not called: a "
+            "map-style dataset is read by whichever worker is free, so that each sample must",
+        ) as record:
+            state = loader.state_dict()
+            loader.state_dict()
+        assert len(record) == 1
+        assert got + digests(iterator) == expected
+    with make(StatefulTable) as resumed:
+        resumed.load_state_dict(state)
+        assert digests(resumed) == expected[2:]
+
+
+def test_collate_functions_are_not_asked() -> None:
+    """Nor does torchdata ask them."""
+    torchdata = pytest.importorskip("torchdata.stateful_dataloader")
+
+    class Collate:
+        def __call__(self, samples: Any) -> Any:
+            return torch.stack(samples)
+
+        def state_dict(self) -> Any:
+            raise AssertionError("not asked")
+
+        load_state_dict = state_dict
+
+    for cls in (DataLoader, torchdata.StatefulDataLoader):
+        loader = cls(STREAMS["iterator"](LENGTH), batch_size=3, collate_fn=Collate())
+        _ = taken(loader, 2)
+        loader.load_state_dict(loader.state_dict())
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("kind", sorted(set(STREAMS) - {"neither"}))
+def test_sources_of_a_mixture_resumed(kind: str) -> None:
+    def make() -> DataLoader[Any]:
+        sources = [STREAMS[kind](LENGTH), STREAMS["iterator"](LENGTH)]
+        return DataLoader(MixtureStream(sources, exhausted="drop", seed=3), 3, seed=7)
+
+    loader = make()
+    expected, states = [], []
+    for batch in loader:
+        expected += numbers([batch])
+        states.append((len(expected), saved(loader.state_dict())))
+    assert sorted(expected) == sorted(2 * list(range(LENGTH)))
+    for given, state in states:
+        resumed = make()
+        resumed.load_state_dict(state)
+        assert numbers(resumed) == expected[given:]
+
+
+@pytest.mark.parametrize("behind", [-1, 2, "1", None, 10**9])
+def test_a_damaged_sampler_state_is_refused(behind: Any) -> None:
+    _, loader = sampled("sampler", ("sampler", "torch"), 0)
+    taken(loader, 3)
+    state = loader.state_dict()
+    assert state["sampler"]["behind"] == 1
+    state["sampler"]["behind"] = behind
+    _, resumed = sampled("sampler", ("sampler", "torch"), 0)
+    resumed.load_state_dict(state)
+    with pytest.raises(ValueError, match=r"the sampler's state has behind=.* at batch 3, but only"):
+        next(iter(resumed))
