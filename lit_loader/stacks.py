@@ -31,12 +31,15 @@ _LONGEST: Final = 20_000
 class StackFile:
     """The parent's side of the file.
 
+    Args:
+        fd: Its descriptor, if another object has opened it, and closes it.
+
     Attributes:
         fd: Descriptor, for the workers, which share its place in the file; -1: not open.
     """
 
-    def __init__(self) -> None:
-        self.fd = -1
+    def __init__(self, fd: int = -1) -> None:
+        self.fd = fd
 
     def open(self) -> None:
         """Make the file.

@@ -29,7 +29,7 @@ import torch
 from parity.tools import PROMPT
 from samples import Call, Rows, ints, worker_pids
 
-from lit_loader import DataLoader, processes
+from lit_loader import DataLoader, starting
 from lit_loader import pin_memory as pinning
 from lit_loader.errors import WorkerRestartWarning
 
@@ -175,7 +175,7 @@ def test_a_log_that_is_being_written_at_the_fork(
     monkeypatch: pytest.MonkeyPatch, launched: bool
 ) -> None:
     """The copy of its file is locked; workers log there all the same."""
-    monkeypatch.setattr(processes, "can_launch", lambda context: launched)
+    monkeypatch.setattr(starting, "can_launch", lambda context: launched)
     reading, writing = os.pipe()
     with open(writing, "w") as stream:
         handler = logging.StreamHandler(stream)

@@ -16,7 +16,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     # words that all others use
     ("errors", "messages", "seeding", "board", "cgroup", "context", "forecast", "outbox",
      "permutation", "pickling", "places", "position", "processors", "reductions", "shared_file",
-     "slot", "slots", "sources", "stream_locks", "twister"),
+     "slot", "slots", "sources", "stream_locks", "twister", "watchdog"),
     ("fork_guard",),
     # one stage of a batch's way each, and the options
     ("config", "sampling", "arena", "layout", "collate", "failure", "fetch", "fingerprint",
@@ -28,10 +28,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("loading", "codec", "batch_plan", "flights", "mixture_stream", "outcome", "plot"),
     ("handover", "placement"),
     # making batches in a worker process, and in the consumer's own
-    ("worker", "iterator", "launcher"),
+    ("worker", "iterator", "launcher_main"),
     # around the workers
-    ("processes", "epochs"),
-    ("pool_resources",),
+    ("launcher", "processes", "epochs"),
+    ("starting", "pool_resources"),
     ("mailbox",),
     ("worker_pool",),
     ("diagnosis",),

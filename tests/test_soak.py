@@ -357,7 +357,7 @@ class Chaos:
 
 
 def launcher_of(pool: WorkerPool) -> int:
-    return pool._own.starter._process.pid or 0  # type: ignore[union-attr, no-any-return]
+    return pool._own.starter._launcher._process.pid or 0  # type: ignore[union-attr, no-any-return]
 
 
 # What it costs ---------------------------------------------------------------------------------
