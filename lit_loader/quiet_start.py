@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from multiprocessing.connection import wait as wait_for
@@ -22,6 +23,15 @@ __all__ = ["await_end_of_fork_server", "quiet_start", "reset_signals"]
 
 _ENDING: Final = 5.0
 """Seconds that a fork server is given which refuses connections, and so is about to end."""
+
+_UNDISTURBED: Final = 0.05
+"""Seconds that other threads leave to this one between the end of their draws and the fork."""
+
+_TURNS: Final = 3
+"""Threads that are at Python code, and are given their turn before."""
+
+_interval: float | None = None
+"""The switch interval of threads, while it is another one."""
 
 _forking: set[int] = set()
 """The threads that fork a process of our own just now."""
@@ -68,18 +78,39 @@ def _renewed_locks() -> Iterator[None]:
 
 
 def _before_fork() -> None:
-    if threading.get_ident() in _forking:
-        await_draws()
+    """Wait for the end of a draw from torch's global generator, whose lock cannot be made new."""
+    global _interval
+    if threading.get_ident() not in _forking:
+        return
+    if _interval is None:
+        _interval = sys.getswitchinterval()
+        sys.setswitchinterval(_UNDISTURBED)
+    # A thread that waits for its turn by now asks for it soon; one that comes later does not.
+    for _ in range(_TURNS):
+        time.sleep(0)
+    await_draws()
 
 
-def _after_fork() -> None:
+def _after_fork_in_parent() -> None:
+    global _interval
+    if _interval is not None:
+        sys.setswitchinterval(_interval)
+        _interval = None
+
+
+def _after_fork_in_child() -> None:
+    _after_fork_in_parent()
     # First thing in the child: multiprocessing's own beginning needs the streams.
     if threading.get_ident() in _forking:
         renew_stream_locks()
         renew_numpy_generator()
 
 
-os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=_after_fork_in_parent,
+    after_in_child=_after_fork_in_child,
+)
 
 
 def _start_fork_server(context: BaseContext) -> None:

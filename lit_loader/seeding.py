@@ -158,7 +158,8 @@ def seed_worker(seed: int) -> None:
         seed: ``base_seed + worker_id`` (taken modulo 2**64), which ``torch.initial_seed()`` gives
             from now on, as torch documents it.
     """
-    torch.manual_seed(seed & _MASK)  # the accelerators' generators, too
+    if torch.accelerator.current_accelerator() is not None:
+        torch.manual_seed(seed & _MASK)  # their generators, too, for which it takes locks
     seed_streams(seed)
 
 

@@ -78,6 +78,7 @@ def _shortened(text: str) -> str:
 
 def write_stacks_to(fd: int) -> None:
     """Let this process write its stacks to ``fd`` when it crashes, or is sent the signal."""
+    faulthandler.unregister(DUMP_SIGNAL)  # of the process that this one was forked from
     signal.signal(DUMP_SIGNAL, signal.SIG_DFL)
     with contextlib.suppress(RuntimeError, OSError):  # a descriptor that is no longer open
         # Disabled first: one that was enabled before the fork would not set its handlers anew, and

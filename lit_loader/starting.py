@@ -31,9 +31,9 @@ from lit_loader.worker import worker_main
 
 __all__ = ["ForkStarter", "make_starter"]
 
-ATTEMPTS: Final = 4
-"""Forks in a row of which nothing comes, before forking is given up: half a second the first, and
-each twice as long as the one before."""
+ATTEMPTS: Final = 5
+"""Forks in a row of which nothing comes, before forking is given up: they are given 0.2 s, and each
+twice as long as the one before."""
 
 
 def make_starter(context: BaseContext, links: Sequence[Links], recipe: Recipe) -> Starter:

@@ -13,13 +13,13 @@ from typing import Final
 
 __all__ = ["LOOK_SECONDS", "PATIENCE", "Watchdog"]
 
-LOOK_SECONDS: Final = 0.1
+LOOK_SECONDS: Final = 0.04
 """Seconds between two looks at a process."""
 
 PATIENCE: Final = 5
 """Looks that must find a process asleep, and at nothing since the one before, until it is stuck."""
 
-_MOTIONLESS: Final = 200
+_MOTIONLESS: Final = 500
 """Looks that must find it at nothing, where it is not asleep: stopped, say, or waiting for a disk
 that does not answer; also where the system does not tell."""
 

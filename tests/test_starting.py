@@ -1,0 +1,289 @@
+"""Where workers come from: what starts them is killed, too, or cannot be used."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from parity.tools import wait_gone
+from samples import Rows, ints
+
+from lit_loader import DataLoader, launcher_main, quiet_start, starting
+from lit_loader.errors import LoaderError, WorkerRestartWarning
+from lit_loader.launcher import Launcher
+from lit_loader.processors import usable_processors
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs a launcher"),
+    pytest.mark.timeout(120),
+]
+
+
+@contextmanager
+def told() -> Iterator[list[str]]:
+    """Gives the texts of all warnings, which are of restarts."""
+    texts: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield texts
+    assert {warning.category for warning in caught} <= {WorkerRestartWarning}
+    assert {Path(warning.filename).parent for warning in caught} <= {Path(__file__).parent}
+    texts += [str(warning.message) for warning in caught]
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+class Killed:
+    """Lets launchers kill themselves at a point.
+
+    Args:
+        folder: Where it is noted how often it has happened.
+        times: How often it is to happen.
+    """
+
+    def __init__(self, folder: Path, times: int = 1) -> None:
+        self.folder = folder
+        self.times = times
+
+    def __call__(self) -> None:
+        for time in range(self.times):
+            try:
+                os.close(os.open(self.folder / str(time), os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                continue
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    @property
+    def done(self) -> int:
+        return len(list(self.folder.iterdir()))
+
+
+def first(deed: Callable[[], None], function: Any) -> Any:
+    """``deed``, then ``function``."""
+
+    def both(*arguments: Any) -> Any:
+        deed()
+        return function(*arguments)
+
+    return both
+
+
+def then(function: Any, deed: Callable[[], None]) -> Any:
+    def both(*arguments: Any) -> Any:
+        found = function(*arguments)
+        deed()
+        return found
+
+    return both
+
+
+POINTS = {
+    "rehearsing": (launcher_main, "rehearse", first),
+    "asked": (launcher_main, "_fork_worker", first),
+    "forked": (socket, "send_fds", first),
+    "answered": (socket, "send_fds", lambda deed, function: then(function, deed)),
+    "permitted": (launcher_main, "_fork_worker", lambda deed, function: then(function, deed)),
+}
+"""Where the launcher is killed: module, function, and whether before or after it."""
+
+
+def kill_at(point: str, killed: Killed, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, name, when = POINTS[point]
+    monkeypatch.setattr(module, name, when(killed, getattr(module, name)))
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_the_launcher_is_killed_while_it_starts_workers(
+    point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one is forked; of no worker there are two, or none."""
+    killed, before = Killed(tmp_path), descriptors()
+    kill_at(point, killed, monkeypatch)
+    with told() as texts, DataLoader(Rows(20, 1), num_workers=3, timeout=30) as loader:
+        assert ints(loader) == list(range(20))
+    assert killed.done == 1
+    assert 1 <= len(texts) <= 2
+    assert sum(
+        bool(re.match(
+            r"the process that starts workers \(pid \d+\) was killed by SIGKILL \(.*\)\n"
+            r"Another one was forked, and nothing is lost\.$", text
+        ))
+        for text in texts
+    ) == 1, texts  # fmt: skip
+    assert len(texts) == 1 or "gone, and its exit code is not known" in "".join(texts)
+    assert descriptors() == before
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_the_launcher_is_killed_while_it_replaces_a_worker(
+    point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = Killed(tmp_path)
+    with told() as texts, DataLoader(Rows(200, 1), num_workers=2, timeout=30) as loader:
+        iterator = iter(loader)
+        found = [int(next(iterator)) for _ in range(5)]
+        pool = iterator._engine.pool  # type: ignore[attr-defined]
+        kill_at(point, killed, monkeypatch)
+        starter = pool._own.starter
+        os.kill(starter._launcher._process.pid, signal.SIGKILL)  # the next one has the fault
+        os.kill(pool.pids[0], signal.SIGKILL)
+        found += ints(iterator)
+    assert found == list(range(200))
+    assert killed.done == 1
+    assert sum("exit code is not known" in text for text in texts) >= 1
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_launchers_that_are_killed_again_and_again(
+    point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever kills them kills a fork server's workers less likely."""
+    killed = Killed(tmp_path, times=100)
+    kill_at(point, killed, monkeypatch)
+    with told() as texts, DataLoader(
+        Rows(4, 1), num_workers=1, max_worker_restarts=20
+    ) as loader:  # fmt: skip
+        assert ints(loader) == list(range(4))
+    if point not in ("answered", "permitted"):
+        assert killed.done == starting.ATTEMPTS
+        assert "Forking workers was given up after 5 attempts" in texts[-1]
+        assert "was killed by SIGKILL" in texts[-1]
+
+
+@pytest.mark.parametrize("order", ["launcher first", "workers first"])
+@pytest.mark.parametrize("persistent", [False, True], ids=["", "persistent"])
+def test_launcher_and_workers_are_killed_at_the_same_instant(order: str, persistent: bool) -> None:
+    before = descriptors()
+    with told() as texts, DataLoader(
+        Rows(200, 1), num_workers=2, persistent_workers=persistent, prefetch_next_epoch=False
+    ) as loader:  # fmt: skip
+        for _ in range(2):
+            iterator = iter(loader)
+            found = [int(next(iterator)) for _ in range(5)]
+            pool = iterator._engine.pool  # type: ignore[attr-defined]
+            victims = [pool._own.starter._launcher._process.pid, *pool.pids]
+            if order == "workers first":
+                victims.reverse()
+            for pid in victims:
+                os.kill(pid, signal.SIGKILL)
+            found += ints(iterator)
+            assert found == list(range(200))
+            wait_gone(victims)
+    assert len(texts) == 4
+    for text in texts:
+        assert re.match(r"DataLoader worker \d \(pid \d+\) (is gone|was killed by SIGKILL)", text)
+    assert descriptors() == before
+
+
+def test_what_a_launcher_is_that_does_not_live() -> None:
+    """Its workers are the parent's in no other way than before: they end with the loader."""
+    with DataLoader(Rows(40, 1), num_workers=2, persistent_workers=True) as loader:
+        iterator = iter(loader)
+        assert int(next(iterator)) == 0
+        pool = iterator._engine.pool  # type: ignore[attr-defined]
+        pids = pool.pids
+        os.kill(pool._own.starter._launcher._process.pid, signal.SIGKILL)
+        assert ints(iterator) == list(range(1, 40))
+        assert pool.pids == pids
+    wait_gone(pids)
+
+
+def test_a_launcher_that_is_stopped_is_not_taken_to_be_stuck(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As all processes of a job are by Ctrl-Z; it goes on when it is let."""
+    looks: list[bool] = []
+    stuck = launcher_module().Watchdog.stuck
+
+    def look(self: Any) -> bool:
+        looks.append(stuck(self))
+        if len(looks) == 40:
+            os.kill(stopped[0], signal.SIGCONT)
+        return looks[-1]
+
+    stopped: list[int] = []
+    await_answer = Launcher._await_answer
+
+    def stopping(self: Any) -> None:
+        if not stopped:
+            stopped.append(self._process.pid)
+            os.kill(stopped[0], signal.SIGSTOP)
+        await_answer(self)
+
+    monkeypatch.setattr(launcher_module().Watchdog, "stuck", look)
+    monkeypatch.setattr(Launcher, "_await_answer", stopping)
+    with told() as texts, DataLoader(Rows(4, 1), num_workers=1) as loader:
+        assert ints(loader) == list(range(4))
+    assert not texts
+    assert len(looks) == 0 or not any(looks)
+
+
+def launcher_module() -> Any:
+    from lit_loader import launcher
+
+    return launcher
+
+
+# Python's fork server --------------------------------------------------------------------------
+
+
+def test_a_fork_server_that_is_killed_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = quiet_start._start_fork_server
+
+    def killed(context: Any) -> None:
+        start(context)
+        pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+        os.kill(pid, signal.SIGKILL)
+        wait_gone([pid])
+
+    monkeypatch.setattr(quiet_start, "_start_fork_server", killed)
+    loader = DataLoader(Rows(4, 1), num_workers=1, multiprocessing_context="forkserver")
+    with pytest.raises(
+        LoaderError,
+        match=r"^DataLoader worker 0 cannot be started: Python's fork server, which starts it, was "
+        r"killed or does not answer \(\w+Error: .*\); iterate the loader anew, or set",
+    ):
+        list(loader)
+    monkeypatch.undo()
+    assert ints(loader) == list(range(4))
+
+
+def test_a_fork_server_in_a_process_that_was_forked() -> None:
+    """By the user, from one that uses it: the server is not its child."""
+    loader = DataLoader(Rows(4, 1), num_workers=1, multiprocessing_context="forkserver")
+    assert ints(loader) == list(range(4))
+    if (child := os.fork()) == 0:
+        code = 1
+        try:
+            with pytest.raises(LoaderError, match="^Python's fork server is no child of this"):
+                list(loader)
+            loader = DataLoader(Rows(4, 1), num_workers=1, multiprocessing_context="fork")
+            code = 0 if ints(loader) == list(range(4)) else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert ints(loader) == list(range(4))
+
+
+# Processors ------------------------------------------------------------------------------------
+
+
+def test_a_sandbox_does_not_tell_the_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(pid: int) -> set[int]:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "sched_getaffinity", refused)
+    assert 0 < usable_processors() <= (psutil.cpu_count() or 1)
+    assert ints(DataLoader(Rows(4, 1), num_workers=2)) == list(range(4))
