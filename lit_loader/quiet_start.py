@@ -121,9 +121,9 @@ def _start_fork_server(context: BaseContext) -> None:
         forkserver.ensure_running()
     except ChildProcessError as error:
         raise LoaderError(
-            "Python's fork server is no child of this process, which therefore cannot have workers "
-            "of it: this process was forked by one that uses the server, or something else has "
-            "waited for the server's end; set multiprocessing_context='spawn' (or 'fork') here"
+            "workers cannot come from Python's fork server, for it is no child of this process: "
+            "this one was forked by a process that uses the server, or something else has waited "
+            "for the server's end; set multiprocessing_context='spawn' (or 'fork') here"
         ) from error
 
 

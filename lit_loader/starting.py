@@ -119,7 +119,7 @@ class ForkStarter:
             return self._direct.start_all(workers, generation)
         except TransportError as error:
             raise LoaderError(
-                f"{self._given_up}\nNor can workers come from Python's fork server: {error}"
+                f"{self._given_up}; nor can workers come from Python's fork server: {error}"
             ) from error
 
     def came_up(self) -> None:

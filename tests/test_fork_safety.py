@@ -461,8 +461,8 @@ def test_a_lock_that_stays_held_and_a_dataset_that_cannot_be_pickled(launched: b
     ):
         batches(dataset, max_worker_restarts=0)
     assert re.search(
-        "^Forking workers was given up after 5 attempts: (?s:.*)\n"
-        "Nor can workers come from Python's fork server: "
+        "^Forking workers was given up after 5 attempts: (?s:.*); "
+        "nor can workers come from Python's fork server: "
         r"dataset\.thread: .*lock.* cannot be pickled",
         str(caught.value),
     )

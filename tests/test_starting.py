@@ -301,7 +301,10 @@ def test_a_fork_server_in_a_process_that_was_forked() -> None:
     if (child := os.fork()) == 0:
         code = 1
         try:
-            with pytest.raises(LoaderError, match="^Python's fork server is no child of this"):
+            with pytest.raises(
+                LoaderError,
+                match="^workers cannot come from Python's fork server, for it is no child",
+            ):
                 list(loader)
             loader = DataLoader(Rows(4, 1), num_workers=1, multiprocessing_context="fork")
             code = 0 if ints(loader) == list(range(4)) else 2
