@@ -104,6 +104,7 @@ def _after_fork_in_child() -> None:
     if threading.get_ident() in _forking:
         renew_stream_locks()
         renew_numpy_generator()
+    _forking.clear()  # what is forked from here has nobody else's locks
 
 
 os.register_at_fork(
