@@ -20,14 +20,12 @@ import contextlib
 import dataclasses
 import errno
 import gc
-import importlib
 import multiprocessing
 import os
 import select
 import signal
 import socket
 import struct
-import sys
 from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from typing import Any, Final, NamedTuple
@@ -141,7 +139,7 @@ def launcher_main(
 
 
 def rehearse(recipe: Recipe, threads: bool) -> None:
-    """Take every lock that workers will need, and that a thread of the parent may have held.
+    """Take every lock of the loader's own need that a thread of the parent may have held.
 
     Args:
         recipe: What the workers make.
@@ -151,24 +149,9 @@ def rehearse(recipe: Recipe, threads: bool) -> None:
     with contextlib.suppress(Exception):
         seed_worker(0)
     if threads:
-        _take_import_locks()
         for generator in find_generators(recipe.dataset, recipe.collate_fn).generators:
             with contextlib.suppress(Exception):
                 _take_lock(generator)
-
-
-def _take_import_locks() -> None:
-    """Import what others were importing at the fork, which here nobody brings to its end.
-
-    Nobody knows what a dataset imports when it is used, or the libraries under it.
-    """
-    for name, module in list(sys.modules.items()):
-        with contextlib.suppress(Exception):
-            # Not by getattr(), which would load a module that is loaded on first use.
-            spec = object.__getattribute__(module, "__dict__").get("__spec__")
-            # Private reach: what the import statement itself looks at before it takes the lock.
-            if spec is not None and getattr(spec, "_initializing", False):
-                importlib.import_module(name)
 
 
 def _take_lock(generator: Any) -> None:

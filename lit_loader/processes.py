@@ -16,11 +16,9 @@ from typing import Final, Protocol
 
 from lit_loader.errors import LoaderError
 from lit_loader.handover import CarryByValueError, Links, Payload
-from lit_loader.launcher_main import rehearse
 from lit_loader.loading import Recipe
 from lit_loader.pickling import can_carry_by_value, importable_main, main_is_importable
-from lit_loader.quiet_start import await_end_of_fork_server, quiet_start, reset_signals
-from lit_loader.stacks import write_stacks_to
+from lit_loader.quiet_start import await_end_of_fork_server, quiet_start
 from lit_loader.worker import worker_main
 
 __all__ = [
@@ -236,7 +234,7 @@ class DirectStarter:
     def _start_process(self, worker: int, generation: int) -> BaseProcess:
         links = dataclasses.replace(self._links[worker], generation=generation)
         process: BaseProcess = self._context.Process(  # type: ignore[attr-defined]
-            target=_forked_main if self.forks else worker_main,
+            target=worker_main,
             args=(links, self._payload),
             name=f"lit_loader worker {worker}",
             daemon=True,
@@ -251,14 +249,6 @@ class DirectStarter:
     def close(self) -> None:
         """Let go of the dataset's copy."""
         self._payload.close()
-
-
-def _forked_main(links: Links, payload: Payload) -> None:
-    """Be a worker that was forked from this process itself, where there can be no launcher."""
-    reset_signals()
-    write_stacks_to(links.stacks.fd)
-    rehearse(payload.open(), threads=True)
-    worker_main(links, payload)
 
 
 def end_processes(processes: Sequence[WorkerProcess], results: int) -> None:

@@ -24,7 +24,6 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -518,45 +517,6 @@ def test_a_lock_of_the_datasets_own(launched: bool, monkeypatch: pytest.MonkeyPa
             assert ints(loader) == [0, 1, 2, 3]
     [text] = texts
     assert "did not get on within timeout=0.5 s" in text
-
-
-def test_a_module_that_another_thread_imports(
-    launched: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And that workers will import, in the user's code."""
-    (tmp_path / "slow_module.py").write_text(
-        "from test_fork_safety import begun, done\nbegun.set()\ndone.wait()\nvalue = 3\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(sys.modules, "test_fork_safety", sys.modules[__name__])
-    begun.clear()
-    done.clear()
-    thread = threading.Thread(target=importlib.import_module, args=("slow_module",))
-    thread.start()
-    begun.wait()
-    fail = starting.ForkStarter._fail
-
-    def failed(self: Any, told: str) -> None:
-        done.set()
-        thread.join()
-        fail(self, told)
-
-    monkeypatch.setattr(starting.ForkStarter, "_fail", failed)
-    try:
-        with warned() as texts:
-            dataset = Call(lambda index: importlib.import_module("slow_module").value, 3)
-            assert batches(dataset, num_workers=1, max_worker_restarts=0) == [[3]] * 3
-    finally:
-        done.set()
-        thread.join()
-        sys.modules.pop("slow_module", None)
-    [text] = texts
-    assert "another thread" in text
-    assert "in import_module" in text
-
-
-begun, done = threading.Event(), threading.Event()
-"""Of what a module does that is being imported."""
 
 
 class Reading(io.RawIOBase):

@@ -6,13 +6,11 @@ complete by the first test.
 
 from __future__ import annotations
 
-import importlib
 import multiprocessing
 import os
 import pickle
 import random
 import re
-import sys
 from multiprocessing import forkserver, reduction, resource_tracker
 from multiprocessing.context import get_spawning_popen
 from pathlib import Path
@@ -238,16 +236,6 @@ def test_a_process_that_somebody_else_has_waited_for() -> None:
     process.join()
     assert process.exitcode == 7
     process.close()
-
-
-def test_a_module_that_is_being_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """launcher_main.py: ModuleSpec._initializing, which says that somebody has its lock."""
-    (tmp_path / "half_imported.py").write_text("half = __spec__._initializing")
-    monkeypatch.syspath_prepend(tmp_path)
-    module = importlib.import_module("half_imported")
-    assert module.half is True
-    assert module.__spec__._initializing is False
-    del sys.modules["half_imported"]
 
 
 def test_a_forked_daemon_may_have_children_if_it_is_none_any_more() -> None:
