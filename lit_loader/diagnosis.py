@@ -12,7 +12,7 @@ from lit_loader.failure import describe_indices
 from lit_loader.messages import position_of
 from lit_loader.outcome import WorkerDeath
 
-__all__ = ["died", "hung"]
+__all__ = ["died", "hung", "unborn"]
 
 _DONE: Final = object()
 
@@ -91,6 +91,15 @@ def hung(death: WorkerDeath, seconds: float, timeout: float, assigned: Mapping[i
         f"DataLoader worker {death.worker} (pid {death.pid}) did not get on within "
         f"timeout={timeout:g} s: it was {_doing(death.row, assigned)}, for {seconds:.1f} s, and "
         f"has been ended; raise timeout if that may take so long. {stack}"
+    )
+
+
+def unborn(death: WorkerDeath) -> str:
+    """Say that a forked worker did not come up."""
+    stack = f"; its stacks:\n{death.stack}" if death.stack else ""
+    return (
+        f"DataLoader worker {death.worker} (pid {death.pid}) did not come up: it waited, most "
+        f"likely for a lock that another thread held while it was forked, and was ended{stack}"
     )
 
 

@@ -90,4 +90,7 @@ class PinMemoryError(LoaderError):
 
 
 class WorkerRestartWarning(RuntimeWarning):
-    """A worker died or hung and was replaced; the data goes on as if nothing had happened."""
+    """A worker died or hung and was replaced; the data goes on as if nothing had happened.
+
+    Also: the process that starts workers was, or a worker could not be forked at first.
+    """

@@ -1,4 +1,4 @@
-"""The launcher: a clean process that holds the dataset and forks workers on demand.
+"""The launcher, from the parent's side: a clean process that forks workers on demand.
 
 ::
 
@@ -13,49 +13,53 @@ when a dead worker must be replaced in the middle of an epoch. So it forks once,
 made, a process that has one thread only and never does anything else than fork. A worker made by it
 later is the same as one made at first: the same dataset, the same module state, nothing in motion.
 
-- The launcher does one thing at a time: it waits for a request, or for its parent's death.
-- It keeps an ended worker's exit status until asked, so that a pidfd never means another process.
-- It ignores SIGTERM as well: whoever wants a job to end, and sends it to all processes, gets the
-  parent to end, and that ends the launcher.
+The one fork may go wrong itself, and the launcher may be killed. It is waited for as long as it
+gets on (:mod:`lit_loader.watchdog`); what is done if it does not is said in
+:mod:`lit_loader.starting`, and what runs in it in :mod:`lit_loader.launcher_main`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import gc
-import multiprocessing
 import os
-import select
 import signal
 import socket
 import struct
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from multiprocessing import util
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
-from typing import Any, Final
+from typing import Final
 
 from lit_loader.errors import LoaderError
 from lit_loader.handover import Links, Payload
-from lit_loader.quiet_start import quiet_start, reset_signals
-from lit_loader.stream_locks import renew_stream_locks
+from lit_loader.launcher_main import (
+    QUIT,
+    READY,
+    REAP,
+    REAPED,
+    REQUEST,
+    START,
+    STARTED,
+    Origin,
+    WorkerMain,
+    launcher_main,
+)
+from lit_loader.quiet_start import quiet_start
+from lit_loader.stacks import DUMP_SIGNAL, StackFile
+from lit_loader.watchdog import LOOK_SECONDS, PATIENCE, Watchdog
 
-__all__ = ["LaunchedWorker", "Launcher", "can_launch"]
+__all__ = ["LaunchedWorker", "Launcher", "LauncherLostError", "can_launch"]
 
-_REQUEST: Final = struct.Struct("=cHI")  # kind, worker, generation
-_STARTED: Final = struct.Struct("=qi")  # process id, errno
-_REAPED: Final = struct.Struct("=iq")  # exit code, peak resident bytes
-_START: Final = b"s"
-_REAP: Final = b"r"
-_QUIT: Final = b"q"
+_ENDING: Final = 1.0
+"""Seconds that a launcher has to end by itself, or to write its stacks."""
 
-_ANSWER_TIME: Final = 60.0
-"""Seconds after which a launcher that does not answer is given up; a fork takes milliseconds."""
-
-WorkerMain = Callable[[Links, Payload], None]
+_AHEAD: Final = 64
+"""Workers that are asked for before the first answer is read: a socket holds only so many."""
 
 
 def can_launch(context: BaseContext) -> bool:
@@ -67,6 +71,20 @@ def can_launch(context: BaseContext) -> bool:
     except OSError:  # an old kernel, or a sandbox
         return False
     return True
+
+
+class LauncherLostError(Exception):
+    """The launcher is gone, or does not get on and was ended.
+
+    Attributes:
+        told: What was seen of it.
+        started: The workers that it has started nevertheless, in the order asked for.
+    """
+
+    def __init__(self, told: str, started: Sequence[LaunchedWorker] = ()) -> None:
+        super().__init__(told)
+        self.told = told
+        self.started = started
 
 
 class LaunchedWorker:
@@ -127,6 +145,9 @@ class Launcher:
         links: What connects each worker with the parent, by number.
         payload: The user's objects.
         worker_main: What a worker runs.
+
+    Attributes:
+        patience: How often the launcher may be found asleep, and at nothing, before it is stuck.
     """
 
     def __init__(
@@ -138,73 +159,138 @@ class Launcher:
     ) -> None:
         self._context = context
         self._arguments = (links, payload, worker_main)
+        self._stacks = StackFile(links[0].stacks.fd)
         self._process: BaseProcess | None = None
+        self._pidfd = -1
         self._requests: socket.socket | None = None
         self._quit: util.Finalize | None = None
+        self.patience = PATIENCE
 
     def start_all(self, workers: Sequence[int], generation: int) -> list[LaunchedWorker]:
         """Have workers forked, one after the other.
 
         Raises:
+            LauncherLostError: The launcher is gone, or was stuck; another call forks another one.
             LoaderError: The system does not give another process.
         """
-        if self._requests is None or not self._process or not self._process.is_alive():
+        if self._requests is None or wait_for([self._pidfd], 0):
             # At first; and again if somebody has killed the launcher. Forking now is as it would be
             # without one.
-            self.close()
+            self.discard()
             self._fork()
         assert self._requests is not None
         started: list[LaunchedWorker] = []
+        asked = 0
         try:
             for worker in workers:
-                self._requests.send(_REQUEST.pack(_START, worker, generation))
-            for worker in workers:
-                data, fds, _, _ = socket.recv_fds(self._requests, _STARTED.size, 1)
-                pid, error = _STARTED.unpack(data)
-                if error or not fds:
-                    # No pidfd: the kernel drops one that there is no room for here.
-                    reason = os.strerror(error or errno.EMFILE)
-                    raise LoaderError(
-                        f"DataLoader worker {worker} cannot be started ({reason}): raise the "
-                        "limits (ulimit -n, ulimit -u), see that memory is left, or use fewer "
-                        "workers"
-                    )
-                started.append(LaunchedWorker(self, worker, pid, fds[0]))
-        except (OSError, struct.error) as error:
-            self._give_up(started)
-            raise LoaderError(
-                f"the process that starts workers is gone ({error}): iterate the loader anew"
-            ) from error
+                while asked < min(len(workers), len(started) + _AHEAD):
+                    self._requests.send(REQUEST.pack(START, workers[asked], generation))
+                    asked += 1
+                started.append(self._started(worker))
+        except LauncherLostError as lost:
+            lost.started = started
+            raise
+        except OSError as error:
+            raise self._lost(error, started) from None
         except BaseException:
-            self._give_up(started)
+            # End the launcher, and with it the workers that have started.
+            self.close()
+            for process in started:
+                process.close()
             raise
         return started
 
-    def _give_up(self, started: list[LaunchedWorker]) -> None:
-        """End the launcher, and with it the workers that have started."""
-        self.close()
-        for worker in started:
-            worker.close()
+    def _started(self, worker: int) -> LaunchedWorker:
+        """Wait until a worker has been forked."""
+        assert self._requests is not None
+        self._await_answer()
+        data, fds, _, _ = socket.recv_fds(
+            self._requests, STARTED.size, 1, flags=socket.MSG_DONTWAIT
+        )
+        if not data:
+            raise ConnectionResetError(errno.ECONNRESET, "the connection was closed")
+        pid, error = STARTED.unpack(data)
+        if error or not fds:
+            # No pidfd: the kernel drops one that there is no room for here.
+            reason = os.strerror(error or errno.EMFILE)
+            raise LoaderError(
+                f"DataLoader worker {worker} cannot be started ({reason}): raise the limits "
+                "(ulimit -n, ulimit -u), see that memory is left, or use fewer workers"
+            )
+        return LaunchedWorker(self, worker, pid, fds[0])
+
+    def _await_answer(self) -> None:
+        """Wait until the launcher says something, or has ended.
+
+        Raises:
+            LauncherLostError: It does not get on; it has been ended.
+        """
+        assert self._process is not None and self._requests is not None
+        watchdog = Watchdog(self._process.pid or 0, self.patience)
+        while not wait_for([self._requests, self._pidfd], LOOK_SECONDS):
+            if watchdog.stuck():
+                pid = self._process.pid
+                self._stacks.take()
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self._pidfd, DUMP_SIGNAL)
+                wait_for([self._pidfd], _ENDING)
+                self.discard()
+                stack = self._stacks.take()
+                raise LauncherLostError(
+                    f"the process that starts workers (pid {pid}) got stuck, most likely at a lock "
+                    "that another thread of this process held while it was forked"
+                    + (f"; its stacks:\n{stack}" if stack else "")
+                )
+
+    def _lost(self, error: OSError, started: Sequence[LaunchedWorker] = ()) -> LauncherLostError:
+        """Let go of a launcher that has died, and say of what."""
+        process = self._process
+        assert process is not None
+        pid = process.pid
+        wait_for([self._pidfd], _ENDING)
+        process.join(0)
+        code = process.exitcode
+        self.discard()
+        how = "is gone" if code is None else f"ended with exit code {code}"
+        if code is not None and code < 0:
+            how = f"was killed by {signal.Signals(-code).name}"
+        return LauncherLostError(
+            f"the process that starts workers (pid {pid}) {how} ({error})", started
+        )
 
     def _fork(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        origin = Origin(os.getpid(), ours, gc.isenabled(), threading.active_count() > 1)
         self._process = self._context.Process(  # type: ignore[attr-defined]
-            target=_launcher_main,
-            args=(os.getpid(), ours, theirs, gc.isenabled(), *self._arguments),
+            target=launcher_main,
+            args=(origin, theirs, *self._arguments),
             name="lit_loader launcher",
             daemon=True,
         )
         try:
             with theirs, quiet_start(self._context), _no_collection():
                 self._process.start()
+            self._pidfd = os.pidfd_open(self._process.pid or 0)
+        except ProcessLookupError:
+            ours.close()
+            self._process = None
+            raise LauncherLostError("the process that starts workers ended at once") from None
         except BaseException:
             ours.close()
             raise
-        ours.settimeout(_ANSWER_TIME)
         self._requests = ours
         # A process made by multiprocessing ends without atexit: it sends SIGTERM to its children,
         # which the launcher ignores, and waits for them. Before that it runs finalizers of its own.
         self._quit = util.Finalize(self, _ask_to_quit, (ours,), exitpriority=0)
+        try:
+            self._await_answer()
+            if ours.recv(len(READY), socket.MSG_DONTWAIT) != READY:
+                raise ConnectionResetError(errno.ECONNRESET, "it ended before it was ready")
+        except OSError as error:
+            raise self._lost(error) from None
+        except BaseException:
+            self.discard()
+            raise
 
     def reap(self, worker: int) -> tuple[int | None, int]:
         """Learn how the last process of a worker that has ended did so.
@@ -216,25 +302,35 @@ class Launcher:
         if self._requests is None:
             return None, 0
         try:
-            self._requests.send(_REQUEST.pack(_REAP, worker, 0))
-            exitcode, peak = _REAPED.unpack(self._requests.recv(_REAPED.size))
-        except (OSError, struct.error):
+            self._requests.send(REQUEST.pack(REAP, worker, 0))
+            self._await_answer()
+            exitcode, peak = REAPED.unpack(self._requests.recv(REAPED.size, socket.MSG_DONTWAIT))
+        except (OSError, struct.error, LauncherLostError):
             return None, 0
         return exitcode, peak
+
+    def discard(self) -> None:
+        """Kill the launcher; the workers that it has started live on."""
+        if self._process is not None and self._process.pid is not None:
+            self._process.kill()
+        self.close()
 
     def close(self) -> None:
         """End the launcher, which kills what is left of its workers."""
         process, self._process = self._process, None
         requests, self._requests = self._requests, None
+        pidfd, self._pidfd = self._pidfd, -1
         if requests is not None:
             assert self._quit is not None
             self._quit()
             requests.close()
         if process is not None and process.pid is not None:
-            if not wait_for([process.sentinel], _ANSWER_TIME / 60):
+            if not wait_for([process.sentinel if pidfd < 0 else pidfd], _ENDING):
                 process.kill()
             process.join()
             process.close()
+        if pidfd >= 0:
+            os.close(pidfd)
 
 
 @contextlib.contextmanager
@@ -255,103 +351,4 @@ def _no_collection() -> Iterator[None]:
 
 def _ask_to_quit(requests: socket.socket) -> None:
     with contextlib.suppress(OSError):
-        requests.send(_REQUEST.pack(_QUIT, 0, 0))
-
-
-def _launcher_main(
-    parent: int,
-    ours: socket.socket,
-    theirs: socket.socket,
-    collecting: bool,
-    links: Sequence[Links],
-    payload: Payload,
-    worker_main: WorkerMain,
-) -> None:
-    """Serve requests until told to quit, or until the parent is gone."""
-    ours.close()
-    reset_signals()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    renew_stream_locks()
-    # What is the parent's stays the parent's: the workers' garbage collectors neither touch (and so
-    # copy) the pages of its objects nor finalise its garbage.
-    gc.freeze()
-    if collecting:
-        gc.enable()
-    try:
-        watch = os.pidfd_open(parent)
-    except ProcessLookupError:
-        os._exit(1)
-    # A daemon may have no children; this process is one only so that its parent need not join it.
-    multiprocessing.current_process().daemon = False
-    processes: dict[int, BaseProcess] = {}
-    poll = select.poll()
-    poll.register(theirs, select.POLLIN)
-    poll.register(watch, select.POLLIN)
-    while True:
-        ready = {fd for fd, _ in poll.poll()}
-        if theirs.fileno() not in ready:
-            break  # the parent has died
-        request = theirs.recv(_REQUEST.size)
-        if not request:
-            break
-        kind, worker, generation = _REQUEST.unpack(request)
-        if kind == _START:
-            own = dataclasses.replace(links[worker], generation=generation)
-            try:
-                started = _fork_worker(theirs, watch, worker_main, own, payload)
-            except ConnectionError:
-                break  # the parent has closed its end: Ctrl-C while its workers were started
-            if started is not None:
-                processes[worker] = started
-        elif kind == _REAP:
-            # A worker of a launcher before this one, which was killed, is none of its children.
-            process = processes.pop(worker, None)
-            theirs.send(b"" if process is None else _REAPED.pack(*_reap(process)))
-        else:
-            break
-    for process in processes.values():
-        process.kill()
-    os._exit(0)
-
-
-def _fork_worker(
-    theirs: socket.socket, watch: int, worker_main: WorkerMain, links: Links, payload: Payload
-) -> BaseProcess | None:
-    process: Any = multiprocessing.get_context("fork").Process(
-        target=_run_worker,
-        args=(theirs, watch, worker_main, links, payload),
-        name=f"lit_loader worker {links.worker}",
-        daemon=True,
-    )
-    try:
-        process.start()
-        pidfd = os.pidfd_open(process.pid)
-    except OSError as error:
-        theirs.send(_STARTED.pack(0, error.errno or errno.EAGAIN))
-        return None if process.pid is None else process
-    socket.send_fds(theirs, [_STARTED.pack(process.pid, 0)], [pidfd])
-    os.close(pidfd)
-    return process  # type: ignore[no-any-return]
-
-
-def _reap(process: BaseProcess) -> tuple[int, int]:
-    """Let go of a child that has ended; returns its exit code and peak memory."""
-    peak = 0
-    # Starting another process may have reaped it, and then has kept its exit code.
-    with contextlib.suppress(ChildProcessError):
-        _, status, usage = os.wait4(process.pid or 0, 0)
-        peak = usage.ru_maxrss * 1024
-        # Private reach: join() would wait for the same child once more, and knows no memory.
-        process._popen.returncode = os.waitstatus_to_exitcode(status)  # type: ignore[attr-defined]
-    process.join()
-    exitcode = process.exitcode or 0
-    process.close()
-    return exitcode, peak
-
-
-def _run_worker(
-    theirs: socket.socket, watch: int, worker_main: WorkerMain, links: Links, payload: Payload
-) -> None:
-    theirs.close()
-    os.close(watch)
-    worker_main(links, payload)
+        requests.send(REQUEST.pack(QUIT, 0, 0))

@@ -240,7 +240,8 @@ class MultiProcessIterator(LoaderIterator[T_co]):
                 if not is_of(start.epoch, ready.number):  # only where batches come unordered
                     under_way.ready.append(ready)
                     continue
-            if self._budgeted or engine.recovery.restarts > self._restarts_told:
+            recovery = engine.recovery
+            if self._budgeted or recovery.notices or recovery.restarts > self._restarts_told:
                 # Not lost where warnings are errors.
                 under_way.ready.appendleft(ready)
                 self._tell(engine)

@@ -51,7 +51,10 @@ class WorkerDeath(Exception):
         row: Its last row of the status board.
         stack: The Python stacks it wrote, or "".
         peak_memory: Bytes that were resident at most; 0: not known.
+        unborn: It was ended because it did not come up, through no fault of its own.
     """
+
+    unborn = False
 
     def __init__(
         self,

@@ -43,21 +43,26 @@ def main_is_importable() -> bool:
 
 
 @contextlib.contextmanager
-def importable_main() -> Iterator[None]:
+def importable_main(hide: bool = False) -> Iterator[None]:
     """Hide the path of a ``__main__`` that has one and no file, such as ``<stdin>``.
 
     A process that is started meanwhile would otherwise end, trying to run that file.
+
+    Args:
+        hide: Hide any ``__main__``: a process that is started meanwhile does not import it.
     """
     main: Any = sys.modules["__main__"]
-    if main_is_importable() or not hasattr(main, "__file__"):
-        yield
-        return
-    path = main.__file__
-    del main.__file__
+    hidden = {}
+    if hide or not main_is_importable():
+        hidden = {name: vars(main)[name] for name in ("__file__", "__spec__") if name in vars(main)}
+    if "__file__" in hidden:
+        del main.__file__
+    if "__spec__" in hidden:
+        main.__spec__ = None
     try:
         yield
     finally:
-        main.__file__ = path
+        vars(main).update(hidden)
 
 
 def dump(value: object, by_value: bool) -> tuple[bytes, pickle.Pickler]:

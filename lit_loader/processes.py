@@ -7,18 +7,18 @@ import dataclasses
 import os
 import signal
 import time
+from collections import deque
 from collections.abc import Sequence
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Final, Protocol
 
+from lit_loader.errors import LoaderError
 from lit_loader.handover import CarryByValueError, Links, Payload
-from lit_loader.launcher import Launcher, can_launch
 from lit_loader.loading import Recipe
 from lit_loader.pickling import can_carry_by_value, importable_main, main_is_importable
 from lit_loader.quiet_start import await_end_of_fork_server, quiet_start
-from lit_loader.stream_locks import renew_stream_locks
 from lit_loader.worker import worker_main
 
 __all__ = [
@@ -28,7 +28,6 @@ __all__ = [
     "Starter",
     "WorkerProcess",
     "end_processes",
-    "make_starter",
 ]
 
 STOP_GRACE: Final = 2.0
@@ -38,6 +37,9 @@ TERMINATE_GRACE: Final = 1.0
 """Seconds that a terminated worker has before it is killed."""
 
 _UNKNOWN: Final = 255
+
+_SERVER_GONE: Final = (ConnectionError, EOFError, FileNotFoundError)
+"""What is raised on asking a fork server that has been killed."""
 
 
 class WorkerProcess(Protocol):
@@ -72,26 +74,29 @@ class WorkerProcess(Protocol):
 
 
 class Starter(Protocol):
-    """Where workers come from."""
+    """Where workers come from.
+
+    Attributes:
+        notices: What is to be told to the consumer.
+    """
+
+    notices: deque[str]
+
+    @property
+    def forks(self) -> bool:
+        """Whether workers are forked from what this process is, and do not begin by importing."""
 
     def start_all(self, workers: Sequence[int], generation: int) -> Sequence[WorkerProcess]:
         """Start the workers of these numbers."""
 
+    def came_up(self) -> None:
+        """Hear that a worker has begun to work."""
+
+    def distrust(self, worker: int) -> None:
+        """Hear that a worker is stuck where it was never seen to work, and has been ended."""
+
     def close(self) -> None:
         """Let go of everything; the workers must have ended."""
-
-
-def make_starter(context: BaseContext, links: Sequence[Links], recipe: Recipe) -> Starter:
-    """Choose where the workers come from.
-
-    Args:
-        context: The start method.
-        links: What connects each worker with the parent, by number.
-        recipe: What the workers make.
-    """
-    if can_launch(context):
-        return Launcher(context, links, Payload(recipe), worker_main)
-    return DirectStarter(context, links, recipe)
 
 
 class DirectWorker:
@@ -161,16 +166,39 @@ class DirectStarter:
     That is as clean as a launcher under "spawn" and "forkserver", which begin with a new
     interpreter.
 
+    Args:
+        context: The start method.
+        links: What connects each worker with the parent, by number.
+        recipe: What the workers make.
+        without_main: Have no worker import ``__main__``, which may be a script that does not expect
+            it; what it defines is carried by value, if it can be.
+
     Raises:
         TransportError: On starting: something of the user's cannot be pickled, which every start
             method but "fork" needs; names the option and the place in it.
     """
 
-    def __init__(self, context: BaseContext, links: Sequence[Links], recipe: Recipe) -> None:
+    def __init__(
+        self,
+        context: BaseContext,
+        links: Sequence[Links],
+        recipe: Recipe,
+        without_main: bool = False,
+    ) -> None:
+        self.notices: deque[str] = deque()
+        self.forks = context.get_start_method() == "fork"
         self._context = context
         self._links = links
         self._recipe = recipe
-        self._payload = Payload(recipe, can_carry_by_value() and not main_is_importable())
+        self._without_main = without_main
+        by_value = can_carry_by_value() and (without_main or not main_is_importable())
+        self._payload = Payload(recipe, by_value)
+
+    def came_up(self) -> None:
+        """Nothing follows from it."""
+
+    def distrust(self, worker: int) -> None:
+        """Nothing follows from it: another one is started in the same way."""
 
     def start_all(self, workers: Sequence[int], generation: int) -> list[DirectWorker]:
         """Start the workers of these numbers."""
@@ -191,21 +219,28 @@ class DirectStarter:
             return self._start_process(worker, generation)
         except CarryByValueError:
             self._payload = Payload(self._recipe, by_value=True)
-        except (ConnectionError, EOFError):
+        except _SERVER_GONE:
             # Python's fork server has just been killed; the next start makes another.
             await_end_of_fork_server()
-        return self._start_process(worker, generation)
+        try:
+            return self._start_process(worker, generation)
+        except _SERVER_GONE as error:
+            raise LoaderError(
+                f"DataLoader worker {worker} cannot be started: Python's fork server, which starts "
+                f"it, was killed or does not answer ({type(error).__name__}: {error}); iterate the "
+                "loader anew, or set multiprocessing_context='spawn'"
+            ) from error
 
     def _start_process(self, worker: int, generation: int) -> BaseProcess:
         links = dataclasses.replace(self._links[worker], generation=generation)
         process: BaseProcess = self._context.Process(  # type: ignore[attr-defined]
-            target=_forked_main if self._context.get_start_method() == "fork" else worker_main,
+            target=worker_main,
             args=(links, self._payload),
             name=f"lit_loader worker {worker}",
             daemon=True,
         )
         try:
-            with quiet_start(self._context), importable_main():
+            with importable_main(self._without_main), quiet_start(self._context):
                 process.start()
         finally:
             self._payload.started()
@@ -214,12 +249,6 @@ class DirectStarter:
     def close(self) -> None:
         """Let go of the dataset's copy."""
         self._payload.close()
-
-
-def _forked_main(links: Links, payload: Payload) -> None:
-    """Be a worker that was forked from this process itself, where there can be no launcher."""
-    renew_stream_locks()
-    worker_main(links, payload)
 
 
 def end_processes(processes: Sequence[WorkerProcess], results: int) -> None:

@@ -15,10 +15,9 @@ def usable_processors(root: Path = Path("/")) -> float:
     Args:
         root: Where ``proc`` and ``sys`` lie.
     """
-    if hasattr(os, "sched_getaffinity"):
+    cores = float(os.cpu_count() or 1)
+    with contextlib.suppress(AttributeError, OSError):  # Linux only; refused in some sandboxes
         cores = float(len(os.sched_getaffinity(0)))
-    else:
-        cores = float(os.cpu_count() or 1)
     with contextlib.suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)

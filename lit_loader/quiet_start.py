@@ -6,18 +6,35 @@ import contextlib
 import os
 import signal
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Iterator
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
 from typing import Final
 
+from lit_loader.errors import LoaderError
 from lit_loader.fork_guard import unguarded_fork
+from lit_loader.seeding import await_draws, renew_numpy_generator
+from lit_loader.stream_locks import renew_stream_locks
 
 __all__ = ["await_end_of_fork_server", "quiet_start", "reset_signals"]
 
 _ENDING: Final = 5.0
 """Seconds that a fork server is given which refuses connections, and so is about to end."""
+
+_UNDISTURBED: Final = 0.05
+"""Seconds that other threads leave to this one between the end of their draws and the fork."""
+
+_TURNS: Final = 3
+"""Threads that are at Python code, and are given their turn before."""
+
+_interval: float | None = None
+"""The switch interval of threads, while it is another one."""
+
+_forking: set[int] = set()
+"""The threads that fork a process of our own just now."""
 
 
 @contextlib.contextmanager
@@ -26,13 +43,16 @@ def quiet_start(context: BaseContext) -> Iterator[None]:
 
     Without, a Ctrl-C in that moment would run the parent's handler in the child. Helper processes
     of multiprocessing are started beforehand, or they would keep the signals blocked for good.
+
+    A process that is forked gets locks of its own for the standard streams, logs and NumPy's global
+    generator: other threads may hold those of this process.
+
+    Raises:
+        LoaderError: Python's fork server cannot be used here.
     """
     method = context.get_start_method()
     if method == "forkserver":
-        from multiprocessing import forkserver
-
-        _preload(context)
-        forkserver.ensure_running()
+        _start_fork_server(context)
     if method != "fork":
         from multiprocessing import resource_tracker
 
@@ -40,10 +60,72 @@ def quiet_start(context: BaseContext) -> Iterator[None]:
     held = {signal.SIGINT, signal.SIGTERM} | (_handled() if method == "fork" else set())
     before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
     try:
-        with unguarded_fork(), _no_warning_of_threads():
+        with unguarded_fork(), _no_warning_of_threads(), _renewed_locks():
             yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _renewed_locks() -> Iterator[None]:
+    """Make locks new in processes that this thread forks meanwhile."""
+    thread = threading.get_ident()
+    _forking.add(thread)
+    try:
+        yield
+    finally:
+        _forking.discard(thread)
+
+
+def _before_fork() -> None:
+    """Wait for the end of a draw from torch's global generator, whose lock cannot be made new."""
+    global _interval
+    if threading.get_ident() not in _forking:
+        return
+    if _interval is None:
+        _interval = sys.getswitchinterval()
+        sys.setswitchinterval(_UNDISTURBED)
+    # A thread that waits for its turn by now asks for it soon; one that comes later does not.
+    for _ in range(_TURNS):
+        time.sleep(0)
+    await_draws()
+
+
+def _after_fork_in_parent() -> None:
+    global _interval
+    if _interval is not None:
+        sys.setswitchinterval(_interval)
+        _interval = None
+
+
+def _after_fork_in_child() -> None:
+    _after_fork_in_parent()
+    # First thing in the child: multiprocessing's own beginning needs the streams.
+    if threading.get_ident() in _forking:
+        renew_stream_locks()
+        renew_numpy_generator()
+    _forking.clear()  # what is forked from here has nobody else's locks
+
+
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=_after_fork_in_parent,
+    after_in_child=_after_fork_in_child,
+)
+
+
+def _start_fork_server(context: BaseContext) -> None:
+    from multiprocessing import forkserver
+
+    _preload(context)
+    try:
+        forkserver.ensure_running()
+    except ChildProcessError as error:
+        raise LoaderError(
+            "workers cannot come from Python's fork server, for it is no child of this process: "
+            "this one was forked by a process that uses the server, or something else has waited "
+            "for the server's end; set multiprocessing_context='spawn' (or 'fork') here"
+        ) from error
 
 
 def _preload(context: BaseContext) -> None:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
 from lit_loader.board import BoardRow, Stage
-from lit_loader.diagnosis import died, hung
+from lit_loader.diagnosis import died, hung, unborn
 from lit_loader.errors import WorkerDiedError, WorkerTimeoutError
 from lit_loader.messages import position_of
 from lit_loader.outcome import Outcome, WorkerDeath
@@ -98,11 +98,30 @@ class Recovery:
             found = step(None if self._timeout is None else self._patience(pool, began))
         except WorkerDeath as death:
             self._suspect = None
+            if death.unborn:
+                self._start_again(pool, death)
+                return None
             told = died(death, self.assigned)
             return self._replace(pool, death, WorkerDiedError, told)
+        finally:
+            if pool.notices:
+                self._take_notices(pool)
         if found is None and self._timeout is not None:
             return self._end_the_hung(pool, began)
         return found
+
+    def _take_notices(self, pool: WorkerPool) -> None:
+        while pool.notices:
+            self.notices.append(pool.notices.popleft())
+
+    def _start_again(self, pool: WorkerPool, death: WorkerDeath) -> None:
+        """Start a worker again that was forked and did not come up: no fault, and no charge.
+
+        It has had no task, and is not started in the same way for ever.
+        """
+        self.restarts += 1
+        self.notices.append(f"{unborn(death)}\nIt has been started again and nothing is lost.")
+        pool.replace(death.worker, self._point and self._point(death.worker))
 
     def _patience(self, pool: WorkerPool, began: float) -> float:
         """Seconds until somebody may turn out to hang."""

@@ -14,6 +14,7 @@ Nothing in here ever draws from a global generator. "The global generators" are 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import io
@@ -31,9 +32,11 @@ from lit_loader.generator_lock import turn
 
 __all__ = [
     "BaseSeed",
+    "await_draws",
     "base_seed",
     "derive",
     "extend",
+    "renew_numpy_generator",
     "sample_seed",
     "seed_globals",
     "seed_streams",
@@ -183,8 +186,28 @@ def seed_worker(seed: int) -> None:
         seed: ``base_seed + worker_id`` (taken modulo 2**64), which ``torch.initial_seed()`` gives
             from now on, as torch documents it.
     """
-    torch.manual_seed(seed & _MASK)  # the accelerators' generators, too
+    if torch.accelerator.current_accelerator() is not None:
+        torch.manual_seed(seed & _MASK)  # their generators, too, for which it takes locks
     seed_streams(seed)
+
+
+def await_draws() -> None:
+    """Wait, before a fork, until no other thread is at drawing from torch's global generator.
+
+    Its lock cannot be made new in the copy. A thread that has it needs nothing of this one to come
+    to the end of its draw, and as a rule does not begin another before the fork.
+    """
+    torch.default_generator.get_state()
+
+
+def renew_numpy_generator() -> None:
+    """Put another generator behind ``numpy.random``, in a process just forked.
+
+    The lock of the one that was copied may be held by a thread that is not here. Nobody misses its
+    state: workers seed before they draw.
+    """
+    with contextlib.suppress(Exception):  # the user's own, of a class that is made in another way
+        _mtrand.set_bit_generator(type(_mtrand.get_bit_generator())(0))
 
 
 def seed_streams(seed: int) -> None:

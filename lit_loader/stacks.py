@@ -31,12 +31,15 @@ _LONGEST: Final = 20_000
 class StackFile:
     """The parent's side of the file.
 
+    Args:
+        fd: Its descriptor, if another object has opened it, and closes it.
+
     Attributes:
         fd: Descriptor, for the workers, which share its place in the file; -1: not open.
     """
 
-    def __init__(self) -> None:
-        self.fd = -1
+    def __init__(self, fd: int = -1) -> None:
+        self.fd = fd
 
     def open(self) -> None:
         """Make the file.
@@ -75,6 +78,7 @@ def _shortened(text: str) -> str:
 
 def write_stacks_to(fd: int) -> None:
     """Let this process write its stacks to ``fd`` when it crashes, or is sent the signal."""
+    faulthandler.unregister(DUMP_SIGNAL)  # of the process that this one was forked from
     signal.signal(DUMP_SIGNAL, signal.SIG_DFL)
     with contextlib.suppress(RuntimeError, OSError):  # a descriptor that is no longer open
         # Disabled first: one that was enabled before the fork would not set its handlers anew, and

@@ -98,7 +98,7 @@ class LoaderState:
                 f"got {brief(state)}"
             )
         version = state["version"]
-        if type(version) is not int or version != VERSION:
+        if not _is_readable(version, state):
             raise StateError(
                 f"state has version {brief(version)}, but only version {VERSION} is "
                 f"known here: resume with the release of lit_loader that the state was taken with"
@@ -216,6 +216,18 @@ def _checked_ahead(ahead: Any, batches: int) -> tuple[int, ...]:
     if any(after <= before for before, after in itertools.pairwise((batches, *ahead))):
         raise damaged(f"ahead must rise from above batches={batches}", ahead)
     return tuple(ahead)
+
+
+def _is_readable(version: object, state: Mapping[Any, Any]) -> bool:
+    """Whether a state is of this version; or of the first, with nobody's own part in it.
+
+    Only what samplers, datasets and their iterators tell of themselves has another form since.
+    """
+    if type(version) is not int or version not in (1, VERSION):
+        return False
+    parts: Any = state.get("sampler") or ()
+    own = state.get("workers") is not None or "sampler" in parts or "iterator" in parts
+    return version == VERSION or not own
 
 
 def _checked_workers(workers: Any, expected: Any) -> list[list[Any]] | None:

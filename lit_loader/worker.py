@@ -166,9 +166,9 @@ class _Worker:
         self._board.enter(self._id, Stage.INITIALISING, -1)
         where = f"in DataLoader worker {self._id} (pid {os.getpid()}), "
         try:
-            seed_worker(links.seed)
-            where += "while its dataset was unpickled"
             try:
+                seed_worker(links.seed)
+                where += "while its dataset was unpickled"
                 recipe = payload.open()
             finally:
                 self._send(Up(self._id))

@@ -8,10 +8,10 @@
 
 - **Starting.** No more workers are starting at the same time than there are processors for it: the
   first batch need not wait for the last worker. One that is up says so, and the next one is started
-  by whoever receives that.
+  by whoever receives that. One that was forked and does not come up is told by a watchdog.
 - :meth:`WorkerPool.submit` takes a slot, writes the indices into it and sends the task.
 - :meth:`WorkerPool.receive` waits in one ``poll`` for results, for a worker's death and for
-  :meth:`WorkerPool.wake`; nothing is looked at in intervals.
+  :meth:`WorkerPool.wake`; nothing is looked at in intervals once the workers are up.
 - :meth:`WorkerPool.replace` puts a new process in the place of one that has ended, and issues again
   what that one may have had (:mod:`lit_loader.flights`).
 - One thread may submit while another receives. Everything else is for one thread at a time.
@@ -28,6 +28,7 @@ import os
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Sequence
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
@@ -56,9 +57,11 @@ from lit_loader.messages import (
 )
 from lit_loader.outcome import Outcome, WorkerDeath
 from lit_loader.pool_resources import PoolResources
-from lit_loader.processes import WorkerProcess, make_starter
+from lit_loader.processes import WorkerProcess
 from lit_loader.processors import usable_processors
 from lit_loader.stacks import DUMP_SIGNAL
+from lit_loader.starting import make_starter
+from lit_loader.watchdog import LOOK_SECONDS, Watchdog
 
 __all__ = ["WorkerPool"]
 
@@ -104,7 +107,10 @@ class WorkerPool:
         self._cancelling = threading.RLock()  # the garbage collector may end up in there again
         self._sending = threading.RLock()  # what is under way, and its issue, change together
         self._at_once = math.ceil(usable_processors())
-        self._starting: set[int] = set()  # started, and not up yet
+        self._starting: dict[int, Watchdog] = {}  # started, and not up yet
+        self._next_look = 0.0  # at those
+        self._proven = False  # something has come of what workers are started from
+        self.notices: deque[str] = deque()  # for the consumer, of how workers were started
         self._missing: set[int] | None = None  # in a resume handshake: who has not acknowledged
         self._points: dict[int, Any] = {}  # where readers that were replaced are to begin
         size = board_bytes(num_workers)
@@ -145,8 +151,8 @@ class WorkerPool:
                     stacks=Descriptor(own.stacks.fd),
                 )
             )
-        self._imports = context.get_start_method() != "fork"
         own.starter = make_starter(context, links, recipe)
+        self.notices = own.starter.notices
         self._start_more()
 
     def _start_more(self) -> None:
@@ -171,7 +177,8 @@ class WorkerPool:
         processes = self._own.starter.start_all(workers, self._generation)
         for process in processes:
             self._mail.watch(process.sentinel)
-        self._starting.update(workers)
+        for worker, process in zip(workers, processes, strict=True):
+            self._starting[worker] = Watchdog(process.pid or 0)
         return processes
 
     @property
@@ -268,13 +275,43 @@ class WorkerPool:
         """Wait for the next message of a worker; None: the time is up, or :meth:`wake`."""
         while True:
             try:
-                event = self._mail.next(deadline)
+                event = self._mail.next(self._until(deadline) if self._starting else deadline)
             except Ended as ended:
                 raise self._death(ended.sentinel) from None
             if type(event) is not Up:
+                if event is None and self._starting:
+                    self._look_at_starting()
                 return event
-            self._starting.discard(event.worker)
+            assert self._own.starter is not None
+            self._starting.pop(event.worker, None)
+            self._own.starter.came_up()
             self._start_more()
+
+    def _until(self, deadline: float | None) -> float | None:
+        """Until when to wait while workers are starting: the time is up early, to look at them."""
+        assert self._own.starter is not None
+        if not self._own.starter.forks:  # they import, which may be slow and is seldom stuck
+            return deadline
+        look = time.monotonic() + LOOK_SECONDS
+        return look if deadline is None else min(look, deadline)
+
+    def _look_at_starting(self) -> None:
+        """Look for a worker that does not come up.
+
+        Raises:
+            WorkerDeath: There is one, which has been ended.
+        """
+        assert self._own.starter is not None
+        now = time.monotonic()
+        if not self._own.starter.forks or now < self._next_look:
+            return
+        self._next_look = now + LOOK_SECONDS
+        for worker, watchdog in self._starting.items():
+            if watchdog.stuck():
+                death = self._end(worker)
+                death.unborn = True
+                self._own.starter.distrust(worker)
+                raise death
 
     def _death(self, sentinel: int) -> WorkerDeath:
         processes = self._own.processes
@@ -295,6 +332,7 @@ class WorkerPool:
         slot = self._flights.land(result)
         if slot is None:
             return None
+        self._proven = True
         end = result.at + result.nbytes
         if result.status == Status.BATCH:
             memory = self._arena.lease(slot, end)
@@ -406,7 +444,8 @@ class WorkerPool:
     def owing(self) -> dict[int, BoardRow]:
         """Those workers from whom something is due, and what they are doing."""
         rows = dict(enumerate(self.rows()))
-        if self._imports:  # the interpreter and torch: not the user's time
+        assert self._own.starter is not None
+        if not self._own.starter.forks:  # the interpreter and torch: not the user's time
             rows = {worker: row for worker, row in rows.items() if row.stage != Stage.STARTING}
         if self._missing is not None:
             return {worker: row for worker, row in rows.items() if worker in self._missing}
@@ -419,6 +458,13 @@ class WorkerPool:
 
     def end_hung(self, worker: int) -> WorkerDeath:
         """End a worker that does not get on, having it write its stacks if it can."""
+        death = self._end(worker)
+        if not self._proven:  # it may have been forked with a lock that nobody will release
+            assert self._own.starter is not None
+            self._own.starter.distrust(worker)
+        return death
+
+    def _end(self, worker: int) -> WorkerDeath:
         process = self._own.processes[worker]
         self._own.stacks.take()
         row = self._board.read(worker)

@@ -3,7 +3,8 @@
 A fork copies the locks that other threads hold, and nobody in the copy will ever release them. The
 threads here hold as many, as long and as often as they can: those of logging, of buffered files, of
 imports, of malloc and of torch, and a lock of their own around a log handler's output. None of the
-workers may hang: the loader's own ``timeout`` would tell, with the worker's stack.
+workers may hang: the loader's own ``timeout`` would tell, with the worker's stack. And a thread
+holds one lock at the fork for certain: each that a worker needs before the user's code begins.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import logging
 import os
 import random
+import re
 import select
 import signal
 import sys
@@ -24,14 +26,16 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from parity.tools import PROMPT
 from samples import Call, Rows, ints, worker_pids
 
-from lit_loader import DataLoader, processes
+from lit_loader import DataLoader, launcher, quiet_start, seeding, starting, worker
 from lit_loader import pin_memory as pinning
-from lit_loader.errors import WorkerRestartWarning
+from lit_loader.errors import LoaderError, WorkerRestartWarning
+from lit_loader.launcher import Launcher
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
@@ -175,7 +179,7 @@ def test_a_log_that_is_being_written_at_the_fork(
     monkeypatch: pytest.MonkeyPatch, launched: bool
 ) -> None:
     """The copy of its file is locked; workers log there all the same."""
-    monkeypatch.setattr(processes, "can_launch", lambda context: launched)
+    monkeypatch.setattr(starting, "can_launch", lambda context: launched)
     reading, writing = os.pipe()
     with open(writing, "w") as stream:
         handler = logging.StreamHandler(stream)
@@ -258,3 +262,330 @@ def test_restarts_among_busy_threads(monkeypatch: pytest.MonkeyPatch, seed: int,
     restarts = [str(warning.message) for warning in caught]
     assert all("SIGKILL" in text for text in restarts), restarts
     assert KILLS / 2 < len(restarts) <= len(killed)
+
+
+# What another thread holds at the fork ---------------------------------------------------------
+
+
+@contextlib.contextmanager
+def held(take: Callable[[], Any], give_back: Callable[[], Any]) -> Iterator[Callable[[], None]]:
+    """Another thread holds a lock until the end, or until what is given is called."""
+    taken, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        take()
+        taken.set()
+        done.wait()
+        give_back()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    taken.wait()
+
+    def release() -> None:
+        done.set()
+        thread.join()
+
+    try:
+        yield release
+    finally:
+        release()
+
+
+def holding(lock: Any) -> contextlib.AbstractContextManager[Callable[[], None]]:
+    return held(lock.acquire, lock.release)
+
+
+@contextlib.contextmanager
+def drawing(seconds: float) -> Iterator[None]:
+    """Another thread is at one draw from torch's global generator, and will be for a while."""
+    numbers = torch.empty(2_000_000, dtype=torch.uint8)
+    begun = time.perf_counter()
+    numbers.geometric_(0.5)
+    rate = len(numbers) / (time.perf_counter() - begun)
+    numbers = torch.empty(int(rate * seconds), dtype=torch.uint8)
+    thread = threading.Thread(target=lambda: numbers.geometric_(0.5))
+    spent = time.process_time()
+    thread.start()
+    while time.process_time() - spent < seconds / 20:
+        pass  # it draws in this time, without the interpreter's lock
+    yield
+    thread.join()
+
+
+@contextlib.contextmanager
+def warned() -> Iterator[list[str]]:
+    """Gives the texts of what is told of starts and restarts meanwhile."""
+    texts: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", WorkerRestartWarning)
+        yield texts
+    assert {warning.category for warning in caught} <= {WorkerRestartWarning}
+    texts += [str(warning.message) for warning in caught]
+
+
+@pytest.fixture(params=[True, False], ids=["launched", "direct"])
+def launched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether workers come from a launcher, or each from this process itself."""
+    monkeypatch.setattr(starting, "can_launch", lambda context: request.param)
+    return bool(request.param)
+
+
+@pytest.fixture
+def accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers seed the generators of accelerators, as if there were one."""
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forking is given up soon."""
+    monkeypatch.setattr(starting, "PATIENCE", 1)
+    monkeypatch.setattr(launcher, "PATIENCE", 1)
+
+
+def release_at_fork(
+    number: int, release: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> list[int]:
+    """Release a lock before the launcher is forked for the so manieth time; gives the times."""
+    forks: list[int] = []
+    fork = Launcher._fork
+
+    def counted(self: Launcher) -> None:
+        forks.append(len(forks) + 1)
+        if len(forks) == number:
+            release()
+        fork(self)
+
+    monkeypatch.setattr(Launcher, "_fork", counted)
+    return forks
+
+
+class Drawing(Rows):
+    """Draws from all global generators, and from some of its own."""
+
+    def __init__(self, length: int = 6) -> None:
+        super().__init__(length)
+        self.bits = np.random.default_rng(3)
+        self.legacy = np.random.RandomState(4)
+        self.torch = torch.Generator().manual_seed(5)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        numbers = [random.random(), np.random.rand(), self.bits.random(), self.legacy.rand()]
+        drawn = [torch.rand(1), torch.rand(1, generator=self.torch)]
+        return torch.cat([torch.tensor([index, *numbers]), *drawn])
+
+
+def batches(dataset: Any, **options: Any) -> list[list[float]]:
+    options = {"num_workers": 2, "multiprocessing_context": "fork", "seed": 7, **options}
+    with DataLoader(dataset, **options) as loader:
+        return [batch.flatten().tolist() for batch in loader]
+
+
+def lock_of(dataset: Drawing, name: str) -> Any:
+    """The lock that a thread holds while it draws."""
+    if name == "accelerators":
+        return torch.cuda._initialization_lock
+    if name == "numpy":
+        return np.random.get_bit_generator().lock
+    generator = getattr(dataset, name)
+    return getattr(generator, "bit_generator", getattr(generator, "_bit_generator", None)).lock
+
+
+def test_numpys_generator_is_being_drawn_from_at_the_fork(launched: bool) -> None:
+    expected = batches(Drawing())
+    with holding(lock_of(Drawing(), "numpy")), warned() as texts:
+        assert batches(Drawing(), max_worker_restarts=0) == expected
+    assert not texts
+
+
+def test_torchs_generator_is_being_drawn_from_at_the_fork(launched: bool) -> None:
+    """The fork waits for the end of the draw."""
+    expected = batches(Drawing())
+    with drawing(0.5), warned() as texts:
+        assert batches(Drawing(), max_worker_restarts=0) == expected
+    assert not texts
+
+
+def test_torchs_generator_is_being_drawn_from_and_nobody_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The launcher is forked again until it has fallen between two draws."""
+    expected = batches(Drawing())
+    monkeypatch.setattr(quiet_start, "await_draws", lambda: None)
+    with drawing(0.8), warned() as texts:
+        assert batches(Drawing(), max_worker_restarts=0) == expected
+    assert texts
+    for text in texts:
+        assert re.search(
+            r"^the process that starts workers \(pid \d+\) got stuck, most likely at a lock that "
+            r"another thread of this process held while it was forked; its stacks:\n"
+            r"(?s:.*)\nAnother one was forked, and nothing is lost\.$",
+            text,
+        ), text
+
+
+@pytest.mark.usefixtures("accelerator")
+@pytest.mark.parametrize("name", ["accelerators", "bits", "legacy"])
+def test_a_lock_that_is_free_at_the_second_fork(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher is stuck, and not its workers."""
+    expected, dataset = batches(Drawing()), Drawing()
+    with holding(lock_of(dataset, name)) as release:
+        forks = release_at_fork(2, release, monkeypatch)
+        with warned() as texts:
+            assert batches(dataset, max_worker_restarts=0) == expected
+    assert forks == [1, 2]
+    assert len(texts) == 1
+    assert "got stuck, most likely at a lock" in texts[0]
+
+
+@pytest.mark.usefixtures("accelerator", "hasty")
+def test_a_lock_that_stays_held(launched: bool) -> None:
+    """Workers come from a fork server in the end, which they import torch for."""
+    expected, begun = batches(Drawing()), time.monotonic()
+    with holding(lock_of(Drawing(), "accelerators")), warned() as texts:
+        assert batches(Drawing(), max_worker_restarts=0) == expected
+    assert time.monotonic() - begun < 2 * PROMPT
+    assert sum("Forking workers was given up after 5 attempts: " in text for text in texts) == 1
+    assert sum("got stuck" in text or "did not come up" in text for text in texts) >= 5
+
+
+@pytest.mark.usefixtures("accelerator", "hasty")
+def test_a_lock_that_stays_held_and_a_dataset_that_cannot_be_pickled(launched: bool) -> None:
+    dataset = Drawing()
+    dataset.thread = threading.Lock()  # type: ignore[attr-defined]
+    with (
+        holding(lock_of(dataset, "accelerators")),
+        warned(),
+        pytest.raises(LoaderError) as caught,
+    ):
+        batches(dataset, max_worker_restarts=0)
+    assert re.search(
+        "^Forking workers was given up after 5 attempts: (?s:.*); "
+        "nor can workers come from Python's fork server: "
+        r"dataset\.thread: .*lock.* cannot be pickled",
+        str(caught.value),
+    )
+
+
+def test_a_worker_that_does_not_come_up(launched: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a launcher does not find out itself; it is replaced together with the worker."""
+    expected, lock = batches(Drawing(), num_workers=1), threading.Lock()
+
+    def seed_worker(seed: int) -> None:
+        with lock:
+            seeding.seed_worker(seed)
+
+    monkeypatch.setattr(worker, "seed_worker", seed_worker)
+    with holding(lock) as release, warned() as texts:
+        distrust = starting.ForkStarter.distrust
+
+        def noted(self: Any, number: int) -> None:
+            release()
+            distrust(self, number)
+
+        monkeypatch.setattr(starting.ForkStarter, "distrust", noted)
+        assert batches(Drawing(), num_workers=1, max_worker_restarts=0) == expected
+    [text] = texts
+    assert re.search(
+        r"^DataLoader worker 0 \(pid \d+\) did not come up: it waited, most likely for a lock that "
+        r"another thread held while it was forked, and was ended; its stacks:\n(?s:.*)"
+        r"\nIt has been started again and nothing is lost\.$",
+        text,
+    ), text
+
+
+def test_a_lock_of_the_datasets_own(launched: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who hangs in the first sample of all is replaced from another fork than its own."""
+    lock = threading.Lock()
+
+    def sample(index: int) -> int:
+        with lock:
+            return index
+
+    with holding(lock) as release, warned() as texts:
+        distrust = starting.ForkStarter.distrust
+
+        def noted(self: Any, number: int) -> None:
+            release()
+            distrust(self, number)
+
+        monkeypatch.setattr(starting.ForkStarter, "distrust", noted)
+        with DataLoader(
+            Call(sample, 4), num_workers=1, multiprocessing_context="fork", timeout=0.5
+        ) as loader:
+            assert ints(loader) == [0, 1, 2, 3]
+    [text] = texts
+    assert "did not get on within timeout=0.5 s" in text
+
+
+class Reading(io.RawIOBase):
+    """Nothing comes, until the end of what stands behind it."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__()
+        self._fd = fd
+        self.begun = threading.Event()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self.begun.set()
+        return len(os.read(self._fd, 1))
+
+
+@pytest.mark.parametrize("read", ["readline", "read"])
+def test_a_thread_that_reads_standard_input(
+    read: str, launched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, writing = os.pipe()
+    raw = Reading(reading)
+    stream = io.TextIOWrapper(io.BufferedReader(raw))
+    monkeypatch.setattr(sys, "stdin", stream)
+    thread = threading.Thread(target=getattr(stream, read))
+    thread.start()
+    raw.begun.wait()
+    try:
+        with warned() as texts:
+            assert batches(Rows(4), max_worker_restarts=0) == [[n] * 4 for n in range(4)]
+    finally:
+        os.close(writing)
+        thread.join()
+        os.close(reading)
+    assert not texts
+
+
+@pytest.mark.parametrize("starts", [10, pytest.param(150, marks=pytest.mark.slow)])
+def test_starts_while_others_draw(starts: int) -> None:
+    """Threads that do nothing but draw and seed: no start hangs, and the bytes are the same."""
+    expected, stop = batches(Drawing(), num_workers=1), threading.Event()
+    draws = torch.empty(20_000)
+    deeds: list[Callable[[], Any]] = [
+        draws.normal_,
+        lambda: torch.manual_seed(1),
+        lambda: np.random.rand(20_000),
+        lambda: random.gauss(0, 1),
+    ]
+
+    def hammer(deed: Callable[[], Any]) -> None:
+        while not stop.is_set():
+            deed()
+
+    threads = [threading.Thread(target=hammer, args=(deed,)) for deed in deeds]
+    for thread in threads:
+        thread.start()
+    slowest = 0.0
+    try:
+        with warned() as texts:
+            for _ in range(starts):
+                begun = time.monotonic()
+                found = batches(Drawing(), num_workers=1, max_worker_restarts=0)
+                assert found == expected
+                slowest = max(slowest, time.monotonic() - begun)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert slowest < PROMPT
+    assert not [text for text in texts if "given up" in text]

@@ -17,7 +17,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("generator_lock", "messages", "board", "cgroup", "context", "forecast", "outbox",
      "permutation", "pickling", "pieces", "places", "position", "processors", "reductions",
-     "scalars", "shared_file", "slot", "slots", "sources", "stream_locks"),
+     "scalars", "shared_file", "slot", "slots", "sources", "stream_locks", "watchdog"),
     ("fork_guard", "restoring", "seeding"),
     ("leases", "stateful"),
     # one stage of a batch's way each, and the options
@@ -31,10 +31,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
      "unsharded"),
     ("handover", "placement"),
     # making batches in a worker process, and in the consumer's own
-    ("worker", "iterator", "launcher"),
+    ("worker", "iterator", "launcher_main"),
     # around the workers
-    ("processes", "epochs"),
-    ("pool_resources",),
+    ("launcher", "processes", "epochs"),
+    ("starting", "pool_resources"),
     ("mailbox",),
     ("worker_pool",),
     ("diagnosis",),

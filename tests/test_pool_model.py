@@ -272,6 +272,14 @@ class Simulation:
         self._count = 0
         self.workers: dict[int, Worker] = {}
         self.meanwhile: list[int] = []
+        self.notices: deque[str] = deque()
+        self.forks = False
+
+    def came_up(self) -> None:
+        pass
+
+    def distrust(self, worker: int) -> None:
+        pass
 
     def start_all(self, workers: Any, generation: int) -> list[Process]:
         for number in workers:

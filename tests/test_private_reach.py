@@ -31,7 +31,7 @@ REACHES = {
     "collate.py": {"torch.utils.data._utils"},
     "generators.py": {"mtrand._rand"},
     "handover.py": {"popen._fds"},
-    "launcher.py": {"process._popen"},
+    "launcher_main.py": {"process._popen"},
     "quiet_start.py": {"forkserver._forkserver"},
     "reductions.py": {
         "tensor._indices", "tensor._values", "obj._untyped_storage", "torch._C",
@@ -211,7 +211,7 @@ def test_lightnings_mark_of_a_resumed_loop() -> None:
 
 
 def test_a_process_that_somebody_else_has_waited_for() -> None:
-    """launcher.py: wait4 tells a worker's peak memory; Popen.returncode spares a second wait."""
+    """launcher_main.py: wait4 tells peak memory; Popen.returncode spares a second wait."""
     process = multiprocessing.get_context("fork").Process(target=os._exit, args=(7,))
     process.start()
     os.wait4(process.pid or 0, 0)
@@ -222,7 +222,7 @@ def test_a_process_that_somebody_else_has_waited_for() -> None:
 
 
 def test_a_forked_daemon_may_have_children_if_it_is_none_any_more() -> None:
-    """launcher.py: documented of a process that was not started, which a child's own object is."""
+    """launcher_main.py: documented of a process that was not started, as a child's own is."""
     process = multiprocessing.get_context("fork").Process(target=_child_of_a_daemon, daemon=True)
     process.start()
     process.join()

@@ -1,0 +1,158 @@
+"""Where workers come from, and what is done if they cannot come from there.
+
+::
+
+    fork ──▶ the launcher does not get on, or dies? ──▶ it is ended, and forked again
+      ╰────▶ a worker does not come up? ──────────────▶ the same
+                                                         │ so many times in a row
+                                                         ▼
+                                             Python's fork server, for good
+
+A fork at another moment most likely finds other threads at something else. A fork server has none
+of this process's threads; it needs a dataset that can be pickled. It does not import ``__main__``:
+a program whose workers are forked need not expect to be imported.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections import deque
+from collections.abc import Sequence
+from multiprocessing.context import BaseContext
+from typing import Final
+
+from lit_loader.errors import LoaderError, TransportError
+from lit_loader.handover import Links, Payload
+from lit_loader.launcher import Launcher, LauncherLostError, can_launch
+from lit_loader.loading import Recipe
+from lit_loader.processes import DirectStarter, Starter, WorkerProcess
+from lit_loader.watchdog import PATIENCE
+from lit_loader.worker import worker_main
+
+__all__ = ["ForkStarter", "make_starter"]
+
+ATTEMPTS: Final = 5
+"""Forks in a row of which nothing comes, before forking is given up: they are given 0.2 s, and each
+twice as long as the one before."""
+
+
+def make_starter(context: BaseContext, links: Sequence[Links], recipe: Recipe) -> Starter:
+    """Choose where the workers come from.
+
+    Args:
+        context: The start method.
+        links: What connects each worker with the parent, by number.
+        recipe: What the workers make.
+    """
+    if context.get_start_method() == "fork":
+        return ForkStarter(context, links, recipe)
+    return DirectStarter(context, links, recipe)
+
+
+class ForkStarter:
+    """Starts workers by forking, from a launcher where there can be one.
+
+    Args:
+        context: The start method "fork".
+        links: What connects each worker with the parent, by number.
+        recipe: What the workers make.
+
+    Attributes:
+        notices: What is to be told to the consumer.
+    """
+
+    def __init__(self, context: BaseContext, links: Sequence[Links], recipe: Recipe) -> None:
+        self.notices: deque[str] = deque()
+        self._links = links
+        self._recipe = recipe
+        self._launcher: Launcher | None = None
+        if can_launch(context):
+            self._launcher = Launcher(context, links, Payload(recipe), worker_main)
+        self._direct: DirectStarter | None = None
+        if self._launcher is None:
+            self._direct = DirectStarter(context, links, recipe)
+        self._given_up = ""
+        self._failures = 0
+        self._round = 0  # counts what workers were forked from
+        self._rounds: dict[int, int] = {}
+
+    @property
+    def forks(self) -> bool:
+        """Whether workers are forked from what this process is."""
+        return self._direct is None or self._direct.forks
+
+    def start_all(self, workers: Sequence[int], generation: int) -> list[WorkerProcess]:
+        """Start the workers of these numbers.
+
+        Raises:
+            LoaderError: The system does not give another process; or none can be forked, and the
+                dataset cannot be pickled.
+        """
+        started: list[WorkerProcess] = []
+        try:
+            while len(started) < len(workers):
+                started += self._start(workers[len(started) :], generation)
+        except BaseException:
+            for process in started:
+                process.kill()
+                process.join()
+                process.close()
+            raise
+        self._rounds.update(dict.fromkeys(workers, self._round))
+        return started
+
+    def _start(self, workers: Sequence[int], generation: int) -> Sequence[WorkerProcess]:
+        """Start workers: as many as come, but for an error."""
+        if self._direct is None:
+            assert self._launcher is not None
+            self._launcher.patience = PATIENCE << self._failures
+            try:
+                return self._launcher.start_all(workers, generation)
+            except LauncherLostError as lost:
+                self._fail(lost.told)
+                if self._direct is None:
+                    self.notices.append(
+                        f"{lost.told}\nAnother one was forked, and nothing is lost."
+                    )
+                return lost.started
+        try:
+            return self._direct.start_all(workers, generation)
+        except TransportError as error:
+            raise LoaderError(
+                f"{self._given_up}; nor can workers come from Python's fork server: {error}"
+            ) from error
+
+    def came_up(self) -> None:
+        """Hear that a worker has begun to work."""
+        self._failures = 0
+
+    def distrust(self, worker: int) -> None:
+        """Hear that a worker is stuck where none was seen to get any further, and was ended."""
+        if self._rounds.get(worker) == self._round and self.forks:
+            if self._launcher is not None:
+                self._launcher.discard()
+            self._fail(f"DataLoader worker {worker} got stuck at its start")
+
+    def _fail(self, told: str) -> None:
+        """Fork anew at the next start; after so many attempts, never again."""
+        self._failures += 1
+        self._round += 1
+        if self._failures < ATTEMPTS:
+            return
+        self._given_up = f"Forking workers was given up after {ATTEMPTS} attempts: {told}"
+        self._direct = DirectStarter(
+            multiprocessing.get_context("forkserver"), self._links, self._recipe, without_main=True
+        )
+        self.notices.append(
+            f"{self._given_up}\nThey come from Python's fork server now, and nothing is lost. "
+            "Start the loader before such threads, or set multiprocessing_context='forkserver'."
+        )
+
+    def close(self) -> None:
+        """Let go of everything; the workers must have ended."""
+        try:
+            if self._launcher is not None:
+                self._launcher.close()
+        finally:
+            if self._direct is not None:
+                self._direct.close()

@@ -1,0 +1,375 @@
+"""Where workers come from: what starts them is killed, too, or cannot be used."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from parity.tools import wait_gone
+from samples import Rows, ints
+
+from lit_loader import DataLoader, launcher_main, starting
+from lit_loader.errors import LoaderError, WorkerDiedError, WorkerRestartWarning
+from lit_loader.launcher import Launcher
+from lit_loader.processors import usable_processors
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs a launcher"),
+    pytest.mark.timeout(120),
+]
+
+
+@contextmanager
+def told() -> Iterator[list[str]]:
+    """Gives the texts of all warnings, which are of restarts."""
+    texts: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield texts
+    assert {warning.category for warning in caught} <= {WorkerRestartWarning}
+    assert {Path(warning.filename).parent for warning in caught} <= {Path(__file__).parent}
+    texts += [str(warning.message) for warning in caught]
+
+
+def descriptors() -> list[str]:
+    """What is open."""
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # the one that the folder is read by
+            found.append(re.sub("[0-9]+", "", os.readlink(entry)))
+    return sorted(found)
+
+
+def opened_since(before: list[str]) -> list[str]:
+    gc.collect()
+    return sorted((Counter(descriptors()) - Counter(before)).elements())
+
+
+class Killed:
+    """Lets launchers kill themselves at a point.
+
+    Args:
+        folder: Where it is noted how often it has happened.
+        times: How often it is to happen.
+    """
+
+    def __init__(self, folder: Path, times: int = 1) -> None:
+        self.folder = folder
+        self.times = times
+
+    def __call__(self) -> None:
+        for time in range(self.times):
+            try:
+                os.close(os.open(self.folder / str(time), os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                continue
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    @property
+    def done(self) -> int:
+        return len(list(self.folder.iterdir()))
+
+
+def first(deed: Callable[[], None], function: Any) -> Any:
+    """``deed``, then ``function``."""
+
+    def both(*arguments: Any) -> Any:
+        deed()
+        return function(*arguments)
+
+    return both
+
+
+def then(function: Any, deed: Callable[[], None]) -> Any:
+    def both(*arguments: Any) -> Any:
+        found = function(*arguments)
+        deed()
+        return found
+
+    return both
+
+
+POINTS = {
+    "rehearsing": (launcher_main, "rehearse", first),
+    "asked": (launcher_main, "_fork_worker", first),
+    "forked": (socket, "send_fds", first),
+    "answered": (socket, "send_fds", lambda deed, function: then(function, deed)),
+    "permitted": (launcher_main, "_fork_worker", lambda deed, function: then(function, deed)),
+}
+"""Where the launcher is killed: module, function, and whether before or after it."""
+
+
+def kill_at(point: str, killed: Killed, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, name, when = POINTS[point]
+    monkeypatch.setattr(module, name, when(killed, getattr(module, name)))
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_the_launcher_is_killed_while_it_starts_workers(
+    point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one is forked; of no worker there are two, or none."""
+    killed, before = Killed(tmp_path), descriptors()
+    kill_at(point, killed, monkeypatch)
+    with told() as texts, DataLoader(Rows(20, 1), num_workers=3, timeout=30) as loader:
+        assert ints(loader) == list(range(20))
+    assert killed.done == 1
+    assert 1 <= len(texts) <= 2
+    assert sum(
+        bool(re.match(
+            r"the process that starts workers \(pid \d+\) was killed by SIGKILL \(.*\)\n"
+            r"Another one was forked, and nothing is lost\.$", text
+        ))
+        for text in texts
+    ) == 1, texts  # fmt: skip
+    assert len(texts) == 1 or "gone, and its exit code is not known" in "".join(texts)
+    assert opened_since(before) == []
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_the_launcher_is_killed_while_it_replaces_a_worker(
+    point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = Killed(tmp_path)
+    with told() as texts, DataLoader(Rows(200, 1), num_workers=2, timeout=30) as loader:
+        iterator = iter(loader)
+        found = [int(next(iterator)) for _ in range(5)]
+        pool = iterator._engine.pool  # type: ignore[attr-defined]
+        kill_at(point, killed, monkeypatch)
+        starter = pool._own.starter
+        os.kill(starter._launcher._process.pid, signal.SIGKILL)  # the next one has the fault
+        os.kill(pool.pids[0], signal.SIGKILL)
+        found += ints(iterator)
+    assert found == list(range(200))
+    assert killed.done == 1
+    assert sum("exit code is not known" in text for text in texts) >= 1
+
+
+@pytest.mark.parametrize("point", ["rehearsing", "asked", "forked"])
+def test_launchers_that_are_killed_again_and_again(
+    point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forking is given up; a fork server has not died of it."""
+    killed = Killed(tmp_path, times=100)
+    kill_at(point, killed, monkeypatch)
+    with told() as texts, DataLoader(
+        Rows(4, 1), num_workers=1, max_worker_restarts=0
+    ) as loader:  # fmt: skip
+        assert ints(loader) == list(range(4))
+    assert killed.done == starting.ATTEMPTS == len(texts)
+    assert re.match(
+        r"Forking workers was given up after 5 attempts: the process that starts workers "
+        r"\(pid \d+\) was killed by SIGKILL \(.*\)\nThey come from Python's fork server now, and "
+        "nothing is lost. Start the loader before such threads, or set multi",
+        texts[-1],
+    ), texts[-1]
+
+
+def test_workers_that_end_with_their_launcher_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is a worker's death, and there is a budget of those."""
+    killed = Killed(tmp_path, times=100)
+    kill_at("answered", killed, monkeypatch)
+    with (
+        told() as texts,
+        DataLoader(Rows(4, 1), num_workers=1, max_worker_restarts=3) as loader,
+        pytest.raises(WorkerDiedError, match=r"gone, too\. It was starting\.\nmax_worker_restarts"),
+    ):
+        list(loader)
+    assert killed.done == 4
+    assert sum("nothing is lost (restart" in text for text in texts) == 3
+
+
+@pytest.mark.parametrize("order", ["launcher first", "workers first"])
+@pytest.mark.parametrize("persistent", [False, True], ids=["", "persistent"])
+def test_launcher_and_workers_are_killed_at_the_same_instant(order: str, persistent: bool) -> None:
+    before = descriptors()
+    with told() as texts, DataLoader(
+        Rows(200, 1), num_workers=2, persistent_workers=persistent, prefetch_next_epoch=False
+    ) as loader:  # fmt: skip
+        for _ in range(2):
+            iterator = iter(loader)
+            found = [int(next(iterator)) for _ in range(5)]
+            pool = iterator._engine.pool  # type: ignore[attr-defined]
+            victims = [pool._own.starter._launcher._process.pid, *pool.pids]
+            if order == "workers first":
+                victims.reverse()
+            for pid in victims:
+                os.kill(pid, signal.SIGKILL)
+            found += ints(iterator)
+            assert found == list(range(200))
+            wait_gone(victims)
+    del iterator, pool
+    workers = r"DataLoader worker \d \(pid \d+\) (is gone|was killed by SIGKILL)"
+    assert sum(bool(re.match(workers, text)) for text in texts) == 4
+    # Where the launcher was not seen to be dead when it was asked for a worker.
+    others = [text for text in texts if not re.match(workers, text)]
+    assert all(text.startswith("the process that starts workers") for text in others)
+    assert opened_since(before) == []
+
+
+def test_what_a_launcher_is_that_does_not_live() -> None:
+    """Its workers are the parent's in no other way than before: they end with the loader."""
+    with DataLoader(Rows(40, 1), num_workers=2, persistent_workers=True) as loader:
+        iterator = iter(loader)
+        assert int(next(iterator)) == 0
+        pool = iterator._engine.pool  # type: ignore[attr-defined]
+        pids = pool.pids
+        os.kill(pool._own.starter._launcher._process.pid, signal.SIGKILL)
+        assert ints(iterator) == list(range(1, 40))
+        assert pool.pids == pids
+    wait_gone(pids)
+
+
+def test_a_launcher_that_is_stopped_is_not_taken_to_be_stuck(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As all processes of a job are by Ctrl-Z; it goes on when it is let."""
+    looks: list[bool] = []
+    stuck = launcher_module().Watchdog.stuck
+
+    def look(self: Any) -> bool:
+        looks.append(stuck(self))
+        if len(looks) == 40:
+            os.kill(stopped[0], signal.SIGCONT)
+        return looks[-1]
+
+    stopped: list[int] = []
+    await_answer = Launcher._await_answer
+
+    def stopping(self: Any) -> None:
+        if not stopped:
+            stopped.append(self._process.pid)
+            os.kill(stopped[0], signal.SIGSTOP)
+        await_answer(self)
+
+    monkeypatch.setattr(launcher_module().Watchdog, "stuck", look)
+    monkeypatch.setattr(Launcher, "_await_answer", stopping)
+    with told() as texts, DataLoader(Rows(4, 1), num_workers=1) as loader:
+        assert ints(loader) == list(range(4))
+    assert not texts
+    assert len(looks) >= 40
+    assert not any(looks)
+
+
+def launcher_module() -> Any:
+    from lit_loader import launcher
+
+    return launcher
+
+
+SCRIPT = """
+import threading, warnings
+import torch
+from lit_loader import DataLoader, starting
+from lit_loader import launcher
+
+print("run as", __name__, flush=True)
+warnings.simplefilter("ignore")
+starting.PATIENCE = launcher.PATIENCE = 1
+torch.accelerator.current_accelerator = lambda: torch.device("cuda")
+
+class Squares(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        return index**2
+
+taken, done = threading.Event(), threading.Event()
+
+def hold():
+    with torch.cuda._initialization_lock:
+        taken.set()
+        done.wait()
+
+thread = threading.Thread(target=hold)
+thread.start()
+taken.wait()
+try:
+    print([int(x) for x in DataLoader(Squares(), num_workers=2)], flush=True)
+finally:
+    done.set()
+"""
+
+
+def test_a_script_that_does_not_expect_to_be_imported(tmp_path: Path) -> None:
+    """As it need not where workers are forked: nor does the fork server import it, in the end."""
+    pytest.importorskip("cloudpickle")
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, script], check=True, capture_output=True, text=True, timeout=100,
+        env={**os.environ, "PYTHONPATH": str(Path(starting.__file__).parents[1])},
+    )  # fmt: skip
+    assert done.stdout.splitlines() == ["run as __main__", "[0, 1, 4, 9]"]
+
+
+# Python's fork server --------------------------------------------------------------------------
+
+
+def test_a_fork_server_that_is_killed_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    server: Any = forkserver._forkserver  # type: ignore[attr-defined]
+    ensure_running = server.ensure_running
+
+    def killed() -> None:
+        ensure_running()
+        os.kill(server._forkserver_pid, signal.SIGKILL)
+        wait_gone([server._forkserver_pid])
+
+    monkeypatch.setattr(server, "ensure_running", killed)
+    loader = DataLoader(Rows(4, 1), num_workers=1, multiprocessing_context="forkserver")
+    with pytest.raises(
+        LoaderError,
+        match=r"^DataLoader worker 0 cannot be started: Python's fork server, which starts it, was "
+        r"killed or does not answer \(\w+Error: .*\); iterate the loader anew, or set",
+    ):
+        list(loader)
+    monkeypatch.undo()
+    assert ints(loader) == list(range(4))
+
+
+def test_a_fork_server_in_a_process_that_was_forked() -> None:
+    """By the user, from one that uses it: the server is not its child."""
+    loader = DataLoader(Rows(4, 1), num_workers=1, multiprocessing_context="forkserver")
+    assert ints(loader) == list(range(4))
+    if (child := os.fork()) == 0:
+        code = 1
+        try:
+            with pytest.raises(
+                LoaderError,
+                match="^workers cannot come from Python's fork server, for it is no child",
+            ):
+                list(loader)
+            loader = DataLoader(Rows(4, 1), num_workers=1, multiprocessing_context="fork")
+            code = 0 if ints(loader) == list(range(4)) else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert ints(loader) == list(range(4))
+
+
+# Processors ------------------------------------------------------------------------------------
+
+
+def test_a_sandbox_does_not_tell_the_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(pid: int) -> set[int]:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "sched_getaffinity", refused)
+    assert 0 < usable_processors() <= (psutil.cpu_count() or 1)
+    assert ints(DataLoader(Rows(4, 1), num_workers=2)) == list(range(4))
