@@ -207,7 +207,7 @@ def renew_numpy_generator() -> None:
     state: workers seed before they draw.
     """
     with contextlib.suppress(Exception):  # the user's own, of a class that is made in another way
-        _mtrand.set_bit_generator(type(_mtrand.get_bit_generator())(0))
+        np.random.set_bit_generator(type(np.random.get_bit_generator())(0))
 
 
 def seed_streams(seed: int) -> None:

@@ -225,9 +225,11 @@ def _is_readable(version: object, state: Mapping[Any, Any]) -> bool:
     """
     if type(version) is not int or version not in (1, VERSION):
         return False
-    parts: Any = state.get("sampler") or ()
-    own = state.get("workers") is not None or "sampler" in parts or "iterator" in parts
-    return version == VERSION or not own
+    if version == VERSION:
+        return True
+    parts = state.get("sampler")
+    parts = parts if isinstance(parts, Mapping) else {}
+    return state.get("workers") is None and not parts.keys() & {"sampler", "iterator"}
 
 
 def _checked_workers(workers: Any, expected: Any) -> list[list[Any]] | None:

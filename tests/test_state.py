@@ -106,6 +106,15 @@ def test_unknown_versions_are_refused(version: Any) -> None:
     )
 
 
+def test_the_first_version_is_read_where_it_means_the_same() -> None:
+    state = make().to_dict() | {"version": 1, "workers": None, "sampler": {"generator": b""}}
+    with_own_parts = state | {"sampler": {"iterator": 3}}
+    assert "version 1" in refused(with_own_parts)
+    assert "version 1" in refused(state | {"workers": [[1, None, False]]})
+    del state["sampler"], state["workers"]
+    assert LoaderState.from_dict(state) == LoaderState.from_dict(state | {"version": 2})
+
+
 @pytest.mark.parametrize("name", ["epoch", "batches", "samples"])
 @pytest.mark.parametrize("value", [-1, 1.0, "1", None, True])
 def test_bad_counts_are_refused(name: str, value: Any) -> None:
