@@ -44,6 +44,7 @@ __all__ = [
 ]
 
 _numpy: Any = np.random  # its stubs do not know all of its functions
+_mtrand: Any = np.random.mtrand  # NumPy's stubs do not know all of its functions
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
 _GOLDEN = 0x9E37_79B9_7F4A_7C15
 _LOW = 0xFFFF_FFFF
@@ -207,7 +208,7 @@ def renew_numpy_generator() -> None:
     state: workers seed before they draw.
     """
     with contextlib.suppress(Exception):  # the user's own, of a class that is made in another way
-        np.random.set_bit_generator(type(np.random.get_bit_generator())(0))
+        _mtrand.set_bit_generator(type(_mtrand.get_bit_generator())(0))
 
 
 def seed_streams(seed: int) -> None:
