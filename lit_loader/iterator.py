@@ -18,6 +18,7 @@ from lit_loader.context import reading
 from lit_loader.errors import WorkerError
 from lit_loader.failure import describe_batch
 from lit_loader.fetch import EndOfData
+from lit_loader.generator_watch import GeneratorWatch
 from lit_loader.loading import BatchLoader, Parcel, Recipe
 from lit_loader.position import EpochPosition
 from lit_loader.recorder import Recorder
@@ -69,8 +70,14 @@ class Host(Protocol):
     def recipe(self) -> Recipe:
         """What a batch is made by."""
 
+    def generators(self, recipe: Recipe) -> GeneratorWatch:
+        """What is known of the generators that a recipe's dataset holds in this process."""
+
     def begin_epoch(self) -> EpochStart:
         """Begin the epoch that comes next."""
+
+    def tell(self, note: str) -> None:
+        """Learn what the user is to be told, once."""
 
     def warn_of_ignored_share(self) -> None:
         """Learn that an iterable dataset gives every reader the same samples."""
@@ -143,6 +150,8 @@ class LoaderIterator(Generic[T_co]):
         recorder.sample_errors += len(parcel.errors)
         recorder.sample_retries += parcel.retries
         self.sample_errors.record(number, parcel.errors, parcel.retries)
+        for note in parcel.notes:
+            self._host.tell(note)
 
     def _count(self, samples: int) -> None:
         """Note the samples of a batch of an iterable dataset that is about to be given out."""
@@ -266,7 +275,7 @@ class InProcessIterator(LoaderIterator[T_co]):
     def _begin(self, start: EpochStart) -> BatchLoader:
         recipe = self._host.recipe()
         reading.shard_asked = False  # by the dataset of another loader, perhaps
-        loader = self._loader = BatchLoader(recipe)
+        loader = self._loader = BatchLoader(recipe, watch=self._host.generators(recipe))
         if recipe.seeding == "worker":
             self._streams = OwnStreams(start.seed)  # those of a single worker
         where = start.position.now()

@@ -27,6 +27,7 @@ from lit_loader.device_copy import DeviceCopy, Move
 from lit_loader.epochs import Epochs
 from lit_loader.errors import OptionError, StateError
 from lit_loader.fingerprint import Fingerprint, told
+from lit_loader.generator_watch import GeneratorWatch
 from lit_loader.iterator import EpochStart, InProcessIterator, LoaderIterator
 from lit_loader.loading import Recipe
 from lit_loader.multiprocess import Claim, MultiProcessIterator
@@ -180,6 +181,7 @@ class DataLoader(Generic[T_co]):
         self._lock, self._lock_pid = threading.RLock(), os.getpid()
         self._workers = PersistentWorkers()
         self._iterators: weakref.WeakSet[MultiProcessIterator[Any]] = weakref.WeakSet()
+        self._watch: GeneratorWatch | None = None
 
     def _samplers(self, config: LoaderConfig) -> tuple[Iterable[Any], Iterable[Any] | None]:
         sampler = config.sampler
@@ -220,7 +222,7 @@ class DataLoader(Generic[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        for name in ("_lock", "_lock_pid", "_workers", "_iterators"):
+        for name in ("_lock", "_lock_pid", "_workers", "_iterators", "_watch"):
             del state[name]
         return state
 
@@ -374,6 +376,18 @@ class DataLoader(Generic[T_co]):
             own_order=self._plan is not None and isinstance(self._plan.source, EpochOrder),
         )
 
+    def generators(self, recipe: Recipe) -> GeneratorWatch:
+        """Find the generators that are held in this process: once, and again what has changed."""
+        watch = self._watch
+        if watch is None or any(
+            known is not root
+            for known, root in zip(watch.roots, (recipe.dataset, recipe.collate_fn), strict=False)
+        ):
+            watch = self._watch = recipe.watch()
+        else:
+            watch.refresh()
+        return watch
+
     def begin_epoch(self) -> EpochStart:
         """Begin the epoch that comes next; called by an iterator at its first ``next()``."""
         return self._epochs.begin(readers=max(1, self.num_workers) if self._iterable else 0)
@@ -498,6 +512,10 @@ class DataLoader(Generic[T_co]):
             **told("dataset", self.dataset),
             **(self._plan.fingerprint() if self._plan is not None else {}),
         }
+
+    def tell(self, note: str) -> None:
+        """Warn, once, of what was noticed while a batch was made."""
+        self._warn_once(f"{type(self.dataset).__name__}: {note}", 6)
 
     def warn_of_broken_promise(self, promised: int, samples: int) -> None:
         """Warn that an iterable dataset gives more samples than its length says."""

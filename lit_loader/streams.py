@@ -154,9 +154,22 @@ def _tape(generator: Any) -> _Tape | None:
         return partial(_get_python, generator, twister), partial(_set_python, generator, twister)
     if isinstance(generator, np.random.RandomState):
         return lambda: _get_legacy(generator), lambda mark: _set_legacy(generator, mark)
+    if isinstance(generator, np.random.SeedSequence):
+        return lambda: generator.n_children_spawned, partial(_set_children, generator)
     if isinstance(generator, np.random.BitGenerator):
         return lambda: _get_bits(generator), lambda mark: _set_bits(generator, mark)
     return None
+
+
+def _set_children(sequence: Any, count: int) -> None:
+    """Bring a seed sequence back to where it had spawned so many; its constructor begins anew."""
+    np.random.SeedSequence.__init__(
+        sequence,
+        sequence.entropy,
+        spawn_key=sequence.spawn_key,
+        pool_size=sequence.pool_size,
+        n_children_spawned=count,
+    )
 
 
 def _get_legacy(generator: Any) -> tuple[Any, Any]:

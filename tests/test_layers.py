@@ -15,15 +15,15 @@ PACKAGE = Path(__file__).parent.parent / "lit_loader"
 LAYERS: tuple[tuple[str, ...], ...] = (
     # words that all others use
     ("errors", "messages", "seeding", "board", "cgroup", "context", "forecast", "outbox",
-     "permutation", "pickling", "places", "position", "processors", "reductions", "shared_file",
-     "slot", "slots", "sources", "stream_locks", "twister"),
+     "permutation", "pickling", "places", "position", "processors", "reachable", "reductions",
+     "shared_file", "slot", "slots", "sources", "stream_locks", "twister"),
     ("fork_guard",),
     # one stage of a batch's way each, and the options
     ("config", "sampling", "arena", "layout", "collate", "failure", "fetch", "fingerprint",
      "generators", "pin_memory", "quiet_start", "reorder", "sample_errors", "shared_sequence",
      "stacks", "statistics", "streams"),
-    ("mixture", "pad", "recorder", "state", "tables", "token_budget", "tolerant_fetch", "timeline",
-     "verdict"),
+    ("generator_watch", "mixture", "pad", "recorder", "state", "tables", "token_budget",
+     "tolerant_fetch", "timeline", "verdict"),
     # making one batch, carrying it; planning all of them
     ("loading", "codec", "batch_plan", "flights", "mixture_stream", "outcome", "plot"),
     ("handover", "placement"),
