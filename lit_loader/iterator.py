@@ -86,12 +86,28 @@ class Host(Protocol):
         """Learn that an iterable dataset gives more samples than its length says."""
 
 
+class BatchObserver(Protocol):
+    """What is shown an epoch's first batches."""
+
+    done: bool
+    """Whether it has seen enough."""
+
+    def note(self, start: EpochStart, number: int, indices: Any, batch: Any) -> None:
+        """See a batch that is about to be given out."""
+
+    def finish(self) -> None:
+        """Learn that the epoch is over."""
+
+
 class LoaderIterator(Generic[T_co]):
     """What ``iter(loader)`` gives: an iterator over an epoch's batches.
 
     Attributes:
         sample_errors: The samples of the epoch that could not be read, so far.
+        observer: Is shown the batches, as long as it is not done; None for most.
     """
+
+    observer: BatchObserver | None = None
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -141,8 +157,17 @@ class LoaderIterator(Generic[T_co]):
     def _end(self, start: EpochStart) -> StopIteration:
         """Note that the epoch is over; returns what is to be raised."""
         self._ended = True
+        if self.observer is not None:
+            self.observer.finish()
         start.position.end()
         return StopIteration()
+
+    def _show(self, start: EpochStart, number: int, indices: Any, batch: Any) -> None:
+        """Show the observer a batch."""
+        assert self.observer is not None
+        self.observer.note(start, number, indices, batch)
+        if self.observer.done:
+            self.observer = None
 
     def _note_errors(self, number: int, parcel: Parcel) -> None:
         """Note what was wrong with a batch that is given out or omitted now."""
@@ -205,6 +230,8 @@ class InProcessIterator(LoaderIterator[T_co]):
 
     def _clocked(self, loader: BatchLoader, start: EpochStart, number: int, batch: Any) -> T_co:
         """Pin the batch, and record what it has cost."""
+        if self.observer is not None:
+            self._show(start, number, self._task, batch)
         made = given = time.monotonic_ns()
         if self._pin is not None:
             batch = self._pin(batch)

@@ -26,10 +26,11 @@ from lit_loader.config import LoaderConfig
 from lit_loader.device_copy import DeviceCopy, Move
 from lit_loader.epochs import Epochs
 from lit_loader.errors import OptionError, StateError
+from lit_loader.exactness import ExactnessCheck, made_by_pool, made_here
 from lit_loader.fingerprint import Fingerprint, told
 from lit_loader.generator_watch import GeneratorWatch
 from lit_loader.iterator import EpochStart, InProcessIterator, LoaderIterator
-from lit_loader.loading import Recipe
+from lit_loader.loading import BatchLoader, Recipe
 from lit_loader.multiprocess import Claim, MultiProcessIterator
 from lit_loader.persistent import PersistentWorkers, temporary
 from lit_loader.placement import quicker_here
@@ -122,6 +123,7 @@ class DataLoader(Generic[T_co]):
         transient_errors: Sequence[type[Exception] | str] | None = None,
         memory_budget: int | None = None,
         prefetch_next_epoch: bool = True,
+        check_exactness: int = 0,
     ) -> None:
         options = locals()
         config = LoaderConfig(**{name: options[name] for name in LoaderConfig.__dataclass_fields__})
@@ -160,6 +162,7 @@ class DataLoader(Generic[T_co]):
         self.transient_errors: Any = config.transient_errors  # None, or a tuple of classes
         self.memory_budget = config.memory_budget
         self.prefetch_next_epoch = config.prefetch_next_epoch
+        self.check_exactness = config.check_exactness
 
         self.batch_size = config.batch_size if config.batch_sampler is None else None
         self.sampler, self.batch_sampler = self._samplers(config)
@@ -172,6 +175,7 @@ class DataLoader(Generic[T_co]):
         self._copies_to: tuple[torch.device, Move] | None = None
         self._warnings_given: set[str] = set()
         self._made_here: bool | None = None  # not measured yet
+        self._exactness_checked = False
         self.recorder = Recorder()
         self._reset_process_state()
         self._built = True
@@ -299,7 +303,9 @@ class DataLoader(Generic[T_co]):
     def __iter__(self) -> LoaderIterator[T_co]:
         pin, device = self._pinning()
         if self.num_workers == 0 or (pin is None and self._best_made_here()):
-            return InProcessIterator(self, pin)
+            here: InProcessIterator[T_co] = InProcessIterator(self, pin)
+            here.observer = self._exactness_check(in_process=True)
+            return here
         iterator: MultiProcessIterator[T_co] = MultiProcessIterator(
             self,
             depth=self._depth(),
@@ -313,8 +319,37 @@ class DataLoader(Generic[T_co]):
             pin=pin,
             device=device,
         )
+        iterator.observer = self._exactness_check(in_process=False)
         self._iterators.add(iterator)
         return iterator
+
+    def _exactness_check(self, in_process: bool) -> ExactnessCheck | None:
+        """What compares the first batches with themselves made again; None: nothing does."""
+        if not self.check_exactness or self._exactness_checked:
+            return None
+        if in_process and self._iterable:
+            self._warn_once(
+                "check_exactness needs num_workers of at least 1 for an IterableDataset: it would "
+                "be iterated twice in this process",
+                4,
+            )
+            return None
+
+        def tell(message: str, category: type[Warning]) -> None:
+            self._warn_once(message, 7, category)
+
+        def note() -> None:
+            self._exactness_checked = True
+
+        def begin() -> BatchLoader:
+            recipe = self.recipe()
+            return BatchLoader(recipe, watch=self.generators(recipe))
+
+        remake = made_here(begin)
+        if not in_process:
+            readers = self.num_workers if self._iterable else 0
+            remake = made_by_pool(self._start_pool, readers, self.timeout)
+        return ExactnessCheck(self.check_exactness, remake, tell, note, from_start=self._iterable)
 
     def _best_made_here(self) -> bool:
         """Whether batches are so quickly made that workers would only be in the way."""
@@ -549,19 +584,22 @@ class DataLoader(Generic[T_co]):
             4,
         )
 
-    def _warn_once(self, message: str, stacklevel: int) -> None:
+    def _warn_once(
+        self, message: str, stacklevel: int, category: type[Warning] = UserWarning
+    ) -> None:
         if message not in self._warnings_given:
             self._warnings_given.add(message)
-            warnings.warn(message, stacklevel=stacklevel)
+            warnings.warn(message, category, stacklevel=stacklevel)
 
     def claim(
         self, iterator: MultiProcessIterator[Any], recovery: Recovery, start: EpochStart
     ) -> Claim:
         """Give workers to an iterator, for it alone."""
+        workers = self.num_workers
         if not self.persistent_workers:
-            return temporary(self._start_pool(start))
+            return temporary(self._start_pool(start.seed, workers))
         return self._workers.claim(
-            iterator, recovery, start, lambda: self._start_pool(start), self.num_workers
+            iterator, recovery, start, lambda: self._start_pool(start.seed, workers), workers
         )
 
     def coming(self, epoch: int) -> Iterator[Coming] | None:
@@ -577,13 +615,13 @@ class DataLoader(Generic[T_co]):
         assert self._plan is not None
         return self._plan.foreseen(epoch)
 
-    def _start_pool(self, start: EpochStart) -> WorkerPool:
+    def _start_pool(self, seed: int, num_workers: int) -> WorkerPool:
         return WorkerPool(
             self.recipe(),
-            self.num_workers,
+            num_workers,
             self._context or _default_context(),
             in_flight=self._depth(),
-            seed=start.seed,
+            seed=seed,
             dealt=self._dealt,
             memory_budget=self.memory_budget,
         )

@@ -29,6 +29,7 @@ import torch
 __all__ = [
     "BaseSeed",
     "base_seed",
+    "canonical_pickle",
     "derive",
     "extend",
     "sample_seed",
@@ -99,11 +100,12 @@ def _fingerprint(index: Any) -> int:
         try:
             return operator.index(index)
         except TypeError:
-            data = _canonical_pickle(index)
+            data = canonical_pickle(index)
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
-def _canonical_pickle(value: Any) -> bytes:
+def canonical_pickle(value: Any) -> bytes:
+    """Pickle a value so that equal ones give equal bytes."""
     file = io.BytesIO()
     pickler = pickle.Pickler(file, protocol=4)
     pickler.fast = True  # without memo: equal values give equal bytes, whether parts are shared

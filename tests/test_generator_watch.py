@@ -138,12 +138,12 @@ class Fleeting(Drawing):
 
 class Long(Drawing):
     def __init__(self) -> None:
-        self.transforms = [Lazy() for _ in range(300)]
+        self.transforms: list[Any] = [Lazy() for _ in range(300)]
         for transform in self.transforms:
             transform.rng = np.random.default_rng(1)
 
     def draw(self, index: int) -> float:
-        return self.transforms[10 * index].draw(index)
+        return float(self.transforms[280 + index % 3].draw(index))
 
 
 class ModuleAttribute(Drawing):
