@@ -13,8 +13,8 @@
 - A user's sampler that draws from the global generators finds them seeded from (seed, epoch,
   batch number), and they are put back afterwards: 26 us a batch. One that has a ``generator`` of
   its own goes on with it from epoch to epoch, as with torch's loader; its state at the epoch's
-  start (3.2 KB) is then part of the position. Other generators that a sampler holds must be
-  handled by its own ``state_dict`` or ``set_epoch``.
+  start (3.2 KB) is then part of the position. So are the other
+  generators and the counters of a sampler without ``state_dict`` (`lit_loader.sampler_memory`).
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from torch.utils.data import (
 from lit_loader.errors import OptionError, StateError
 from lit_loader.fingerprint import Fingerprint, told
 from lit_loader.places import short_repr
+from lit_loader.sampler_memory import SamplerMemory
 from lit_loader.sampling import (
     CHUNK,
     EpochOrder,
@@ -88,6 +89,7 @@ class BatchPlan:
             and is not sharded again.
         seed: Base seed, or a function that gives it at the start of an epoch; the same one that
             the `ShuffledSampler` has.
+        dataset: The dataset; what samplers hold of it is not theirs.
 
     Raises:
         OptionError: A sampler tells of itself what cannot be part of a state, or a batch sampler
@@ -102,6 +104,7 @@ class BatchPlan:
         drop_last: bool = False,
         shard: Shard | None = None,
         seed: Seed = 0,
+        dataset: Any = None,
     ) -> None:
         self.source: Any = sampler if batch_sampler is None else batch_sampler
         self.batched = batch_sampler is not None
@@ -122,6 +125,7 @@ class BatchPlan:
         for owner in self._owners:
             if isinstance(owner, DistributedSampler):
                 self.shard, self.num_replicas = Shard(), owner.num_replicas
+        self.memory = SamplerMemory(() if self.stateful() else self._owners, dataset)
         self._epochs_seen = [0] * len(self._owners)
         self.fingerprint()  # what cannot be told is refused here, not at the first checkpoint
 
@@ -259,6 +263,8 @@ class BatchPlan:
         state: dict[str, Any] = {}
         if generator := self.generator():
             state["generator"] = _pack(generator)
+        if (carried := self.memory.note(generator)) is not None:
+            state["carried"] = carried
         if (stateful := self.stateful()) is not None:
             state["sampler"] = copy.deepcopy(stateful.state_dict())
         return state or None
@@ -280,7 +286,7 @@ class BatchPlan:
             if isinstance(owner, EpochOrder):
                 owner.epoch, owner.requested_epoch = epoch, None
             elif callable(getattr(owner, "set_epoch", None)):
-                owner.set_epoch(epoch)
+                self.memory.announce(owner, epoch)
                 self._epochs_seen[number] = epoch
 
     def generator(self) -> torch.Generator | None:
@@ -338,6 +344,7 @@ class EpochBatches(Iterator[Any]):
         return state or None
 
     def _run(self) -> Iterator[Any]:
+        self._begin_memory()
         self._plan.announce(self._epoch)
         if "sampler" in self._given and self._plan.is_end(self.position):
             self._restore_end()
@@ -397,6 +404,24 @@ class EpochBatches(Iterator[Any]):
             if len(group) < group_size:
                 return
 
+    def _begin_memory(self) -> None:
+        """Bring a sampler's other generators, and its counters, to where they were; note them."""
+        plan, carried = self._plan, self._given.get("carried")
+        if carried is None:
+            carried = plan.memory.note(plan.generator())
+        else:
+            for _ in range(2):
+                if plan.memory.restore(carried, plan.generator()):
+                    break
+                # Generators that the sampler makes on first use: it is used, and brought back.
+                with preserved():
+                    seed_globals(0)
+                    next(iter(plan.source), None)
+            else:
+                raise _unfit(plan.source, "other generators")
+        if carried is not None:
+            self._kept["carried"] = carried
+
     def _begin_generator(self) -> None:
         """Bring a sampler's own generator to where it was when the epoch began, and note that."""
         generator, packed = self._plan.generator(), self._given.get("generator")
@@ -418,6 +443,7 @@ class EpochBatches(Iterator[Any]):
         items: Any = iter(source)
         if sampler is None and _is_stateful(items):
             self._stateful = ("iterator", items)
+            self._kept.pop("carried", None)  # that is for it to remember
             if "iterator" in given:
                 items.load_state_dict(copy.deepcopy(given["iterator"]))
         for kind in ("sampler", "iterator"):

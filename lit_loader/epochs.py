@@ -24,6 +24,9 @@ from lit_loader.seeding import BaseSeed
 
 __all__ = ["Epochs"]
 
+_REPLAYED = {"generator", "carried"}
+"""What a sampler has that carries something from epoch to epoch, and no position of its own."""
+
 
 class Epochs:
     """The epochs of one loader.
@@ -91,7 +94,7 @@ class Epochs:
 
         Where the sampler really is depends on how far ahead of the consumer it was drawn from.
         """
-        if not position.ended and (position.sampler or {}).keys() == {"generator"}:
+        if not position.ended and (position.sampler or {"": 0}).keys() <= _REPLAYED:
             self._read_out(position)
 
     def _read_out(self, position: Position) -> None:

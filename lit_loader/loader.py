@@ -214,6 +214,7 @@ class DataLoader(Generic[T_co]):
             config.drop_last,
             shard,
             self._base_seed,
+            self.dataset,
         )
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -452,6 +453,13 @@ class DataLoader(Generic[T_co]):
             state of its own. It survives ``torch.load(weights_only=True)``.
         """
         position = self._epochs.now()
+        if self._plan is not None and (untold := self._plan.memory.untold) is not None:
+            self._warn_once(
+                f"{untold} changes from epoch to epoch and is not part of the state: resumed in a "
+                "later epoch, the sampler may give another order; give it state_dict and "
+                "load_state_dict, or make its order a function of set_epoch's epoch",
+                3,
+            )
         samples = position.batches
         if self._plan is not None:
             samples = self._plan.samples_after(position.batches)

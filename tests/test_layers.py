@@ -22,8 +22,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("config", "sampling", "arena", "layout", "collate", "failure", "fetch", "fingerprint",
      "generators", "pin_memory", "quiet_start", "reorder", "sample_errors", "shared_sequence",
      "stacks", "statistics", "streams"),
-    ("generator_watch", "mixture", "pad", "recorder", "state", "tables", "token_budget",
-     "tolerant_fetch", "timeline", "verdict"),
+    ("generator_watch", "mixture", "pad", "recorder", "sampler_memory", "state", "tables",
+     "token_budget", "tolerant_fetch", "timeline", "verdict"),
     # making one batch, carrying it; planning all of them
     ("loading", "codec", "batch_plan", "flights", "mixture_stream", "outcome", "plot"),
     ("handover", "placement"),
