@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import pickle
 import random
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -39,7 +39,7 @@ class Plain(Sampler[int]):
     def __init__(self, length: int = N) -> None:
         self.length = length
         # Not as numbers in attributes of its own: what those count would be part of the position.
-        self.counts: Counter[str] = Counter()
+        self.counts: collections.Counter[str] = collections.Counter()
 
     @property
     def drawn(self) -> int:
