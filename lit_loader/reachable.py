@@ -20,7 +20,7 @@ import sys
 import threading
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,7 @@ LIBRARY_CALLS = 2
 Lead = tuple[str, Any, int]
 """A step, what it leads to, and how many calls deep in library code that is (0: none)."""
 
-_LEAVES = (str, bytes, bytearray, int, float, complex, type(None), types.CodeType)
+_LEAVES = (str, bytes, bytearray, int, float, complex, type(None), slice, range, types.CodeType)
 _PLAIN = frozenset(_LEAVES) | {bool, torch.Tensor, type(Ellipsis), types.NotImplementedType}
 _BIG = (torch.Tensor, np.ndarray, bytes)  # a cache of such must not be kept alive by a `Shape`
 _SAMPLE = 64
@@ -81,7 +81,7 @@ class Shape:
         """Namespaces of modules, of which some names were."""
         self.readers: list[Callable[[], Any]] = []
         """Give what is in places of other kinds."""
-        self._seen: list[int] | None = None
+        self._seen: Collection[int] | None = None
 
     def note_names(self, namespace: Mapping[str, Any], names: Iterable[str]) -> None:
         """Note that names of a module were looked at."""
@@ -90,20 +90,17 @@ class Shape:
     def take(self) -> None:
         """Note what is in the places now, by identity: what the dataset drops must be free."""
         values = self._values()
-        self._seen = None if values is None else [*map(id, values)]
+        self._seen = values and {id(value) for value in values if type(value) not in _PLAIN}
 
     def changed(self) -> bool:
-        """Whether in any of the places there is another object now that leads to something."""
-        before, values = self._seen, self._values()
-        if before is None or values is None or len(before) != len(values):
+        """Whether an object that leads to something is in one of the places that was not then."""
+        seen, values = self._seen, self._values()
+        if seen is None or values is None:
             return True
-        now = [*map(id, values)]
-        if now != before:
-            for was, value in zip(before, values, strict=True):
-                if was != id(value) and not _is_data(value, records=False):
-                    return True
-            self._seen = now
-        return False
+        return any(
+            type(value) not in _PLAIN and id(value) not in seen and not _is_data(value, False)
+            for value in values
+        )
 
     def _values(self) -> list[Any] | None:
         try:
@@ -255,7 +252,7 @@ def _is_data(value: Any, records: bool, depth: int = _DATA_DEPTH) -> bool:
         return False
     if kind in (list, tuple, set, frozenset, dict):
         parts = dict.values(value) if kind is dict else value
-    elif records and _root(kind) not in _CLOSED:
+    elif kind is threading.local or (records and _root(kind) not in _CLOSED):
         parts = [item for _, item, _ in _attributes(value, kind, 0, Shape())]
     else:
         return _root(kind) in _OPAQUE
