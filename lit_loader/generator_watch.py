@@ -2,7 +2,7 @@
 
 A generator that is made on first use, or put in another's place (by ``set_epoch``, say), is not
 there when the dataset is searched at first. So the search is repeated: after each of the first
-`EARLY` batches and then after the 8th, 16th, 32nd, ... The attributes in which generators were
+`EARLY` batches and then after the 16th, 32nd, 64th, ... The attributes in which generators were
 found are compared at every batch. Most often nothing has changed, which costs 50 ns for each place.
 """
 
@@ -14,8 +14,10 @@ from lit_loader.generators import HeldGenerators, find_generators
 
 __all__ = ["EARLY", "GeneratorWatch"]
 
-EARLY = 4
+EARLY = 8
 """First batches after each of which generators are looked for."""
+
+_ALERT = 32  # and so many after one that has made a generator: there may be more of the kind
 
 _log = logging.getLogger(__name__)
 _ADVICE = "pass reseed_fn, which is called wherever generators are seeded"
@@ -39,7 +41,10 @@ class GeneratorWatch:
         self._tell = tell
         self._told: set[str] = set()
         self._batches = 0
+        self._paused = 0
         self._due = 1
+        self._looked = 0
+        self._alert = EARLY
         self._fleeting: set[str] = set()
         self.held: HeldGenerators
         self._search()
@@ -93,21 +98,40 @@ class GeneratorWatch:
         Returns:
             Whether there are any: it must be made again, now that they can be seeded.
         """
-        self._batches += 1
+        self._batches += 1 + self._paused
+        self._paused = 0
         due = self._batches >= self._due
         if due:
-            self._due = self._batches + 1 if self._batches < EARLY else 2 * self._batches
+            self._due = self._batches + 1 if self._batches < self._alert else 2 * self._batches
         elif not self.held.moved():
             return False
+        return self._look(missed=self._batches - self._looked - 1 if due else 0)
+
+    def end_epoch(self) -> None:
+        """Look for generators, for what comes next may be made by other means."""
+        if self._paused:
+            self._look(missed=self._paused)
+
+    def _look(self, missed: int) -> bool:
         known = set(self.held.paths)
         new = self.refresh()
-        if self._batches > EARLY and due and (late := sorted(new - known)):
-            self._note(
-                f"{late[0]} is a random generator that was made after the first batches: some "
-                f"that came before may depend on the number of workers; make it in __init__, or "
-                f"{_ADVICE}"
-            )
+        self._looked = self._batches
+        if new:
+            self._alert = self._batches + _ALERT
+            self._due = self._batches + 1
+            if missed > 0 and (late := sorted(new - known)):
+                self._note(
+                    f"{late[0]} is a random generator that was made after the first batches: some "
+                    "that came before it was found may depend on the number of workers; make it "
+                    f"in __init__, or {_ADVICE}"
+                )
         return bool(new)
+
+    @property
+    def pause(self) -> int:
+        """Batches that need not begin and end here: there is nothing to compare in them."""
+        self._paused = 0 if self.held.has_places else max(0, self._due - self._batches - 1)
+        return self._paused
 
     def end_again(self) -> None:
         """Take notice of generators that are made anew in each batch: they need no seed of ours."""

@@ -98,6 +98,11 @@ class HeldGenerators:
         """Whether a search might find others now; it costs 50 ns for each place looked at."""
         return self._shape.changed()
 
+    @property
+    def has_places(self) -> bool:
+        """Whether there are attributes that :meth:`moved` compares."""
+        return bool(self._places)
+
     def moved(self) -> bool:
         """Whether an attribute holds another generator now; 60 ns for each."""
         for place, key, generator, _ in self._places:  # noqa: SIM110  any() takes twice as long

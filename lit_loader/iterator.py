@@ -228,6 +228,11 @@ class InProcessIterator(LoaderIterator[T_co]):
                 break
         return self._clocked(loader, start, number, batch)
 
+    def _end(self, start: EpochStart) -> StopIteration:
+        for note in [] if self._loader is None else self._loader.end_epoch():
+            self._host.tell(note)
+        return super()._end(start)
+
     def _clocked(self, loader: BatchLoader, start: EpochStart, number: int, batch: Any) -> T_co:
         """Pin the batch, and record what it has cost."""
         if self.observer is not None:

@@ -28,6 +28,7 @@ from lit_loader.tolerant_fetch import (
 
 __all__ = ["BatchLoader", "Parcel", "Recipe"]
 
+_FOR_EVER = 1 << 62
 _REPLACEMENTS = 0x4E72  # keeps the choice of replacements apart from what samples draw
 
 Empty = Callable[[Any, torch.dtype], "torch.Tensor | None"]
@@ -143,6 +144,7 @@ class BatchLoader:
         self._collates_into_slot = recipe.default_collation
         self._fetcher: Fetcher | None = None
         self._watch = watch
+        self._unwatched = 0  # batches until generators are looked for again
         self._rewind: Rewind | None = None
         self._rewound: HeldGenerators | None = None  # those that it takes back
         self._attempts = self._new_attempts()
@@ -155,6 +157,14 @@ class BatchLoader:
     def begin_epoch(self) -> None:
         """Take up an epoch: the next :meth:`load` iterates an iterable dataset anew."""
         self._fetcher = None
+
+    def end_epoch(self) -> list[str]:
+        """Give what the user is to be told at the end of an epoch."""
+        if self._watch is None or self._recipe.iterable or self._recipe.seeding == "worker":
+            return []
+        self._watch.end_epoch()
+        notes, self._watch.notes = self._watch.notes, []
+        return notes
 
     def take(
         self,
@@ -221,34 +231,10 @@ class BatchLoader:
             EndOfData: An iterable dataset has no more.
             Cancelled: The batch is no longer wanted.
         """
-        watch = self._watch
-        if watch is None:
-            watch = self._watch = self._recipe.watch()
-        again = not self._recipe.iterable and self._recipe.seeding != "worker"
-        if again:
-            watch.begin_batch()
-        task = (indices, number, epoch, seed, progress)
-        batch = self._load(*task, on_collate, empty)
-        if again and watch.end_batch():
-            # It has made a generator (on first use) that was not seeded for it.
-            batch = self._load(*task, None, None)
-            watch.end_again()
-        if watch.notes:
-            notes, watch.notes = tuple(watch.notes), []
-            parcel = batch if type(batch) is Parcel else Parcel(batch, None, False)
-            batch = parcel._replace(notes=notes)
-        return batch
-
-    def _load(
-        self,
-        indices: Any,
-        number: int,
-        epoch: int,
-        seed: int,
-        progress: Progress,
-        on_collate: Callable[[], None] | None,
-        empty: Empty | None,
-    ) -> Any:
+        if not self._unwatched:
+            task = (indices, number, epoch, seed, progress)
+            return self._load_watched(task, on_collate, empty)
+        self._unwatched -= 1
         recipe, begins = self._recipe, self._fetcher is None
         # At every batch: loaders with num_workers=0 may take turns in one process.
         reading.epoch, reading.shard = epoch, self._share
@@ -276,6 +262,30 @@ class BatchLoader:
             return self._parcel(batch, begins)
         return batch
 
+    def _load_watched(
+        self, task: tuple[Any, int, int, int, Progress], on_collate: Any, empty: Empty | None
+    ) -> Any:
+        """Do as :meth:`load` does, and look for generators that the batch has made."""
+        watch = self._watch
+        if watch is None:
+            watch = self._watch = self._recipe.watch()
+        again = not self._recipe.iterable and self._recipe.seeding != "worker"
+        if again:
+            watch.begin_batch()
+        self._unwatched = 1
+        batch = self.load(*task, on_collate, empty)
+        if again and watch.end_batch():
+            # It has made a generator (on first use) that was not seeded for it.
+            self._unwatched = 1
+            batch = self.load(*task)
+            watch.end_again()
+        self._unwatched = watch.pause if again else _FOR_EVER
+        if watch.notes:
+            notes, watch.notes = tuple(watch.notes), []
+            parcel = batch if type(batch) is Parcel else Parcel(batch, None, False)
+            batch = parcel._replace(notes=notes)
+        return batch
+
     def _parcel(self, batch: Any, begins: bool, omitted: bool = False) -> Parcel:
         state, ignores_share = None, False
         if isinstance(self._fetcher, IterableFetcher):
@@ -291,8 +301,9 @@ class BatchLoader:
         set_epoch = getattr(self._recipe.dataset, "set_epoch", None)
         if callable(set_epoch):
             set_epoch(epoch)
-            if not self._recipe.iterable:
-                self._generators.begin_batch()
+            if self._watch is not None and not self._recipe.iterable:
+                self._watch.begin_batch()
+                self._unwatched = 0
 
     def _reseed_batch(self, number: int) -> None:
         recipe = self._recipe
@@ -306,7 +317,7 @@ class BatchLoader:
     def _reseed(self, seed: int) -> None:
         """Set every generator that the dataset may draw from."""
         seed_globals(seed)
-        self._generators.held.reseed(seed)
+        self._watch.held.reseed(seed)  # type: ignore[union-attr]
         if self._recipe.reseed_fn is not None:
             self._recipe.reseed_fn(self._recipe.dataset, seed)
 
@@ -362,7 +373,8 @@ class BatchLoader:
         return Attempts(recipe.tolerance, before=self._mark, undo=self._back)
 
     def _mark(self, index: Any) -> None:
-        held = self._generators.held
+        assert self._watch is not None
+        held = self._watch.held
         if self._rewind is None or self._rewound is not held:
             self._rewind, self._rewound = Rewind(held.states), held
         self._rewind.mark()
@@ -370,11 +382,6 @@ class BatchLoader:
     def _back(self) -> None:
         assert self._rewind is not None
         self._rewind.back()
-
-    @property
-    def _generators(self) -> GeneratorWatch:
-        assert self._watch is not None
-        return self._watch
 
     def _replacement_seed(self, index: Any) -> int:
         return sample_seed(extend(self._epoch_seed, _REPLACEMENTS), index)

@@ -21,8 +21,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lit_loader import DataLoader
+from lit_loader import DataLoader, generator_watch
 from lit_loader.board import Progress
+from lit_loader.generator_watch import EARLY, GeneratorWatch
+from lit_loader.generators import find_generators
 from lit_loader.loading import BatchLoader
 from lit_loader.streams import preserved
 
@@ -259,3 +261,125 @@ def test_batches_do_not_depend_on_who_made_what_before(kind: str, seeding: str) 
     assert epoch(KINDS[kind](), 0, backwards=True, seeding=seeding) == expected
     LazyOnTheClass.rngs.clear()
     assert epoch(KINDS[kind](), 3, seeding=seeding) == expected
+
+
+def test_a_generator_that_was_found_late_is_told() -> None:
+    class Late(Drawing):
+        rng: Any = None
+
+        def draw(self, index: int) -> float:
+            if index >= BATCH * (EARLY + 2):
+                self.rng = self.rng or random.Random(1)
+            return 0.0 if self.rng is None else self.rng.random()
+
+    with (
+        DataLoader(Late(), batch_size=BATCH) as loader,
+        pytest.warns(UserWarning, match=r"Late\.rng is a random generator that was made after"),
+    ):
+        list(loader)
+        list(loader)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_the_search_has_left_out_is_told_once(workers: int) -> None:
+    deep = Inside(lambda rng: functools.partial(float, 0))
+    inner: Any = [random.Random(1)]
+    for _ in range(20):
+        inner = [inner]
+    deep.inner = inner  # type: ignore[attr-defined]
+    with (
+        DataLoader(deep, batch_size=BATCH, num_workers=workers) as loader,
+        pytest.warns(UserWarning, match="has not looked into Inside.inner") as caught,
+    ):
+        list(loader)
+        list(loader)
+    assert len(caught) == 1
+    assert "pass reseed_fn" in str(caught[0].message)
+    with DataLoader(deep, batch_size=BATCH, reseed_fn=lambda dataset, seed: None) as loader:
+        list(loader)
+
+
+@pytest.mark.parametrize("items", [[Lazy() for _ in range(10_001)], list(range(100_000))])
+def test_of_long_lists_only_those_that_hold_more_than_data_are_told(items: list[Any]) -> None:
+    for item in items:
+        if isinstance(item, Lazy):
+            item.rng = random.Random(1)
+    watch = GeneratorWatch(argparse.Namespace(items=items))
+    assert len(watch.notes) == isinstance(items[0], Lazy)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_system_randomness_is_told(workers: int) -> None:
+    dataset = Inside(lambda rng: random.SystemRandom().random)
+    with (
+        DataLoader(dataset, batch_size=BATCH, num_workers=workers) as loader,
+        pytest.warns(UserWarning, match=r"Inside\.get\.__self__ is a random\.SystemRandom"),
+    ):
+        list(loader)
+
+
+def test_a_dataset_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    searches = []
+
+    def counted(*roots: Any, **options: Any) -> Any:
+        searches.append(roots)
+        return find_generators(*roots, **options)
+
+    monkeypatch.setattr(generator_watch, "find_generators", counted)
+    dataset = Counting()
+    with DataLoader(dataset, batch_size=BATCH) as loader:
+        for _ in range(5):
+            list(loader)
+        assert len(searches) == 1
+        dataset.transform = Lazy()
+        dataset.transform.rng = random.Random(1)
+        first = [batch.tolist() for batch in loader]
+        assert len(searches) == 2
+        loader.set_epoch(5)
+        assert [batch.tolist() for batch in loader] == first
+        loader.collate_fn = torch.stack
+        list(loader)
+        assert len(searches) == 3
+
+
+class Counting(Drawing):
+    """Keeps accounts of its samples, in attributes that change all the time."""
+
+    transform: Any = None
+
+    def __init__(self) -> None:
+        self.count, self.last, self.seen = 0, torch.zeros(1), [(0, "x")]
+
+    def draw(self, index: int) -> float:
+        self.count += 1
+        self.last, self.size = torch.tensor([index]), (index, [index])
+        self.seen.append((index, "y"))
+        return 0.0 if self.transform is None else float(self.transform.draw(index))
+
+
+def test_samples_are_read_again_only_where_a_generator_was_made() -> None:
+    dataset = Counting()
+    list(DataLoader(dataset, batch_size=BATCH))
+    assert dataset.count == LENGTH
+    dataset.transform, dataset.count = Lazy(), 0
+    list(DataLoader(dataset, batch_size=BATCH))
+    assert dataset.count == LENGTH + BATCH
+
+
+def test_a_failed_attempt_spawns_nothing() -> None:
+    class Flaky(Drawing):
+        def __init__(self, times: int) -> None:
+            self.rng, self.times = np.random.default_rng(1), times
+
+        def draw(self, index: int) -> float:
+            value = self.rng.spawn(1)[0].random()
+            if index == 3 and self.times:
+                self.times -= 1
+                raise OSError
+            return float(value)
+
+    def run(times: int) -> list[Any]:
+        loader = DataLoader(Flaky(times), 4, seed=1, sample_retries=3, retry_backoff=0)
+        return [batch.tolist() for batch in loader]
+
+    assert run(2) == run(0)
