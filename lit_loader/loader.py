@@ -26,7 +26,7 @@ from lit_loader.config import LoaderConfig
 from lit_loader.device_copy import DeviceCopy, Move
 from lit_loader.epochs import Epochs
 from lit_loader.errors import OptionError, StateError
-from lit_loader.exactness import ExactnessCheck, made_by_pool, made_here
+from lit_loader.exactness_check import ExactnessCheck, made_by_pool, made_here
 from lit_loader.fingerprint import Fingerprint, told
 from lit_loader.generator_watch import GeneratorWatch
 from lit_loader.iterator import EpochStart, InProcessIterator, LoaderIterator

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import lit_loader
 from lit_loader import DataLoader, ExactnessWarning, LoaderConfig, OptionError
-from lit_loader.exactness import digest
+from lit_loader.exactness_check import digest
 
 LENGTH = 20
 

@@ -40,7 +40,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("under_way",),
     # the iterator with workers, and the workers that outlive one
     ("multiprocess",),
-    ("exactness", "persistent"),
+    ("exactness_check", "persistent"),
     # the public face
     ("loader",),
     ("callbacks", "loop_watch", "predict"),
