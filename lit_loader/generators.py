@@ -158,6 +158,8 @@ def find_generators(*roots: object, apart_from: Iterable[object] = ()) -> HeldGe
         if kind is Cut:
             held.cuts.append(f"{value.what} in {path}")
             continue
+        if calls and depth > MAX_DEPTH // 2:
+            continue  # what a library keeps for itself may lead anywhere
         if depth > MAX_DEPTH or looked > (MAX_OBJECTS if queue is values else 2 * MAX_OBJECTS):
             if not calls and not (held.cuts and depth <= MAX_DEPTH):
                 what = "more than so many steps deep" if depth > MAX_DEPTH else "among so many"

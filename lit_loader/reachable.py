@@ -320,7 +320,7 @@ def _of_function(function: types.FunctionType, calls: int, shape: Shape) -> Iter
         yield from _given(function, calls, shape)
         return
     package = root if _is_library(root) else ""
-    inner = calls + 1 if package else 0
+    inner = calls + 1 if package else calls
     if inner > LIBRARY_CALLS + 1:
         return
     yield from _given(function, calls, shape)
@@ -363,6 +363,7 @@ def _of_module(
     root = module.__name__.partition(".")[0]
     if root in _CLOSED or (package and root != package):
         return
+    calls = max(calls, _is_library(root))  # a library's own objects are not the user's to mend
     names = attributes & namespace.keys()
     shape.note_names(namespace, names)
     for name in sorted(names):
