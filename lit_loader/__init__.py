@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from lit_loader.context import get_epoch, get_shard
     from lit_loader.datamodule import LoaderDataModule
     from lit_loader.errors import (
+        ExactnessWarning,
         LitLoaderError,
         LoaderError,
         OptionError,
@@ -43,6 +44,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "DataLoader",
+    "ExactnessWarning",
     "LitLoaderError",
     "LoaderConfig",
     "LoaderDataModule",
@@ -76,6 +78,7 @@ __all__ = [
 
 _MODULE_OF = {
     "DataLoader": "lit_loader.loader",
+    "ExactnessWarning": "lit_loader.errors",
     "LitLoaderError": "lit_loader.errors",
     "LoaderConfig": "lit_loader.config",
     "LoaderDataModule": "lit_loader.datamodule",

@@ -16,8 +16,8 @@
   first item; so the state is that of the batch before, which is drawn again. One that has a
   ``generator`` of
   its own goes on with it from epoch to epoch, as with torch's loader; its state at the epoch's
-  start (3.2 KB) is then part of the position. Other generators that a sampler holds must be
-  handled by its own ``state_dict`` or ``set_epoch``.
+  start (3.2 KB) is then part of the position. So are the other
+  generators and the counters of a sampler without ``state_dict`` (`lit_loader.sampler_memory`).
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ from lit_loader.errors import OptionError, StateError
 from lit_loader.fingerprint import Fingerprint, told
 from lit_loader.places import short_repr
 from lit_loader.restoring import resuming
+from lit_loader.sampler_memory import SamplerMemory
 from lit_loader.sampler_state import pack_generator, unpack_generator
 from lit_loader.sampling import (
     CHUNK,
@@ -97,6 +98,7 @@ class BatchPlan:
         seed: Base seed, or a function that gives it at the start of an epoch; the same one that
             the `ShuffledSampler` has.
         watched: A sampler that programs may tell the epoch instead of this one, or None.
+        dataset: The dataset; what samplers hold of it is not theirs.
 
     Raises:
         OptionError: A sampler tells of itself what cannot be part of a state, or a batch sampler
@@ -112,6 +114,7 @@ class BatchPlan:
         shard: Shard | None = None,
         seed: Seed = 0,
         watched: Any = None,
+        dataset: Any = None,
     ) -> None:
         self.source: Any = sampler if batch_sampler is None else batch_sampler
         self.batched = batch_sampler is not None
@@ -134,6 +137,7 @@ class BatchPlan:
             self.rank, self.num_replicas = distributed.rank, distributed.num_replicas
         if watched is not None:
             self._owners.append(watched)
+        self.memory = SamplerMemory(() if is_stateful(self.drawn_from) else self._owners, dataset)
         self._epochs_seen = [0] * len(self._owners)
         self.between = False
         """Whether a user's sampler has come to an epoch's end, and not been drawn from since."""
@@ -281,6 +285,8 @@ class BatchPlan:
         state: dict[str, Any] = {}
         if generator := self.generator():
             state["generator"] = pack_generator(generator)
+        if (carried := self.memory.note(generator)) is not None:
+            state["carried"] = carried
         return state | (self.place_between() if between else {}) or None
 
     def place_between(self) -> dict[str, Any]:
@@ -311,7 +317,7 @@ class BatchPlan:
             if isinstance(owner, EpochOrder):
                 owner.epoch, owner.requested_epoch = epoch, None
             elif callable(getattr(owner, "set_epoch", None)):
-                owner.set_epoch(epoch)
+                self.memory.announce(owner, epoch)
                 self._epochs_seen[number] = epoch
 
     def generator(self) -> torch.Generator | None:
@@ -376,11 +382,12 @@ class EpochBatches(Iterator[Any]):
 
     def _run(self) -> Iterator[Any]:
         with self._resuming() if self._resumed else _NOTHING:
+            self._begin_memory()
             self._plan.announce(self._epoch)
         given, plan = self._given, self._plan
         at_its_place = given.keys() & _PARTS and not given.keys() & {_BEHIND, _BETWEEN}
         if at_its_place and plan.is_end(self.position):
-            self.rewind()
+            self._begin_generator()
             self._bring_to_end()
             return
         own = isinstance(plan.source, EpochOrder)
@@ -434,7 +441,7 @@ class EpochBatches(Iterator[Any]):
             self._given = given = {key: given[key] for key in given.keys() - {*_PARTS, _BEHIND}}
         if _BETWEEN in given:
             self._bring_to_end()
-        self.rewind()
+        self._begin_generator()
         source, isolated = _reproducible(plan.source, seed)
         items: Iterator[Any] | None = None
         head: list[Any] = list(given.get("head", ()))
@@ -482,6 +489,29 @@ class EpochBatches(Iterator[Any]):
         return resuming(self._plan.source, "batch_sampler" if self._plan.batched else "sampler")
 
     def rewind(self) -> None:
+        """Bring a sampler to where it was when the epoch began."""
+        self._begin_memory()
+        self._begin_generator()
+
+    def _begin_memory(self) -> None:
+        """Bring a sampler's other generators, and its counters, to where they were; note them."""
+        plan, carried = self._plan, self._given.get("carried")
+        if carried is None:
+            carried = plan.memory.note(plan.generator())
+        else:
+            for _ in range(2):
+                if plan.memory.restore(carried, plan.generator()):
+                    break
+                # Generators that the sampler makes on first use: it is used, and brought back.
+                with preserved():
+                    seed_globals(0)
+                    next(iter(plan.source), None)
+            else:
+                raise _unfit(plan.source, "other generators")
+        if carried is not None:
+            self._kept["carried"] = carried
+
+    def _begin_generator(self) -> None:
         """Bring a sampler's own generator to where it was when the epoch began, and note that."""
         generator, packed = self._plan.generator(), self._given.get("generator")
         if generator is not None:
@@ -496,6 +526,8 @@ class EpochBatches(Iterator[Any]):
         given, cuts = self._given, type(source) is BatchSampler
         inner = source.sampler if cuts else source
         self._opened = self._open_at(inner, {} if _BETWEEN in given else given)
+        if self._opened.stateful:
+            self._kept.pop("carried", None)  # that is for it to remember
         if "head" in given:
             self._kept["head"] = list(given["head"])
         items = self._opened.iterator

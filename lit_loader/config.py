@@ -99,6 +99,10 @@ class LoaderConfig:
             batch_sampler, no seeding="worker"). What they made is dropped if that epoch, seed or
             position is not what comes next. False for datasets that are changed between epochs
             through memory shared with the workers.
+        check_exactness: So many of the first batches are made again (in another process, where
+            there are workers) after others, and a difference is told in one warning: what their
+            bytes hang on is not a function of seed and index. Their samples are read twice. 0:
+            none. For a test run, or for the first of many.
 
     Raises:
         OptionError: An option or a combination is refused; the message is one line.
@@ -134,6 +138,7 @@ class LoaderConfig:
     transient_errors: Sequence[type[Exception] | str] | None = None
     memory_budget: int | None = None
     prefetch_next_epoch: bool = True
+    check_exactness: int = 0
 
     def __post_init__(self) -> None:
         for name, check in _CHECKS.items():
@@ -173,6 +178,12 @@ class LoaderConfig:
             raise OptionError(
                 "sampler decides the order itself: leave shuffle at None, got shuffle=True and "
                 f"sampler={_short(self.sampler)}"
+            )
+        if self.check_exactness and self.seeding == "worker":
+            raise OptionError(
+                "check_exactness needs batches that do not depend on who makes them: set seeding "
+                f"to 'batch' or 'sample', got check_exactness={self.check_exactness} and "
+                "seeding='worker'"
             )
         if self.batch_size is None and self.drop_last:
             raise OptionError(
@@ -475,4 +486,5 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "transient_errors": _or_none(_exceptions),
     "memory_budget": _or_none(functools.partial(_whole, low=1, of="(bytes) ")),
     "prefetch_next_epoch": _flag,
+    "check_exactness": functools.partial(_whole, low=0),
 }

@@ -92,7 +92,7 @@ class Epochs:
 
         Where the sampler really is depends on how far ahead of the consumer it was drawn from.
         """
-        if not position.ended and _only_a_generator(position.sampler):
+        if not position.ended and _is_replayed(position.sampler):
             self._leave(position)
 
     def _leave(self, position: Position) -> None:
@@ -106,7 +106,7 @@ class Epochs:
         if self._plan is None or position.sampler is None:
             return
         given_out = position.delivered
-        if _only_a_generator(position.sampler) and not self._plan.is_end(given_out):
+        if _is_replayed(position.sampler) and not self._plan.is_end(given_out):
             drawn = self._plan.batches(position.epoch, max(0, given_out - 1), position.sampler)
             if given_out:
                 next(drawn, None)
@@ -166,6 +166,6 @@ class Epochs:
         return self._epoch_start(requested) if now.ended else now
 
 
-def _only_a_generator(sampler: Any) -> bool:
-    """Whether all that a sampler must remember is where its generator was."""
-    return sampler is not None and sampler.keys() == {"generator"}
+def _is_replayed(sampler: Any) -> bool:
+    """Whether all that a sampler must remember is where its generators and counters were."""
+    return bool(sampler) and sampler.keys() <= {"generator", "carried"}

@@ -13,6 +13,7 @@
         ├── TransportError (TypeError)  a batch or dataset holds something that cannot be carried
         └── PinMemoryError              the pin-memory thread is gone
 
+    ExactnessWarning (UserWarning)         a batch made again is another one
     WorkerRestartWarning (RuntimeWarning)  a worker was replaced and nothing is lost
 
 An exception that user code raised in a worker keeps its own type: ``except KeyError`` around the
@@ -25,6 +26,7 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = [
+    "ExactnessWarning",
     "LitLoaderError",
     "LoaderError",
     "OptionError",
@@ -87,6 +89,10 @@ class TransportError(LoaderError, TypeError):
 
 class PinMemoryError(LoaderError):
     """The pin-memory thread ended before the epoch did."""
+
+
+class ExactnessWarning(UserWarning):
+    """A batch that was made again, for ``check_exactness``, had other bytes than at first."""
 
 
 class WorkerRestartWarning(RuntimeWarning):

@@ -6,41 +6,34 @@ workers that pull their tasks such a generator would make results depend on who 
 
 from __future__ import annotations
 
-import dis
 import functools
 import hashlib
 import random
-import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import numpy as np
 import torch
 
+from lit_loader.reachable import Cut, Shape, is_leaf, leads
 from lit_loader.seeding import derive
 
-__all__ = ["HeldGenerators", "MAX_DEPTH", "MAX_ITEMS", "MAX_OBJECTS", "find_generators"]
+__all__ = ["HeldGenerators", "MAX_DEPTH", "MAX_OBJECTS", "find_generators"]
 
 MAX_DEPTH = 16
 """Steps (attribute, item, closure cell, ...) that are followed from a root."""
 
-MAX_OBJECTS = 10_000
-"""Objects that are looked into, breadth first: 20 to 50 ms at worker start at the worst."""
+MAX_OBJECTS = 20_000
+"""Objects that are looked into, breadth first, data before code; as much again of code. The search
+takes 1 to 5 us for each."""
 
-MAX_ITEMS = 256
-"""Containers with more items than this are not looked into: they hold data, not transforms."""
-
-_LEAVES = (str, bytes, bytearray, int, float, complex, type(None), type, types.ModuleType)
-_ARRAYS = (torch.Tensor, np.ndarray, np.generic)
 _GLOBALS: tuple[Any, ...] = (
     random.seed.__self__,  # type: ignore[attr-defined]
     np.random.mtrand._rand,
     torch.default_generator,
 )
-# Their objects (locks, loggers, queues, ...) lead far away and hold no generator of the user's.
-_OPAQUE = frozenset(sys.stdlib_module_names) - {"types"} | {"numpy"}
 _Reseed = Callable[[int], object]
 
 
@@ -49,22 +42,77 @@ class HeldGenerators:
 
     Attributes:
         paths: Where each was found first, such as ``Digits.transform.rng``, sorted.
-        complete: Whether the search ended by itself and not at one of its limits of depth or
-            number of objects.
         generators: The generators themselves, in the order of ``paths``.
+        cuts: Where the search ended at one of its limits, in words; empty: it ended by itself.
+        unseedable: Paths of generators that no seed determines (``random.SystemRandom``).
     """
 
-    def __init__(self, found: dict[str, list[tuple[Any, _Reseed]]], complete: bool) -> None:
+    def __init__(self) -> None:
+        self.paths: list[str] = []
+        self.generators: list[Any] = []
+        self.cuts: list[str] = []
+        self.unseedable: list[str] = []
+        self._reseeds: list[tuple[int, _Reseed]] = []
+        self._places: list[tuple[dict[Any, Any], Any, Any, str]] = []
+        self._shape = Shape()
+
+    def note_place(self, parent: Any, generator: Any, path: str) -> None:
+        """Note the attribute (or the item of a dict) that a generator was found in."""
+        place = parent
+        if type(parent) is not dict:
+            try:
+                place = object.__getattribute__(parent, "__dict__")
+            except AttributeError:
+                return
+        if type(place) is dict:
+            for key, value in place.items():
+                if value is generator:
+                    self._places.append((place, key, generator, path))
+
+    def take(self, found: dict[str, list[tuple[Any, _Reseed]]], shape: Shape) -> None:
+        """Take what a search has found, and the places that it has looked at."""
         pairs = [(path, *pair) for path in sorted(found) for pair in found[path]]
         self.paths = [path for path, _, _ in pairs]
-        self.complete = complete
         self.generators = [generator for _, generator, _ in pairs]
         # By path and not by number: what else is found must not change a generator's stream.
         self._reseeds = [(_hash(path), reseed) for path, _, reseed in pairs]
+        self._shape = shape
+        shape.take()
+
+    @property
+    def states(self) -> list[Any]:
+        """All that a draw changes: the generators, and the seed sequences that they spawn from."""
+        sequences = (getattr(generator, "seed_seq", None) for generator in self.generators)
+        return [*self.generators, *(each for each in sequences if each is not None)]
+
+    @property
+    def complete(self) -> bool:
+        """Whether the search ended by itself and not at one of its limits."""
+        return not self.cuts
 
     def __len__(self) -> int:
         """Give the number of generators found."""
         return len(self._reseeds)
+
+    def outdated(self) -> bool:
+        """Whether a search might find others now; it costs 50 ns for each place looked at."""
+        return self._shape.changed()
+
+    @property
+    def has_places(self) -> bool:
+        """Whether there are attributes that :meth:`moved` compares."""
+        return bool(self._places)
+
+    def moved(self) -> bool:
+        """Whether an attribute holds another generator now; 60 ns for each."""
+        for place, key, generator, _ in self._places:  # noqa: SIM110  any() takes twice as long
+            if place.get(key) is not generator:
+                return True
+        return False
+
+    def without_places(self, paths: Collection[str]) -> None:
+        """Let :meth:`moved` pass over some of the attributes."""
+        self._places = [place for place in self._places if place[3] not in paths]
 
     def reseed(self, seed: int) -> None:
         """Reseed each generator in place, with a stream of its own derived from ``seed``.
@@ -76,44 +124,71 @@ class HeldGenerators:
             reseed(derive(seed, name))
 
 
-def find_generators(*roots: object) -> HeldGenerators:
+def find_generators(*roots: object, apart_from: Iterable[object] = ()) -> HeldGenerators:
     """Find the random generators that objects hold or functions use.
 
-    Looked into: attributes (``__dict__``, ``__slots__``, class attributes), items of lists, tuples,
-    deques, dicts and sets, ``functools.partial``, bound methods, and of functions closures,
-    defaults and the global names that they and methods of the objects' classes load. No code of
-    the user is run: no property, no ``__getattr__``. Not looked into: tensors, arrays, modules,
-    objects of the standard library and of NumPy, containers of more than `MAX_ITEMS` items.
+    Looked into: attributes (``__dict__``, ``__slots__``, class attributes), items of containers and
+    of arrays of objects, what the standard library's and NumPy's objects hold (partial functions,
+    caches, iterators, `UserDict`, ...), and of functions closures, defaults, the global names that
+    they load and the attributes of modules and classes that they name. No code of the user's is
+    run: no property, no ``__getattr__``. What is left out is said in `lit_loader.reachable`.
 
-    Found: ``numpy.random.Generator``, ``BitGenerator`` and ``RandomState``, ``torch.Generator``,
-    ``random.Random``, and what derives from them; not the three global ones. Members of a set have
-    no order that two processes agree on, so they share a path, and thereby their seeds.
+    Found: ``numpy.random.Generator``, ``BitGenerator``, ``RandomState`` and ``SeedSequence``,
+    ``torch.Generator``, ``random.Random``, and what derives from them; not the three global ones.
+    Members of a set have no order that two processes agree on, so they share a path, and thereby
+    their seeds.
 
     Args:
         *roots: The dataset, the collate_fn, ...
+        apart_from: Objects that are not looked into.
     """
     found: dict[str, list[tuple[Any, _Reseed]]] = {}
-    complete = True
-    queue = deque((root, getattr(type(root), "__name__", "?"), 0) for root in roots)
+    held, shape = HeldGenerators(), Shape()
+    # What objects hold comes before what their code uses: that may lead far.
+    values: deque[_Entry] = deque((root, _name(root), 0, 0, None) for root in roots)
+    code: deque[_Entry] = deque()
     # Objects made on the way (bound methods, say) must live on, or another would get their id.
-    seen: dict[int, object] = {id(known): known for known in _GLOBALS}
-    while queue:
-        value, path, depth = queue.popleft()
-        kind = type(value)
-        if issubclass(kind, _LEAVES) or issubclass(kind, _ARRAYS) or id(value) in seen:
+    seen: dict[int, object] = {id(known): known for known in (*_GLOBALS, *apart_from)}
+    looked = 0
+    while queue := values or code:
+        value, path, depth, calls, parent = queue.popleft()
+        if is_leaf(value) or id(value) in seen:
             continue
-        if depth > MAX_DEPTH or len(seen) > MAX_OBJECTS:
-            complete = False
+        kind = type(value)
+        if kind is Cut:
+            held.cuts.append(f"{value.what} in {path}")
+            continue
+        if calls and depth > MAX_DEPTH // 2:
+            continue  # what a library keeps for itself may lead anywhere
+        if depth > MAX_DEPTH or looked > (MAX_OBJECTS if queue is values else 2 * MAX_OBJECTS):
+            if not calls and not (held.cuts and depth <= MAX_DEPTH):
+                what = "more than so many steps deep" if depth > MAX_DEPTH else "among so many"
+                held.cuts.append(f"{path} ({what})")
             continue
         seen[id(value)] = value
+        looked += 1
         if issubclass(kind, np.random.Generator):
-            queue.appendleft((value.bit_generator, path, depth))  # type: ignore[attr-defined]
+            held.note_place(parent, value, path)
+            values.appendleft((value.bit_generator, path, depth, calls, None))
         elif (reseed := _reseeder(value)) is not None:
+            held.note_place(parent, value, path)
             found.setdefault(path, []).append((value, reseed))
+            if issubclass(kind, random.SystemRandom) and not calls:
+                held.unseedable.append(path)
         else:
-            for step, child in _children(value, kind, seen):
-                queue.append((child, path + step, depth + 1))
-    return HeldGenerators(found, complete)
+            for step, child, inner in leads(value, calls, shape, seen):
+                entry = (child, path + step, depth + 1, inner, value)
+                (code if issubclass(type(child), _CODE) else values).append(entry)
+    held.take(found, shape)
+    return held
+
+
+_Entry = tuple[Any, str, int, int, Any]
+_CODE = (type, types.FunctionType, property, staticmethod, classmethod)
+
+
+def _name(root: object) -> str:
+    return getattr(type(root), "__name__", "?")
 
 
 def _reseeder(value: Any) -> _Reseed | None:
@@ -123,6 +198,8 @@ def _reseeder(value: Any) -> _Reseed | None:
         return value.manual_seed  # type: ignore[no-any-return]
     if issubclass(kind, random.Random):
         return value.seed  # type: ignore[no-any-return]
+    if issubclass(kind, np.random.SeedSequence):
+        return functools.partial(np.random.SeedSequence.__init__, value)
     if issubclass(kind, np.random.BitGenerator):
         return functools.partial(_reseed_bits, value)
     if issubclass(kind, np.random.RandomState):
@@ -132,6 +209,11 @@ def _reseeder(value: Any) -> _Reseed | None:
 
 def _reseed_bits(bits: Any, seed: int) -> None:
     bits.state = type(bits)(seed).state
+    # What spawn() gives depends on how often it was called, which the seed sequence counts. Its
+    # constructor begins anew; who does not know it (NumPy < 1.25) has no spawn().
+    sequence = getattr(bits, "seed_seq", None)
+    if type(sequence) is np.random.SeedSequence:
+        sequence.__init__(seed)  # type: ignore[misc]
 
 
 def _reseed_random_state(generator: np.random.RandomState, seed: int) -> None:
@@ -141,86 +223,6 @@ def _reseed_random_state(generator: np.random.RandomState, seed: int) -> None:
         kind = generator.get_state(legacy=False)["bit_generator"]
         fresh = np.random.RandomState(getattr(np.random, kind)(seed))
         generator.set_state(fresh.get_state(legacy=False))
-
-
-def _children(value: Any, kind: type, seen: dict[int, object]) -> Iterator[tuple[str, Any]]:
-    if issubclass(kind, (list, tuple, deque)):
-        if len(value) <= MAX_ITEMS:
-            yield from ((f"[{number}]", item) for number, item in enumerate(value))
-    elif issubclass(kind, dict):
-        if dict.__len__(value) <= MAX_ITEMS:
-            for number, (key, item) in enumerate(dict.items(value)):
-                yield f"[{key!r}]" if type(key) in (str, int) else f"[{number}]", item
-    elif issubclass(kind, (set, frozenset)):
-        if len(value) <= MAX_ITEMS:
-            yield from (("{}", item) for item in value)
-    elif issubclass(kind, functools.partial):
-        yield from ((".func", value.func), (".args", value.args), (".keywords", value.keywords))
-    elif kind is types.FunctionType:
-        yield from _function_children(value)
-    elif kind is types.MethodType:
-        yield from ((".__self__", value.__self__), (".__func__", value.__func__))
-    elif kind is types.BuiltinFunctionType:  # rng.normal, say
-        yield ".__self__", value.__self__
-    if kind.__module__.partition(".")[0] not in _OPAQUE:
-        yield from _attributes(value, kind)
-        for base in kind.__mro__:
-            root = base.__module__.partition(".")[0]
-            if id(base) not in seen and root not in _OPAQUE and root != "torch":
-                seen[id(base)] = base
-                yield from _class_children(base)
-
-
-def _attributes(value: Any, kind: type) -> Iterator[tuple[str, Any]]:
-    try:
-        attributes = object.__getattribute__(value, "__dict__")
-    except AttributeError:
-        attributes = None
-    if type(attributes) is dict:
-        yield from ((f".{name}", item) for name, item in list(attributes.items()))
-    for base in kind.__mro__:
-        if "__slots__" in base.__dict__:
-            for name, slot in base.__dict__.items():
-                if type(slot) is types.MemberDescriptorType:
-                    try:
-                        yield f".{name}", slot.__get__(value, kind)
-                    except AttributeError:
-                        continue  # never assigned
-
-
-def _class_children(kind: type) -> Iterator[tuple[str, Any]]:
-    for name, member in kind.__dict__.items():
-        if isinstance(member, (staticmethod, classmethod)):
-            member = member.__func__
-        elif isinstance(member, property):
-            member = member.fget
-        if name not in ("__dict__", "__weakref__"):
-            yield f".{name}", member
-
-
-def _function_children(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    if function.__module__ and function.__module__.partition(".")[0] in (*_OPAQUE, "torch"):
-        return
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            yield f"<{name}>", cell.cell_contents
-        except ValueError:
-            continue  # never assigned
-    yield "<defaults>", function.__defaults__
-    yield "<defaults>", function.__kwdefaults__
-    yield "", function.__dict__
-    for name in _global_names(function.__code__):
-        if name in function.__globals__:
-            yield f"<global {name}>", function.__globals__[name]
-
-
-def _global_names(code: types.CodeType) -> list[str]:
-    """Give the global names that a function, or one defined in it, loads."""
-    names = {i.argval for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL"}
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names.update(_global_names(constant))
-    return sorted(names)
 
 
 def _hash(path: str) -> int:

@@ -19,6 +19,7 @@ from lit_loader.errors import WorkerError
 from lit_loader.failure import describe_batch
 from lit_loader.fetch import EndOfData
 from lit_loader.generator_lock import turn
+from lit_loader.generator_watch import GeneratorWatch
 from lit_loader.loading import BatchLoader, Parcel, Recipe
 from lit_loader.position import EpochPosition
 from lit_loader.recorder import Recorder
@@ -70,8 +71,14 @@ class Host(Protocol):
     def recipe(self) -> Recipe:
         """What a batch is made by."""
 
+    def generators(self, recipe: Recipe) -> GeneratorWatch:
+        """What is known of the generators that a recipe's dataset holds in this process."""
+
     def begin_epoch(self) -> EpochStart:
         """Begin the epoch that comes next."""
+
+    def tell(self, note: str) -> None:
+        """Learn what the user is to be told, once."""
 
     def warn_of_ignored_share(self) -> None:
         """Learn that an iterable dataset gives every reader the same samples."""
@@ -80,12 +87,28 @@ class Host(Protocol):
         """Learn that an iterable dataset gives more samples than its length says."""
 
 
+class BatchObserver(Protocol):
+    """What is shown an epoch's first batches."""
+
+    done: bool
+    """Whether it has seen enough."""
+
+    def note(self, start: EpochStart, number: int, indices: Any, batch: Any) -> None:
+        """See a batch that is about to be given out."""
+
+    def finish(self) -> None:
+        """Learn that the epoch is over."""
+
+
 class LoaderIterator(Generic[T_co]):
     """What ``iter(loader)`` gives: an iterator over an epoch's batches.
 
     Attributes:
         sample_errors: The samples of the epoch that could not be read, so far.
+        observer: Is shown the batches, as long as it is not done; None for most.
     """
+
+    observer: BatchObserver | None = None
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -135,8 +158,17 @@ class LoaderIterator(Generic[T_co]):
     def _end(self, start: EpochStart) -> StopIteration:
         """Note that the epoch is over; returns what is to be raised."""
         self._ended = True
+        if self.observer is not None:
+            self.observer.finish()
         start.position.end()
         return StopIteration()
+
+    def _show(self, start: EpochStart, number: int, indices: Any, batch: Any) -> None:
+        """Show the observer a batch."""
+        assert self.observer is not None
+        self.observer.note(start, number, indices, batch)
+        if self.observer.done:
+            self.observer = None
 
     def _note_errors(self, number: int, parcel: Parcel) -> None:
         """Note what was wrong with a batch that is given out or omitted now."""
@@ -144,6 +176,8 @@ class LoaderIterator(Generic[T_co]):
         recorder.sample_errors += len(parcel.errors)
         recorder.sample_retries += parcel.retries
         self.sample_errors.record(number, parcel.errors, parcel.retries)
+        for note in parcel.notes:
+            self._host.tell(note)
 
     def _count(self, samples: int) -> None:
         """Note the samples of a batch of an iterable dataset that is about to be given out."""
@@ -211,8 +245,15 @@ class InProcessIterator(LoaderIterator[T_co]):
                 break
         return self._clocked(loader, start, number, batch)
 
+    def _end(self, start: EpochStart) -> StopIteration:
+        for note in [] if self._loader is None else self._loader.end_epoch():
+            self._host.tell(note)
+        return super()._end(start)
+
     def _clocked(self, loader: BatchLoader, start: EpochStart, number: int, batch: Any) -> T_co:
         """Pin the batch, and record what it has cost."""
+        if self.observer is not None:
+            self._show(start, number, self._task, batch)
         made = given = time.monotonic_ns()
         if self._pin is not None:
             batch = self._pin(batch)
@@ -283,7 +324,7 @@ class InProcessIterator(LoaderIterator[T_co]):
 
     def _begin(self, start: EpochStart) -> BatchLoader:
         recipe = self._recipe()
-        loader = self._loader = BatchLoader(recipe)
+        loader = self._loader = BatchLoader(recipe, watch=self._host.generators(recipe))
         self._draws = not loader.reads_table
         if recipe.seeding == "worker":
             self._streams = OwnStreams(start.seed)  # those of a single worker

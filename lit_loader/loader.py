@@ -40,9 +40,11 @@ from lit_loader.config import LoaderConfig
 from lit_loader.device_copy import DeviceCopy, Move
 from lit_loader.epochs import Epochs
 from lit_loader.errors import OptionError, StateError
+from lit_loader.exactness_check import ExactnessCheck, made_by_pool, made_here
 from lit_loader.fingerprint import Fingerprint, told
+from lit_loader.generator_watch import GeneratorWatch
 from lit_loader.iterator import EpochStart, InProcessIterator, LoaderIterator
-from lit_loader.loading import Recipe
+from lit_loader.loading import BatchLoader, Recipe
 from lit_loader.multiprocess import Claim, MultiProcessIterator
 from lit_loader.persistent import PersistentWorkers, temporary
 from lit_loader.placement import quicker_here
@@ -152,6 +154,7 @@ class DataLoader(TorchLoader[T_co]):
         transient_errors: Sequence[type[Exception] | str] | None = None,
         memory_budget: int | None = None,
         prefetch_next_epoch: bool = True,
+        check_exactness: int = 0,
     ) -> None:
         options = locals()
         config = LoaderConfig(**{name: options[name] for name in LoaderConfig.__dataclass_fields__})
@@ -190,6 +193,7 @@ class DataLoader(TorchLoader[T_co]):
         self.transient_errors: Any = config.transient_errors  # None, or a tuple of classes
         self.memory_budget = config.memory_budget
         self.prefetch_next_epoch = config.prefetch_next_epoch
+        self.check_exactness = config.check_exactness
 
         self.batch_size = config.batch_size if config.batch_sampler is None else None
         self.sampler, self.batch_sampler = self._samplers(config)
@@ -201,6 +205,7 @@ class DataLoader(TorchLoader[T_co]):
         self._copies_to: tuple[torch.device, Move] | None = None
         self._warnings_given: set[str] = set()
         self._made_here: bool | None = None  # not measured yet
+        self._exactness_checked = False
         self.recorder = Recorder()
         self._reset_process_state()
         self.__initialized = True
@@ -211,6 +216,7 @@ class DataLoader(TorchLoader[T_co]):
         self._lock, self._lock_pid = threading.RLock(), os.getpid()
         self._workers = PersistentWorkers()
         self._iterators: weakref.WeakSet[MultiProcessIterator[Any]] = weakref.WeakSet()
+        self._watch: GeneratorWatch | None = None
 
     def _samplers(self, config: LoaderConfig) -> tuple[Iterable[Any], Iterable[Any] | None]:
         """Give what ``sampler`` and ``batch_sampler`` show: what this process reads."""
@@ -257,7 +263,9 @@ class DataLoader(TorchLoader[T_co]):
         else:
             batches = sharding.items
         shard, watched = sharding.shard, sharding.watched
-        return BatchPlan(items, batches, size, drop_last, shard, self._base_seed, watched)
+        return BatchPlan(
+            items, batches, size, drop_last, shard, self._base_seed, watched, self.dataset
+        )
 
     def __setattr__(self, name: str, value: Any) -> None:
         if self.__initialized and name in _FIXED:
@@ -304,7 +312,7 @@ class DataLoader(TorchLoader[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        for name in ("_lock", "_lock_pid", "_workers", "_iterators"):
+        for name in ("_lock", "_lock_pid", "_workers", "_iterators", "_watch"):
             del state[name]
         return state
 
@@ -384,10 +392,11 @@ class DataLoader(TorchLoader[T_co]):
     def _get_iterator(self) -> LoaderIterator[T_co]:  # type: ignore[override]
         """Make an iterator; where torch's loader makes its own, which subclasses override."""
         pin, device = self._pinning()
-        if self.num_workers == 0:
-            return InProcessIterator(self, pin)
-        if pin is None and self._best_made_here():
-            return InProcessIterator(self, pin, self._recipe_of_workers)
+        if self.num_workers == 0 or (pin is None and self._best_made_here()):
+            recipe = self._recipe_of_workers if self.num_workers else None
+            here: InProcessIterator[T_co] = InProcessIterator(self, pin, recipe)
+            here.observer = self._exactness_check(in_process=True)
+            return here
         iterator: MultiProcessIterator[T_co] = MultiProcessIterator(
             self,
             depth=self._depth(),
@@ -401,8 +410,37 @@ class DataLoader(TorchLoader[T_co]):
             pin=pin,
             device=device,
         )
+        iterator.observer = self._exactness_check(in_process=False)
         self._iterators.add(iterator)
         return iterator
+
+    def _exactness_check(self, in_process: bool) -> ExactnessCheck | None:
+        """What compares the first batches with themselves made again; None: nothing does."""
+        if not self.check_exactness or self._exactness_checked:
+            return None
+        if in_process and self._iterable:
+            self._warn_once(
+                "check_exactness needs num_workers of at least 1 for an IterableDataset: it would "
+                "be iterated twice in this process",
+                4,
+            )
+            return None
+
+        def tell(message: str, category: type[Warning]) -> None:
+            self._warn_once(message, 7, category)
+
+        def note() -> None:
+            self._exactness_checked = True
+
+        def begin() -> BatchLoader:
+            recipe = self.recipe()
+            return BatchLoader(recipe, watch=self.generators(recipe))
+
+        remake = made_here(begin)
+        if not in_process:
+            readers = self.num_workers if self._iterable else 0
+            remake = made_by_pool(self._start_pool, readers, self.timeout)
+        return ExactnessCheck(self.check_exactness, remake, tell, note, from_start=self._iterable)
 
     def _best_made_here(self) -> bool:
         """Whether batches are so quickly made that workers would only be in the way."""
@@ -477,6 +515,18 @@ class DataLoader(TorchLoader[T_co]):
             return self._plan.rank, self._plan.num_replicas
         return self.rank or 0, self.num_replicas or 1
 
+    def generators(self, recipe: Recipe) -> GeneratorWatch:
+        """Find the generators that are held in this process: once, and again what has changed."""
+        watch = self._watch
+        if watch is None or any(
+            known is not root
+            for known, root in zip(watch.roots, (recipe.dataset, recipe.collate_fn), strict=False)
+        ):
+            watch = self._watch = recipe.watch()
+        else:
+            watch.refresh()
+        return watch
+
     def begin_epoch(self) -> EpochStart:
         """Begin the epoch that comes next; called by an iterator at its first ``next()``."""
         if self.num_replicas is None:
@@ -513,6 +563,13 @@ class DataLoader(TorchLoader[T_co]):
         if self._plan is not None and is_stateful(self.dataset):
             self._warn_of_unused_state()
         position = self._epochs.now()
+        if self._plan is not None and (untold := self._plan.memory.untold) is not None:
+            self._warn_once(
+                f"{untold} changes from epoch to epoch and is not part of the state: resumed in a "
+                "later epoch, the sampler may give another order; give it state_dict and "
+                "load_state_dict, or make its order a function of set_epoch's epoch",
+                3,
+            )
         samples = position.batches
         if self._plan is not None:
             samples = self._plan.samples_after(position.batches)
@@ -624,6 +681,10 @@ class DataLoader(TorchLoader[T_co]):
             **(plan.fingerprint() if plan is not None else {}),
         }
 
+    def tell(self, note: str) -> None:
+        """Warn, once, of what was noticed while a batch was made."""
+        self._warn_once(f"{type(self.dataset).__name__}: {note}", 6)
+
     def warn_of_broken_promise(self, promised: int, samples: int) -> None:
         """Warn that an iterable dataset gives more samples than its length says."""
         cause = (
@@ -664,19 +725,22 @@ class DataLoader(TorchLoader[T_co]):
             4,
         )
 
-    def _warn_once(self, message: str, stacklevel: int) -> None:
+    def _warn_once(
+        self, message: str, stacklevel: int, category: type[Warning] = UserWarning
+    ) -> None:
         if message not in self._warnings_given:
             self._warnings_given.add(message)
-            warnings.warn(message, stacklevel=stacklevel)
+            warnings.warn(message, category, stacklevel=stacklevel)
 
     def claim(
         self, iterator: MultiProcessIterator[Any], recovery: Recovery, start: EpochStart
     ) -> Claim:
         """Give workers to an iterator, for it alone."""
+        workers = self.num_workers
         if not self.persistent_workers:
-            return temporary(self._start_pool(start))
+            return temporary(self._start_pool(start.seed, workers))
         return self._workers.claim(
-            iterator, recovery, start, lambda: self._start_pool(start), self.num_workers
+            iterator, recovery, start, lambda: self._start_pool(start.seed, workers), workers
         )
 
     def coming(self, epoch: int) -> Iterator[Coming] | None:
@@ -692,13 +756,13 @@ class DataLoader(TorchLoader[T_co]):
         assert self._plan is not None
         return self._plan.foreseen(epoch)
 
-    def _start_pool(self, start: EpochStart) -> WorkerPool:
+    def _start_pool(self, seed: int, num_workers: int) -> WorkerPool:
         return WorkerPool(
             self.recipe(),
-            self.num_workers,
+            num_workers,
             self._context or _default_context(),
             in_flight=self._depth(),
-            seed=start.seed,
+            seed=seed,
             dealt=self._dealt,
             memory_budget=self.memory_budget,
         )

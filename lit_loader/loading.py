@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +15,8 @@ from lit_loader.collate import default_collate
 from lit_loader.context import reading
 from lit_loader.errors import StateError
 from lit_loader.fetch import EndOfData, Fetcher, IterableFetcher, MapFetcher
-from lit_loader.generators import find_generators
+from lit_loader.generator_watch import GeneratorWatch
+from lit_loader.generators import HeldGenerators
 from lit_loader.position import ReadPoint
 from lit_loader.sample_errors import Attempts, SampleError, Tolerance
 from lit_loader.seeding import derive, extend, sample_seed, seed_globals
@@ -30,11 +30,10 @@ from lit_loader.tolerant_fetch import (
 
 __all__ = ["BatchLoader", "Parcel", "Recipe"]
 
+_FOR_EVER = 1 << 62
 _REPLACEMENTS = 0x4E72  # keeps the choice of replacements apart from what samples draw
 _BEGINNING = 0xBE61  # … and what comes before an epoch's first sample
 _SET_EPOCH, _ITER, _FIRST_NEXT = range(3)
-
-_log = logging.getLogger(__name__)
 
 Empty = Callable[[Any, torch.dtype], "torch.Tensor | None"]
 """Gives memory of a shape and dtype in the batch's slot, or None for private memory."""
@@ -55,6 +54,7 @@ class Parcel(NamedTuple):
         omitted: Whether they have left nothing: there is no batch, and the next one is to be given
             out in its stead.
         retries: Times that samples were read again after a transient error.
+        notes: What the user is to be told, once.
     """
 
     batch: Any
@@ -63,6 +63,7 @@ class Parcel(NamedTuple):
     errors: tuple[SampleError, ...] = ()
     omitted: bool = False
     retries: int = 0
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,13 @@ class Recipe:
         """Whether batches are collated by the default rules."""
         return self.collate_fn in (torch_default_collate, default_collate)
 
+    def watch(self) -> GeneratorWatch:
+        """The generators that the dataset and the functions hold."""
+        if self.seeding != "worker":
+            return GeneratorWatch(self.dataset, self.collate_fn, tell=self.reseed_fn is None)
+        # They go on from batch to batch, and are only taken back after a failed attempt.
+        return GeneratorWatch(*(() if self.tolerance.none else (self.dataset,)), tell=False)
+
     def table(self) -> Table | None:
         """The table that batches can be taken from at once; None: they are read by the sample."""
         if (
@@ -124,17 +132,25 @@ class BatchLoader:
         recipe: What to make.
         worker: This reader's number among the loader's workers, 0 with ``num_workers=0``.
         num_readers: Number of workers, 1 with ``num_workers=0``.
+        watch: The generators of the recipe's dataset and functions, as far as they are known.
     """
 
-    def __init__(self, recipe: Recipe, worker: int = 0, num_readers: int = 1) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        worker: int = 0,
+        num_readers: int = 1,
+        watch: GeneratorWatch | None = None,
+    ) -> None:
         self._recipe = recipe
         self._num_readers = num_readers
         self._share = (recipe.rank * num_readers + worker, recipe.num_replicas * num_readers)
         self._collates_into_slot = recipe.default_collation
         self._fetcher: Fetcher | None = None
-        self._held = find_generators(recipe.dataset, recipe.collate_fn)
-        if self._held.paths:
-            _log.debug("generators reseeded with the global ones: %s", ", ".join(self._held.paths))
+        self._watch = watch
+        self._unwatched = 0  # batches until generators are looked for again
+        self._rewind: Rewind | None = None
+        self._rewound: HeldGenerators | None = None  # those that it takes back
         self._attempts = self._new_attempts()
         self._table = recipe.table()
         self._epoch: tuple[int, int] | None = None
@@ -150,6 +166,14 @@ class BatchLoader:
     def begin_epoch(self) -> None:
         """Take up an epoch: the next :meth:`load` iterates an iterable dataset anew."""
         self._fetcher = None
+
+    def end_epoch(self) -> list[str]:
+        """Give what the user is to be told at the end of an epoch."""
+        if self._watch is None or self._recipe.iterable or self._recipe.seeding == "worker":
+            return []
+        self._watch.end_epoch()
+        notes, self._watch.notes = self._watch.notes, []
+        return notes
 
     def take(
         self,
@@ -216,6 +240,10 @@ class BatchLoader:
             EndOfData: An iterable dataset has no more.
             Cancelled: The batch is no longer wanted.
         """
+        if not self._unwatched:
+            task = (indices, number, epoch, seed, progress)
+            return self._load_watched(task, on_collate, empty)
+        self._unwatched -= 1
         recipe, begins = self._recipe, self._fetcher is None
         # At every batch: loaders with num_workers=0 may take turns in one process.
         reading.epoch, reading.shard = epoch, self._share
@@ -250,6 +278,30 @@ class BatchLoader:
             return self._parcel(batch, state, begins)
         return batch
 
+    def _load_watched(
+        self, task: tuple[Any, int, int, int, Progress], on_collate: Any, empty: Empty | None
+    ) -> Any:
+        """Do as :meth:`load` does, and look for generators that the batch has made."""
+        watch = self._watch
+        if watch is None:
+            watch = self._watch = self._recipe.watch()
+        again = not self._recipe.iterable and self._recipe.seeding != "worker"
+        if again:
+            watch.begin_batch()
+        self._unwatched = 1
+        batch = self.load(*task, on_collate, empty)
+        if again and watch.end_batch():
+            # It has made a generator (on first use) that was not seeded for it.
+            self._unwatched = 1
+            batch = self.load(*task)
+            watch.end_again()
+        self._unwatched = watch.pause if again else _FOR_EVER
+        if watch.notes:
+            notes, watch.notes = tuple(watch.notes), []
+            parcel = batch if type(batch) is Parcel else Parcel(batch, None, False)
+            batch = parcel._replace(notes=notes)
+        return batch
+
     def _parcel(self, batch: Any, state: Any, begins: bool, omitted: bool = False) -> Parcel:
         attempts = self._attempts
         ignores_share = self._recipe.iterable and begins and self._ignores_share()
@@ -264,6 +316,9 @@ class BatchLoader:
         if callable(set_epoch):
             self._reseed_beginning(_SET_EPOCH)
             set_epoch(epoch)
+            if self._watch is not None and not self._recipe.iterable:
+                self._watch.begin_batch()
+                self._unwatched = 0
 
     def _reseed_beginning(self, stage: int) -> None:
         """Seed what comes before a reader's first sample from (seed, epoch) alone.
@@ -286,7 +341,7 @@ class BatchLoader:
     def _reseed(self, seed: int) -> None:
         """Set every generator that the dataset may draw from."""
         seed_globals(seed)
-        self._held.reseed(seed)
+        self._watch.held.reseed(seed)  # type: ignore[union-attr]
         if self._recipe.reseed_fn is not None:
             self._recipe.reseed_fn(self._recipe.dataset, seed)
 
@@ -342,8 +397,18 @@ class BatchLoader:
             # Whatever a failed attempt has drawn: the next one, the next sample and the collate_fn
             # are seeded anew.
             return Attempts(recipe.tolerance, before=self._reseed_for, undo=lambda: None)
-        rewind = Rewind(self._held.generators)
-        return Attempts(recipe.tolerance, before=lambda index: rewind.mark(), undo=rewind.back)
+        return Attempts(recipe.tolerance, before=self._mark, undo=self._back)
+
+    def _mark(self, index: Any) -> None:
+        assert self._watch is not None
+        held = self._watch.held
+        if self._rewind is None or self._rewound is not held:
+            self._rewind, self._rewound = Rewind(held.states), held
+        self._rewind.mark()
+
+    def _back(self) -> None:
+        assert self._rewind is not None
+        self._rewind.back()
 
     def _replacement_seed(self, index: Any) -> int:
         return sample_seed(extend(self._epoch_seed, _REPLACEMENTS), index)

@@ -172,6 +172,10 @@ class MultiProcessIterator(LoaderIterator[T_co]):
                 self._note_errors(position_of(ready.number), parcel)
                 if parcel.omitted:
                     continue
+            if self.observer is not None:
+                staged = isinstance(ready.batch, Staged)
+                shown = ready.batch.source if staged else ready.batch
+                self._show(start, position_of(ready.number), self._indices, shown)
             batch = ready.batch if self._copy is None else self._on_device(start, ready.batch)
             self._clock(start, ready, asked)
             return batch  # type: ignore[no-any-return]

@@ -34,6 +34,7 @@ __all__ = [
     "BaseSeed",
     "await_draws",
     "base_seed",
+    "canonical_pickle",
     "derive",
     "extend",
     "renew_numpy_generator",
@@ -106,11 +107,12 @@ def _fingerprint(index: Any) -> int:
         try:
             return operator.index(index)
         except TypeError:
-            data = _canonical_pickle(index)
+            data = canonical_pickle(index)
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
-def _canonical_pickle(value: Any) -> bytes:
+def canonical_pickle(value: Any) -> bytes:
+    """Pickle a value so that equal ones give equal bytes."""
     file = io.BytesIO()
     pickler = pickle.Pickler(file, protocol=4)
     pickler.fast = True  # without memo: equal values give equal bytes, whether parts are shared

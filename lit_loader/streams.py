@@ -181,6 +181,19 @@ def _tape(generator: Any) -> _Tape | None:
         return generator.getstate, generator.setstate
     if isinstance(generator, np.random.RandomState):
         return partial(generator.get_state, legacy=False), generator.set_state
+    if isinstance(generator, np.random.SeedSequence):
+        return lambda: generator.n_children_spawned, partial(_set_children, generator)
     if isinstance(generator, np.random.BitGenerator):
         return partial(getattr, generator, "state"), partial(setattr, generator, "state")
     return None
+
+
+def _set_children(sequence: Any, count: int) -> None:
+    """Bring a seed sequence back to where it had spawned so many; its constructor begins anew."""
+    np.random.SeedSequence.__init__(
+        sequence,
+        sequence.entropy,
+        spawn_key=sequence.spawn_key,
+        pool_size=sequence.pool_size,
+        n_children_spawned=count,
+    )

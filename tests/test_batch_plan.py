@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import pickle
 import random
@@ -36,12 +37,22 @@ class Plain(Sampler[int]):
     """Counts how far it has been drawn from."""
 
     def __init__(self, length: int = N) -> None:
-        self.length, self.drawn, self.iterated = length, 0, 0
+        self.length = length
+        # Not as numbers in attributes of its own: what those count would be part of the position.
+        self.counts: collections.Counter[str] = collections.Counter()
+
+    @property
+    def drawn(self) -> int:
+        return self.counts["drawn"]
+
+    @property
+    def iterated(self) -> int:
+        return self.counts["iterated"]
 
     def __iter__(self) -> Iterator[int]:
-        self.iterated += 1
+        self.counts["iterated"] += 1
         for index in range(self.length):
-            self.drawn += 1
+            self.counts["drawn"] += 1
             yield index
 
     def __len__(self) -> int:
@@ -86,7 +97,7 @@ class Stateful(Plain):
             self.state["seen"] = []
         self.loaded = False
         for index in range(len(self.state["seen"]), self.length):
-            self.drawn += 1
+            self.counts["drawn"] += 1
             self.state["seen"].append(index)
             yield index * 3
 
@@ -109,7 +120,7 @@ class Counter:
     def __next__(self) -> int:
         if self.next == N:
             raise StopIteration
-        self.owner.drawn += 1
+        self.owner.counts["drawn"] += 1
         self.next += 1
         return self.next - 1
 

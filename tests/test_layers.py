@@ -16,16 +16,18 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     # words that all others use
     ("errors",),
     ("generator_lock", "messages", "board", "cgroup", "context", "forecast", "outbox",
-     "permutation", "pickling", "pieces", "places", "position", "processors", "reductions",
-     "scalars", "shared_file", "slot", "slots", "sources", "stream_locks", "watchdog"),
+     "permutation", "pickling", "pieces", "places", "position", "processors", "reachable",
+     "reductions", "scalars", "shared_file", "slot", "slots", "sources", "stream_locks",
+     "watchdog"),
     ("fork_guard", "restoring", "seeding"),
     ("leases", "stateful"),
     # one stage of a batch's way each, and the options
     ("config", "sampling", "arena", "layout", "collate", "failure", "fetch", "fingerprint",
      "generators", "pin_memory", "quiet_start", "reorder", "sample_errors", "sampler_state",
      "shared_sequence", "stacks", "statistics", "streams"),
-    ("mixture", "pad", "predict", "recorder", "sharded_sampler", "state", "tables", "token_budget",
-     "tolerant_fetch", "timeline", "verdict"),
+    ("generator_watch", "mixture", "pad", "predict", "recorder", "sampler_memory",
+     "sharded_sampler", "state", "tables", "token_budget", "tolerant_fetch", "timeline",
+     "verdict"),
     # making one batch, carrying it; planning all of them
     ("loading", "codec", "batch_plan", "flights", "mixture_stream", "outcome", "plot",
      "unsharded"),
@@ -43,7 +45,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("under_way",),
     # the iterator with workers, and the workers that outlive one
     ("multiprocess",),
-    ("persistent",),
+    ("exactness_check", "persistent"),
     # the public face
     ("loader",),
     ("callbacks", "loop_watch"),

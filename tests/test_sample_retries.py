@@ -23,6 +23,8 @@ from lit_loader.generators import find_generators
 from lit_loader.sample_errors import MAX_BACKOFF, Attempts, Tolerance
 from lit_loader.streams import Rewind, preserved
 
+# `Draws` holds one, which cannot be taken back and has nothing to do with what samples are.
+pytestmark = pytest.mark.filterwarnings("ignore:.*is a random.SystemRandom:UserWarning")
 WORKERS = [0, 2]
 
 

@@ -1,0 +1,263 @@
+"""`ExactnessCheck`: makes an epoch's first batches again, elsewhere and in another order.
+
+A batch is to be a function of (seed, epoch, batch number). What breaks that and cannot be found by
+looking (generators of the user's own making, counters, the order of sets, the process's id) is
+noticed by what it does: the bytes differ. Of the batches that are compared only digests are kept,
+taken before the consumer gets them.
+
+With workers another worker process, started for this, makes them, the last one first. With
+``num_workers=0`` the consumer's own process does so, after the last of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from lit_loader.board import Progress
+from lit_loader.codec import decode
+from lit_loader.errors import ExactnessWarning, LoaderError
+from lit_loader.iterator import EpochStart
+from lit_loader.loading import BatchLoader, Parcel
+from lit_loader.messages import position_of, task_number
+from lit_loader.outcome import Outcome, WorkerDeath
+from lit_loader.seeding import canonical_pickle
+from lit_loader.streams import preserved
+from lit_loader.worker_pool import WorkerPool
+
+__all__ = ["Digest", "ExactnessCheck", "Made", "digest", "made_by_pool", "made_here"]
+
+Digest = dict[str, tuple[str, bytes]]
+"""Path in a batch to what is there, in words, and a hash of its value."""
+
+
+class Made(NamedTuple):
+    """A batch that was given out.
+
+    Attributes:
+        epoch: Its epoch.
+        seed: Base seed of the epoch.
+        number: Position in the epoch.
+        indices: What it was made of.
+        digest: What it held.
+    """
+
+    epoch: int
+    seed: int
+    number: int
+    indices: Any
+    digest: Digest
+
+
+Remake = Callable[[Sequence[Made]], Iterator[tuple[int, Any]]]
+"""Makes batches again; gives their numbers and the batches, or the exceptions in their place."""
+
+
+class ExactnessCheck:
+    """Compares an epoch's first batches with what they are when they are made again; once.
+
+    Args:
+        batches: How many.
+        remake: Makes them again.
+        tell: Called with what the user is to be told.
+        on_done: Called when the comparison begins, for it is made once.
+        from_start: Whether only batches of an epoch that began at its start can be made again.
+
+    Attributes:
+        done: Whether there is nothing more to be done.
+    """
+
+    def __init__(
+        self,
+        batches: int,
+        remake: Remake,
+        tell: Callable[[str, type[Warning]], None],
+        on_done: Callable[[], None],
+        from_start: bool,
+    ) -> None:
+        self._batches = batches
+        self._remake = remake
+        self._tell = tell
+        self._on_done = on_done
+        self._from_start = from_start
+        self._made: list[Made] = []
+        self.done = False
+
+    def note(self, start: EpochStart, number: int, indices: Any, batch: Any) -> None:
+        """Note a batch that is about to be given out; the last one starts the comparison."""
+        began = start.position.start
+        if self.done or (self._from_start and (began.batches or began.readers)):
+            return
+        if self._made and self._made[0].epoch != start.epoch:
+            self._made.clear()  # that epoch was left early
+        self._made.append(Made(start.epoch, start.seed, number, indices, digest(batch)))
+        if len(self._made) >= self._batches:
+            self.finish()
+
+    def finish(self) -> None:
+        """Compare what there is, at the latest at the epoch's end."""
+        if self.done or not self._made:
+            return
+        self.done = True
+        self._on_done()
+        made, self._made = self._made, []
+        expected = {each.number: each for each in made}
+        try:
+            for number, batch in self._remake(made):
+                one = expected.get(number)
+                if one is not None and (difference := _difference(one.digest, digest(batch))):
+                    self._tell(
+                        f"check_exactness: batch {number} of epoch {one.epoch} came out otherwise "
+                        f"when it was made again, after other batches: {difference}. Something "
+                        "there is not a function of seed and index (a generator that is not "
+                        "found, a counter, the order of a set): seed it in "
+                        "reseed_fn(dataset, seed), or make it one",
+                        ExactnessWarning,
+                    )
+                    return
+        except (LoaderError, WorkerDeath, OSError) as error:
+            cause = str(error)
+            if isinstance(error, WorkerDeath):
+                cause = f"the worker ended, with exit code {error.exitcode}"
+            self._tell(
+                f"check_exactness could not make the first batches again ({cause}): they were not "
+                "compared",
+                UserWarning,
+            )
+
+
+def made_here(begin: Callable[[], BatchLoader]) -> Remake:
+    """Make batches again in this process, the last one first.
+
+    Args:
+        begin: Gives what makes them.
+    """
+
+    def remake(made: Sequence[Made]) -> Iterator[tuple[int, Any]]:
+        loader = begin()
+        for one in reversed(made):
+            try:
+                with preserved():
+                    batch = loader.load(one.indices, one.number, one.epoch, one.seed, Progress())
+            except Exception as error:
+                batch = error
+            yield one.number, batch.batch if type(batch) is Parcel else batch
+
+    return remake
+
+
+def made_by_pool(start: Callable[[int, int], WorkerPool], readers: int, timeout: float) -> Remake:
+    """Make batches again in worker processes that are started for it.
+
+    Args:
+        start: Starts workers; called with the base seed and how many.
+        readers: Readers of an iterable dataset, each of which gives its own; 0 for a map-style one.
+        timeout: Seconds that a batch may take; 0: any.
+    """
+
+    def remake(made: Sequence[Made]) -> Iterator[tuple[int, Any]]:
+        first = made[0]
+        numbers = [*range(made[-1].number + 1)]
+        if not readers:
+            # The first one at first, and again as the last: one alone is made twice.
+            numbers = [first.number, *(one.number for one in reversed(made))]
+        indices = {one.number: one.indices for one in made}
+        pool = start(first.seed, max(1, readers))
+        try:
+            for number in numbers:  # one at a time: no task is taken by another's turn
+                worker = number % readers if readers else None
+                task = task_number(first.epoch, number)
+                pool.submit(task, indices.get(number), first.epoch, first.seed, worker)
+                outcome = pool.receive(timeout or None)
+                if outcome is None:
+                    raise LoaderError(f"a batch took longer than timeout={timeout:g}")
+                if outcome.memory is not None or outcome.failure is not None:
+                    yield position_of(outcome.number), _batch(outcome)
+        finally:
+            pool.close()
+
+    return remake
+
+
+def _batch(outcome: Outcome) -> Any:
+    if outcome.failure is not None:
+        return outcome.failure.error()
+    assert outcome.memory is not None
+    batch = decode(outcome.memory, outcome.at, outcome.nbytes)
+    return batch.batch if type(batch) is Parcel else batch
+
+
+def _difference(before: Digest, now: Digest) -> str | None:
+    """Say where two batches differ first; None: nowhere."""
+    for path in itertools.chain(before, now):
+        was, is_ = before.get(path), now.get(path)
+        if was != is_:
+            there = f"batch{path}"
+            if was is None or is_ is None or was[0] != is_[0]:
+                words = [side[0] if side else "missing" for side in (was, is_)]
+                return f"{there} was {words[0]}, and then {words[1]}"
+            return f"{there} ({was[0]}) has other values"
+    return None
+
+
+def digest(batch: Any) -> Digest:
+    """Say what a batch holds, tensor by tensor; equal for equal bytes."""
+    found: Digest = {}
+    _walk(batch, "", found, ())
+    return found
+
+
+def _walk(value: Any, path: str, found: Digest, above: tuple[int, ...]) -> None:
+    kind = type(value)
+    if id(value) in above:
+        found[path] = ("itself", b"")
+    elif isinstance(value, torch.Tensor):
+        found[path] = _of_tensor(value)
+    elif isinstance(value, np.ndarray) and value.dtype != object:
+        shape = "x".join(map(str, value.shape)) or "scalar"
+        found[path] = (f"array, {value.dtype} {shape}", _hash(value.tobytes()))
+    elif isinstance(value, BaseException):
+        found[path] = (f"{kind.__name__}: {' '.join(str(value).split())[:100]}", b"")
+    elif (parts := _parts(value)) is not None:
+        found[path] = (f"{kind.__name__} of {len(parts)}", b"")
+        for step, part in parts:
+            _walk(part, path + step, found, (*above, id(value)))
+    else:
+        try:
+            data = canonical_pickle(value)
+        except Exception:  # its kind must do
+            data = b""
+        found[path] = (kind.__name__, _hash(data))
+
+
+def _parts(value: Any) -> list[tuple[str, Any]] | None:
+    if isinstance(value, dict):
+        return [(f"[{key!r}]", part) for key, part in value.items()]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return [(f".{name}", part) for name, part in zip(value._fields, value, strict=False)]
+    if isinstance(value, (list, tuple, np.ndarray)):
+        return [(f"[{number}]", part) for number, part in enumerate(value)]
+    if isinstance(value, (set, frozenset)):
+        return [(f"{{{key!r}}}", None) for key in sorted(value, key=repr)]
+    if hasattr(value, "__dict__") and not callable(value):
+        return [(f".{name}", part) for name, part in vars(value).items()]
+    return None
+
+
+def _of_tensor(tensor: torch.Tensor) -> tuple[str, bytes]:
+    shape = "x".join(map(str, tensor.shape)) or "scalar"
+    words = f"{str(tensor.dtype).removeprefix('torch.')} {shape}"
+    try:
+        plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        return words, _hash(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
+    except Exception:  # sparse, nested, quantized
+        return words, _hash(repr(tensor).encode())
+
+
+def _hash(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()

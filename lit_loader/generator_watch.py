@@ -1,0 +1,140 @@
+"""`GeneratorWatch`: a dataset's random generators, looked for again while it is used.
+
+A generator that is made on first use, or put in another's place (by ``set_epoch``, say), is not
+there when the dataset is searched at first. So the search is repeated: after each of the first
+`EARLY` batches and then after the 16th, 32nd, 64th, ... The attributes in which generators were
+found are compared at every batch. Most often nothing has changed, which costs 50 ns for each place.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from lit_loader.generators import HeldGenerators, find_generators
+
+__all__ = ["EARLY", "GeneratorWatch"]
+
+EARLY = 8
+"""First batches after each of which generators are looked for."""
+
+_ALERT = 32  # and so many after one that has made a generator: there may be more of the kind
+
+_log = logging.getLogger(__name__)
+_ADVICE = "pass reseed_fn, which is called wherever generators are seeded"
+
+
+class GeneratorWatch:
+    """The generators that a dataset and its functions hold now.
+
+    Args:
+        *roots: The dataset, the collate_fn, ...
+        tell: Whether to note what cannot be seeded.
+
+    Attributes:
+        held: The generators.
+        notes: What the user is to be told, each once; whoever takes them out tells it.
+    """
+
+    def __init__(self, *roots: object, tell: bool = True) -> None:
+        self.roots = roots
+        self.notes: list[str] = []
+        self._tell = tell
+        self._told: set[str] = set()
+        self._batches = 0
+        self._paused = 0
+        self._due = 1
+        self._looked = 0
+        self._alert = EARLY
+        self._fleeting: set[str] = set()
+        self.held: HeldGenerators
+        self._search()
+
+    def _search(self) -> None:
+        self.held = find_generators(*self.roots)
+        self.held.without_places(self._fleeting)
+        if self.held.paths:
+            _log.debug("generators reseeded with the global ones: %s", ", ".join(self.held.paths))
+        for where in self.held.cuts[:1]:
+            self._note(
+                f"the search for random generators has not looked into {where}: generators there "
+                f"are not seeded, and batches may depend on the number of workers; {_ADVICE}"
+            )
+        for path in self.held.unseedable:
+            self._note(
+                f"{path} is a random.SystemRandom, which no seed determines: batches differ from "
+                "run to run; use random.Random, which is seeded for each batch"
+            )
+
+    def _note(self, text: str) -> None:
+        if self._tell and text not in self._told:
+            self._told.add(text)
+            self.notes.append(text)
+
+    def refresh(self) -> set[str]:
+        """Search again, if that may find others.
+
+        Returns:
+            The paths of the generators that are new.
+        """
+        before = self.held
+        if not (before.moved() or before.outdated()):
+            return set()
+        known = set(map(id, before.generators))
+        self._search()
+        return {
+            path
+            for path, generator in zip(self.held.paths, self.held.generators, strict=True)
+            if id(generator) not in known
+        } - self._fleeting
+
+    def begin_batch(self) -> None:
+        """Take notice of generators that were put in others' places since the last batch."""
+        if self.held.moved():
+            self.refresh()
+
+    def end_batch(self) -> bool:
+        """Look for generators that the batch has made.
+
+        Returns:
+            Whether there are any: it must be made again, now that they can be seeded.
+        """
+        self._batches += 1 + self._paused
+        self._paused = 0
+        due = self._batches >= self._due
+        if due:
+            self._due = self._batches + 1 if self._batches < self._alert else 2 * self._batches
+        elif not self.held.moved():
+            return False
+        return self._look(missed=self._batches - self._looked - 1 if due else 0)
+
+    def end_epoch(self) -> None:
+        """Look for generators, for what comes next may be made by other means."""
+        if self._paused:
+            self._look(missed=self._paused)
+
+    def _look(self, missed: int) -> bool:
+        known = set(self.held.paths)
+        new = self.refresh()
+        self._looked = self._batches
+        if new:
+            self._alert = self._batches + _ALERT
+            self._due = self._batches + 1
+            if missed > 0 and (late := sorted(new - known)):
+                self._note(
+                    f"{late[0]} is a random generator that was made after the first batches: some "
+                    "that came before it was found may depend on the number of workers; make it "
+                    f"in __init__, or {_ADVICE}"
+                )
+        return bool(new)
+
+    @property
+    def pause(self) -> int:
+        """Batches that need not begin and end here: there is nothing to compare in them."""
+        self._paused = 0 if self.held.has_places else max(0, self._due - self._batches - 1)
+        return self._paused
+
+    def end_again(self) -> None:
+        """Take notice of generators that are made anew in each batch: they need no seed of ours."""
+        if self.held.moved():
+            self._fleeting |= self.refresh()
+            self.held.without_places(self._fleeting)

@@ -1,0 +1,256 @@
+"""`check_exactness`: what is not a function of seed and index is noticed by what it does."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from exact import Augmented
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+import lit_loader
+from lit_loader import DataLoader, ExactnessWarning, LoaderConfig, OptionError
+from lit_loader.exactness_check import digest
+
+LENGTH = 20
+
+
+class Items(Dataset[Any]):
+    """Item ``i`` is a dict of ``i`` and of what a subclass gives."""
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"index": index, "value": self.value(index)}
+
+    def value(self, index: int) -> Any:
+        return torch.full((3,), float(index))
+
+
+class OwnGenerator(Items):
+    """A generator of the user's own making, which no search can know."""
+
+    state = 1
+
+    def value(self, index: int) -> float:
+        self.state = self.state * 6364136223846793005 + 1442695040888963407 & 2**64 - 1
+        return self.state / 2**64
+
+
+class Counter(Items):
+    def __init__(self) -> None:
+        self.calls = itertools.count()
+
+    def value(self, index: int) -> int:
+        return next(self.calls)
+
+
+class System(Items):
+    def value(self, index: int) -> float:
+        return random.SystemRandom().random()
+
+
+class Entropy(Items):
+    def value(self, index: int) -> float:
+        return float(np.random.default_rng().random())
+
+
+class Process(Items):
+    def value(self, index: int) -> int:
+        return os.getpid()
+
+
+class Workers(Items):
+    def value(self, index: int) -> int:
+        info = lit_loader.get_worker_info()
+        return 0 if info is None else info.num_workers
+
+
+class SetOrder(Items):
+    def value(self, index: int) -> list[str]:
+        return list({f"label {number}" for number in range(30)})
+
+
+class Once(Items):
+    """Cannot be read twice in one process."""
+
+    def __init__(self) -> None:
+        self.read: set[int] = set()
+
+    def value(self, index: int) -> int:
+        if index in self.read:
+            raise RuntimeError(f"{index} was read before")
+        self.read.add(index)
+        return index
+
+
+def entropy() -> float:
+    return float(np.random.default_rng().random())
+
+
+class Stream(IterableDataset[Any]):
+    def __init__(self, value: Any = None) -> None:
+        self.value = value
+
+    def __iter__(self) -> Iterator[Any]:
+        index, count = lit_loader.get_shard()
+        for number in range(index, LENGTH, count):
+            yield number if self.value is None else self.value()
+
+
+def told(loader: DataLoader[Any], epochs: int = 1) -> list[str]:
+    """The warnings of some epochs."""
+    with warnings.catch_warnings(record=True) as caught, loader:
+        warnings.simplefilter("always")
+        for _ in range(epochs):
+            for _ in loader:
+                pass
+    assert all(issubclass(each.category, ExactnessWarning) for each in caught), caught
+    return [str(each.message) for each in caught]
+
+
+@pytest.mark.parametrize("batches", [1, 3, 100])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", [OwnGenerator, Counter, System, Entropy])
+def test_what_is_not_exact_is_told_once(kind: type[Items], workers: int, batches: int) -> None:
+    loader = DataLoader(kind(), batch_size=4, num_workers=workers, check_exactness=batches)
+    [message] = told(loader, epochs=3)
+    assert "of epoch 0 came out otherwise when it was made again" in message
+    assert "batch['value'] (float64 4) has other values" in message or kind is Counter
+    assert "reseed_fn(dataset, seed)" in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("kind", [Process, Workers])
+def test_what_differs_between_processes_is_told(kind: type[Items]) -> None:
+    loader = DataLoader(kind(), batch_size=4, num_workers=2, check_exactness=2)
+    [message] = told(loader)
+    assert "batch['value'] (int64 4) has other values" in message
+
+
+@pytest.mark.slow
+def test_set_order_under_spawn_is_told() -> None:
+    loader = DataLoader(
+        SetOrder(),
+        batch_size=2,
+        num_workers=1,
+        collate_fn=list,
+        multiprocessing_context="spawn",
+        check_exactness=1,
+    )
+    [message] = told(loader)
+    assert "batch[0]['value'][0] (str) has other values" in message
+
+
+@pytest.mark.parametrize("options", [{}, {"seeding": "sample"}, {"persistent_workers": True}])
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_nothing_is_told_of_what_is_exact(workers: int, options: dict[str, Any]) -> None:
+    if not workers and "persistent_workers" in options:
+        options = {}
+    loader = DataLoader(
+        Augmented(),
+        batch_size=4,
+        shuffle=True,
+        num_workers=workers,
+        check_exactness=4,
+        seed=1,
+        **options,
+    )
+    assert told(loader, epochs=2) == []
+
+
+def test_batches_are_the_same_with_and_without(workers: int = 2) -> None:
+    def run(**options: Any) -> list[Any]:
+        with DataLoader(Augmented(), 4, shuffle=True, seed=1, **options) as loader:
+            return [batch.tolist() for _ in range(2) for batch in loader]
+
+    expected = run()
+    assert run(check_exactness=3) == expected
+    assert run(check_exactness=3, num_workers=workers) == expected
+    assert run(check_exactness=3, num_workers=workers, persistent_workers=True) == expected
+
+
+def test_what_the_consumer_does_to_a_batch_is_no_difference() -> None:
+    with DataLoader(Augmented(), 4, num_workers=1, check_exactness=3) as loader:
+        for batch in loader:
+            batch.zero_()
+
+
+def test_streams_are_checked_with_workers() -> None:
+    assert told(DataLoader(Stream(), 4, num_workers=2, check_exactness=4)) == []
+    [message] = told(DataLoader(Stream(entropy), 4, num_workers=2, check_exactness=4))
+    assert "batch (float64 4) has other values" in message
+
+
+def test_a_stream_without_workers_is_not_iterated_twice() -> None:
+    with (
+        DataLoader(Stream(), 4, check_exactness=4) as loader,
+        pytest.warns(UserWarning, match="check_exactness needs num_workers of at least 1 for an"),
+    ):
+        assert len(list(loader)) == LENGTH // 4
+
+
+def test_an_error_the_second_time_is_a_difference() -> None:
+    [message] = told(DataLoader(Once(), 4, check_exactness=1))
+    assert "batch was dict of 2, and then RuntimeError: 0 was read before" in message
+
+
+def test_an_epoch_left_early_is_no_epoch() -> None:
+    loader = DataLoader(Counter(), 4, num_workers=1, check_exactness=3)
+    with warnings.catch_warnings(), loader:
+        warnings.simplefilter("error")
+        next(iter(loader))
+    [message] = told(loader)
+    assert "of epoch 1 came" in message
+
+
+def test_tables_have_nothing_to_check() -> None:
+    assert told(DataLoader(TensorDataset(torch.arange(9)), 2, check_exactness=2)) == []
+
+
+def test_it_is_refused_where_batches_depend_on_workers() -> None:
+    with pytest.raises(OptionError, match="check_exactness needs batches that do not depend on"):
+        LoaderConfig(seeding="worker", check_exactness=1)
+    with pytest.raises(OptionError, match="check_exactness must be a whole number of at least 0"):
+        LoaderConfig(check_exactness=-1)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (torch.tensor(0.0), torch.tensor(-0.0)),
+        (torch.zeros(2), torch.zeros(2, 1)),
+        (torch.zeros(2), torch.zeros(2, dtype=torch.float64)),
+        ({"a": [1, "x"]}, {"a": [1, "y"]}),
+        ([1, 2], [1, 2, 3]),
+        ({1, 2}, {1, 3}),
+        (np.zeros(2), np.ones(2)),
+        (np.array(["a", None], dtype=object), np.array(["b", None], dtype=object)),
+        (1, True),
+        (b"a", b"b"),
+        (torch.eye(2).to_sparse(), torch.ones(2, 2).to_sparse()),
+    ],
+    ids=range(11),
+)
+def test_digests(one: Any, other: Any) -> None:
+    assert digest(one) == digest(one)
+    assert digest(one) != digest(other)
+    assert digest({"k": one}) != digest({"k": other})
+
+
+def test_digests_of_what_is_equal() -> None:
+    assert digest(torch.ones(2, 3).T) == digest(torch.ones(3, 2))
+    assert digest(float("nan")) == digest(float("nan"))
+    cyclic: list[Any] = []
+    cyclic.append(cyclic)
+    assert digest(cyclic) == digest(cyclic)
+    assert isinstance(digest(Tensor([1.0])), dict)

@@ -1,0 +1,385 @@
+"""Generators in hiding: a batch has the same bytes, whatever its maker has made before.
+
+Each kind of dataset keeps a generator in another place. What three workers give is compared with
+what the consumer's own process gives, in another order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import random
+import threading
+from collections import UserDict
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import held_elsewhere
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from lit_loader import DataLoader, generator_watch
+from lit_loader.board import Progress
+from lit_loader.generator_watch import EARLY, GeneratorWatch
+from lit_loader.generators import find_generators
+from lit_loader.loading import BatchLoader
+from lit_loader.streams import preserved
+
+LENGTH = 24
+BATCH = 2
+
+
+class Drawing(Dataset[Tensor]):
+    """Item ``i`` is ``i`` and a number that a subclass draws."""
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.tensor([index, self.draw(index)], dtype=torch.float64)
+
+    def draw(self, index: int) -> float:
+        raise NotImplementedError
+
+
+class Lazy(Drawing):
+    rng: Any = None
+
+    def draw(self, index: int) -> float:
+        if self.rng is None:
+            self.rng = np.random.default_rng(1)
+        return float(self.rng.random())
+
+
+class Cached(Drawing):
+    @functools.cached_property
+    def rng(self) -> random.Random:
+        return random.Random(1)
+
+    def draw(self, index: int) -> float:
+        return self.rng.random()
+
+
+class LazyElsewhere(Drawing):
+    def __init__(self) -> None:
+        self.transforms: list[Any] = [Lazy()]
+
+    def draw(self, index: int) -> float:
+        return float(self.transforms[0].draw(index))
+
+
+class LazyOnTheClass(Drawing):
+    rngs: ClassVar[dict[str, random.Random]] = {}
+
+    def draw(self, index: int) -> float:
+        return self.rngs.setdefault("rng", random.Random(1)).random()
+
+
+class LazyOnce(Drawing):
+    """Makes its generator at some index, so that a worker comes to it early or late."""
+
+    rng: Any = None
+
+    def draw(self, index: int) -> float:
+        if index >= 7 and self.rng is None:
+            self.rng = random.Random(1)
+        return 0.0 if self.rng is None or index < 7 else float(self.rng.random())
+
+
+class Perhaps(Drawing):
+    """Uses a generator that it makes on first use in a few of the samples, chosen at random."""
+
+    def __init__(self) -> None:
+        self.rngs: dict[int, random.Random] = {}
+
+    def draw(self, index: int) -> float:
+        number = random.randrange(3)
+        if number not in self.rngs:
+            self.rngs[number] = random.Random(1)
+        return self.rngs[number].random()
+
+
+class Renewed(Drawing):
+    """Puts a generator in another's place at every epoch, and draws on from it."""
+
+    def __init__(self) -> None:
+        self.rng = random.Random(0)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.rng = random.Random(epoch)
+
+    def draw(self, index: int) -> float:
+        return self.rng.random()
+
+
+class RenewedInside(Drawing):
+    """Does so in the first sample of a worker."""
+
+    def __init__(self) -> None:
+        self.rng, self.fresh = random.Random(0), False
+
+    def draw(self, index: int) -> float:
+        if not self.fresh:
+            self.rng, self.fresh = random.Random(1), True
+        return self.rng.random()
+
+
+class Fleeting(Drawing):
+    """A generator a sample, a function of the index; the draws are what they would be alone."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(0)
+
+    def draw(self, index: int) -> float:
+        self.rng = np.random.default_rng(index)
+        return float(self.rng.random())
+
+
+class Long(Drawing):
+    def __init__(self) -> None:
+        self.transforms: list[Any] = [Lazy() for _ in range(300)]
+        for transform in self.transforms:
+            transform.rng = np.random.default_rng(1)
+
+    def draw(self, index: int) -> float:
+        return float(self.transforms[280 + index % 3].draw(index))
+
+
+class ModuleAttribute(Drawing):
+    def draw(self, index: int) -> float:
+        return held_elsewhere.GENERATOR.random()
+
+
+class Config:
+    rng = random.Random(1)
+
+
+class ClassAttribute(Drawing):
+    def draw(self, index: int) -> float:
+        return Config.rng.random()
+
+
+class Inside(Drawing):
+    """Draws by a function that hides its generator."""
+
+    def __init__(self, hide: Callable[[Any], Callable[[], float]]) -> None:
+        self.get = hide(np.random.default_rng(1))
+
+    def draw(self, index: int) -> float:
+        return float(self.get())
+
+
+class Draws:
+    """Calls what it is given, by way of its attribute."""
+
+    def __init__(self, held: Any, read: Callable[[Any], Any]) -> None:
+        self.held, self.read = held, read
+
+    def __call__(self) -> float:
+        return float(self.read(self.held).random())
+
+
+def in_local(rng: Any) -> Draws:
+    local = threading.local()
+    local.rng = rng
+    return Draws(local, lambda held: held.rng)
+
+
+def in_array(rng: Any) -> Draws:
+    array = np.empty(2, dtype=object)
+    array[1] = rng
+    return Draws(array, lambda held: held[1])
+
+
+def in_cache(rng: Any) -> Draws:
+    hidden = [rng]
+
+    @functools.lru_cache
+    def get() -> Any:
+        return hidden.pop()
+
+    get()
+    return Draws(get, lambda held: held())
+
+
+def spawning(rng: Any) -> Draws:
+    return Draws(rng, lambda held: held.spawn(1)[0])
+
+
+def seeds(rng: Any) -> Draws:
+    sequence = np.random.SeedSequence(1)
+    return Draws(sequence, lambda held: np.random.default_rng(held.spawn(1)[0]))
+
+
+HIDDEN: dict[str, Callable[[Any], Callable[[], float]]] = {
+    "UserDict": lambda rng: Draws(UserDict(rng=rng), lambda held: held["rng"]),
+    "Namespace": lambda rng: Draws(argparse.Namespace(rng=rng), lambda held: held.rng),
+    "vectorize": lambda rng: functools.partial(np.vectorize(lambda x: rng.random()), 0),
+    "local": in_local,
+    "array": in_array,
+    "cache": in_cache,
+    "spawn": spawning,
+    "SeedSequence": seeds,
+}
+KINDS: dict[str, Callable[[], Drawing]] = {
+    kind.__name__: kind
+    for kind in (
+        *(Lazy, Cached, LazyElsewhere, LazyOnTheClass, LazyOnce, Perhaps),
+        *(Renewed, RenewedInside, Fleeting, Long, ModuleAttribute, ClassAttribute),
+    )
+} | {name: functools.partial(Inside, hide) for name, hide in HIDDEN.items()}
+
+
+def epoch(dataset: Drawing, workers: int, backwards: bool = False, **options: Any) -> list[Any]:
+    """The batches of epoch 3, in the order of their numbers."""
+    order = range(LENGTH)
+    with DataLoader(
+        dataset, batch_size=BATCH, sampler=order, num_workers=workers, seed=5, **options
+    ) as loader:
+        if not backwards:
+            loader.set_epoch(3)
+            return [batch.tolist() for batch in loader]
+        one = BatchLoader(loader.recipe())
+        made = {}
+        for number in reversed(range(LENGTH // BATCH)):
+            indices = list(order[number * BATCH : (number + 1) * BATCH])
+            with preserved():
+                made[number] = one.load(indices, number, 3, 5, Progress())
+        batches = [made[number] for number in sorted(made)]
+        return [getattr(batch, "batch", batch).tolist() for batch in batches]
+
+
+@pytest.mark.parametrize("seeding", ["batch", "sample"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_do_not_depend_on_who_made_what_before(kind: str, seeding: str) -> None:
+    LazyOnTheClass.rngs.clear()
+    expected = epoch(KINDS[kind](), 0, seeding=seeding)
+    LazyOnTheClass.rngs.clear()
+    assert epoch(KINDS[kind](), 0, backwards=True, seeding=seeding) == expected
+    LazyOnTheClass.rngs.clear()
+    assert epoch(KINDS[kind](), 3, seeding=seeding) == expected
+
+
+def test_a_generator_that_was_found_late_is_told() -> None:
+    class Late(Drawing):
+        rng: Any = None
+
+        def draw(self, index: int) -> float:
+            if index >= BATCH * (EARLY + 2):
+                self.rng = self.rng or random.Random(1)
+            return 0.0 if self.rng is None else self.rng.random()
+
+    with (
+        DataLoader(Late(), batch_size=BATCH) as loader,
+        pytest.warns(UserWarning, match=r"Late\.rng is a random generator that was made after"),
+    ):
+        list(loader)
+        list(loader)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_the_search_has_left_out_is_told_once(workers: int) -> None:
+    deep = Inside(lambda rng: functools.partial(float, 0))
+    inner: Any = [random.Random(1)]
+    for _ in range(20):
+        inner = [inner]
+    deep.inner = inner  # type: ignore[attr-defined]
+    with (
+        DataLoader(deep, batch_size=BATCH, num_workers=workers) as loader,
+        pytest.warns(UserWarning, match="has not looked into Inside.inner") as caught,
+    ):
+        list(loader)
+        list(loader)
+    assert len(caught) == 1
+    assert "pass reseed_fn" in str(caught[0].message)
+    with DataLoader(deep, batch_size=BATCH, reseed_fn=lambda dataset, seed: None) as loader:
+        list(loader)
+
+
+@pytest.mark.parametrize("items", [[Lazy() for _ in range(10_001)], list(range(100_000))])
+def test_of_long_lists_only_those_that_hold_more_than_data_are_told(items: list[Any]) -> None:
+    for item in items:
+        if isinstance(item, Lazy):
+            item.rng = random.Random(1)
+    watch = GeneratorWatch(argparse.Namespace(items=items))
+    assert len(watch.notes) == isinstance(items[0], Lazy)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_system_randomness_is_told(workers: int) -> None:
+    dataset = Inside(lambda rng: random.SystemRandom().random)
+    with (
+        DataLoader(dataset, batch_size=BATCH, num_workers=workers) as loader,
+        pytest.warns(UserWarning, match=r"Inside\.get\.__self__ is a random\.SystemRandom"),
+    ):
+        list(loader)
+
+
+def test_a_dataset_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    searches = []
+
+    def counted(*roots: Any, **options: Any) -> Any:
+        searches.append(roots)
+        return find_generators(*roots, **options)
+
+    monkeypatch.setattr(generator_watch, "find_generators", counted)
+    dataset = Counting()
+    with DataLoader(dataset, batch_size=BATCH) as loader:
+        for _ in range(5):
+            list(loader)
+        assert len(searches) == 1
+        dataset.transform = Lazy()
+        dataset.transform.rng = random.Random(1)
+        first = [batch.tolist() for batch in loader]
+        assert len(searches) == 2
+        loader.set_epoch(5)
+        assert [batch.tolist() for batch in loader] == first
+        loader.collate_fn = torch.stack
+        list(loader)
+        assert len(searches) == 3
+
+
+class Counting(Drawing):
+    """Keeps accounts of its samples, in attributes that change all the time."""
+
+    transform: Any = None
+
+    def __init__(self) -> None:
+        self.count, self.last, self.seen = 0, torch.zeros(1), [(0, "x")]
+
+    def draw(self, index: int) -> float:
+        self.count += 1
+        self.last, self.size = torch.tensor([index]), (index, [index])
+        self.seen.append((index, "y"))
+        return 0.0 if self.transform is None else float(self.transform.draw(index))
+
+
+def test_samples_are_read_again_only_where_a_generator_was_made() -> None:
+    dataset = Counting()
+    list(DataLoader(dataset, batch_size=BATCH))
+    assert dataset.count == LENGTH
+    dataset.transform, dataset.count = Lazy(), 0
+    list(DataLoader(dataset, batch_size=BATCH))
+    assert dataset.count == LENGTH + BATCH
+
+
+def test_a_failed_attempt_spawns_nothing() -> None:
+    class Flaky(Drawing):
+        def __init__(self, times: int) -> None:
+            self.rng, self.times = np.random.default_rng(1), times
+
+        def draw(self, index: int) -> float:
+            value = self.rng.spawn(1)[0].random()
+            if index == 3 and self.times:
+                self.times -= 1
+                raise OSError
+            return float(value)
+
+    def run(times: int) -> list[Any]:
+        loader = DataLoader(Flaky(times), 4, seed=1, sample_retries=3, retry_backoff=0)
+        return [batch.tolist() for batch in loader]
+
+    assert run(2) == run(0)

@@ -1,0 +1,313 @@
+"""Samplers that carry something from epoch to epoch and have no `state_dict`: resumed exactly."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import warnings
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from exact import Indices
+
+from lit_loader import DataLoader, StateError
+
+LENGTH = 14
+EPOCHS = 4
+
+
+class Ordered:
+    """A sampler whose order a subclass makes, epoch by epoch."""
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __iter__(self) -> Iterator[int]:
+        yield from self.order()
+
+    def order(self) -> Any:
+        raise NotImplementedError
+
+
+class PythonGenerator(Ordered):
+    def __init__(self) -> None:
+        self.rng = random.Random(1)
+
+    def order(self) -> Any:
+        self.rng.gauss(0, 1)  # another one in reserve
+        return self.rng.sample(range(LENGTH), LENGTH)
+
+
+class NumpyGenerator(Ordered):
+    bits: Callable[[], Any] = np.random.PCG64
+
+    def __init__(self) -> None:
+        self.rng = np.random.Generator(type(self).bits(7))  # type: ignore[call-arg]
+
+    def order(self) -> Any:
+        return self.rng.permutation(LENGTH).tolist()
+
+
+class Twister(NumpyGenerator):
+    bits = np.random.MT19937
+
+
+class Philox(NumpyGenerator):
+    bits = np.random.Philox
+
+
+class SFC(NumpyGenerator):
+    bits = np.random.SFC64
+
+
+class Legacy(Ordered):
+    def __init__(self) -> None:
+        self.rng = np.random.RandomState(1)
+
+    def order(self) -> Any:
+        return self.rng.permutation(LENGTH).tolist()
+
+
+class TorchGenerator(Ordered):
+    """Not by the name that torch's samplers have for it."""
+
+    def __init__(self) -> None:
+        self.rng = torch.Generator().manual_seed(3)
+
+    def order(self) -> Any:
+        return torch.randperm(LENGTH, generator=self.rng).tolist()
+
+
+class Spawns(Ordered):
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(1)
+
+    def order(self) -> Any:
+        return self.rng.spawn(1)[0].permutation(LENGTH).tolist()
+
+
+class Lazy(Ordered):
+    rng: Any = None
+
+    def order(self) -> Any:
+        if self.rng is None:
+            self.rng = random.Random(5)
+        return self.rng.sample(range(LENGTH), LENGTH)
+
+
+class CountsAtFirst(Ordered):
+    epochs = 0
+
+    def order(self) -> Any:
+        self.epochs += 1
+        return random.Random(self.epochs).sample(range(LENGTH), LENGTH)
+
+
+class CountsAtTheEnd(Ordered):
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def order(self) -> Any:
+        yield from random.Random(self.epoch).sample(range(LENGTH), LENGTH)
+        self.epoch += 1
+
+
+class Both(Ordered):
+    def __init__(self) -> None:
+        self.inner, self.count = PythonGenerator(), 0
+
+    def order(self) -> Any:
+        self.count += 1
+        return [(index + self.count) % LENGTH for index in self.inner.order()]
+
+
+class ToldEpochs(Ordered):
+    """Goes on with its generator, and is told the epoch."""
+
+    def __init__(self) -> None:
+        self.rng, self.epoch = random.Random(1), 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def order(self) -> Any:
+        first = self.rng.randrange(LENGTH)
+        return [(first + self.epoch + number) % LENGTH for number in range(LENGTH)]
+
+
+class Batches:
+    """A batch sampler that goes on with its generator, over a sampler that counts."""
+
+    def __init__(self) -> None:
+        self.sampler, self.rng = CountsAtFirst(), random.Random(1)
+
+    def __len__(self) -> int:
+        return LENGTH // 2
+
+    def __iter__(self) -> Iterator[list[int]]:
+        indices = list(self.sampler)
+        starts = self.rng.sample(range(0, LENGTH, 2), LENGTH // 2)
+        yield from (indices[start : start + 2] for start in starts)
+
+
+SAMPLERS = [
+    *(PythonGenerator, NumpyGenerator, Twister, Philox, SFC, Legacy, TorchGenerator, Spawns, Lazy),
+    *(CountsAtFirst, CountsAtTheEnd, Both, ToldEpochs, Batches),
+]
+
+
+def loader_of(kind: Any, workers: int = 0) -> DataLoader[Any]:
+    options = {"batch_sampler": kind()}
+    if kind is not Batches:
+        options = {"sampler": kind(), "batch_size": 2}
+    return DataLoader(Indices(LENGTH), num_workers=workers, seed=1, **options)
+
+
+def run(loader: DataLoader[Any], epochs: int) -> list[list[list[int]]]:
+    return [[batch.tolist() for batch in loader] for _ in range(epochs)]
+
+
+@pytest.mark.parametrize("stop", [0, 3, 7])
+@pytest.mark.parametrize("kind", SAMPLERS)
+def test_a_resume_in_a_later_epoch_is_exact(kind: Any, stop: int) -> None:
+    expected = run(loader_of(kind), EPOCHS)
+    assert expected[0] != expected[1]
+    first, second = loader_of(kind), loader_of(kind)
+    assert run(first, 2) == expected[:2]
+    iterator = iter(first)
+    for _ in range(stop):
+        next(iterator)
+    state = first.state_dict()
+    second.load_state_dict(state)
+    assert second.state_dict() == state
+    assert run(second, 2) == [expected[2][stop:], expected[3]] if stop < 7 else expected[3:]
+
+
+def test_so_it_is_with_workers() -> None:
+    expected = run(loader_of(Both), EPOCHS)
+    with loader_of(Both, workers=1) as first, loader_of(Both, workers=1) as second:
+        run(first, 2)
+        iterator = iter(first)
+        next(iterator)
+        second.load_state_dict(first.state_dict())
+        assert run(second, 2) == [expected[2][1:], expected[3]]
+
+
+@pytest.mark.parametrize("kind", SAMPLERS)
+def test_an_epoch_left_early_counts_as_a_whole_one(kind: Any) -> None:
+    expected = run(loader_of(kind), 3)
+    loader = loader_of(kind)
+    run(loader, 1)
+    next(iter(loader))
+    assert run(loader, 1) == expected[2:]
+
+
+def test_the_state_is_of_primitives_and_small(tmp_path: Any) -> None:
+    loader = loader_of(Both)
+    run(loader, 2)
+    torch.save(loader.state_dict(), tmp_path / "state")
+    assert torch.load(tmp_path / "state", weights_only=True) == loader.state_dict()
+    assert (tmp_path / "state").stat().st_size < 8000
+
+
+def test_what_a_sampler_holds_of_the_dataset_is_not_its_own() -> None:
+    class Over(CountsAtFirst):
+        def __init__(self, data_source: Any) -> None:
+            self.data_source = data_source
+
+    dataset = Indices(LENGTH)
+    dataset.rng = random.Random(1)  # type: ignore[attr-defined]
+    loader = DataLoader(dataset, sampler=Over(dataset))
+    assert "sampler" not in loader.state_dict()
+
+
+class ShufflesInPlace(Ordered):
+    def __init__(self) -> None:
+        self.indices = list(range(LENGTH))
+
+    def order(self) -> Any:
+        random.shuffle(self.indices)
+        return self.indices
+
+
+class CountsInAnObject(Ordered):
+    def __init__(self) -> None:
+        self.count = itertools.count()
+
+    def order(self) -> Any:
+        return random.Random(next(self.count)).sample(range(LENGTH), LENGTH)
+
+
+class PermutesAnArray(Ordered):
+    def __init__(self) -> None:
+        self.indices = np.arange(LENGTH)
+
+    def order(self) -> Any:
+        self.indices = np.random.permutation(self.indices)
+        return self.indices.tolist()
+
+
+@pytest.mark.parametrize("kind", [ShufflesInPlace, CountsInAnObject, PermutesAnArray])
+def test_what_cannot_be_kept_is_told(kind: Any) -> None:
+    loader = loader_of(kind)
+    loader.state_dict()
+    run(loader, 2)
+    with pytest.warns(UserWarning, match=rf"{kind.__name__}\.(indices|count) changes from epoch"):
+        loader.state_dict()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loader.state_dict()
+
+
+class Fresh(Ordered):
+    """Makes everything anew."""
+
+    def __init__(self) -> None:
+        self.indices: list[int] = []
+        self.table = torch.arange(LENGTH)
+
+    def order(self) -> Any:
+        self.indices = random.sample(range(LENGTH), LENGTH)
+        return self.indices
+
+
+def test_nothing_is_told_of_what_is_made_anew() -> None:
+    loader = loader_of(Fresh)
+    run(loader, 2)
+    assert "sampler" not in loader.state_dict()
+
+
+def damaged(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    loader = loader_of(Both)
+    run(loader, 2)
+    state = loader.state_dict()
+    change(state["sampler"]["carried"])
+    return state
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda carried: carried.clear(),
+        lambda carried: carried.update(generators=3),
+        lambda carried: carried.update(attributes={"9.count": 1}),
+        lambda carried: carried.update(attributes={"count": 1}),
+        lambda carried: carried.update(attributes={"0.count": [1]}),
+        lambda carried: carried["generators"].update({"Both.inner.rng": []}),
+        lambda carried: carried["generators"].update({"Both.inner.rng": [b"x"]}),
+        lambda carried: carried["generators"].update({"Both.inner.rng": [zlib.compress(b"[1]")]}),
+        lambda carried: carried["generators"].update(
+            {"Both.inner.rng": [zlib.compress(bytes(1 << 24))]}
+        ),
+    ],
+    ids=range(9),
+)
+def test_a_damaged_state_is_refused(change: Callable[[dict[str, Any]], object]) -> None:
+    loader = loader_of(Both)
+    loader.load_state_dict(damaged(change))
+    with pytest.raises(StateError, match="other generators or counters than Both"):
+        next(iter(loader))
