@@ -40,6 +40,7 @@ from torch.utils.data import (
 
 from lit_loader.errors import OptionError, StateError
 from lit_loader.fingerprint import Fingerprint, told
+from lit_loader.interrupts import is_interruption
 from lit_loader.places import short_repr
 from lit_loader.sampling import (
     CHUNK,
@@ -314,12 +315,36 @@ class EpochBatches(Iterator[Any]):
         self._kept: dict[str, Any] = {}
         self._stateful: tuple[str, Any] | None = None
         self._batches = self._run()
+        self._drawing = False
 
     def __next__(self) -> Any:
         """Give the next batch: a list of indices, one index, or what the batch sampler yields."""
-        batch = next(self._batches)
+        self._drawing = True
+        try:
+            batch = next(self._batches)
+        except Exception as error:
+            self._drawing = is_interruption(error)
+            raise
         self.position += 1
+        self._drawing = False
         return batch
+
+    def go_to(self, position: int, state: Mapping[str, Any] | None) -> None:
+        """Let batch ``position`` come next, if a signal handler's exception has come in between.
+
+        It may have ended a sampler's iterator, which is a generator most times; or the batch that
+        was drawn has not come to whoever asked for it.
+
+        Args:
+            position: Number of the batch.
+            state: What :meth:`state` gave at this position.
+        """
+        if self._drawing or self.position != position:
+            self._drawing = True
+            self.position, self._given = position, dict(state or {})
+            self._kept, self._stateful = {}, None
+            self._batches = self._run()
+            self._drawing = False
 
     def state(self) -> dict[str, Any] | None:
         """Give what `BatchPlan.batches` needs besides ``start`` to go on after the last batch.

@@ -46,7 +46,11 @@ def died(death: WorkerDeath, assigned: Mapping[int, Any]) -> str:
     who = f"DataLoader worker {death.worker} (pid {death.pid})"
     doing = _doing(death.row, assigned)
     if death.exitcode is None:
-        how = "is gone, and its exit code is not known: the process that started it is gone, too"
+        how = (
+            "is gone, and its exit code is not known: the process that started it is gone, too, or "
+            "SIGCHLD is ignored here, or other code has waited for it (os.waitpid(-1) in a handler "
+            "or a thread)"
+        )
     elif death.exitcode < 0:
         name = _signal_name(-death.exitcode)
         how = f"was killed by {name}, {_CAUSES.get(-death.exitcode, 'whose sender is not known')}"

@@ -38,6 +38,7 @@ from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
+from lit_loader.children import let_go, settle
 from lit_loader.errors import LoaderError
 from lit_loader.handover import Links, Payload
 from lit_loader.quiet_start import quiet_start, reset_signals
@@ -233,8 +234,7 @@ class Launcher:
         if process is not None and process.pid is not None:
             if not wait_for([process.sentinel], _ANSWER_TIME / 60):
                 process.kill()
-            process.join()
-            process.close()
+            let_go(process)
 
 
 @contextlib.contextmanager
@@ -343,7 +343,7 @@ def _reap(process: BaseProcess) -> tuple[int, int]:
         peak = usage.ru_maxrss * 1024
         # Private reach: join() would wait for the same child once more, and knows no memory.
         process._popen.returncode = os.waitstatus_to_exitcode(status)  # type: ignore[attr-defined]
-    process.join()
+    settle(process)
     exitcode = process.exitcode or 0
     process.close()
     return exitcode, peak

@@ -6,6 +6,7 @@ workers and the count of epochs. How batches are made and carried is told in `li
 
 from __future__ import annotations
 
+import contextlib
 import math
 import multiprocessing
 import os
@@ -27,6 +28,7 @@ from lit_loader.device_copy import DeviceCopy, Move
 from lit_loader.epochs import Epochs
 from lit_loader.errors import OptionError, StateError
 from lit_loader.fingerprint import Fingerprint, told
+from lit_loader.interrupts import HeldBack
 from lit_loader.iterator import EpochStart, InProcessIterator, LoaderIterator
 from lit_loader.loading import Recipe
 from lit_loader.multiprocess import Claim, MultiProcessIterator
@@ -590,10 +592,10 @@ class DataLoader(Generic[T_co]):
         Batches given out stay as they are. Iterators that are in use end with a LoaderError; the
         loader itself can be iterated anew.
         """
-        with self.lock:
+        with self.lock, HeldBack(), contextlib.ExitStack() as steps:
+            steps.callback(self._workers.close)  # the last step, whatever the others raise
             for iterator in list(self._iterators):
-                iterator.close()
-            self._workers.close()
+                steps.callback(iterator.close)
 
     def __enter__(self) -> DataLoader[T_co]:
         return self

@@ -1,9 +1,13 @@
-"""How far an epoch has been delivered: what a checkpoint has to remember of a running epoch."""
+"""How far an epoch has been delivered: what a checkpoint has to remember of a running epoch.
+
+What is given out is noted by storing one attribute, and counted when the consumer asks for more. So
+it can be taken back as a whole, when a signal handler raises before the consumer has got it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 __all__ = ["EpochPosition", "Position", "ReadPoint"]
 
@@ -61,6 +65,20 @@ class Position:
         return self.batches + len(self.ahead)
 
 
+class _Read(NamedTuple):
+    """A batch of an iterable dataset that has been given out.
+
+    Attributes:
+        reader: Whose.
+        point: Where that reader is then.
+        before: The position before it.
+    """
+
+    reader: int
+    point: ReadPoint
+    before: Position
+
+
 @dataclass
 class EpochPosition:
     """The position of an iterator, kept up to date by it.
@@ -78,6 +96,7 @@ class EpochPosition:
     _readers: list[ReadPoint] = field(init=False)
     _ended: bool = field(init=False, default=False)
     _previous: Position = field(init=False)
+    _latest: int | _Read | None = field(init=False, default=None)  # given out, and not counted yet
 
     def __post_init__(self) -> None:
         self._batches = self.start.batches
@@ -91,37 +110,68 @@ class EpochPosition:
         if sampler is not None:
             self._samplers[number + 1] = sampler
 
+    def sampler_at(self, number: int) -> Any:
+        """The sampler's state before it gives batch ``number``, which is not delivered yet."""
+        return self._samplers.get(number)
+
     def delivered(self, number: int) -> None:
         """Note that a map-style dataset's batch has been given out."""
-        self._ahead.add(number)
-        while self._batches in self._ahead:
-            self._ahead.remove(self._batches)
-            self._samplers.pop(self._batches, None)
-            self._batches += 1
+        self.settle()
+        self._latest = number
 
     def read(self, reader: int, state: Any) -> None:
         """Note that a batch of an iterable dataset has been given out."""
-        self._previous = self.now()
-        self._batches += 1
-        self._readers[reader] = ReadPoint(self._readers[reader].batches + 1, state)
+        self.settle()
+        batches = self._readers[reader].batches + 1
+        self._latest = _Read(reader, ReadPoint(batches, state), self.now())
 
     def failed(self, number: int, reader: int = 0) -> None:
         """Note that the consumer has been given an exception instead of a batch."""
+        self.settle()
         if self._readers:
             before = self._readers[reader]
-            self.read(reader, before.state)
             # The state is still that of the batch before.
-            self._readers[reader] = replace(self._readers[reader], behind=before.behind + 1)
+            point = ReadPoint(before.batches + 1, before.state, behind=before.behind + 1)
+            self._latest = _Read(reader, point, self.now())
         else:
-            self.delivered(number)
+            self._latest = number
+
+    def settle(self) -> None:
+        """Count what was given out last: the consumer has got it.
+
+        May be interrupted anywhere, and done again.
+        """
+        latest = self._latest
+        if latest is None:
+            return
+        if isinstance(latest, _Read):
+            self._previous = latest.before
+            self._readers[latest.reader] = latest.point
+            self._batches = latest.before.batches + 1
+        else:
+            if latest >= self._batches:
+                self._ahead.add(latest)
+            while (done := self._batches) in self._ahead:
+                self._samplers.pop(done, None)
+                self._batches = done + 1
+                self._ahead.discard(done)
+        self._latest = None
+
+    def take_back(self) -> None:
+        """Forget what was given out last: it has not come to the consumer."""
+        self._latest = None
 
     def exhausted(self, reader: int) -> None:
         """Note that a reader's share has come to its end."""
+        self.settle()
         point = self._readers[reader]
         self._readers[reader] = replace(point, ended=True)
 
     def reader(self, reader: int) -> ReadPoint:
         """How far a reader is."""
+        latest = self._latest
+        if isinstance(latest, _Read) and latest.reader == reader:
+            return latest.point
         return self._readers[reader]
 
     def end(self) -> None:
@@ -130,10 +180,12 @@ class EpochPosition:
 
     def before_last(self) -> Position:
         """Give the position before an iterable dataset's last batch; else where it all began."""
+        self.settle()
         return self._previous
 
     def now(self) -> Position:
         """Give the position of this moment."""
+        self.settle()
         return Position(
             self.start.epoch,
             self.start.seed,

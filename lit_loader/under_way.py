@@ -38,6 +38,7 @@ class UnderWay:
         generation: The pool's, in which the tasks are valid.
         seed: Base seed of the tasks.
         owed: How many of the tasks are of the iterator's own epoch.
+        given: The task whose outcome was given out last, and which is counted until :meth:`settle`.
     """
 
     def __init__(self, in_order: bool) -> None:
@@ -48,6 +49,14 @@ class UnderWay:
         self.generation = 0
         self.seed = 0
         self.owed = 0
+        self.given: int | None = None
+
+    def settle(self) -> None:
+        """Be done with what was given out last; may be interrupted, and done again."""
+        if self.given is not None:
+            self.tasks.pop(self.given, None)
+            self.owed -= 1  # at once with this: nothing is called in between
+            self.given = None
 
     def begins(self, epoch: int, batches: Iterator[Any]) -> bool:
         """Whether an epoch is begun, and with nothing but what it asks for itself.
@@ -85,6 +94,7 @@ class UnderWay:
         self.window.restart([])
         self.coming = None
         self.owed = 0
+        self.given = None
 
 
 def is_of(epoch: int, number: int) -> bool:

@@ -15,7 +15,8 @@ PACKAGE = Path(__file__).parent.parent / "lit_loader"
 LAYERS: tuple[tuple[str, ...], ...] = (
     # words that all others use
     ("errors", "messages", "seeding", "board", "cgroup", "context", "forecast", "outbox",
-     "permutation", "pickling", "places", "position", "processors", "reductions", "shared_file",
+     "children", "interrupts", "permutation", "pickling", "places", "position", "processors",
+     "reductions", "shared_file",
      "slot", "slots", "sources", "stream_locks", "twister"),
     ("fork_guard",),
     # one stage of a batch's way each, and the options
