@@ -109,7 +109,7 @@ class LoaderIterator(Generic[T_co]):
                     raise StopIteration
                 if self._start is None:
                     self._start = self._host.begin_epoch()
-                self._start.position.settle()
+                self._settle(self._start)
                 asked = True
                 return self._next(self._start)
         except Exception as error:
@@ -144,6 +144,10 @@ class LoaderIterator(Generic[T_co]):
 
     def _next(self, start: EpochStart) -> T_co:
         raise NotImplementedError
+
+    def _settle(self, start: EpochStart) -> None:
+        """Be done with what was given out last, as the consumer asks for more."""
+        start.position.settle()
 
     def _take_back(self) -> None:
         """After an exception from outside: what it has kept from the consumer is given again."""

@@ -141,7 +141,6 @@ class MultiProcessIterator(LoaderIterator[T_co]):
             raise LoaderError(
                 "the loader was closed while this iterator was in use: iterate the loader anew"
             )
-        self._under_way.settle()
         if self._pid != os.getpid():
             self._leave_behind()
         asked = time.monotonic_ns()
@@ -149,6 +148,9 @@ class MultiProcessIterator(LoaderIterator[T_co]):
             try:
                 ready = self._advance(start)
             except BaseException as error:
+                # Noted as given out, perhaps; but it does not come out.
+                start.position.take_back()
+                self._under_way.given = None
                 closed = self._engine is not None and self._engine.pool.closed
                 # Also Ctrl-C in mid-message: nobody knows what the pool's pipes then hold.
                 self.disconnect(sound=False)
@@ -479,6 +481,10 @@ class MultiProcessIterator(LoaderIterator[T_co]):
                 else:  # the rest is of later epochs, and another iterator's
                     self._under_way = UnderWay(self._in_order)
                     release(sound, under_way)
+
+    def _settle(self, start: EpochStart) -> None:
+        super()._settle(start)
+        self._under_way.settle()
 
     def _take_back(self) -> None:
         with self._host.lock:
