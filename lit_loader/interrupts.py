@@ -13,6 +13,7 @@ import _thread
 import functools
 import signal
 import threading
+import time
 from collections.abc import Callable
 from types import CodeType, FrameType, TracebackType
 from typing import Any, Final
@@ -22,6 +23,9 @@ __all__ = ["HeldBack", "is_interruption", "let_handlers_through"]
 Hurry = Callable[[], object]
 
 _SIGNALS: Final = tuple(sorted(signal.valid_signals()))
+
+_LEAVING: Final = 0.005
+"""Seconds that the main thread has to leave a finalizer before a signal is told of again."""
 
 
 class HeldBack:
@@ -138,8 +142,11 @@ class HeldBack:
 
 
 def _trip(number: int) -> None:
-    """Let a signal's handler run in the main thread, as if it came just now."""
-    _thread.interrupt_main(signal.Signals(number))
+    """Let a signal come anew; a real one, which interrupts what the main thread waits for."""
+    main = threading.main_thread().ident
+    time.sleep(_LEAVING)
+    if main is not None:
+        signal.pthread_kill(main, number)
 
 
 def _without_substitutes(number: int, handler: Any) -> Any:

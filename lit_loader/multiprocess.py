@@ -296,9 +296,7 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         if start.batches is None:
             self._bring_up(start)
         elif begun is None:
-            taken = {ready.number for ready in under_way.ready}
-            missing = [number for number in under_way.tasks if number not in taken]
-            for number in under_way.window.restart(missing):
+            for number in under_way.window.restart(under_way.missing()):
                 self._submit(number, under_way.tasks[number], start.epoch, start.seed, pool)
         if self._next_position is None:
             self._next_position = start.position.start.batches if start.batches is not None else 0

@@ -11,6 +11,7 @@ iterator of that epoch, which takes them for its own if they are what it would a
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -42,6 +43,7 @@ class UnderWay:
     """
 
     def __init__(self, in_order: bool) -> None:
+        self.in_order = in_order
         self.tasks: dict[int, Any] = {}
         self.window: ReorderBuffer[Outcome] = ReorderBuffer(in_order)
         self.ready: deque[Ready] = deque()
@@ -79,6 +81,15 @@ class UnderWay:
                 del self.ready[place]
                 return ready
         return None
+
+    def missing(self) -> list[int]:
+        """Give the tasks whose batches are not ready, and forget what is ready before its turn."""
+        if self.in_order:
+            turns = zip(self.tasks, [ready.number for ready in self.ready], strict=False)
+            in_turn = len([*itertools.takewhile(lambda turn: turn[0] == turn[1], turns)])
+            self.ready = deque(itertools.islice(self.ready, in_turn))
+        taken = {ready.number for ready in self.ready}
+        return [number for number in self.tasks if number not in taken]
 
     def keep_only(self, epoch: int) -> None:
         """Forget what is not of this epoch; it will be asked for anew."""

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
+from lit_loader.interrupts import HeldBack
+
 
 class Struck(Exception):
     """What the handler raises: an ``Exception``, which ``except Exception`` would catch."""
@@ -40,6 +42,7 @@ class Strike:
 
     Attributes:
         instructions: How many there were.
+        exposed: Those during which no exception was held back.
         struck: Whether the handler has run.
     """
 
@@ -47,6 +50,7 @@ class Strike:
         self.at = at
         self.kind = kind
         self.instructions = 0
+        self.exposed: list[int] = []
         self.struck = False
         self._told = False
 
@@ -80,6 +84,8 @@ class Strike:
             return None
         frame.f_trace_opcodes = True
         if event == "opcode":
+            if self.at < 0 and HeldBack._active is None:
+                self.exposed.append(self.instructions)
             self.instructions += 1
             if self.instructions > self.at >= 0:
                 self._told = True
