@@ -63,6 +63,9 @@ _FIRST_CHUNK = 256
 batch does not wait for those of the next hundred."""
 
 
+_NOWHERE = -1
+
+
 class Coming(NamedTuple):
     """A batch of an epoch to come.
 
@@ -305,6 +308,7 @@ class EpochBatches(Iterator[Any]):
 
     Attributes:
         position: Number of the batch that comes next.
+        at: The same; -1 after an exception of a signal handler's, until :meth:`go_to`.
     """
 
     def __init__(
@@ -315,18 +319,18 @@ class EpochBatches(Iterator[Any]):
         self._kept: dict[str, Any] = {}
         self._stateful: tuple[str, Any] | None = None
         self._batches = self._run()
-        self._drawing = False
+        self.at = start
 
     def __next__(self) -> Any:
         """Give the next batch: a list of indices, one index, or what the batch sampler yields."""
-        self._drawing = True
+        position, self.at = self.position, _NOWHERE
         try:
             batch = next(self._batches)
         except Exception as error:
-            self._drawing = is_interruption(error)
+            if not is_interruption(error):
+                self.at = position
             raise
-        self.position += 1
-        self._drawing = False
+        self.position = self.at = position + 1
         return batch
 
     def go_to(self, position: int, state: Mapping[str, Any] | None) -> None:
@@ -339,12 +343,11 @@ class EpochBatches(Iterator[Any]):
             position: Number of the batch.
             state: What :meth:`state` gave at this position.
         """
-        if self._drawing or self.position != position:
-            self._drawing = True
-            self.position, self._given = position, dict(state or {})
-            self._kept, self._stateful = {}, None
-            self._batches = self._run()
-            self._drawing = False
+        self.at = _NOWHERE
+        self.position, self._given = position, dict(state or {})
+        self._kept, self._stateful = {}, None
+        self._batches = self._run()
+        self.at = position
 
     def state(self) -> dict[str, Any] | None:
         """Give what `BatchPlan.batches` needs besides ``start`` to go on after the last batch.

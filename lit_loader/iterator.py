@@ -325,7 +325,8 @@ class InProcessIterator(LoaderIterator[T_co]):
             number = self._number
             if number == self._drawn:
                 return self._task
-            start.batches.go_to(number, start.position.sampler_at(number))
+            if start.batches.at != number:
+                start.batches.go_to(number, start.position.sampler_at(number))
             try:
                 # A sampler's exception ends nothing: what it does when asked again decides.
                 indices = next(start.batches)

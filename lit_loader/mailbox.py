@@ -156,15 +156,13 @@ class Mailbox:
             Ended: A process that is watched is gone.
             PoolClosed: So are all, and the pipes.
         """
-        if not self.arrived:
-            with self._own.receiving:
-                while not self.arrived:
-                    if self._own.closed:
-                        raise PoolClosed
-                    if not self.read():
-                        left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                        if not self._wait(left):
-                            return None
+        while not self.arrived:
+            if self._own.closed:
+                raise PoolClosed
+            if not self.read():
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                if not self._wait(left):
+                    return None
         return self.arrived.popleft()
 
     def read(self) -> bool:
@@ -183,7 +181,8 @@ class Mailbox:
         blocked = self._outbox.blocked
         if blocked is not None:
             self._poll.register(blocked, select.POLLOUT)
-        ready = self._poll.poll(None if timeout is None else min(timeout, _LONGEST_WAIT) * 1000)
+        with self._own.receiving:
+            ready = self._poll.poll(None if timeout is None else min(timeout, _LONGEST_WAIT) * 1000)
         if self._own.closed:
             raise PoolClosed
         if blocked is not None:

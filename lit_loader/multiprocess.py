@@ -396,7 +396,8 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         """Issue the sampler's next batch, if it is not under way already."""
         assert start.batches is not None and self._next_position is not None
         position = self._next_position
-        start.batches.go_to(position, start.position.sampler_at(position))
+        if start.batches.at != position:
+            start.batches.go_to(position, start.position.sampler_at(position))
         try:
             indices = next(start.batches)
         except StopIteration:
@@ -481,8 +482,9 @@ class MultiProcessIterator(LoaderIterator[T_co]):
                     release(sound, under_way)
 
     def _settle(self, start: EpochStart) -> None:
-        super()._settle(start)
-        self._under_way.settle()
+        start.position.settle()
+        if self._under_way.given is not None:
+            self._under_way.settle()
 
     def _take_back(self) -> None:
         with self._host.lock:

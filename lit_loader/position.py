@@ -116,7 +116,8 @@ class EpochPosition:
 
     def delivered(self, number: int) -> None:
         """Note that a map-style dataset's batch has been given out."""
-        self.settle()
+        if self._latest is not None:
+            self.settle()
         self._latest = number
 
     def read(self, reader: int, state: Any) -> None:
@@ -144,7 +145,10 @@ class EpochPosition:
         latest = self._latest
         if latest is None:
             return
-        if isinstance(latest, _Read):
+        if latest == self._batches and not self._ahead:  # as nearly always: the shortest way
+            self._samplers.pop(self._batches, None)
+            self._batches += 1  # at once with what follows: nothing is called in between
+        elif isinstance(latest, _Read):
             self._previous = latest.before
             self._readers[latest.reader] = latest.point
             self._batches = latest.before.batches + 1

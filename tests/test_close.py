@@ -21,6 +21,7 @@ from test_signals import finish, launch
 from lit_loader import DataLoader, arena, board, pool_resources, stacks
 from lit_loader.children import let_go
 from lit_loader.errors import LoaderError
+from lit_loader.mailbox import Mailbox
 from lit_loader.processes import STOP_GRACE
 
 
@@ -240,7 +241,7 @@ def test_ctrl_c_while_a_worker_is_waited_for(monkeypatch: pytest.MonkeyPatch) ->
     assert usage() == before
 
 
-def test_a_handler_that_closes_the_loader() -> None:
+def test_a_handler_that_closes_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the midst of next(), which waits for a batch that never comes."""
     before = usage()
     loader = DataLoader(Call(lambda index: hang() if index else index), num_workers=1)
@@ -248,14 +249,13 @@ def test_a_handler_that_closes_the_loader() -> None:
     next(iterator)
     previous = signal.signal(signal.SIGUSR1, lambda *_: loader.close())
     main, waits = threading.main_thread().ident or 0, threading.Event()
-    mail = iterator._engine.pool._mail  # type: ignore[attr-defined]
-    wait = mail._wait
+    wait = Mailbox._wait
 
-    def waiting(timeout: Any) -> bool:
+    def waiting(mail: Mailbox, timeout: float | None) -> bool:
         waits.set()
-        return wait(timeout)  # type: ignore[no-any-return]
+        return wait(mail, timeout)
 
-    mail._wait = waiting
+    monkeypatch.setattr(Mailbox, "_wait", waiting)
     thread = threading.Thread(
         target=lambda: (waits.wait(), signal.pthread_kill(main, signal.SIGUSR1))
     )
@@ -264,9 +264,7 @@ def test_a_handler_that_closes_the_loader() -> None:
         next(iterator)
     thread.join()
     signal.signal(signal.SIGUSR1, previous)
-    mail._wait = None
-    loader.close()
-    del mail, iterator
+    del iterator
     assert usage() == before
 
 
