@@ -345,7 +345,8 @@ def _whole(name: str, value: Any, *, low: int, high: float = math.inf, of: str =
 def _seconds(name: str, value: Any) -> float:
     number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     # NaN fails both comparisons; an int may be larger than any float.
-    if not (number and 0 <= value <= sys.float_info.max):
+    too_large = isinstance(value, int) and value > sys.float_info.max
+    if too_large or not (number and 0 <= value < math.inf):
         _refuse(name, "a finite number of seconds, 0 or more", value)
     return value if isinstance(value, int) else float(value)  # a NumPy scalar is no primitive
 

@@ -41,38 +41,38 @@ class HeldBack:
             are called after it, then.
     """
 
-    _active: HeldBack | None = None  # only the main thread ever sets it
+    active: HeldBack | None = None  # only the main thread ever sets it
 
     def __init__(self, hurry: Hurry | None = None, unnoticed: bool = False) -> None:
-        self._hurries = [] if hurry is None else [hurry]
+        self.hurries = [] if hurry is None else [hurry]
         # When the program exits, what a finalizer raises is told; and no thread can be started.
         self._unnoticed = unnoticed and threading.main_thread().is_alive()
         self._outer: HeldBack | None = None
         self._holding = False
-        self._handlers: dict[int, Any] = {}
+        self.handlers: dict[int, Any] = {}
         self._changed: list[int] = []
-        self._held: BaseException | None = None
-        self._missed: list[int] = []
+        self.held: BaseException | None = None
+        self.missed: list[int] = []
         self._substitute: Any = None
 
     def __enter__(self) -> HeldBack:
         if threading.current_thread() is not threading.main_thread():
             return self
-        outer = HeldBack._active
+        outer = HeldBack.active
         if outer is not None:
             self._outer = outer
-            outer._hurries += self._hurries
-            if outer._held is not None or outer._missed:
-                outer._hasten()
+            outer.hurries += self.hurries
+            if outer.held is not None or outer.missed:
+                outer.hasten()
             return self
-        HeldBack._active = self
+        HeldBack.active = self
         self._holding = True
         self._substitute = self._run  # one object, to be known again
         try:
             for number in _SIGNALS:
                 handler = signal.getsignal(number)
                 if callable(handler):
-                    self._handlers[number] = _without_substitutes(number, handler)
+                    self.handlers[number] = _without_substitutes(number, handler)
                     self._changed.append(number)
                     signal.signal(number, self._substitute)
         except BaseException:
@@ -86,17 +86,17 @@ class HeldBack:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        hurries, self._hurries = self._hurries, []
+        hurries, self.hurries = self.hurries, []
         if self._outer is not None:
             for hurry in hurries:
-                self._outer._hurries.remove(hurry)
+                self._outer.hurries.remove(hurry)
         elif self._holding:
             late = self._put_back()
             self._substitute = None  # which refers to this object
-            for number in self._missed:
+            for number in self.missed:
                 # Not here: it is to run when the finalizer is over.
                 _thread.start_new_thread(_trip, (number,))
-            held, self._held = self._held or late, None
+            held, self.held = self.held or late, None
             if held is not None:
                 try:
                     raise held
@@ -105,36 +105,37 @@ class HeldBack:
 
     def _run(self, number: int, frame: FrameType | None) -> None:
         """Stand in for a signal's handler."""
-        handler = self._handlers[number]
+        handler = self.handlers[number]
         if not self._holding:  # left behind: two more came while the handlers were put back
             handler(number, frame)
         elif self._unnoticed:
-            self._missed.append(number)
+            self.missed.append(number)
             if number in (signal.SIGINT, signal.SIGTERM):
-                self._hasten()
+                self.hasten()
         else:
             try:
                 handler(number, frame)
             except BaseException as error:
-                if self._held is not None:
+                if self.held is not None:
                     raise
-                self._held = error
-                self._hasten()
+                self.held = error
+                self.hasten()
 
-    def _hasten(self) -> None:
-        for hurry in list(self._hurries):
+    def hasten(self) -> None:
+        """Let the work end soon: somebody waits to be told of a signal."""
+        for hurry in list(self.hurries):
             hurry()
 
     def _put_back(self) -> BaseException | None:
         """Put the handlers back; returns what they raise, of signals that come just now."""
-        HeldBack._active = None
+        HeldBack.active = None
         self._holding = False
         late = None
         while self._changed:
             try:
                 number = self._changed[-1]
                 if signal.getsignal(number) is self._substitute:  # else the work has set another
-                    signal.signal(number, self._handlers[number])
+                    signal.signal(number, self.handlers[number])
                 self._changed.pop()
             except BaseException as error:
                 late = late or error
@@ -152,7 +153,7 @@ def _trip(number: int) -> None:
 def _without_substitutes(number: int, handler: Any) -> Any:
     """The user's own handler."""
     while isinstance(owner := getattr(handler, "__self__", None), HeldBack):
-        handler = owner._handlers[number]
+        handler = owner.handlers[number]
     return handler
 
 

@@ -84,10 +84,14 @@ class Strike:
             return None
         frame.f_trace_opcodes = True
         if event == "opcode":
-            if self.at < 0 and HeldBack._active is None:
+            if self.at < 0 and HeldBack.active is None:
                 self.exposed.append(self.instructions)
             self.instructions += 1
             if self.instructions > self.at >= 0:
                 self._told = True
+                caller = frame.f_back
+                while caller is not None:  # else this function, where signals are looked for, too,
+                    caller.f_trace = None  # would be called for them
+                    caller = caller.f_back
                 return _interrupt  # at the next instruction of this frame
         return self._trace

@@ -121,7 +121,7 @@ class Case:
         with strike.handling():
             raised = getattr(self, self.what)(strike, loader, [iterator], found)
             assert signal.getsignal(signal.SIGINT) == strike._handle
-        assert HeldBack._active is None
+        assert HeldBack.active is None
         assert is_free(loader.lock)
         if self.what == "next":
             found += [batch.tolist() for batch in iterator]
