@@ -483,8 +483,11 @@ class MultiProcessIterator(LoaderIterator[T_co]):
 
     def _settle(self, start: EpochStart) -> None:
         start.position.settle()
-        if self._under_way.given is not None:
-            self._under_way.settle()
+        under_way = self._under_way
+        if under_way.given is not None:  # its settle(), spelled out
+            under_way.tasks.pop(under_way.given, None)
+            under_way.owed -= 1
+            under_way.given = None
 
     def _take_back(self) -> None:
         with self._host.lock:

@@ -146,7 +146,8 @@ class EpochPosition:
         if latest is None:
             return
         if latest == self._batches and not self._ahead:  # as nearly always: the shortest way
-            self._samplers.pop(self._batches, None)
+            if self._samplers:
+                self._samplers.pop(self._batches, None)
             self._batches += 1  # at once with what follows: nothing is called in between
         elif isinstance(latest, _Read):
             self._previous = latest.before

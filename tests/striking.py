@@ -44,6 +44,7 @@ class Strike:
         instructions: How many there were.
         exposed: Those during which no exception was held back.
         struck: Whether the handler has run.
+        lost: Whether Python has dropped what it raised: it ran as a generator, say, was collected.
     """
 
     def __init__(self, at: int, kind: type[BaseException] = Struck) -> None:
@@ -52,17 +53,23 @@ class Strike:
         self.instructions = 0
         self.exposed: list[int] = []
         self.struck = False
+        self.lost = False
         self._told = False
 
     @contextlib.contextmanager
     def handling(self) -> Iterator[None]:
         """Have the handler installed."""
         before = signal.signal(signal.SIGINT, self._handle)
+        hook, sys.unraisablehook = sys.unraisablehook, self._note_lost
         try:
             yield
         finally:
             sys.settrace(None)
+            sys.unraisablehook = hook
             signal.signal(signal.SIGINT, before)
+
+    def _note_lost(self, unraisable: Any) -> None:
+        self.lost = True
 
     def begin(self) -> None:
         """Trace what is called from now on."""
