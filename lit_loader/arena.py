@@ -64,6 +64,10 @@ HELD_SLOTS: Final = 128
 _LARGEST_SLOT: Final = 4 << 30
 """Bytes of virtual memory a slot where nothing limits it (128 slots: half a TiB, untouched)."""
 
+_LARGEST_MAP: Final = 4 << 40
+"""Bytes of virtual memory that all slots take at first. A process has 128 TiB on most machines, and
+a forked worker has the parent's mapping besides its own."""
+
 _SMALLEST_SLOT: Final = 64 << 10
 """Bytes; room for any failure message and for a few thousand indices."""
 
@@ -88,7 +92,7 @@ def _reserve(start: int, slots: int, slot_bytes: int | None) -> tuple[SharedFile
     except OSError as error:
         raise LoaderError(f"no shared memory for the loader ({error}); {remedy(error)}") from error
     if slot_bytes is None:
-        slot_bytes = _LARGEST_SLOT if file.sparse else _DISK_SLOT
+        slot_bytes = min(_LARGEST_SLOT, _LARGEST_MAP // slots) if file.sparse else _DISK_SLOT
         left = address_space_left()
         if left is not None:
             slot_bytes = min(slot_bytes, left // _ADDRESS_SPACE_SHARE // slots)
@@ -354,9 +358,10 @@ class Arena:
         if self._closed:
             return
         self._closed = self._leases.closed = True
-        self.trim(0)
-        self.board.release()
-        self._file.close()
+        with contextlib.ExitStack() as steps:  # each is taken, the last one first
+            steps.callback(self._file.close)
+            steps.callback(self.board.release)
+            steps.callback(self.trim, 0)
 
 
 class ArenaMap:

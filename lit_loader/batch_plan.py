@@ -43,6 +43,7 @@ from torch.utils.data import (
 
 from lit_loader.errors import OptionError, StateError
 from lit_loader.fingerprint import Fingerprint, told
+from lit_loader.interrupts import is_interruption
 from lit_loader.places import short_repr
 from lit_loader.restoring import resuming
 from lit_loader.sampler_memory import SamplerMemory
@@ -69,6 +70,9 @@ _SAMPLER_STREAM = 0x5A3F  # keeps a sampler's seeds apart from those of the batc
 _FIRST_CHUNK = 256
 """Indices that are computed at first, and twice as many each time up to `CHUNK`: an epoch's first
 batch does not wait for those of the next hundred."""
+
+
+_NOWHERE = -1
 
 
 class Coming(NamedTuple):
@@ -342,6 +346,7 @@ class EpochBatches(Iterator[Any]):
 
     Attributes:
         position: Number of the batch that comes next.
+        at: The same; -1 after an exception of a signal handler's, until :meth:`go_to`.
     """
 
     def __init__(
@@ -355,12 +360,35 @@ class EpochBatches(Iterator[Any]):
         self._opened: Opened | None = None
         self._place: dict[str, Any] | None = None
         self._batches = self._run()
+        self.at = start
 
     def __next__(self) -> Any:
         """Give the next batch: a list of indices, one index, or what the batch sampler yields."""
-        batch = next(self._batches)
-        self.position += 1
+        position, self.at = self.position, _NOWHERE
+        try:
+            batch = next(self._batches)
+        except Exception as error:
+            if not is_interruption(error):
+                self.at = position
+            raise
+        self.position = self.at = position + 1
         return batch
+
+    def go_to(self, position: int, state: Mapping[str, Any] | None) -> None:
+        """Let batch ``position`` come next, if a signal handler's exception has come in between.
+
+        It may have ended a sampler's iterator, which is a generator most times; or the batch that
+        was drawn has not come to whoever asked for it.
+
+        Args:
+            position: Number of the batch.
+            state: What :meth:`state` gave at this position.
+        """
+        self.at = _NOWHERE
+        self.position, self._given = position, dict(state or {})
+        self._kept, self._stateful = {}, None
+        self._batches = self._run()
+        self.at = position
 
     def state(self) -> dict[str, Any] | None:
         """Give what `BatchPlan.batches` needs besides ``start`` to go on after the last batch.

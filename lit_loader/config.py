@@ -18,6 +18,7 @@ import multiprocessing
 import numbers
 import operator
 import pkgutil
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.context import BaseContext
 from typing import Any, NoReturn, get_type_hints
@@ -358,7 +359,9 @@ def _whole(name: str, value: Any, *, low: int, high: float = math.inf, of: str =
 def _seconds(name: str, value: Any) -> float:
     value = plain(value)
     number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not (number and 0 <= value < math.inf):  # NaN fails both comparisons
+    # NaN fails both comparisons; an int may be larger than any float.
+    too_large = isinstance(value, int) and value > sys.float_info.max
+    if too_large or not (number and 0 <= value < math.inf):
         _refuse(name, "a finite number of seconds, 0 or more", value)
     return int(value) if isinstance(value, int) else float(value)
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 from lit_loader.board import BoardRow, Stage
 from lit_loader.cgroup import memory_limits
 from lit_loader.failure import describe_indices
+from lit_loader.handover import NO_ROOM
 from lit_loader.messages import position_of
 from lit_loader.outcome import WorkerDeath
 
@@ -46,12 +47,21 @@ def died(death: WorkerDeath, assigned: Mapping[int, Any]) -> str:
     who = f"DataLoader worker {death.worker} (pid {death.pid})"
     doing = _doing(death.row, assigned)
     if death.exitcode is None:
-        how = "is gone, and its exit code is not known: the process that started it is gone, too"
+        how = (
+            "is gone, and its exit code is not known: the process that started it is gone, too, or "
+            "SIGCHLD is ignored here, or other code has waited for it (os.waitpid(-1) in a handler "
+            "or a thread)"
+        )
     elif death.exitcode < 0:
         name = _signal_name(-death.exitcode)
         how = f"was killed by {name}, {_CAUSES.get(-death.exitcode, 'whose sender is not known')}"
         if -death.exitcode == signal.SIGKILL:
             how += f" ({_memory(death)})"
+    elif death.row.stage == Stage.STARTING and death.exitcode == NO_ROOM:
+        how = (
+            "could not start: there is no room in its address space for the loader's shared memory "
+            "(ENOMEM): raise the limit (ulimit -v), or lower num_workers or prefetch_factor"
+        )
     elif death.row.stage == Stage.STARTING:
         how = (
             f"could not start (exit code {death.exitcode}): see its output above; put what a "

@@ -16,7 +16,9 @@ from typing import Any, NamedTuple
 
 from lit_loader.codec import Divide, decode
 from lit_loader.errors import LoaderError, TransportError
+from lit_loader.interrupts import HeldBack, let_handlers_through
 from lit_loader.loading import Parcel
+from lit_loader.mailbox import PoolClosed
 from lit_loader.messages import Result, position_of
 from lit_loader.outcome import Outcome, WorkerDeath
 from lit_loader.pin_memory import PinMemoryThread
@@ -91,9 +93,10 @@ class Engine:
         """Begin to pin; from now on the window is the thread's to take from."""
         pin = self._pin
         if pin is not None:
-            self._thread = PinMemoryThread(
-                self._next_ready, lambda ready: _pinned(ready, pin), self._device
-            )
+            with HeldBack():  # a thread that has started is one that is known
+                self._thread = PinMemoryThread(
+                    self._next_ready, lambda ready: _pinned(ready, pin), self._device
+                )
 
     def take(self) -> Ready:
         """Return the next outcome in order.
@@ -123,7 +126,7 @@ class Engine:
                 if outcome is None:
                     return None
                 self._window.put(outcome.number, outcome)
-        except WorkerDeath:
+        except (WorkerDeath, PoolClosed):
             return None
         return _decoded(entry[1], self.pool.divide)
 
@@ -147,9 +150,10 @@ class Engine:
     def stop(self) -> list[Ready]:
         """End the thread; returns what it had pinned and nobody has taken."""
         self._stopping = True
-        if self._thread is None or self.pool.closed:  # in a forked copy there is no thread
+        if self._thread is None or self.pool.elsewhere:  # in a forked copy there is no thread
             return []
-        self.pool.wake()
+        if not self.pool.closed:  # else it has ended already, or is about to
+            self.pool.wake()
         return self._thread.left()
 
 
@@ -176,6 +180,7 @@ def _decoded(outcome: Outcome, divide: Divide) -> Ready:
     try:
         batch = decode(outcome.memory, outcome.at, outcome.nbytes, divide)
     except Exception as error:
+        let_handlers_through(error)
         number = position_of(outcome.number)
         broken = TransportError(
             f"batch {number} cannot be rebuilt in the training process: {error}"

@@ -78,14 +78,16 @@ class Epochs:
         else:
             given = pending.sampler or {}
             start = dataclasses.replace(self._epoch_start(requested), sampler=pending.sampler)
-        self._pending, self._committed, self._epoch_requested = None, None, False
-        self._next_epoch = start.epoch + 1
-        self._position = EpochPosition(start, readers)
+        position = EpochPosition(start, readers)
         batches = None
         if self._plan is not None:
             # A sampler that was not interrupted is not restored either: it goes on by itself.
             batches = self._plan.batches(start.epoch, start.batches, given)
-        return EpochStart(start.epoch, start.seed, batches, self._position)
+        begun = EpochStart(start.epoch, start.seed, batches, position)
+        # All at once: nothing is called any more that a signal handler could raise in.
+        self._pending, self._committed, self._epoch_requested = None, None, False
+        self._next_epoch, self._position = start.epoch + 1, position
+        return begun
 
     def _abandon(self, position: Position) -> None:
         """Leave an epoch that was begun, for the next one.

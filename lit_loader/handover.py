@@ -15,7 +15,10 @@ from lit_loader.pickling import can_carry_by_value, dump, load
 from lit_loader.places import find_failure, short_repr
 from lit_loader.shared_file import nameless_file, write_all
 
-__all__ = ["CarryByValueError", "Descriptor", "Links", "Payload"]
+__all__ = ["NO_ROOM", "CarryByValueError", "Descriptor", "Links", "Payload"]
+
+NO_ROOM: Final = os.EX_OSERR
+"""Exit code of a worker that has no room for the arena in its address space."""
 
 _USERS: Final = ("dataset", "collate_fn", "worker_init_fn", "reseed_fn")
 """The parts of a recipe that come from the user, and so may be such as cannot be pickled."""

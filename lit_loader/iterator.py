@@ -20,6 +20,7 @@ from lit_loader.failure import describe_batch
 from lit_loader.fetch import EndOfData
 from lit_loader.generator_lock import turn
 from lit_loader.generator_watch import GeneratorWatch
+from lit_loader.interrupts import is_interruption, let_handlers_through
 from lit_loader.loading import BatchLoader, Parcel, Recipe
 from lit_loader.position import EpochPosition
 from lit_loader.recorder import Recorder
@@ -117,6 +118,7 @@ class LoaderIterator(Generic[T_co]):
         self._ended = False
         self._given = 0  # when the last batch was given out
         self._samples = 0
+        self._noted = -1  # the batch whose errors were noted last
         # What len(loader) has promised so far: list(loader) asks for the length after this.
         self._promised = host.promised
 
@@ -124,12 +126,24 @@ class LoaderIterator(Generic[T_co]):
         return self
 
     def __next__(self) -> T_co:
-        with self._host.lock:
-            if self._ended:
-                raise StopIteration
-            if self._start is None:
-                self._start = self._host.begin_epoch()
-            return self._next(self._start)
+        asked = False
+        try:
+            with self._host.lock:
+                if self._ended:
+                    raise StopIteration
+                if self._start is None:
+                    self._start = self._host.begin_epoch()
+                self._settle(self._start)
+                asked = True
+                return self._next(self._start)
+        except Exception as error:
+            if asked and type(error) is not StopIteration and is_interruption(error):
+                self._take_back()
+            raise
+        except BaseException:
+            if asked:
+                self._take_back()
+            raise
 
     def __len__(self) -> int:
         return len(self._host)
@@ -155,12 +169,22 @@ class LoaderIterator(Generic[T_co]):
     def _next(self, start: EpochStart) -> T_co:
         raise NotImplementedError
 
+    def _settle(self, start: EpochStart) -> None:
+        """Be done with what was given out last, as the consumer asks for more."""
+        start.position.settle()
+
+    def _take_back(self) -> None:
+        """After an exception from outside: what it has kept from the consumer is given again."""
+        with self._host.lock:
+            if self._start is not None:
+                self._start.position.take_back()
+
     def _end(self, start: EpochStart) -> StopIteration:
         """Note that the epoch is over; returns what is to be raised."""
-        self._ended = True
         if self.observer is not None:
             self.observer.finish()
         start.position.end()
+        self._ended = True
         return StopIteration()
 
     def _show(self, start: EpochStart, number: int, indices: Any, batch: Any) -> None:
@@ -172,6 +196,9 @@ class LoaderIterator(Generic[T_co]):
 
     def _note_errors(self, number: int, parcel: Parcel) -> None:
         """Note what was wrong with a batch that is given out or omitted now."""
+        if number == self._noted:
+            return  # it has been taken back, and is given again
+        self._noted = number
         recorder = self._host.recorder
         recorder.sample_errors += len(parcel.errors)
         recorder.sample_retries += parcel.retries
@@ -214,6 +241,7 @@ class InProcessIterator(LoaderIterator[T_co]):
         self._streams: OwnStreams | None = None
         self._number = 0
         self._task: Any = None
+        self._drawn = -1  # the batch that the task is of
         self._asked = self._fetched = 0
         self._draws = True
 
@@ -292,7 +320,7 @@ class InProcessIterator(LoaderIterator[T_co]):
 
     def _make(self, loader: BatchLoader, start: EpochStart) -> tuple[int, Any]:
         """Make the next batch; returns its number with it."""
-        self._task = task = self._next_task(start)
+        task = self._next_task(start)
         self._progress.begin()
         number = self._number
         self._number += 1
@@ -316,6 +344,7 @@ class InProcessIterator(LoaderIterator[T_co]):
                 "loop over the loader: raise another exception there"
             ) from error
         except Exception as error:
+            let_handlers_through(error)
             start.position.failed(number)
             # What an exception from a worker has in its message.
             indices = None if start.batches is None else task
@@ -328,9 +357,21 @@ class InProcessIterator(LoaderIterator[T_co]):
         self._draws = not loader.reads_table
         if recipe.seeding == "worker":
             self._streams = OwnStreams(start.seed)  # those of a single worker
-        where = start.position.now()
-        self._number = where.readers[0].batches if where.readers else where.batches
+        self._number = self._reached(start)
         return loader
+
+    @staticmethod
+    def _reached(start: EpochStart) -> int:
+        """The batch that comes next, by the position."""
+        where = start.position.now()
+        return where.readers[0].batches if where.readers else where.batches
+
+    def _take_back(self) -> None:
+        super()._take_back()
+        if self._loader is not None and self._start is not None:
+            self._number = self._reached(self._start)
+            if self._start.batches is None:
+                self._loader.begin_epoch()  # an iterator that was interrupted has often ended
 
     def _next_task(self, start: EpochStart) -> Any:
         """The indices of the next batch; for an iterable dataset, where to begin reading."""
@@ -340,12 +381,18 @@ class InProcessIterator(LoaderIterator[T_co]):
                 raise self._end(start)
             return reader
         while True:
+            number = self._number
+            if number == self._drawn:
+                return self._task
+            if start.batches.at != number:
+                start.batches.go_to(number, start.position.sampler_at(number))
             try:
                 # A sampler's exception ends nothing: what it does when asked again decides.
                 indices = next(start.batches)
             except StopIteration:
                 raise self._end(start) from None
-            start.position.drawn(self._number, start.batches.state())
-            if self._number not in start.position.start.ahead:
+            start.position.drawn(number, start.batches.state())
+            if number not in start.position.start.ahead:
+                self._task, self._drawn = indices, number
                 return indices
-            self._number += 1
+            self._number = number + 1

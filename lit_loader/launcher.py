@@ -35,6 +35,7 @@ from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Final
 
+from lit_loader.children import let_go
 from lit_loader.errors import LoaderError
 from lit_loader.handover import Links, Payload
 from lit_loader.launcher_main import (
@@ -327,8 +328,7 @@ class Launcher:
         if process is not None and process.pid is not None:
             if not wait_for([process.sentinel if pidfd < 0 else pidfd], _ENDING):
                 process.kill()
-            process.join()
-            process.close()
+            let_go(process)
         if pidfd >= 0:
             os.close(pidfd)
 

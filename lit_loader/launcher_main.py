@@ -33,6 +33,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
+from lit_loader.children import settle
 from lit_loader.generators import find_generators
 from lit_loader.handover import Links, Payload
 from lit_loader.loading import Recipe
@@ -206,7 +207,7 @@ def _reap(process: BaseProcess) -> tuple[int, int]:
         peak = usage.ru_maxrss * 1024
         # Private reach: join() would wait for the same child once more, and knows no memory.
         process._popen.returncode = os.waitstatus_to_exitcode(status)  # type: ignore[attr-defined]
-    process.join()
+    settle(process)
     exitcode = process.exitcode or 0
     process.close()
     return exitcode, peak

@@ -11,6 +11,7 @@ class of the torch that is installed.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import multiprocessing
@@ -43,6 +44,7 @@ from lit_loader.errors import OptionError, StateError
 from lit_loader.exactness_check import ExactnessCheck, made_by_pool, made_here
 from lit_loader.fingerprint import Fingerprint, told
 from lit_loader.generator_watch import GeneratorWatch
+from lit_loader.interrupts import HeldBack
 from lit_loader.iterator import EpochStart, InProcessIterator, LoaderIterator
 from lit_loader.loading import BatchLoader, Recipe
 from lit_loader.multiprocess import Claim, MultiProcessIterator
@@ -787,10 +789,10 @@ class DataLoader(TorchLoader[T_co]):
         Batches given out stay as they are. Iterators that are in use end with a LoaderError; the
         loader itself can be iterated anew.
         """
-        with self.lock:
+        with self.lock, HeldBack(), contextlib.ExitStack() as steps:
+            steps.callback(self._workers.close)  # the last step, whatever the others raise
             for iterator in list(self._iterators):
-                iterator.close()
-            self._workers.close()
+                steps.callback(iterator.close)
 
     def end_idle_workers(self) -> None:
         """End the persistent workers that no iterator has."""

@@ -17,6 +17,7 @@ from lit_loader.errors import StateError
 from lit_loader.fetch import EndOfData, Fetcher, IterableFetcher, MapFetcher
 from lit_loader.generator_watch import GeneratorWatch
 from lit_loader.generators import HeldGenerators
+from lit_loader.interrupts import let_handlers_through
 from lit_loader.position import ReadPoint
 from lit_loader.sample_errors import Attempts, SampleError, Tolerance
 from lit_loader.seeding import derive, extend, sample_seed, seed_globals
@@ -205,7 +206,8 @@ class BatchLoader:
         progress.step(0)
         try:
             batch = self._table.batch(indices, empty)
-        except Exception:  # indices from the end, or out of range
+        except Exception as error:  # indices from the end, or out of range
+            let_handlers_through(error)
             return None
         self.samples = len(indices)
         on_collate()
@@ -371,8 +373,9 @@ class BatchLoader:
                 fetcher.fetch(None, progress)
             except (EndOfData, Cancelled, StateError):
                 raise
-            except Exception:
-                pass  # that batch's outcome, which was given out
+            except Exception as error:
+                let_handlers_through(error)
+                # Else it is that batch's outcome, which was given out.
             self._reseed_batch(earlier + self._num_readers)
         return fetcher
 

@@ -26,9 +26,12 @@ from lit_loader.messages import SIZE, Attend, Message, pack, unpack
 from lit_loader.outbox import Outbox
 from lit_loader.pool_resources import READ_AT_ONCE, PoolResources, drain
 
-__all__ = ["Ended", "Mailbox"]
+__all__ = ["Ended", "Mailbox", "PoolClosed"]
 
 _WAKE: Final = b"w"
+
+_LONGEST_WAIT: Final = 86_400.0
+"""Seconds that poll() is called for at most; it takes no more than 2**31 ms."""
 
 
 class Ended(Exception):
@@ -41,6 +44,10 @@ class Ended(Exception):
     def __init__(self, sentinel: int) -> None:
         super().__init__(sentinel)
         self.sentinel = sentinel
+
+
+class PoolClosed(Exception):
+    """The pipes are closed: by a signal handler, or by the end of the program."""
 
 
 class Mailbox:
@@ -71,6 +78,8 @@ class Mailbox:
         if self.tasks_end is not None:
             os.set_blocking(self.tasks_end, True)
         self._woken, self._wake = own.pipe()
+        own.wake = self._wake
+        self._own = own
         self._poll = select.poll()
         self.watch(self._results)
         self.watch(self._woken)
@@ -145,8 +154,11 @@ class Mailbox:
 
         Raises:
             Ended: A process that is watched is gone.
+            PoolClosed: So are all, and the pipes.
         """
         while not self.arrived:
+            if self._own.closed:
+                raise PoolClosed
             if not self.read():
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
                 if not self._wait(left):
@@ -169,7 +181,10 @@ class Mailbox:
         blocked = self._outbox.blocked
         if blocked is not None:
             self._poll.register(blocked, select.POLLOUT)
-        ready = self._poll.poll(None if timeout is None else timeout * 1000)
+        with self._own.receiving:
+            ready = self._poll.poll(None if timeout is None else min(timeout, _LONGEST_WAIT) * 1000)
+        if self._own.closed:
+            raise PoolClosed
         if blocked is not None:
             self._poll.unregister(blocked)
         if not ready:

@@ -20,6 +20,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 import warnings
 import weakref
@@ -30,7 +31,9 @@ from lit_loader.batch_plan import Coming
 from lit_loader.device_copy import DeviceCopy, Staged
 from lit_loader.engine import Engine, Pin, Ready
 from lit_loader.errors import LoaderError, WorkerRestartWarning
+from lit_loader.interrupts import HeldBack, is_interruption, let_handlers_through
 from lit_loader.iterator import EpochStart, Host, LoaderIterator
+from lit_loader.mailbox import PoolClosed
 from lit_loader.messages import position_of, task_number
 from lit_loader.recovery import Recovery
 from lit_loader.statistics import BatchRecord
@@ -148,10 +151,19 @@ class MultiProcessIterator(LoaderIterator[T_co]):
             try:
                 ready = self._advance(start)
             except BaseException as error:
+                # Noted as given out, perhaps; but it does not come out.
+                start.position.take_back()
+                self._under_way.given = None
+                closed = self._engine is not None and self._engine.pool.closed
                 # Also Ctrl-C in mid-message: nobody knows what the pool's pipes then hold.
                 self.disconnect(sound=False)
+                _end_with_the_program()
                 if isinstance(error, LoaderError):  # what was healed before it comes first
                     self._tell_of_restarts(4)
+                elif isinstance(error, PoolClosed) or (closed and not is_interruption(error)):
+                    raise LoaderError(
+                        "the loader was closed while a batch was awaited: iterate the loader anew"
+                    ) from None
                 raise
             if ready is None:
                 self.disconnect(sound=True)
@@ -171,6 +183,7 @@ class MultiProcessIterator(LoaderIterator[T_co]):
                     self._host.warn_of_ignored_share()
                 self._note_errors(position_of(ready.number), parcel)
                 if parcel.omitted:
+                    self._under_way.settle()
                     continue
             if self.observer is not None:
                 staged = isinstance(ready.batch, Staged)
@@ -250,12 +263,13 @@ class MultiProcessIterator(LoaderIterator[T_co]):
                 under_way.ready.appendleft(ready)
                 self._tell(engine)
                 under_way.ready.popleft()
-            self._indices = under_way.tasks.pop(ready.number)
-            under_way.owed -= 1
+            self._indices = under_way.tasks[ready.number]
             self._note(start, ready)
+            under_way.given = ready.number
             if not ready.ended:
                 self._dispatch(start, engine.pool)
                 return ready
+            under_way.settle()
 
     def _note(self, start: EpochStart, ready: Ready) -> None:
         """Keep the position up to date."""
@@ -277,30 +291,51 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         if self.recovery is None:
             point = start.position.reader if start.batches is None else None
             self.recovery = Recovery(self._max_restarts, self._timeout, point)
+        _end_with_the_program()
         pool, release, begun = self._host.claim(self, self.recovery, start)
+        try:
+            with HeldBack():
+                engine = self._take_over(start, self.recovery, pool, release, begun)
+        except BaseException:
+            if self._engine is None:
+                release(False, None)
+            raise
+        under_way = self._under_way
+        if start.batches is None:
+            self._bring_up(start)
+        elif begun is None:
+            for number in under_way.window.restart(under_way.missing()):
+                self._submit(number, under_way.tasks[number], start.epoch, start.seed, pool)
+        if self._next_position is None:
+            self._next_position = start.position.start.batches if start.batches is not None else 0
+        # Begun by the iterator of the epoch before, and perhaps for another pool than this one.
+        while not self._all_issued and (
+            task_number(start.epoch, self._next_position) in under_way.tasks
+        ):
+            self._dispatch_next(start, pool)
+        if begun is not None and begun.owed == len(begun.tasks):
+            begun.coming = None  # else this epoch is all issued, and the next begun
+        engine.start()
+        return engine
+
+    def _take_over(
+        self,
+        start: EpochStart,
+        recovery: Recovery,
+        pool: WorkerPool,
+        release: Release,
+        begun: UnderWay | None,
+    ) -> Engine:
+        """Have the workers for one's own: from now on :meth:`disconnect` gives them back."""
         if begun is not None:
             self._under_way = begun
         under_way = self._under_way
         under_way.generation, under_way.seed = pool.generation, start.seed
-        self.recovery.assigned = under_way.tasks
-        self._engine = Engine(pool, under_way.window, self._pin, self._device, self.recovery)
-        self._finalizer = weakref.finalize(self, _let_go, self._engine, release, under_way)
-        if start.batches is None:
-            self._bring_up(start)
-        elif begun is None:
-            taken = {ready.number for ready in under_way.ready}
-            missing = [number for number in under_way.tasks if number not in taken]
-            for number in under_way.window.restart(missing):
-                self._submit(number, under_way.tasks[number], start.epoch, start.seed, pool)
-        if self._next_position is None:
-            self._next_position = start.position.start.batches if start.batches is not None else 0
-        if begun is not None:
-            while task_number(start.epoch, self._next_position) in begun.tasks:
-                self._dispatch_next(start, pool)
-            if begun.owed == len(begun.tasks):  # else this epoch is all issued, and the next begun
-                begun.coming = None
-        self._engine.start()
-        return self._engine
+        recovery.assigned = under_way.tasks
+        engine = Engine(pool, under_way.window, self._pin, self._device, recovery)
+        self._finalizer = weakref.finalize(self, _let_go, engine, release, under_way)
+        self._engine = engine
+        return engine
 
     def foresaw(self, under_way: UnderWay, start: EpochStart) -> bool:
         """Whether what is under way is what this iterator's epoch begins with."""
@@ -326,8 +361,10 @@ class MultiProcessIterator(LoaderIterator[T_co]):
 
     def _dispatch(self, start: EpochStart, pool: WorkerPool) -> None:
         """Issue tasks until ``depth`` are under way or there are no more."""
-        tasks = self._under_way.tasks
-        while len(tasks) < self._depth and not (self._budgeted and pool.room(len(tasks)) <= 0):
+        tasks, given = self._under_way.tasks, 0 if self._under_way.given is None else 1
+        while (under_way := len(tasks) - given) < self._depth and not (
+            self._budgeted and pool.room(under_way) <= 0
+        ):
             if self._all_issued:
                 if self._sampler_error is not None or not self._dispatch_coming(start, pool):
                     return
@@ -347,7 +384,8 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         if coming is None:
             return False
         number = task_number(coming.epoch, coming.position)
-        self._ask_for(number, coming.indices, coming.epoch, start, pool)
+        under_way.tasks[number] = coming.indices
+        self._send(number, coming.indices, coming.epoch, start, pool)
         return True
 
     def _dispatch_to_reader(self, start: EpochStart, pool: WorkerPool) -> None:
@@ -357,7 +395,8 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         point = start.position.reader(reader)
         if not point.ended and round_ >= point.batches:
             self._issue(position, self._first.pop(reader, None), start, pool)
-        elif all(start.position.reader(r).ended for r in range(self._num_workers)):
+            return
+        if all(start.position.reader(r).ended for r in range(self._num_workers)):
             self._all_issued = True
         self._next_position = position + 1
 
@@ -365,31 +404,41 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         """Issue the sampler's next batch, if it is not under way already."""
         assert start.batches is not None and self._next_position is not None
         position = self._next_position
+        if start.batches.at != position:
+            start.batches.go_to(position, start.position.sampler_at(position))
         try:
             indices = next(start.batches)
         except StopIteration:
             self._all_issued = True
         except Exception as error:
+            let_handlers_through(error)
             # Comes out in its turn, after the batches before it.
-            self._all_issued = True
             self._sampler_error = error
+            self._all_issued = True
         else:
-            self._next_position = position + 1
             start.position.drawn(position, start.batches.state())
             if position not in start.position.start.ahead:
                 self._issue(position, indices, start, pool)
+            else:
+                self._next_position = position + 1
 
     def _issue(self, position: int, task: Any, start: EpochStart, pool: WorkerPool) -> None:
+        """Note a task of the epoch, and send it unless it is under way already."""
         number, under_way = task_number(start.epoch, position), self._under_way
+        noted = None if start.batches is None else task
+        begun = number in under_way.tasks
+        # Noted before it is sent: whatever goes wrong then, it will be issued again. And at once:
+        # nothing is called in between that a signal handler could raise in.
+        if not begun:
+            under_way.tasks[number] = noted
         under_way.owed += 1
-        if number not in under_way.tasks:
-            self._ask_for(number, task, start.epoch, start, pool)
+        self._next_position = position + 1
+        if not begun:
+            self._send(number, task, start.epoch, start, pool)
 
-    def _ask_for(
+    def _send(
         self, number: int, task: Any, epoch: int, start: EpochStart, pool: WorkerPool
     ) -> None:
-        # Noted before it is sent: whatever goes wrong then, it will be issued again.
-        self._under_way.tasks[number] = None if start.batches is None else task
         self._under_way.window.expect(number)
         self._submit(number, task, epoch, start.seed, pool)
 
@@ -419,19 +468,41 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         Args:
             sound: Whether the workers may be used again.
         """
-        engine, self._engine = self._engine, None
-        if engine is None:
-            return
-        detached = self._finalizer.detach()
-        assert detached is not None and self._start is not None
-        release, under_way = detached[2][1], self._under_way
-        under_way.ready.extend(engine.stop())
-        if under_way.owed or not sound:
-            under_way.keep_only(self._start.epoch)
-            release(sound, None)
-        else:  # the rest is of later epochs, and another iterator's
-            self._under_way = UnderWay(self._in_order)
-            release(sound, under_way)
+        with HeldBack():
+            engine, under_way = self._engine, self._under_way
+            if engine is None:
+                return
+            under_way.settle()
+            self._engine = None
+            detached = self._finalizer.detach()
+            if detached is None:  # it has run: the program exits
+                return
+            release = detached[2][1]
+            assert self._start is not None
+            try:
+                under_way.ready.extend(engine.stop())
+            finally:
+                if under_way.owed or not sound:
+                    under_way.keep_only(self._start.epoch)
+                    release(sound, None)
+                else:  # the rest is of later epochs, and another iterator's
+                    self._under_way = UnderWay(self._in_order)
+                    release(sound, under_way)
+
+    def _settle(self, start: EpochStart) -> None:
+        start.position.settle()
+        under_way = self._under_way
+        if under_way.given is not None:  # its settle(), spelled out
+            under_way.tasks.pop(under_way.given, None)
+            under_way.owed -= 1
+            under_way.given = None
+
+    def _take_back(self) -> None:
+        with self._host.lock:
+            super()._take_back()
+            self._under_way.given = None
+            # What was not given has left the pool, or is somewhere on the way.
+            self.disconnect(sound=False)
 
     def close(self) -> None:
         """End the iterator: its workers are given back, and it gives no more batches."""
@@ -475,5 +546,15 @@ class MultiProcessIterator(LoaderIterator[T_co]):
 
 def _let_go(engine: Engine, release: Release, under_way: UnderWay) -> None:
     """Give an engine's workers back when its iterator has been collected."""
-    under_way.ready.extend(engine.stop())
-    release(True, None if under_way.owed else under_way)
+    with HeldBack(unnoticed=True):
+        under_way.settle()
+        try:
+            under_way.ready.extend(engine.stop())
+        finally:
+            release(True, None if under_way.owed else under_way)
+
+
+def _end_with_the_program() -> None:
+    """End a daemon's thread, quietly, when the program exits: the workers are gone, or going."""
+    if not threading.main_thread().is_alive() and threading.current_thread().daemon:
+        raise SystemExit

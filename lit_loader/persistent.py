@@ -73,7 +73,8 @@ class PersistentWorkers:
             assert self.pool is not None
             pool = self.pool
             pool.trim()
-        self.pool, self._owner = pool, weakref.ref(iterator)
+        self.pool = pool
+        self._owner = weakref.ref(iterator)
         generation = pool.generation
 
         def release(sound: bool, under_way: UnderWay | None) -> None:
@@ -101,7 +102,7 @@ class PersistentWorkers:
 
     def _resumed(self, num_workers: int, recovery: Recovery) -> WorkerPool | None:
         """The workers, ready for a new epoch; None if new ones are to be started."""
-        pool, self.pool = self.pool, None
+        pool = self.pool
         if pool is None or pool.closed:
             return None
         if pool.num_workers != num_workers:
@@ -119,7 +120,9 @@ class PersistentWorkers:
 
     def close(self) -> None:
         """End the workers."""
-        pool, self.pool = self.pool, None
         self._kept = self.dataset = None
-        if pool is not None:
-            pool.close()
+        if self.pool is not None:
+            try:
+                self.pool.close()
+            finally:
+                self.pool = None

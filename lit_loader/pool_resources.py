@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from typing import Final
 
 from lit_loader.arena import Arena
 from lit_loader.board import StatusBoard
+from lit_loader.interrupts import HeldBack
 from lit_loader.messages import SIZE, Attend, Stop, pack
 from lit_loader.processes import Starter, WorkerProcess, end_processes
 from lit_loader.stacks import StackFile
@@ -16,6 +18,9 @@ __all__ = ["READ_AT_ONCE", "PoolResources", "drain"]
 
 READ_AT_ONCE: Final = 64 * SIZE
 """Bytes that are read from a pipe at once."""
+
+_RECEIVER_TIME: Final = 1.0
+"""Seconds that a thread has to leave the wait for messages of a pool that is being closed."""
 
 
 def drain(end: int) -> None:
@@ -27,7 +32,13 @@ def drain(end: int) -> None:
 
 
 class PoolResources:
-    """What must be given back when a pool ends; knows nothing of the pool, so that it can."""
+    """What must be given back when a pool ends; knows nothing of the pool, so that it can.
+
+    Attributes:
+        closed: Whether that has begun. From then on nothing here is used any more.
+        receiving: Held by the thread that waits for messages, which must not find other files under
+            the descriptors of its pipes.
+    """
 
     def __init__(self, arena: Arena, board: StatusBoard) -> None:
         self.pid = os.getpid()
@@ -40,6 +51,9 @@ class PoolResources:
         self.tasks: int | None = None
         self.results = -1
         self.controls: list[int] = []
+        self.wake: int | None = None
+        self.closed = False
+        self.receiving = threading.RLock()
 
     def pipe(self) -> tuple[int, int]:
         """Open a pipe that blocks at neither end; returns (read end, write end)."""
@@ -49,29 +63,30 @@ class PoolResources:
             os.set_blocking(end, False)
         return ends
 
-    def close(self) -> None:
-        """End the processes, in steps of growing force; close the files."""
+    def close(self, unnoticed: bool = False) -> None:
+        """End the processes, in steps of growing force; close the files. Every step is taken.
+
+        Args:
+            unnoticed: Called by a finalizer, which can raise nothing.
+        """
         if os.getpid() != self.pid:
             return  # a forked copy: everything here belongs to the process that made it
-        try:
-            self._ask_to_stop()
-            end_processes(self.processes, self.results)
-        except BaseException:
-            # Ctrl-C while waiting: no more patience, but nothing is left behind.
-            for process in self.processes:
-                with contextlib.suppress(ValueError):  # that one has ended and is let go of
-                    process.kill()
-                    process.join()
-            raise
-        finally:
-            self.processes.clear()
-            if self.starter is not None:
-                self.starter.close()
-            self.stacks.close()
-            while self._fds:
-                os.close(self._fds.pop())
-            self._board.release()
-            self._arena.close()
+        with HeldBack(hurry=self._kill, unnoticed=unnoticed):
+            if self.closed:
+                return
+            self.closed = True
+            with contextlib.ExitStack() as steps:
+                # The last one first: each is taken whatever those before have raised.
+                steps.callback(self._arena.close)
+                steps.callback(self._board.release)
+                for fd in self._fds:
+                    steps.callback(os.close, fd)
+                steps.callback(self._await_receiver)
+                steps.callback(self.stacks.close)
+                steps.callback(self._close_starter)
+                steps.callback(self._let_go)
+                steps.callback(self._end)
+                steps.callback(self._ask_to_stop)
 
     def _ask_to_stop(self) -> None:
         self._board.generation += 1
@@ -86,3 +101,35 @@ class PoolResources:
             for _ in self.controls:
                 with contextlib.suppress(OSError):
                     os.write(self.tasks, pack(Attend()))
+
+    def _end(self) -> None:
+        try:
+            end_processes(self.processes, self.results)
+        except BaseException:
+            self._kill()
+            raise
+
+    def _kill(self) -> None:
+        """No more patience; for those that are there still."""
+        for process in self.processes:
+            with contextlib.suppress(ValueError, OSError):  # that one has been let go of
+                process.kill()
+
+    def _let_go(self) -> None:
+        with contextlib.ExitStack() as steps:
+            for process in self.processes:
+                steps.callback(process.close)
+                steps.callback(process.join)
+
+    def _close_starter(self) -> None:
+        self.processes.clear()
+        if self.starter is not None:
+            self.starter.close()
+
+    def _await_receiver(self) -> None:
+        """Have the thread leave that waits for messages; there is one when the program exits."""
+        if self.wake is not None:
+            with contextlib.suppress(OSError):
+                os.write(self.wake, b"w")
+        if self.receiving.acquire(timeout=_RECEIVER_TIME):
+            self.receiving.release()

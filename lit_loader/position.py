@@ -1,9 +1,13 @@
-"""How far an epoch has been delivered: what a checkpoint has to remember of a running epoch."""
+"""How far an epoch has been delivered: what a checkpoint has to remember of a running epoch.
+
+What is given out is noted by storing one attribute, and counted when the consumer asks for more. So
+it can be taken back as a whole, when a signal handler raises before the consumer has got it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 __all__ = ["EpochPosition", "Position", "ReadPoint"]
 
@@ -63,6 +67,20 @@ class Position:
         return self.batches + len(self.ahead)
 
 
+class _Read(NamedTuple):
+    """A batch of an iterable dataset that has been given out.
+
+    Attributes:
+        reader: Whose.
+        point: Where that reader is then.
+        before: The position before it.
+    """
+
+    reader: int
+    point: ReadPoint
+    before: Position
+
+
 @dataclass
 class EpochPosition:
     """The position of an iterator, kept up to date by it.
@@ -80,6 +98,7 @@ class EpochPosition:
     _readers: list[ReadPoint] = field(init=False)
     _ended: bool = field(init=False, default=False)
     _previous: Position = field(init=False)
+    _latest: int | _Read | None = field(init=False, default=None)  # given out, and not counted yet
 
     def __post_init__(self) -> None:
         self._batches = self.start.batches
@@ -93,13 +112,15 @@ class EpochPosition:
         if sampler is not None:
             self._samplers[number + 1] = sampler
 
+    def sampler_at(self, number: int) -> Any:
+        """The sampler's state before it gives batch ``number``, which is not delivered yet."""
+        return self._samplers.get(number)
+
     def delivered(self, number: int) -> None:
         """Note that a map-style dataset's batch has been given out."""
-        self._ahead.add(number)
-        while self._batches in self._ahead:
-            self._ahead.remove(self._batches)
-            self._samplers.pop(self._batches, None)
-            self._batches += 1
+        if self._latest is not None:
+            self.settle()
+        self._latest = number
 
     def read(self, reader: int, state: Any) -> None:
         """Note that a batch of an iterable dataset has been given out.
@@ -108,32 +129,62 @@ class EpochPosition:
             reader: Whose it is.
             state: The reader's before that batch.
         """
+        self.settle()
         behind = 0 if state is None else 1
-        self._read(reader, ReadPoint(self._readers[reader].batches + 1, state, behind=behind))
-
-    def _read(self, reader: int, point: ReadPoint) -> None:
-        self._previous = self.now()
-        self._batches += 1
-        self._readers[reader] = point
+        point = ReadPoint(self._readers[reader].batches + 1, state, behind=behind)
+        self._latest = _Read(reader, point, self.now())
 
     def failed(self, number: int, reader: int = 0) -> None:
         """Note that the consumer has been given an exception instead of a batch."""
+        self.settle()
         if self._readers:
             before = self._readers[reader]
             # Nobody has told of the place: it is still told of as before.
-            self._read(
-                reader, replace(before, batches=before.batches + 1, behind=before.behind + 1)
-            )
+            point = replace(before, batches=before.batches + 1, behind=before.behind + 1)
+            self._latest = _Read(reader, point, self.now())
         else:
-            self.delivered(number)
+            self._latest = number
+
+    def settle(self) -> None:
+        """Count what was given out last: the consumer has got it.
+
+        May be interrupted anywhere, and done again.
+        """
+        latest = self._latest
+        if latest is None:
+            return
+        if latest == self._batches and not self._ahead:  # as nearly always: the shortest way
+            if self._samplers:
+                self._samplers.pop(self._batches, None)
+            self._batches += 1  # at once with what follows: nothing is called in between
+        elif isinstance(latest, _Read):
+            self._previous = latest.before
+            self._readers[latest.reader] = latest.point
+            self._batches = latest.before.batches + 1
+        else:
+            if latest >= self._batches:
+                self._ahead.add(latest)
+            while (done := self._batches) in self._ahead:
+                self._samplers.pop(done, None)
+                self._batches = done + 1
+                self._ahead.discard(done)
+        self._latest = None
+
+    def take_back(self) -> None:
+        """Forget what was given out last: it has not come to the consumer."""
+        self._latest = None
 
     def exhausted(self, reader: int) -> None:
         """Note that a reader's share has come to its end."""
+        self.settle()
         point = self._readers[reader]
         self._readers[reader] = replace(point, ended=True)
 
     def reader(self, reader: int) -> ReadPoint:
         """How far a reader is."""
+        latest = self._latest
+        if isinstance(latest, _Read) and latest.reader == reader:
+            return latest.point
         return self._readers[reader]
 
     def end(self) -> None:
@@ -142,10 +193,12 @@ class EpochPosition:
 
     def before_last(self) -> Position:
         """Give the position before an iterable dataset's last batch; else where it all began."""
+        self.settle()
         return self._previous
 
     def now(self) -> Position:
         """Give the position of this moment."""
+        self.settle()
         return Position(
             self.start.epoch,
             self.start.seed,

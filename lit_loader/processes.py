@@ -14,6 +14,7 @@ from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Final, Protocol
 
+from lit_loader.children import UNKNOWN, let_go, settle
 from lit_loader.errors import LoaderError
 from lit_loader.handover import CarryByValueError, Links, Payload
 from lit_loader.loading import Recipe
@@ -35,8 +36,6 @@ STOP_GRACE: Final = 2.0
 
 TERMINATE_GRACE: Final = 1.0
 """Seconds that a terminated worker has before it is killed."""
-
-_UNKNOWN: Final = 255
 
 _SERVER_GONE: Final = (ConnectionError, EOFError, FileNotFoundError)
 """What is raised on asking a fork server that has been killed."""
@@ -126,7 +125,7 @@ class DirectWorker:
         """Exit code, or minus the signal's number; None: alive, or not known."""
         code = self._process.exitcode
         # What multiprocessing makes of a fork server that is gone, and cannot tell.
-        return None if code == _UNKNOWN else code
+        return None if code == UNKNOWN else code
 
     def is_alive(self) -> bool:
         """Whether the process runs."""
@@ -150,14 +149,16 @@ class DirectWorker:
     def join(self) -> None:
         """Wait for the end."""
         wait_for([self.sentinel])
-        self._process.join()
+        settle(self._process)
 
     def close(self) -> None:
         """Let go of the sentinel."""
-        self._process.close()
-        if self._pidfd is not None:
-            os.close(self._pidfd)
-            self._pidfd = None
+        try:
+            self._process.close()
+        finally:
+            if self._pidfd is not None:
+                os.close(self._pidfd)
+                self._pidfd = None
 
 
 class DirectStarter:
@@ -209,8 +210,7 @@ class DirectStarter:
         except BaseException:
             for process in started:
                 process.kill()
-                process.join()
-                process.close()
+                let_go(process)
             raise
         return started
 
@@ -254,6 +254,8 @@ class DirectStarter:
 def end_processes(processes: Sequence[WorkerProcess], results: int) -> None:
     """Wait for processes that have been told to stop; end by growing force those that do not.
 
+    They are still to be joined and closed.
+
     Args:
         processes: The workers.
         results: Read end of the result pipe; kept empty, for a worker may wait for room in there.
@@ -266,9 +268,6 @@ def end_processes(processes: Sequence[WorkerProcess], results: int) -> None:
             for process in alive:
                 getattr(process, step)()
         _join(alive, grace, results)
-    for process in processes:
-        process.join()
-        process.close()
 
 
 def _join(processes: list[WorkerProcess], timeout: float | None, results: int) -> None:

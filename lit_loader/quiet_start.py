@@ -183,6 +183,7 @@ def reset_signals() -> None:
     """
     signal.set_wakeup_fd(-1)
     handled = _handled()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, nobody would learn how a child ended
     for number in handled:
         signal.signal(number, signal.SIG_DFL)
     for number in (signal.SIGUSR1, signal.SIGUSR2):

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from multiprocessing.context import BaseContext
 from typing import Final
 
+from lit_loader.children import let_go
 from lit_loader.errors import LoaderError, TransportError
 from lit_loader.handover import Links, Payload
 from lit_loader.launcher import Launcher, LauncherLostError, can_launch
@@ -95,8 +96,7 @@ class ForkStarter:
         except BaseException:
             for process in started:
                 process.kill()
-                process.join()
-                process.close()
+                let_go(process)
             raise
         self._rounds.update(dict.fromkeys(workers, self._round))
         return started

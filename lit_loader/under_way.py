@@ -11,6 +11,7 @@ iterator of that epoch, which takes them for its own if they are what it would a
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -38,9 +39,11 @@ class UnderWay:
         generation: The pool's, in which the tasks are valid.
         seed: Base seed of the tasks.
         owed: How many of the tasks are of the iterator's own epoch.
+        given: The task whose outcome was given out last, and which is counted until :meth:`settle`.
     """
 
     def __init__(self, in_order: bool) -> None:
+        self.in_order = in_order
         self.tasks: dict[int, Any] = {}
         self.window: ReorderBuffer[Outcome] = ReorderBuffer(in_order)
         self.ready: deque[Ready] = deque()
@@ -48,6 +51,14 @@ class UnderWay:
         self.generation = 0
         self.seed = 0
         self.owed = 0
+        self.given: int | None = None
+
+    def settle(self) -> None:
+        """Be done with what was given out last; may be interrupted, and done again."""
+        if self.given is not None:
+            self.tasks.pop(self.given, None)
+            self.owed -= 1  # at once with this: nothing is called in between
+            self.given = None
 
     def begins(self, epoch: int, batches: Iterator[Any]) -> bool:
         """Whether an epoch is begun, and with nothing but what it asks for itself.
@@ -71,6 +82,15 @@ class UnderWay:
                 return ready
         return None
 
+    def missing(self) -> list[int]:
+        """Give the tasks whose batches are not ready, and forget what is ready before its turn."""
+        if self.in_order:
+            turns = zip(self.tasks, [ready.number for ready in self.ready], strict=False)
+            in_turn = len([*itertools.takewhile(lambda turn: turn[0] == turn[1], turns)])
+            self.ready = deque(itertools.islice(self.ready, in_turn))
+        taken = {ready.number for ready in self.ready}
+        return [number for number in self.tasks if number not in taken]
+
     def keep_only(self, epoch: int) -> None:
         """Forget what is not of this epoch; it will be asked for anew."""
         for number in [number for number in self.tasks if not is_of(epoch, number)]:
@@ -85,6 +105,7 @@ class UnderWay:
         self.window.restart([])
         self.coming = None
         self.owed = 0
+        self.given = None
 
 
 def is_of(epoch: int, number: int) -> bool:

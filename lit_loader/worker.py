@@ -21,6 +21,7 @@ import contextlib
 import multiprocessing
 import os
 import select
+import sys
 import threading
 import time
 from collections import deque
@@ -39,7 +40,7 @@ from lit_loader.errors import TransportError
 from lit_loader.failure import Failure, describe_batch
 from lit_loader.fetch import EndOfData
 from lit_loader.generator_lock import Turn
-from lit_loader.handover import Links, Payload
+from lit_loader.handover import NO_ROOM, Links, Payload
 from lit_loader.loading import BatchLoader
 from lit_loader.messages import (
     SIZE,
@@ -144,7 +145,10 @@ class _Worker:
 
     def __init__(self, links: Links, payload: Payload) -> None:
         self._id = links.worker
-        self._arena = ArenaMap(links.arena.fd, links.mapped, links.board_bytes)
+        try:
+            self._arena = ArenaMap(links.arena.fd, links.mapped, links.board_bytes)
+        except OSError:
+            sys.exit(NO_ROOM)
         self._board = StatusBoard(self._arena.board)
         self._progress = self._board.progress(self._id)
         self._progress.generation = links.generation

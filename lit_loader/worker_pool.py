@@ -40,6 +40,7 @@ from lit_loader.errors import LoaderError
 from lit_loader.failure import Failure
 from lit_loader.flights import Flight, Flights
 from lit_loader.handover import Descriptor, Links
+from lit_loader.interrupts import HeldBack
 from lit_loader.loading import Recipe
 from lit_loader.mailbox import Ended, Mailbox
 from lit_loader.messages import (
@@ -114,18 +115,20 @@ class WorkerPool:
         self._missing: set[int] | None = None  # in a resume handshake: who has not acknowledged
         self._points: dict[int, Any] = {}  # where readers that were replaced are to begin
         size = board_bytes(num_workers)
-        self._arena = Arena(size, in_flight, slot_bytes=slot_bytes, budget=memory_budget)
-        self.divide = self._arena.divide
-        self._flights = Flights(self._arena, num_workers, dealt)
-        self._keep = in_flight + 2
-        self._board = StatusBoard(self._arena.board)
-        self._board.generation = self._generation
-        self._own = PoolResources(self._arena, self._board)
-        self._finalizer = weakref.finalize(self, self._own.close)
         try:
-            self._start(recipe, context, seed, dealt)
+            with HeldBack():
+                self._arena = Arena(size, in_flight, slot_bytes=slot_bytes, budget=memory_budget)
+                self.divide = self._arena.divide
+                self._flights = Flights(self._arena, num_workers, dealt)
+                self._keep = in_flight + 2
+                self._board = StatusBoard(self._arena.board)
+                self._board.generation = self._generation
+                self._own = PoolResources(self._arena, self._board)
+                self._finalizer = weakref.finalize(self, self._own.close, unnoticed=True)
+                self._start(recipe, context, seed, dealt)
         except BaseException as error:
-            self.close()
+            if hasattr(self, "_finalizer"):
+                self.close()
             _explain(error, num_workers)
             raise
 
@@ -157,7 +160,7 @@ class WorkerPool:
 
     def _start_more(self) -> None:
         """Start the workers that come next, as many as may be starting at the same time."""
-        with self._sending:
+        with HeldBack(), self._sending:
             begin = len(self._own.processes)
             end = min(self.num_workers, begin + self._at_once - len(self._starting))
             if begin >= end or self._missing is not None:
@@ -378,7 +381,7 @@ class WorkerPool:
             LoaderError: No process can be started.
         """
         own = self._own
-        with self._sending:
+        with HeldBack(), self._sending:
             while self._mail.read():
                 pass
             # What the one that is gone has asked for or acknowledged would be taken for another's;
@@ -556,11 +559,17 @@ class WorkerPool:
     @property
     def closed(self) -> bool:
         """Whether the workers are gone, or belong to another process than this one."""
-        return not self._finalizer.alive or self._own.pid != os.getpid()
+        return self._own.closed or self.elsewhere
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether this is a forked copy: everything belongs to another process."""
+        return self._own.pid != os.getpid()
 
     def close(self) -> None:
         """Stop the workers and let go of everything; a second call does nothing."""
-        self._finalizer()
+        self._own.close()
+        self._finalizer.detach()
 
 
 def _explain(error: BaseException, num_workers: int) -> None:

@@ -15,10 +15,10 @@ PACKAGE = Path(__file__).parent.parent / "lit_loader"
 LAYERS: tuple[tuple[str, ...], ...] = (
     # words that all others use
     ("errors",),
-    ("generator_lock", "messages", "board", "cgroup", "context", "forecast", "outbox",
-     "permutation", "pickling", "pieces", "places", "position", "processors", "reachable",
-     "reductions", "scalars", "shared_file", "slot", "slots", "sources", "stream_locks",
-     "watchdog"),
+    ("children", "generator_lock", "interrupts", "messages", "board", "cgroup", "context",
+     "forecast", "outbox", "permutation", "pickling", "pieces", "places", "position",
+     "processors", "reachable", "reductions", "scalars", "shared_file", "slot", "slots", "sources",
+     "stream_locks", "watchdog"),
     ("fork_guard", "restoring", "seeding"),
     ("leases", "stateful"),
     # one stage of a batch's way each, and the options

@@ -28,6 +28,7 @@ PACKAGE = Path(__file__).parent.parent / "lit_loader"
 
 REACHES = {
     "callbacks.py": {"fit_loop._restarting"},
+    "children.py": {"process._popen"},
     "collate.py": {"torch.utils.data._utils"},
     "generators.py": {"mtrand._rand"},
     "handover.py": {"popen._fds"},

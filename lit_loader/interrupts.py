@@ -1,0 +1,201 @@
+"""Exceptions out of signal handlers: kept out of what must not be left half done, and told apart.
+
+A handler runs in the main thread, between any two instructions of whatever that is doing. Ctrl-C in
+the middle of starting or ending processes would leave some of them, and open files, to nobody. So
+such work is done under :class:`HeldBack`: handlers run, and at once, but what they raise comes out
+when the work is done. Everywhere else an exception may come at any moment; code there that catches
+exceptions, as the outcome of a batch, say, asks :func:`let_handlers_through` whether this is one.
+"""
+
+from __future__ import annotations
+
+import _thread
+import functools
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import CodeType, FrameType, TracebackType
+from typing import Any, Final
+
+__all__ = ["HeldBack", "is_interruption", "let_handlers_through"]
+
+Hurry = Callable[[], object]
+
+_SIGNALS: Final = tuple(sorted(signal.valid_signals()))
+
+_LEAVING: Final = 0.005
+"""Seconds that the main thread has to leave a finalizer before a signal is told of again."""
+
+
+class HeldBack:
+    """Work that no exception out of a signal handler breaks into; for ``with``, main thread or not.
+
+    The first exception is raised at the end of the work, whatever the work itself raises. A second
+    one comes through at once: nobody is locked out by something that hangs. Within another work
+    held back, this is a part of that.
+
+    Args:
+        hurry: Called when there is an exception to raise, so that the work ends soon.
+        unnoticed: The work is done by a finalizer, where whatever is raised is lost. The handlers
+            are called after it, then.
+    """
+
+    active: HeldBack | None = None  # only the main thread ever sets it
+
+    def __init__(self, hurry: Hurry | None = None, unnoticed: bool = False) -> None:
+        self.hurries = [] if hurry is None else [hurry]
+        # When the program exits, what a finalizer raises is told; and no thread can be started.
+        self._unnoticed = unnoticed and threading.main_thread().is_alive()
+        self._outer: HeldBack | None = None
+        self._holding = False
+        self.handlers: dict[int, Any] = {}
+        self._changed: list[int] = []
+        self.held: BaseException | None = None
+        self.missed: list[int] = []
+        self._substitute: Any = None
+
+    def __enter__(self) -> HeldBack:
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        outer = HeldBack.active
+        if outer is not None:
+            self._outer = outer
+            outer.hurries += self.hurries
+            if outer.held is not None or outer.missed:
+                outer.hasten()
+            return self
+        HeldBack.active = self
+        self._holding = True
+        self._substitute = self._run  # one object, to be known again
+        try:
+            for number in _SIGNALS:
+                handler = signal.getsignal(number)
+                if callable(handler):
+                    self.handlers[number] = _without_substitutes(number, handler)
+                    self._changed.append(number)
+                    signal.signal(number, self._substitute)
+        except BaseException:
+            self._put_back()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        hurries, self.hurries = self.hurries, []
+        if self._outer is not None:
+            for hurry in hurries:
+                self._outer.hurries.remove(hurry)
+        elif self._holding:
+            late = self._put_back()
+            self._substitute = None  # which refers to this object
+            for number in self.missed:
+                # Not here: it is to run when the finalizer is over.
+                _thread.start_new_thread(_trip, (number,))
+            held, self.held = self.held or late, None
+            if held is not None:
+                try:
+                    raise held
+                finally:
+                    del held  # or its traceback would hold this frame, and this frame it
+
+    def _run(self, number: int, frame: FrameType | None) -> None:
+        """Stand in for a signal's handler."""
+        handler = self.handlers[number]
+        if not self._holding:  # left behind: two more came while the handlers were put back
+            handler(number, frame)
+        elif self._unnoticed:
+            self.missed.append(number)
+            if number in (signal.SIGINT, signal.SIGTERM):
+                self.hasten()
+        else:
+            try:
+                handler(number, frame)
+            except BaseException as error:
+                if self.held is not None:
+                    raise
+                self.held = error
+                self.hasten()
+
+    def hasten(self) -> None:
+        """Let the work end soon: somebody waits to be told of a signal."""
+        for hurry in list(self.hurries):
+            hurry()
+
+    def _put_back(self) -> BaseException | None:
+        """Put the handlers back; returns what they raise, of signals that come just now."""
+        HeldBack.active = None
+        self._holding = False
+        late = None
+        while self._changed:
+            try:
+                number = self._changed[-1]
+                if signal.getsignal(number) is self._substitute:  # else the work has set another
+                    signal.signal(number, self.handlers[number])
+                self._changed.pop()
+            except BaseException as error:
+                late = late or error
+        return late
+
+
+def _trip(number: int) -> None:
+    """Let a signal come anew; a real one, which interrupts what the main thread waits for."""
+    main = threading.main_thread().ident
+    time.sleep(_LEAVING)
+    if main is not None:
+        signal.pthread_kill(main, number)
+
+
+def _without_substitutes(number: int, handler: Any) -> Any:
+    """The user's own handler."""
+    while isinstance(owner := getattr(handler, "__self__", None), HeldBack):
+        handler = owner.handlers[number]
+    return handler
+
+
+def is_interruption(error: BaseException) -> bool:
+    """Whether an exception has come from outside, and not from what was being done."""
+    return not isinstance(error, Exception) or _raised_by_handler(error) is not None
+
+
+def let_handlers_through(error: BaseException) -> None:
+    """Raise what a signal handler has raised, if ``error`` is that, or is a consequence of it."""
+    raised = _raised_by_handler(error)
+    if raised is not None:
+        raise raised
+
+
+def _raised_by_handler(error: BaseException | None) -> BaseException | None:
+    """Find, in what led to an exception, the one that came out of a signal handler.
+
+    It is told by its traceback: a function that handles signals now was running.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return None
+    codes = {_code(signal.getsignal(number)) for number in _SIGNALS} - {None}
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        traceback = error.__traceback__
+        while traceback is not None:
+            if traceback.tb_frame.f_code in codes:
+                return error
+            traceback = traceback.tb_next
+        error = error.__cause__
+    return None
+
+
+def _code(handler: Any) -> CodeType | None:
+    """The code that a handler runs; None: none of Python's own."""
+    if not callable(handler):
+        return None
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    code = getattr(handler, "__code__", None)
+    if code is None:  # an object with a __call__
+        code = getattr(vars(type(handler)).get("__call__"), "__code__", None)
+    return code if isinstance(code, CodeType) else None

@@ -1,0 +1,341 @@
+"""Closing takes every step, whatever the one before raises and whoever else waits for children."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from parity.tools import wait_gone
+from samples import METHODS, Call, hang, worker_pids
+from test_signals import finish, launch
+
+from lit_loader import DataLoader, arena, board, pool_resources, stacks
+from lit_loader.children import let_go
+from lit_loader.errors import LoaderError
+from lit_loader.mailbox import Mailbox
+from lit_loader.processes import STOP_GRACE
+
+
+def usage() -> tuple[int, list[str], int]:
+    """Descriptors, children and mappings of arenas."""
+    gc.collect()
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    maps = Path("/proc/self/maps").read_text().count("memfd:lit_loader")
+    return len(os.listdir("/proc/self/fd")), children, maps
+
+
+# Somebody else reaps ---------------------------------------------------------------------------
+
+PROGRAM = """
+import gc, os, signal, sys, threading, time, warnings
+from lit_loader import DataLoader
+
+def read(path):
+    with open(path) as file:
+        return file.read()
+
+def usage():
+    gc.collect()
+    children = read(f"/proc/self/task/{os.getpid()}/children").split()
+    return len(os.listdir("/proc/self/fd")), children, read("/proc/self/maps").count("memfd:lit_lo")
+
+class Data:
+    def __len__(self):
+        return 12
+    def __getitem__(self, index):
+        assert signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL
+        if not index:
+            assert os.waitstatus_to_exitcode(os.system("exit 3")) == 3  # it learns how they end
+        return index
+
+def reap(*_):
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+def reap_always():
+    while True:
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            time.sleep(0.001)
+
+def main(method, how):
+    options = {"num_workers": 2, "multiprocessing_context": method}
+    list(DataLoader(Data(), **options))
+    before = usage()
+    if how == "ignored":
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    elif how == "handler":
+        signal.signal(signal.SIGCHLD, reap)
+    else:
+        threading.Thread(target=reap_always, daemon=True).start()
+    for turn in range(2):
+        loader = DataLoader(Data(), persistent_workers=turn == 1, **options)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found = []
+            for batch in loader:
+                if turn == 1 and not found:
+                    os.kill(loader._workers.pool.pids[0], signal.SIGKILL)
+                found.append(int(batch))
+        assert found == list(range(12)), found
+        loader.close()
+        for warning in caught:
+            told = str(warning.message)
+            print("killed by SIGKILL" in told or "its exit code is not known" in told)
+    del loader, batch
+    after = usage()
+    print(before[0] == after[0], after[2], set(after[1]) - set(before[1]))
+
+if __name__ == "__main__":
+    main(*sys.argv[2:])
+"""
+
+
+@pytest.mark.parametrize("how", ["ignored", "handler", "thread"])
+@pytest.mark.parametrize(
+    "method", [pytest.param(m, marks=pytest.mark.slow if m != "fork" else ()) for m in METHODS]
+)
+def test_children_that_others_reap(tmp_path: Path, method: str, how: str) -> None:
+    told = finish(launch(PROGRAM, tmp_path, method, how))
+    assert told == ("True\nTrue 0 set()\n", "", 0)
+
+
+def test_letting_go_of_a_child_that_was_reaped() -> None:
+    before = usage()
+    process = multiprocessing.get_context("fork").Process(target=int)
+    process.start()
+    os.waitpid(process.pid or 0, 0)
+    assert process.is_alive()  # as far as multiprocessing knows
+    let_go(process)
+    assert multiprocessing.active_children() == []
+    del process
+    assert usage() == before
+
+
+def test_closing_and_starting_at_the_same_time() -> None:
+    """Whoever starts a process reaps all that have ended: another thread's, too."""
+    with DataLoader(range(4), num_workers=1) as loader:
+        list(loader)
+    before, failures = usage(), []
+
+    def work() -> None:
+        try:
+            for _ in range(12):
+                with DataLoader(range(4), num_workers=1, persistent_workers=True) as loader:
+                    assert [int(batch) for batch in loader] == list(range(4))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert usage() == before
+
+
+# Steps that fail -------------------------------------------------------------------------------
+
+
+class Broken(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (pool_resources, "end_processes"),
+        (pool_resources, "drain"),
+        (pool_resources.PoolResources, "_close_starter"),
+        (stacks.StackFile, "close"),
+        (board.StatusBoard, "release"),
+        (arena.Arena, "trim"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+@pytest.mark.parametrize("kind", [Broken, KeyboardInterrupt])
+def test_a_step_that_fails(
+    owner: Any, name: str, kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those after it are taken all the same; and the error is told."""
+    with DataLoader(range(4), num_workers=2) as loader:
+        list(loader)
+    before = usage()
+    loader = DataLoader(range(8), num_workers=2, persistent_workers=True)
+    batch = next(iter(loader))
+    original = getattr(owner, name)
+
+    def fails(*arguments: Any) -> None:
+        if name != "end_processes":
+            original(*arguments)
+        raise kind
+
+    monkeypatch.setattr(owner, name, fails)
+    with pytest.raises(kind):
+        loader.close()
+    monkeypatch.undo()
+    assert batch.tolist() == [0]
+    del batch
+    assert [int(batch) for batch in loader] == list(range(8))
+    loader.close()
+    assert usage() == before
+
+
+# Ctrl-C ----------------------------------------------------------------------------------------
+
+
+class Asked(Exception):
+    pass
+
+
+@contextlib.contextmanager
+def handler() -> Iterator[list[int]]:
+    came: list[int] = []
+
+    def raise_it(*_: Any) -> None:
+        came.append(1)
+        raise Asked
+
+    before = signal.signal(signal.SIGINT, raise_it)
+    try:
+        yield came
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_while_a_worker_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more patience with it; and the exception comes out when all is closed."""
+    before = usage()
+    loader = DataLoader(Call(lambda index: hang() if index else index), num_workers=1)
+    iterator = iter(loader)
+    next(iterator)
+    pids = worker_pids(iterator)
+    end_processes = pool_resources.end_processes
+
+    def interrupted(*arguments: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        end_processes(*arguments)
+
+    monkeypatch.setattr(pool_resources, "end_processes", interrupted)
+    began = time.monotonic()
+    with handler() as came, pytest.raises(Asked):
+        loader.close()
+    assert time.monotonic() - began < STOP_GRACE
+    assert came == [1]
+    wait_gone(pids)
+    del iterator
+    assert usage() == before
+
+
+def test_a_handler_that_closes_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the midst of next(), which waits for a batch that never comes."""
+    before = usage()
+    loader = DataLoader(Call(lambda index: hang() if index else index), num_workers=1)
+    iterator = iter(loader)
+    next(iterator)
+    previous = signal.signal(signal.SIGUSR1, lambda *_: loader.close())
+    main, waits = threading.main_thread().ident or 0, threading.Event()
+    wait = Mailbox._wait
+
+    def waiting(mail: Mailbox, timeout: float | None) -> bool:
+        waits.set()
+        return wait(mail, timeout)
+
+    monkeypatch.setattr(Mailbox, "_wait", waiting)
+    thread = threading.Thread(
+        target=lambda: (waits.wait(), signal.pthread_kill(main, signal.SIGUSR1))
+    )
+    thread.start()
+    with pytest.raises(LoaderError, match="closed"):
+        next(iterator)
+    thread.join()
+    signal.signal(signal.SIGUSR1, previous)
+    del iterator
+    assert usage() == before
+
+
+# The program's end -----------------------------------------------------------------------------
+
+DAEMON = """
+import threading, sys
+import torch
+from lit_loader import DataLoader, pin_memory
+from samples import Call, hang
+
+pin_memory.find_accelerator = lambda device="": 0
+pin_memory.pin_tensor = torch.clone
+torch.accelerator.set_device_index = lambda index: None
+reached, where = threading.Event(), "WHERE"
+
+class Data:
+    def __len__(self):
+        return 1000
+    def __getitem__(self, index):
+        if where == "waiting" and index >= 4:
+            hang()
+        return index
+
+def read(options):
+    while True:
+        for batch in DataLoader(Data(), **options):
+            if int(batch) == 3:
+                reached.set()
+
+if __name__ == "__main__":
+    threading.Thread(target=read, args=(OPTIONS,), daemon=True).start()
+    assert reached.wait(60)
+"""
+
+
+@pytest.mark.parametrize("where", ["waiting", "working"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_workers": 2},
+        {"num_workers": 2, "persistent_workers": True, "prefetch_next_epoch": True},
+        {"num_workers": 2, "pin_memory": True},
+        {"num_workers": 1, "timeout": 600},
+        pytest.param(
+            {"num_workers": 1, "multiprocessing_context": "spawn"}, marks=pytest.mark.slow
+        ),
+    ],
+    ids=str,
+)
+def test_a_daemons_thread_at_the_programs_end(
+    tmp_path: Path, where: str, options: dict[str, Any]
+) -> None:
+    """It ends without a word, and so do the workers."""
+    source = DAEMON.replace("WHERE", where).replace("OPTIONS", repr(options))
+    assert finish(launch(source, tmp_path)) == ("", "", 0)
+
+
+# Limits ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_very_many_batches_under_way(method: str) -> None:
+    loader = DataLoader(
+        range(30), num_workers=2, prefetch_factor=10_000, multiprocessing_context=method
+    )
+    assert [int(batch) for batch in loader] == list(range(30))
+
+
+def test_a_timeout_of_a_century() -> None:
+    loader = DataLoader(range(6), num_workers=1, timeout=3e9, persistent_workers=True)
+    for _ in range(2):
+        assert [int(batch) for batch in loader] == list(range(6))
+    loader.close()

@@ -1,0 +1,432 @@
+"""Exceptions out of signal handlers: at every instruction of ``next()`` and ``close()``.
+
+Each comes out as itself, nothing is left open, and the data is right: a batch that an interrupted
+``next()`` did not give is given by the next one.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from samples import Counting
+from striking import Strike, Struck, StruckHard
+from torch.utils.data import IterableDataset
+
+from lit_loader import DataLoader, pin_memory
+from lit_loader.interrupts import HeldBack, is_interruption, let_handlers_through
+
+LENGTH = 8
+
+
+class Noisy(torch.utils.data.Dataset):
+    """Sample ``index`` is ``index`` and a number drawn for it."""
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.stack([torch.tensor(float(index)), torch.rand(())])
+
+
+class Drawing(torch.utils.data.Sampler[int]):
+    """A sampler whose iterator is a generator, which an exception ends."""
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __iter__(self) -> Iterator[int]:
+        yield from torch.randperm(LENGTH).tolist()
+
+
+class Stateful(IterableDataset):
+    """0, 1, 2, ...; goes on where it was."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.at < LENGTH:
+            self.at += 1
+            yield self.at - 1
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+class Rich:
+    """A batch that is unpickled by code in Python."""
+
+    def __init__(self, batch: torch.Tensor) -> None:
+        self.batch = batch
+
+    def __setstate__(self, state: Any) -> None:
+        try:
+            self.__dict__.update(state)
+        except ValueError:
+            raise AssertionError from None
+
+    def tolist(self) -> list[float]:
+        return self.batch.tolist()  # type: ignore[no-any-return]
+
+
+def rich(samples: list[torch.Tensor]) -> Rich:
+    return Rich(torch.stack(samples))
+
+
+class Case:
+    """A loader, and the batch for which it is asked when the signal comes.
+
+    Args:
+        given: Batches given before; of ``epochs`` epochs.
+        what: ``"next"``, ``"close"`` or ``"drop"``: what is interrupted.
+    """
+
+    def __init__(
+        self, dataset: Any = None, given: int = 3, epochs: int = 0, what: str = "next",
+        **options: Any,
+    ) -> None:  # fmt: skip
+        self.given, self.epochs, self.what = given, epochs, what
+        self.dataset = dataset or Noisy
+        self.options = {"num_workers": 1, "seed": 4, **options}
+
+    def loader(self) -> DataLoader[Any]:
+        options = dict(self.options)
+        if "sampler" in options:
+            options["sampler"] = options["sampler"]()  # of the loader's own
+        return DataLoader(self.dataset(), **options)
+
+    def run(self, strike: Strike) -> tuple[list[Any], BaseException | None]:
+        """Two epochs after those before, with a strike in the first; what was given and raised."""
+        loader = self.loader()
+        found: list[Any] = []
+        for _ in range(self.epochs):
+            found += [batch.tolist() for batch in loader]
+        iterator: Any = iter(loader)
+        for _ in range(self.given):
+            found.append(next(iterator).tolist())
+        with strike.handling():
+            raised = getattr(self, self.what)(strike, loader, [iterator], found)
+            assert signal.getsignal(signal.SIGINT) == strike._handle
+        assert HeldBack.active is None
+        assert is_free(loader.lock)
+        if self.what == "next":
+            found += [batch.tolist() for batch in iterator]
+        del iterator
+        if self.what == "close":
+            loader.close()  # or does nothing
+        found += [batch.tolist() for batch in loader]
+        loader.close()
+        return found, raised
+
+    @staticmethod
+    def next(
+        strike: Strike, loader: Any, iterators: list[Any], found: list[Any]
+    ) -> BaseException | None:
+        iterator = iterators[0]
+        try:
+            strike.begin()
+            for batch in iterator:
+                found.append(batch)  # not converted: that, too, could be interrupted
+                break
+            strike.end()
+        except BaseException as error:
+            strike.end()
+            return error
+        finally:
+            found[:] = [item if isinstance(item, list) else item.tolist() for item in found]
+        return None
+
+    @staticmethod
+    def close(
+        strike: Strike, loader: Any, iterators: list[Any], found: list[Any]
+    ) -> BaseException | None:
+        try:
+            strike.begin()
+            loader.close()
+            strike.end()
+        except BaseException as error:
+            strike.end()
+            return error
+        return None
+
+    @staticmethod
+    def drop(
+        strike: Strike, loader: Any, iterators: list[Any], found: list[Any]
+    ) -> BaseException | None:
+        """By a finalizer, which cannot raise: the handler is called when it is over."""
+        try:
+            strike.begin()
+            iterators.clear()
+            strike.end()
+            if strike.at >= 0:
+                threading.Event().wait(0 if strike.struck else 2)
+        except BaseException as error:
+            strike.end()
+            return error
+        return None
+
+
+def is_free(lock: Any) -> bool:
+    """Whether another thread can have a lock."""
+    answers = []
+
+    def attempt() -> None:
+        answers.append(lock.acquire(timeout=5))
+        if answers[0]:
+            lock.release()
+
+    thread = threading.Thread(target=attempt)
+    thread.start()
+    thread.join()
+    return answers == [True]
+
+
+def usage() -> tuple[int, list[str], int]:
+    """Descriptors, children and mappings of arenas."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    maps = Path("/proc/self/maps").read_text().count("memfd:lit_loader")
+    return len(os.listdir("/proc/self/fd")), children, maps
+
+
+CASES = {
+    "in process": Case(num_workers=0),
+    "in process, first": Case(num_workers=0, given=0),
+    "in process, a sampler's": Case(num_workers=0, sampler=Drawing),
+    "in process, iterable": Case(Counting, num_workers=0),
+    "in process, stateful": Case(Stateful, num_workers=0),
+    "first": Case(given=0),
+    "middle": Case(),
+    "last": Case(given=LENGTH - 1),
+    "end": Case(given=LENGTH),
+    "decoding": Case(collate_fn=rich),
+    "unordered": Case(in_order=False, num_workers=2),
+    "a sampler's": Case(sampler=Drawing),
+    "iterable": Case(functools.partial(Counting, LENGTH)),
+    "stateful": Case(Stateful),
+    "persistent, first": Case(given=0, persistent_workers=True),
+    "persistent, second epoch": Case(given=0, epochs=1, persistent_workers=True),
+    "next epoch's": Case(given=0, epochs=1, persistent_workers=True, prefetch_next_epoch=True),
+    "next epoch's begun": Case(given=7, persistent_workers=True, prefetch_next_epoch=True),
+    "pinned": Case(pin_memory=True),
+    "pinned, first": Case(given=0, pin_memory=True),
+    "closing": Case(what="close"),
+    "closing, persistent": Case(what="close", persistent_workers=True),
+    "closing, pinned": Case(what="close", pin_memory=True, persistent_workers=True),
+    "dropping": Case(what="drop"),
+    "dropping, persistent": Case(what="drop", persistent_workers=True),
+}
+
+SPAWNED = {
+    "spawn, first": Case(given=0, multiprocessing_context="spawn"),
+    "spawn, closing": Case(what="close", multiprocessing_context="spawn"),
+    "forkserver, first": Case(given=0, multiprocessing_context="forkserver"),
+}
+
+HELD_POINTS = 25
+"""Of the many instructions at which exceptions are held back, so many are struck at."""
+
+
+@pytest.fixture(autouse=True)
+def pinning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pin by copying, where there is no accelerator."""
+    monkeypatch.setattr(pin_memory, "find_accelerator", lambda device="": 0)
+    monkeypatch.setattr(pin_memory, "pin_tensor", torch.clone)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
+
+
+def sweep(case: Case, most: int | None) -> None:
+    """Strike at every instruction, or at so many of them, evenly distributed."""
+    case.run(Strike(-1))  # all is imported
+    gc.collect()
+    before = usage()
+    count = Strike(-1)
+    expected, _ = case.run(count)
+    assert len(expected) >= LENGTH
+    assert count.exposed
+    held = sorted(set(range(count.instructions)) - set(count.exposed))
+    points = count.exposed[:: -(-len(count.exposed) // most) if most else 1]
+    some = HELD_POINTS if most is None else 1
+    points += held[len(held) // (2 * some) :: -(-len(held) // some) or 1]
+    failures = []
+    for turn, at in enumerate(points):
+        kind = (Struck, StruckHard)[turn % 2]
+        strike = Strike(at, kind)
+        found, raised = case.run(strike)
+        wrong = []
+        if case.what == "drop":
+            found, wanted = sorted(found), sorted(expected)
+        else:
+            wanted = expected if case.options.get("in_order", True) else sorted(expected)
+            found = found if case.options.get("in_order", True) else sorted(found)
+        if found != wanted:
+            wrong.append(f"data {found}")
+        if strike.struck and not strike.lost and case.what != "drop" and type(raised) is not kind:
+            wrong.append(f"raised {raised!r}")
+        if raised is not None and type(raised) is not kind:
+            wrong.append(f"raised {raised!r}")
+        raised = None
+        if usage() != before:
+            gc.collect()
+        if usage() != before:
+            wrong.append(f"left {before} {usage()}")
+            before = usage()
+        if wrong:
+            failures.append(f"at {at} of {count.instructions}: {'; '.join(wrong)}")
+        assert len(failures) < 10, "\n".join(failures)
+    assert not failures, "\n".join(failures)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_some_instructions(name: str) -> None:
+    sweep(CASES[name], 3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("name", CASES)
+def test_every_instruction(name: str) -> None:
+    sweep(CASES[name], None)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", SPAWNED)
+def test_other_start_methods(name: str) -> None:
+    sweep(SPAWNED[name], 60)
+
+
+# What is held back -----------------------------------------------------------------------------
+
+
+class Raised(Exception):
+    pass
+
+
+@pytest.fixture
+def raising() -> Iterator[list[int]]:
+    """SIGUSR1 raises; gives how often it came."""
+    came: list[int] = []
+
+    def handler(*_: Any) -> None:
+        came.append(1)
+        raise Raised(len(came))
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    yield came
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_an_exception_comes_at_the_end(raising: list[int]) -> None:
+    done = []
+    with pytest.raises(Raised) as caught, HeldBack():
+        signal.raise_signal(signal.SIGUSR1)
+        assert raising == [1]  # the handler runs at once
+        done.append(1)
+    assert done == [1]
+    assert caught.value.__context__ is None
+
+
+def test_a_second_exception_comes_at_once(raising: list[int]) -> None:
+    with pytest.raises(Raised, match="1") as caught, HeldBack():
+        signal.raise_signal(signal.SIGUSR1)
+        signal.raise_signal(signal.SIGUSR1)
+        raise AssertionError("not reached")
+    assert str(caught.value.__context__) == "2"
+
+
+def test_an_error_of_the_work_is_its_context(raising: list[int]) -> None:
+    with pytest.raises(Raised) as caught, HeldBack():
+        signal.raise_signal(signal.SIGUSR1)
+        raise LookupError
+    assert isinstance(caught.value.__context__, LookupError)
+
+
+def test_work_within_work_is_a_part_of_it(raising: list[int]) -> None:
+    hurried, done = [], []
+    with pytest.raises(Raised), HeldBack():
+        with HeldBack(hurry=lambda: hurried.append(1)):
+            signal.raise_signal(signal.SIGUSR1)
+            assert hurried == [1]
+        with HeldBack(hurry=lambda: hurried.append(2)):
+            assert hurried == [1, 2]  # somebody waits already
+        done.append(1)
+    assert done == [1]
+
+
+def test_handlers_that_the_work_sets_stay() -> None:
+    before = signal.getsignal(signal.SIGUSR1)
+    ours: Callable[..., None] = lambda *_: None  # noqa: E731
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    with HeldBack():
+        signal.signal(signal.SIGUSR1, ours)
+    assert signal.getsignal(signal.SIGUSR1) is ours
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_other_threads_hold_nothing_back(raising: list[int]) -> None:
+    inside, leave = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with HeldBack():
+            inside.set()
+            leave.wait()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    inside.wait()
+    with pytest.raises(Raised):
+        signal.raise_signal(signal.SIGUSR1)
+    leave.set()
+    thread.join()
+
+
+def test_after_a_finalizer_the_handler_is_called(raising: list[int]) -> None:
+    with pytest.raises(Raised):
+        with HeldBack(unnoticed=True):
+            signal.raise_signal(signal.SIGUSR1)
+            assert not raising
+        threading.Event().wait(20)
+    assert raising == [1]
+
+
+def test_who_has_raised(raising: list[int]) -> None:
+    def wrapped() -> None:
+        try:
+            signal.raise_signal(signal.SIGUSR1)
+        except Raised as error:
+            raise TypeError from error
+
+    with pytest.raises(TypeError) as caught:
+        wrapped()
+    assert is_interruption(caught.value)
+    with pytest.raises(Raised):
+        let_handlers_through(caught.value)
+    assert not is_interruption(Raised())
+    assert is_interruption(KeyboardInterrupt())
+    signal.signal(signal.SIGUSR1, functools.partial(signal.getsignal(signal.SIGUSR1)))  # type: ignore[arg-type]
+    with pytest.raises(TypeError) as caught:
+        wrapped()
+    assert is_interruption(caught.value)
+    let_handlers_through(LookupError())
+
+
+def test_an_error_met_while_one_is_handled_is_no_interruption(raising: list[int]) -> None:
+    try:
+        signal.raise_signal(signal.SIGUSR1)
+    except Raised:
+        with pytest.raises(LookupError) as caught:
+            raise LookupError  # noqa: B904
+        assert not is_interruption(caught.value)
