@@ -39,7 +39,7 @@ class Epochs:
         self._next_epoch = 0
         self._epoch_requested = False
         self._position: EpochPosition | None = None
-        self._commits = False
+        self._commits = self._within = False
         self._committed: Position | None = None
         self._pending: Position | None = None
 
@@ -78,6 +78,7 @@ class Epochs:
             given = pending.sampler
             start = dataclasses.replace(self._epoch_start(requested), sampler=given)
         self._pending, self._committed, self._epoch_requested = None, None, False
+        self._within = False
         self._next_epoch = start.epoch + 1
         self._position = EpochPosition(start, readers)
         batches = None
@@ -132,9 +133,9 @@ class Epochs:
             return self._next_epoch
         return requested
 
-    def commit(self, ahead: bool = False) -> None:
+    def commit(self, ahead: bool = False, within: bool = False) -> None:
         """Note that everything given out so far is used; see ``DataLoader.commit``."""
-        self._commits = True
+        self._commits, self._within = True, within
         if self._position is not None and self._pending is None:
             before = ahead and self._plan is None
             self._committed = self._position.before_last() if before else self._position.now()
@@ -149,4 +150,4 @@ class Epochs:
         now = self._position.now()
         if self._commits and (self._committed is None or self._committed.delivered < now.delivered):
             return self._committed or self._position.start
-        return self._epoch_start(requested) if now.ended else now
+        return self._epoch_start(requested) if now.ended and not self._within else now

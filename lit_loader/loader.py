@@ -378,7 +378,7 @@ class DataLoader(Generic[T_co]):
         """Begin the epoch that comes next; called by an iterator at its first ``next()``."""
         return self._epochs.begin(readers=max(1, self.num_workers) if self._iterable else 0)
 
-    def commit(self, ahead: bool = False) -> None:
+    def commit(self, ahead: bool = False, within: bool = False) -> None:
         """Declare everything given out so far as used.
 
         Once this has been called, :meth:`state_dict` gives the position of the last call instead of
@@ -388,8 +388,10 @@ class DataLoader(Generic[T_co]):
         Args:
             ahead: Whether the last batch given out is not used yet, for a training loop that takes
                 one ahead; for iterable datasets only.
+            within: Whether the training loop's epoch goes on. If this loader has come to its end,
+                it has nothing more to give then, also after resuming; else its next epoch begins.
         """
-        self._epochs.commit(ahead)
+        self._epochs.commit(ahead, within)
 
     def state_dict(self) -> dict[str, Any]:
         """Give the position in the data, for :meth:`load_state_dict`.

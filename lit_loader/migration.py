@@ -178,6 +178,7 @@ class SwappedDataModule(ManagedLoaders):
     @trainer.setter
     def trainer(self, value: Trainer | None) -> None:
         self.wrapped.trainer = value
+        self._attach(value)
 
     @property
     def batch_size(self) -> Any:

@@ -42,7 +42,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("multiprocess",),
     ("persistent",),
     # the public face
-    ("loader",),
+    ("loader", "on_demand", "trainer_progress"),
     ("callbacks", "loop_watch", "predict"),
     ("managed", "monitor"),
     ("migration",),

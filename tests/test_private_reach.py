@@ -27,7 +27,7 @@ from lit_loader import collate, generators, handover, seeding, streams
 PACKAGE = Path(__file__).parent.parent / "lit_loader"
 
 REACHES = {
-    "callbacks.py": {"fit_loop._restarting"},
+    "callbacks.py": {"fit_loop._data_fetcher"},
     "collate.py": {"torch.utils.data._utils"},
     "generators.py": {"mtrand._rand"},
     "handover.py": {"popen._fds"},
@@ -37,6 +37,7 @@ REACHES = {
         "tensor._indices", "tensor._values", "obj._untyped_storage", "torch._C",
         "torch._make_per_tensor_quantized_tensor", "torch._make_per_channel_quantized_tensor",
     },
+    "trainer_progress.py": {"fit_loop._restarting", "loop._batches_that_stepped"},
     "streams.py": {"_mtrand._rand", "generator._bit_generator"},
     "worker.py": {"torch.utils.data._utils", "torch_worker._worker_info"},
 }  # fmt: skip
