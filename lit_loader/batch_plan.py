@@ -51,6 +51,7 @@ from lit_loader.sampling import (
     resolve,
 )
 from lit_loader.seeding import derive, seed_globals
+from lit_loader.sharded_sampler import distributed_sampler_of
 from lit_loader.streams import preserved
 
 __all__ = ["BatchPlan", "Coming", "EpochBatches"]
@@ -84,10 +85,11 @@ class BatchPlan:
         batch_sampler: Any iterable of batches, given instead of batch size and sampler.
         batch_size: Samples a batch on this rank; None for single indices instead of lists.
         drop_last: Leave off this rank's last batch if it is not full.
-        shard: This rank's share. A sampler that is a torch ``DistributedSampler`` shards itself
-            and is not sharded again.
+        shard: This rank's share. A sampler that is a torch ``DistributedSampler`` (or a batch
+            sampler around one) shards itself and is not sharded again.
         seed: Base seed, or a function that gives it at the start of an epoch; the same one that
             the `ShuffledSampler` has.
+        watched: A sampler that programs may tell the epoch instead of this one, or None.
 
     Raises:
         OptionError: A sampler tells of itself what cannot be part of a state, or a batch sampler
@@ -102,6 +104,7 @@ class BatchPlan:
         drop_last: bool = False,
         shard: Shard | None = None,
         seed: Seed = 0,
+        watched: Any = None,
     ) -> None:
         self.source: Any = sampler if batch_sampler is None else batch_sampler
         self.batched = batch_sampler is not None
@@ -118,10 +121,12 @@ class BatchPlan:
         self._owners: list[Any] = [self.source]
         if isinstance(inner := getattr(self.source, "sampler", None), Iterable):
             self._owners.append(inner)  # Lightning, too, looks for a batch sampler's sampler
-        self.num_replicas = self.shard.num_replicas
-        for owner in self._owners:
-            if isinstance(owner, DistributedSampler):
-                self.shard, self.num_replicas = Shard(), owner.num_replicas
+        self.rank, self.num_replicas = self.shard.rank, self.shard.num_replicas
+        if (distributed := distributed_sampler_of(self.source)) is not None:
+            self.shard = Shard()
+            self.rank, self.num_replicas = distributed.rank, distributed.num_replicas
+        if watched is not None:
+            self._owners.append(watched)
         self._epochs_seen = [0] * len(self._owners)
         self.fingerprint()  # what cannot be told is refused here, not at the first checkpoint
 
@@ -384,7 +389,7 @@ class EpochBatches(Iterator[Any]):
                     seed_globals(derive(seed, number))
                 if items is None:
                     items = self._open(source)
-                group = list(itertools.islice(items, group_size))
+                group = _take(items, group_size)
             if plan.shard.tail == "pad" and len(head) < plan.shard.num_replicas - 1:
                 head += group[: plan.shard.num_replicas - 1 - len(head)]
                 if self._stateful is not None and not plan.divides_evenly():
@@ -434,6 +439,17 @@ _DRAWS_NOTHING = (
     *(OrderedSampler, ShuffledSampler, SequentialSampler, DistributedSampler),
     *(list, tuple, range, np.ndarray, torch.Tensor),
 )
+
+
+def _take(items: Iterator[Any], number: int) -> list[Any]:
+    """Draw some items; without ``iter``, at which some that are their own iterators begin anew."""
+    taken: list[Any] = []
+    while len(taken) < number:
+        try:
+            taken.append(next(items))
+        except StopIteration:
+            break
+    return taken
 
 
 def _reproducible(source: Any, seed: int) -> tuple[Any, bool]:

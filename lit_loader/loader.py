@@ -2,6 +2,11 @@
 
 It holds the options, gives out iterators, and keeps what outlives one of them: the persistent
 workers and the count of epochs. How batches are made and carried is told in `lit_loader.iterator`.
+
+It is a subclass of torch's class so that programs and type checkers know it for a loader, and
+rebuild, shard or wrap it as they do with torch's. Nothing of torch's machinery runs: every method
+is overridden or reads attributes alone, and ``tests/test_torch_class.py`` holds that against the
+class of the torch that is installed.
 """
 
 from __future__ import annotations
@@ -14,11 +19,19 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from multiprocessing.context import BaseContext
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
-from torch.utils.data import BatchSampler, Dataset, IterableDataset, default_collate
+from torch.utils.data import (
+    BatchSampler,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    default_collate,
+)
+from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import default_convert as torch_default_convert
+from torch.utils.data.dataloader import _DatasetKind  # programs compare _dataset_kind with it
 
 from lit_loader import pin_memory as pinning
 from lit_loader.batch_plan import BatchPlan, Coming
@@ -34,6 +47,8 @@ from lit_loader.persistent import PersistentWorkers, temporary
 from lit_loader.placement import quicker_here
 from lit_loader.places import short_repr
 from lit_loader.position import Position, ReadPoint
+from lit_loader.predict import certain_indices
+from lit_loader.processors import usable_processors
 from lit_loader.recorder import Recorder
 from lit_loader.recovery import Recovery
 from lit_loader.sample_errors import TRANSIENT_ERRORS, Tolerance
@@ -45,9 +60,17 @@ from lit_loader.sampling import (
     ShuffledSampler,
     whole_number,
 )
-from lit_loader.seeding import BaseSeed, base_seed
+from lit_loader.seeding import BaseSeed
+from lit_loader.sharded_sampler import (
+    ShardedSampler,
+    Sharding,
+    distributed_sampler_of,
+    shard_items,
+    sharding_of,
+)
 from lit_loader.state import ELASTIC, LoaderState
 from lit_loader.statistics import LoaderStatistics
+from lit_loader.unsharded import advice_if_unsharded
 from lit_loader.worker_pool import WorkerPool
 
 __all__ = ["DataLoader"]
@@ -60,11 +83,15 @@ _FIXED: Final = frozenset(
 )
 
 
-class DataLoader(Generic[T_co]):
+class DataLoader(TorchLoader[T_co]):
     """Loads batches of a dataset, in worker processes if wanted.
 
-    Takes the place of ``torch.utils.data.DataLoader``: the same arguments, in the same order, with
-    the same defaults. :class:`lit_loader.LoaderConfig` documents every one of them.
+    Takes the place of ``torch.utils.data.DataLoader``, and is one: the same arguments, in the same
+    order, with the same defaults. :class:`lit_loader.LoaderConfig` documents every one of them.
+
+    A ``torch.utils.data.DistributedSampler`` is taken for what it says: rank, replicas, shuffle,
+    seed, what to do with the rest, and the epoch that it is told. Where ``num_replicas`` and
+    ``rank`` are given, ``loader.sampler`` is one, of this rank's indices.
 
     Nothing is started before the first ``next()`` of an iterator. With ``persistent_workers`` the
     workers live until :meth:`close`, the end of a ``with`` block, or the loader's own end. Several
@@ -75,18 +102,18 @@ class DataLoader(Generic[T_co]):
         OptionError: An option, or a combination of options, is refused (a ValueError).
     """
 
-    dataset: Dataset[T_co]
-    batch_size: int | None
-    num_workers: int
-    prefetch_factor: int | None
     collate_fn: Callable[[list[Any]], Any]
-    worker_init_fn: Callable[[int], object] | None
+    worker_init_fn: Callable[[int], object] | None  # type: ignore[assignment]
     generator: torch.Generator | None
-    sampler: Iterable[Any]
     batch_sampler: Iterable[Any] | None
 
-    _built = False
+    # The class has torch's name, and so this is torch's own flag under torch's own mangled name
+    # (_DataLoader__initialized): programs that exchange samplers (timm's loaders) switch it off
+    # for that, and on again.
+    __initialized = False
+    _plan: BatchPlan | None = None
 
+    # torch's constructor is not called: it would set up torch's machinery.
     def __init__(
         self,
         dataset: Dataset[T_co],
@@ -145,7 +172,7 @@ class DataLoader(Generic[T_co]):
         self.generator = config.generator
         self.seed = config.seed
         # An object of its own: samplers hold it, and would hold the loader in a cycle otherwise.
-        self._base_seed = BaseSeed(config.seed, config.generator)
+        self._base_seed = BaseSeed(config.seed, config.generator, (config.num_replicas or 1) > 1)
         self.seeding = config.seeding
         self.reseed_fn = config.reseed_fn
         self.num_replicas = config.num_replicas
@@ -165,15 +192,15 @@ class DataLoader(Generic[T_co]):
         self.collate_fn = config.collate_fn or (
             torch_default_convert if self.batch_sampler is None else default_collate
         )
-        self._plan = self._make_plan(config)
-        self._epochs = Epochs(self._plan, self._base_seed)
+        self._dataset_kind = _DatasetKind.Iterable if self._iterable else _DatasetKind.Map
         self.promised: int | None = None
         self._copies_to: tuple[torch.device, Move] | None = None
         self._warnings_given: set[str] = set()
         self._made_here: bool | None = None  # not measured yet
         self.recorder = Recorder()
         self._reset_process_state()
-        self._built = True
+        self.__initialized = True
+        self.check_worker_number_rationality()
 
     def _reset_process_state(self) -> None:
         """Begin with what belongs to one process: no workers yet, no iterators."""
@@ -182,7 +209,15 @@ class DataLoader(Generic[T_co]):
         self._iterators: weakref.WeakSet[MultiProcessIterator[Any]] = weakref.WeakSet()
 
     def _samplers(self, config: LoaderConfig) -> tuple[Iterable[Any], Iterable[Any] | None]:
+        """Give what ``sampler`` and ``batch_sampler`` show: what this process reads."""
+        certain = config.in_order and config.on_sample_error == "raise"
+        batch_sampler = certain_indices(config.batch_sampler, certain)
         sampler = config.sampler
+        given = distributed_sampler_of(sampler if batch_sampler is None else batch_sampler)
+        if given is not None:
+            _check_replicas(config, given)
+            seed = getattr(given, "seed", None)
+            self._base_seed.sampler = seed if isinstance(seed, int) else None
         if sampler is None:
             if self._iterable:
                 sampler = EndlessSampler()
@@ -190,33 +225,78 @@ class DataLoader(Generic[T_co]):
                 sampler = ShuffledSampler(self.dataset, self.generator, self._base_seed)
             else:
                 sampler = OrderedSampler(self.dataset)  # type: ignore[arg-type]
-        if config.batch_sampler is not None or config.batch_size is None:
-            return sampler, config.batch_sampler
+        if config.num_replicas is not None and not self._iterable and given is None:
+            shard = Shard(config.rank or 0, config.num_replicas, config.shard_tail)  # type: ignore[arg-type]
+            sampler = shard_items(sampler, shard)
+            if batch_sampler is not None:
+                batch_sampler = shard_items(batch_sampler, shard)
+        if batch_sampler is not None or config.batch_size is None:
+            return sampler, batch_sampler
         return sampler, BatchSampler(sampler, config.batch_size, config.drop_last)
 
-    def _make_plan(self, config: LoaderConfig) -> BatchPlan | None:
-        """Make the plan of every epoch; an iterable dataset has none."""
+    def _make_plan(self) -> BatchPlan | None:
+        """Make the plan of every epoch of what the samplers show; an iterable dataset has none."""
         if self._iterable:
             return None
-        shard = Shard()
-        if config.num_replicas is not None and config.rank is not None:
-            shard = Shard(config.rank, config.num_replicas, config.shard_tail)  # type: ignore[arg-type]
-        return BatchPlan(
-            self.sampler,
-            config.batch_sampler,
-            config.batch_size,
-            config.drop_last,
-            shard,
-            self._base_seed,
-        )
+        items: Any = self.sampler
+        batches: Any = self.batch_sampler
+        size, drop_last = None, False
+        if type(batches) is BatchSampler:
+            default = self.batch_size is not None and batches.sampler is items
+            if default or sharding_of(batches.sampler, self._base_seed) is not None:
+                items, size, drop_last = batches.sampler, batches.batch_size, batches.drop_last
+                batches = None
+        shown = items if batches is None else batches
+        sharding = sharding_of(shown, self._base_seed) or Sharding(shown, Shard())
+        if batches is None:
+            items = sharding.items
+        else:
+            batches = sharding.items
+        shard, watched = sharding.shard, sharding.watched
+        return BatchPlan(items, batches, size, drop_last, shard, self._base_seed, watched)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if self._built and name in _FIXED:
+        if self.__initialized and name in _FIXED:
             raise OptionError(
                 f"{name} cannot be changed once the loader is built, "
                 f"got {name}={short_repr(value)}: make a new loader"
             )
         super().__setattr__(name, value)
+        if name == "_DataLoader__initialized" and value:
+            self._plan = self._make_plan()
+            self._epochs = Epochs(self._plan, self._base_seed)
+
+    @property
+    def _iterator(self) -> Any:
+        """The iterator that has the persistent workers; programs set it to None to end these."""
+        if not self.persistent_workers:
+            return None
+        return next((each for each in self._iterators if each.connected), None)
+
+    @_iterator.setter
+    def _iterator(self, value: Any) -> None:
+        if self.persistent_workers:
+            self.close()
+
+    @_iterator.deleter
+    def _iterator(self) -> None:
+        self._iterator = None
+
+    @property
+    def _IterableDataset_len_called(self) -> Any:  # type: ignore[override]
+        return self.promised
+
+    def check_worker_number_rationality(self) -> None:
+        """Warn if there are more workers than processors that this process may use."""
+        processors = math.ceil(usable_processors())
+        if self.num_workers > processors:
+            self._warn_once(
+                f"{_AS_TORCH_BEGINS} {self.num_workers} worker processes, but this "
+                f"process may use {processors} processors: for work that computes, more workers "
+                f"only take time from each other and from training; num_workers={processors} is "
+                "enough, unless samples wait for storage",
+                4,
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
@@ -294,7 +374,11 @@ class DataLoader(Generic[T_co]):
             samples // self.batch_size if self.drop_last else math.ceil(samples / self.batch_size)
         )
 
-    def __iter__(self) -> LoaderIterator[T_co]:
+    def __iter__(self) -> LoaderIterator[T_co]:  # type: ignore[override]
+        return self._get_iterator()
+
+    def _get_iterator(self) -> LoaderIterator[T_co]:  # type: ignore[override]
+        """Make an iterator; where torch's loader makes its own, which subclasses override."""
         pin, device = self._pinning()
         if self.num_workers == 0 or (pin is None and self._best_made_here()):
             return InProcessIterator(self, pin)
@@ -360,8 +444,8 @@ class DataLoader(Generic[T_co]):
             worker_init_fn=self.worker_init_fn,
             seeding=self.seeding,
             reseed_fn=self.reseed_fn,
-            rank=self.rank or 0,
-            num_replicas=self.num_replicas or 1,
+            rank=self._replica[0],
+            num_replicas=self._replica[1],
             tolerance=Tolerance(
                 policy=self.on_sample_error,
                 limit=self.max_sample_errors,
@@ -374,8 +458,20 @@ class DataLoader(Generic[T_co]):
             own_order=self._plan is not None and isinstance(self._plan.source, EpochOrder),
         )
 
+    @property
+    def _replica(self) -> tuple[int, int]:
+        """This process's number among those that share the data, and how many they are."""
+        if self._plan is not None:
+            return self._plan.rank, self._plan.num_replicas
+        return self.rank or 0, self.num_replicas or 1
+
     def begin_epoch(self) -> EpochStart:
         """Begin the epoch that comes next; called by an iterator at its first ``next()``."""
+        if self.num_replicas is None:
+            shown = self.sampler if self.batch_sampler is None else self.batch_sampler
+            advice = advice_if_unsharded(self.dataset, shown, self._iterable)
+            if advice is not None:
+                self._warn_once(advice, 6)
         return self._epochs.begin(readers=max(1, self.num_workers) if self._iterable else 0)
 
     def commit(self, ahead: bool = False, within: bool = False) -> None:
@@ -436,14 +532,28 @@ class DataLoader(Generic[T_co]):
         Raises:
             StateError: The state does not fit, says which part and what to do.
         """
+        # Set as an attribute: Lightning sets again, on a loader that it rebuilds with a sampler of
+        # its own, what has been set on the one that a hook has made.
+        self._loaded_state = state
+
+    @property
+    def _loaded_state(self) -> Mapping[str, Any] | None:
+        return None  # it is in the epochs' hands
+
+    @_loaded_state.setter
+    def _loaded_state(self, state: Mapping[str, Any]) -> None:
         loaded = LoaderState.from_dict(state)
-        seed = base_seed(self.seed, self.generator)
+        seed = self._base_seed.given()
         theirs = loaded.fingerprint.get("seed")
         # A seed that nobody chose is taken over: the data goes on as it would have.
-        adopted = theirs if self.seed is None and self.generator is None else None
+        adopted = None if self._base_seed.chosen else theirs
         if isinstance(adopted, int):
             seed = adopted
         fingerprint = self._fingerprint(seed)
+        # So is the kind of shuffled order: where there are ranks it is DistributedSampler's.
+        order = loaded.fingerprint.get("order")
+        if {order, fingerprint["order"]} <= _SHUFFLED:
+            fingerprint["order"] = order
         batches = loaded.batches
         readers = tuple(ReadPoint(*point) for point in loaded.workers or ())
         if self._plan is not None:
@@ -465,6 +575,8 @@ class DataLoader(Generic[T_co]):
             batches = self._plan.start_for(loaded.samples)
         if isinstance(adopted, int):
             self._base_seed.resumed = adopted
+        if self._plan is not None and isinstance(self._plan.source, ShuffledSampler):
+            self._plan.source.as_distributed = order == DistributedSampler.__name__
         self._epochs.load(
             Position(
                 loaded.epoch,
@@ -483,22 +595,18 @@ class DataLoader(Generic[T_co]):
             length: int | None = len(self.dataset)  # type: ignore[arg-type]
         except (TypeError, NotImplementedError):
             length = None
-        order = (
-            self.sampler
-            if self.batch_size is not None or self.batch_sampler is None
-            else self.batch_sampler
-        )
+        plan = self._plan
         return {
             "dataset_length": length,
             "seed": seed,
             "seeding": self.seeding,
-            "order": type(order).__name__,
-            "batch_size": self.batch_size,
-            "num_replicas": self.num_replicas or 1,
+            "order": _order_name(self.sampler if plan is None else plan.source),
+            "batch_size": self.batch_size if plan is None or plan.single else plan.size,
+            "num_replicas": self._replica[1],
             "rank": self.rank if self._iterable and self.num_replicas != 1 else None,
             "num_workers": max(1, self.num_workers) if self._iterable else None,
             **told("dataset", self.dataset),
-            **(self._plan.fingerprint() if self._plan is not None else {}),
+            **(plan.fingerprint() if plan is not None else {}),
         }
 
     def warn_of_broken_promise(self, promised: int, samples: int) -> None:
@@ -606,13 +714,45 @@ class DataLoader(Generic[T_co]):
     def __repr__(self) -> str:
         parts = [type(self.dataset).__name__, f"batch_size={self.batch_size}"]
         if self.batch_size is None and self.batch_sampler is not None:
-            parts[-1] = f"batch_sampler={type(self.batch_sampler).__name__}"
+            parts[-1] = f"batch_sampler={type(_behind(self.batch_sampler)).__name__}"
         elif not self._iterable:
-            parts.append(f"sampler={type(self.sampler).__name__}")
+            parts.append(f"sampler={type(_behind(self.sampler)).__name__}")
         parts.append(f"num_workers={self.num_workers}")
         if self.num_replicas is not None:
             parts.append(f"rank={self.rank} of num_replicas={self.num_replicas}")
         return f"{type(self).__name__}({', '.join(parts)})"
+
+
+def _behind(sampler: object) -> object:
+    """What a share was taken of."""
+    return sampler.source if isinstance(sampler, ShardedSampler) else sampler
+
+
+_AS_TORCH_BEGINS: Final = "This DataLoader will create"
+"""The warning's first words are torch's: programs filter it by them."""
+
+_SHUFFLED: Final = frozenset({ShuffledSampler.__name__, DistributedSampler.__name__})
+"""Names in a state of the two orders that a `ShuffledSampler` can give."""
+
+
+def _order_name(source: Any) -> str:
+    if isinstance(source, ShuffledSampler) and source.as_distributed:
+        return DistributedSampler.__name__
+    return type(source).__name__
+
+
+def _check_replicas(config: LoaderConfig, sampler: DistributedSampler[Any]) -> None:
+    """Make sure that a sampler which shards, and the options, mean the same processes.
+
+    Raises:
+        OptionError: They do not.
+    """
+    theirs, ours = (sampler.rank, sampler.num_replicas), (config.rank, config.num_replicas)
+    if ours not in ((None, None), theirs):
+        raise OptionError(
+            f"the sampler shards for rank {theirs[0]} of {theirs[1]}, but rank={ours[0]} and "
+            f"num_replicas={ours[1]} were given: leave these at None"
+        )
 
 
 def _check_dataset(dataset: Any) -> None:

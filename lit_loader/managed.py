@@ -20,13 +20,12 @@ from typing import Any
 
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch import LightningDataModule, Trainer
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import CombinedLoader, rank_zero_info
 from torch.utils.data import Dataset, IterableDataset
 
 from lit_loader.callbacks import LoaderStateCallback, put_in_front
 from lit_loader.config import LoaderConfig
 from lit_loader.loader import DataLoader
-from lit_loader.predict import PredictionLoader
 
 __all__ = ["SPLITS", "ManagedLoaders"]
 
@@ -79,11 +78,8 @@ class ManagedLoaders(LightningDataModule):
             OptionError: The options do not fit the dataset.
         """
         config = self._with_trainer(split, config)
-        iterable = isinstance(dataset, IterableDataset)
-        config.check_dataset_kind(iterable)
-        known = config.in_order and config.on_sample_error == "raise" and not iterable
-        kind = PredictionLoader if split == "predict" and known else DataLoader
-        loader = kind(dataset, **config.with_samplers_for(dataset).as_kwargs())
+        config.check_dataset_kind(isinstance(dataset, IterableDataset))
+        loader = DataLoader(dataset, **config.with_samplers_for(dataset).as_kwargs())
         if self.device_prefetch and self.trainer is not None:
             loader.copy_ahead(self.trainer.strategy.root_device, move_data_to_device)
         self._loaders.add(loader)
@@ -118,8 +114,16 @@ class ManagedLoaders(LightningDataModule):
 
     def close(self) -> None:
         """Closes every loader that is still alive: workers, threads and memory. Idempotent."""
-        for loader in list(self._loaders):
+        for loader in [*self._loaders, *self._rebuilt()]:
             loader.close()
+
+    def _rebuilt(self) -> list[DataLoader[Any]]:
+        """The Trainer's loaders; for predictions it makes one of its own out of each of ours."""
+        if self.trainer is None:
+            return []
+        loaders = self.trainer.predict_dataloaders
+        found = [] if loaders is None else CombinedLoader(loaders).flattened
+        return [loader for loader in found if isinstance(loader, DataLoader)]
 
     def teardown(self, stage: str | None = None) -> None:
         """Closes the loaders; Lightning calls it after a run that ended by itself."""

@@ -1,96 +1,48 @@
-"""The loader for ``Trainer.predict``: it remembers which samples each batch holds.
+"""Prediction writers are told the indices of a batch only where these are certain.
 
 ::
 
-    plan ─indices─▶ note ─▶ iterator ─▶ batch ─▶ predict_step ─▶ BasePredictionWriter
-                     ╰─ seen_batch_indices[batch_idx] ─────────▶ batch_indices ╯
+    Lightning ─ wraps loader.batch_sampler ─▶ notes each batch drawn ─ by number ─▶ writers
 
-Lightning tells its prediction writers the indices of a batch only if the loader's ``batch_sampler``
-is of a class of its own, which it puts there for torch's ``DataLoader`` alone.
+The wrapper notes batches in the order in which they are drawn. Where the loader gives them out in
+another order, or leaves samples out, number ``i`` would be another batch's: then the wrapper is
+hidden, and Lightning says that it cannot infer the indices.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
-from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
-
-from lit_loader.batch_plan import EpochBatches
-from lit_loader.iterator import EpochStart
-from lit_loader.loader import DataLoader
-
-__all__ = ["PredictionLoader", "SeenBatches"]
-
-T_co = TypeVar("T_co", covariant=True)
+__all__ = ["certain_indices"]
 
 
-class SeenBatches(_IndexBatchSamplerWrapper):
-    """A batch sampler that shows, besides, the batches which the loader has drawn so far.
+def certain_indices(batch_sampler: Any, certain: bool) -> Any:
+    """Hide what notes batches as they are drawn, if that is not how they are given out.
 
-    Attributes:
-        seen_batch_indices: The indices of this rank's batches since the epoch began, batch by
-            batch; ahead of what has been given out by as much as the workers prefetch.
+    Args:
+        batch_sampler: Any, or None.
+        certain: Whether batch number ``i`` given out is number ``i`` drawn, with all its samples.
     """
+    if certain or not any(kind.__name__ == _NOTING for kind in type(batch_sampler).__mro__):
+        return batch_sampler
+    return _Unnoted(batch_sampler)
 
-    # Lightning's own constructor copies the attributes of a torch BatchSampler, and fails for a
-    # batch sampler without any (a list of lists, say).
+
+# Private reach: the class that Lightning looks for, of which there are two (``lightning`` and
+# ``pytorch_lightning``). It is known by its name, for no loader needs Lightning.
+_NOTING = "_IndexBatchSamplerWrapper"
+
+
+class _Unnoted:
+    """A batch sampler that gives what another gives, and nothing else of it but its sampler."""
+
     def __init__(self, batch_sampler: Iterable[Any]) -> None:
-        self.seen_batch_indices: list[Any] = []
+        self.sampler = getattr(batch_sampler, "sampler", None)
         self._batch_sampler: Any = batch_sampler
 
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[Any]:
         return iter(self._batch_sampler)
 
     def __len__(self) -> int:
         return len(self._batch_sampler)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_batch_sampler":  # not there yet while this is being unpickled
-            raise AttributeError(name)
-        return getattr(self._batch_sampler, name)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_batch_sampler": self._batch_sampler, "seen_batch_indices": []}
-
-
-class PredictionLoader(DataLoader[T_co]):
-    """A `DataLoader` of batches in order whose ``batch_sampler`` is a `SeenBatches`.
-
-    It is for map-style datasets with ``in_order=True`` and ``on_sample_error="raise"``: with other
-    options batch number ``i`` need not hold what the sampler's batch number ``i`` says.
-    """
-
-    _seen: SeenBatches | None = None
-
-    @property
-    def batch_sampler(self) -> SeenBatches | None:
-        """The batch sampler, with what has been drawn from it; None with ``batch_size=None``."""
-        return self._seen
-
-    @batch_sampler.setter
-    def batch_sampler(self, value: Iterable[Any] | None) -> None:
-        self._seen = None if value is None else SeenBatches(value)
-
-    def begin_epoch(self) -> EpochStart:
-        """Begin the epoch that comes next, with nothing seen of it."""
-        start = super().begin_epoch()
-        if self._seen is None or start.batches is None:
-            return start
-        seen = self._seen.seen_batch_indices = []
-        # A stand-in: whoever draws from it knows no more of it than the iterators do.
-        return dataclasses.replace(start, batches=_Noted(start.batches, seen))  # type: ignore[arg-type]
-
-
-class _Noted(Iterator[Any]):
-    """An epoch's batches, each of them noted when it is drawn."""
-
-    def __init__(self, batches: EpochBatches, seen: list[Any]) -> None:
-        self._batches, self._seen = batches, seen
-        self.state = batches.state
-
-    def __next__(self) -> Any:
-        batch = next(self._batches)
-        self._seen.append(batch)
-        return batch

@@ -7,8 +7,10 @@ position of any epoch is reached at once.
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import operator
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -21,7 +23,7 @@ from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 from lit_loader.errors import OptionError
 from lit_loader.permutation import Permutation
 from lit_loader.places import short_repr
-from lit_loader.seeding import derive
+from lit_loader.seeding import BaseSeed, derive
 
 __all__ = [
     "CHUNK",
@@ -90,6 +92,8 @@ class EpochOrder:
         return f"{type(self).__name__}({type(self.data_source).__name__}, epoch={self.epoch})"
 
     def __iter__(self) -> Iterator[int]:
+        """Give the order of the epoch; the loader itself computes batches without this."""
+        tell_of_other_loader(self)
         length, order = len(self), self.order(self.epoch)
         for start in range(0, length, CHUNK):
             stop = min(start + CHUNK, length)
@@ -118,6 +122,10 @@ class ShuffledSampler(EpochOrder, RandomSampler):
         generator: The loader's option, kept for those who look at it; not drawn from.
         seed: Base seed, or a function that gives it when an order is asked for.
 
+    Attributes:
+        as_distributed: Whether the order is that of torch's ``DistributedSampler`` with this seed,
+            which takes memory for all indices.
+
     Raises:
         ValueError: If the dataset is empty and torch's class refuses that.
     """
@@ -127,13 +135,67 @@ class ShuffledSampler(EpochOrder, RandomSampler):
     ) -> None:
         super().__init__(data_source, generator=generator)
         self.seed = seed
+        self.as_distributed = False
+        self._given_generator = generator
+
+    def __iter__(self) -> Iterator[int]:
+        """Give the order of the epoch that was set; as torch's class does where none ever was.
+
+        A program that makes the batches itself may iterate a loader's sampler again and again, and
+        means another order each time; or it puts a generator in here that it keeps equal on all
+        ranks.
+        """
+        fixed = "epoch" in vars(self) or not isinstance(self.seed, BaseSeed)  # no loader's
+        if fixed and self.generator is self._given_generator:
+            return EpochOrder.__iter__(self)
+        tell_of_other_loader(self)
+        return RandomSampler.__iter__(self)
 
     def order(self, epoch: int) -> Callable[[Indices], Indices]:  # noqa: D102
-        return _permutation(len(self.data_source), derive(resolve(self.seed), epoch)).at
+        seed = resolve(self.seed)
+        if self.as_distributed:
+            return _randperm(len(self.data_source), seed + epoch).__getitem__
+        return _permutation(len(self.data_source), derive(seed, epoch)).at
 
+
+def tell_of_other_loader(sampler: object) -> None:
+    """Warn, once, if the caller is torch's own loader: it makes the batches then, and not ours.
+
+    Programs that rebuild the loaders they are given (accelerate's ``prepare``) take the sampler
+    along and leave workers, seeding, state and statistics behind.
+    """
+    global _told
+    frame = None if _told else inspect.currentframe()
+    for _ in range(_FRAMES_TO_LOADER):
+        if frame is None:
+            return
+        if frame.f_globals.get("__name__") == "torch.utils.data.dataloader":
+            _told = True
+            warnings.warn(
+                f"the batches of a lit_loader.DataLoader ({type(sampler).__name__}) are made by "
+                "torch's DataLoader: the program rebuilds the loaders that it is given, as "
+                'accelerate\'s prepare() does; "Other frameworks" in the documentation says how '
+                "lit_loader's own workers are used there",
+                stacklevel=2,
+            )
+            return
+        frame = frame.f_back
+
+
+_told = False
+_FRAMES_TO_LOADER = 12  # samplers around samplers in between
 
 # An epoch's order is asked for when it is foreseen, when that is compared, and when it begins.
 _permutation = functools.lru_cache(maxsize=4)(Permutation)
+
+
+@functools.lru_cache(maxsize=2)
+def _randperm(length: int, seed: int) -> Indices:
+    generator = torch.Generator().manual_seed(seed & _TORCH_SEEDS)
+    return torch.randperm(length, generator=generator).numpy()
+
+
+_TORCH_SEEDS = 0xFFFF_FFFF_FFFF_FFFF
 
 
 def resolve(seed: Seed) -> int:

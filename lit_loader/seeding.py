@@ -18,6 +18,7 @@ import ctypes
 import hashlib
 import io
 import operator
+import os
 import pickle
 import random
 from functools import cache
@@ -133,19 +134,41 @@ class BaseSeed:
     Args:
         seed: The loader's ``seed`` option.
         generator: The loader's ``generator`` option.
+        several: Whether several processes share the data, and must therefore have one seed.
 
     Attributes:
         resumed: The seed of a state that was loaded, which takes the place of all else.
+        sampler: The seed that a distributed sampler of the user's has, or None. It is the same on
+            all ranks, where generators often are not.
     """
 
-    def __init__(self, seed: int | None, generator: torch.Generator | None) -> None:
+    def __init__(
+        self, seed: int | None, generator: torch.Generator | None, several: bool = False
+    ) -> None:
         self.resumed: int | None = None
+        self.sampler: int | None = None
         self._seed = seed
         self._generator = generator
+        self._several = several
 
     def __call__(self) -> int:
         """Give the base seed."""
-        return base_seed(self._seed, self._generator) if self.resumed is None else self.resumed
+        return self.given() if self.resumed is None else self.resumed
+
+    def given(self) -> int:
+        """Give the base seed that there is without a state."""
+        seed = self._seed
+        if seed is None:
+            seed = self.sampler
+        if seed is None and self._generator is None and self._several:
+            # Programs seed each rank with a number of its own, and would have an order each.
+            seed = int(os.environ.get("PL_GLOBAL_SEED", 0))
+        return base_seed(seed, self._generator)
+
+    @property
+    def chosen(self) -> bool:
+        """Whether somebody has chosen it for this loader."""
+        return self._seed is not None or (self.sampler is None and self._generator is not None)
 
 
 def seed_worker(seed: int) -> None:

@@ -22,10 +22,11 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("config", "sampling", "arena", "layout", "collate", "failure", "fetch", "fingerprint",
      "generators", "pin_memory", "quiet_start", "reorder", "sample_errors", "shared_sequence",
      "stacks", "statistics", "streams"),
-    ("mixture", "pad", "recorder", "state", "tables", "token_budget", "tolerant_fetch", "timeline",
-     "verdict"),
+    ("mixture", "pad", "predict", "recorder", "sharded_sampler", "state", "tables", "token_budget",
+     "tolerant_fetch", "timeline", "verdict"),
     # making one batch, carrying it; planning all of them
-    ("loading", "codec", "batch_plan", "flights", "mixture_stream", "outcome", "plot"),
+    ("loading", "codec", "batch_plan", "flights", "mixture_stream", "outcome", "plot",
+     "unsharded"),
     ("handover", "placement"),
     # making batches in a worker process, and in the consumer's own
     ("worker", "iterator", "launcher"),
@@ -43,7 +44,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("persistent",),
     # the public face
     ("loader", "on_demand", "trainer_progress"),
-    ("callbacks", "loop_watch", "predict"),
+    ("callbacks", "loop_watch"),
     ("managed", "monitor"),
     ("migration",),
     ("datamodule",),

@@ -33,7 +33,6 @@ from torch import Tensor
 from torch.utils.data import RandomSampler, SequentialSampler
 
 from lit_loader import DataLoader, LoaderDataModule, LoaderStateCallback, OptionError
-from lit_loader.predict import PredictionLoader
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no"),
@@ -108,19 +107,22 @@ def test_nothing_but_the_known_attributes_is_looked_at(tmp_path: Path) -> None:
     all_stages(tmp_path, data, max_epochs=2)
     known = {
         "__class__", "__dict__", "__pl_saved_kwargs", "_iterator", "batch_sampler", "dataset",
-        "load_state_dict", "sampler", "state_dict", "worker_init_fn",
+        "load_state_dict", "multiprocessing_context", "num_workers", "persistent_workers",
+        "sampler", "state_dict", "worker_init_fn",
+        # what it notes while a hook runs, so that it can build the loader again
+        "__dataset", "__init__", "__pl_attrs_record", "__pl_current_call", "__pl_inside_init",
+        "__pl_saved_arg_names", "__pl_saved_args",
     }  # fmt: skip
     looked_at = set().union(*(spy.looked_at for spy in data.spies.values()))
     assert looked_at <= known, f"Lightning looks at more of a loader now: {looked_at - known}"
     assert {"sampler", "batch_sampler", "dataset", "worker_init_fn"} <= looked_at
 
 
-@pytest.mark.parametrize("kind", [DataLoader, PredictionLoader])
-def test_the_kind_of_object_that_a_loader_is(kind: Any) -> None:
-    loader = kind(Points(), 4)
-    assert not isinstance(loader, torch.utils.data.DataLoader)  # whose sampler is replaced
+def test_the_kind_of_object_that_a_loader_is() -> None:
+    loader = DataLoader(Points(), 4)
+    assert isinstance(loader, torch.utils.data.DataLoader)  # which Lightning shards, and rebuilds
     assert not isinstance(loader, (list, tuple, dict))  # which Lightning takes apart
-    assert not hasattr(loader, "_iterator")  # which Lightning sets to None
+    assert loader._iterator is None  # which Lightning sets to None
     assert isinstance(loader.sampler, SequentialSampler)
     assert loader.batch_sampler.sampler is loader.sampler
     assert callable(loader.sampler.set_epoch)
@@ -165,11 +167,11 @@ def test_how_often_it_is_iterated(reload: int, tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path, max_epochs=2, reload_dataloaders_every_n_epochs=reload)
     trainer.fit(Noting(), data)
     events = data.spies["train"].events
-    # Twice before the first epoch; a reloaded one, the second, once more at its epoch's beginning.
+    # Once before the first epoch; a reloaded one, the second, once more at its epoch's beginning.
     used = [i for i, event in enumerate(events) if event == "first next"]
-    assert events[: used[0]].count("iter") == (3 if reload else 2)
+    assert events[: used[0]].count("iter") == (2 if reload else 1)
     assert len(used) == (1 if reload else 2)
-    assert events.count("iter") == 3
+    assert events.count("iter") == 2
     assert events.count("len") <= 20  # and asked for its length very often
 
 
@@ -766,34 +768,30 @@ def test_data_is_prepared_once(per_node: bool, tmp_path: Path) -> None:
     assert data.calls == ["prepared", "train", "val"]
 
 
+SEEN = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+
+
 def test_canary_indices_come_from_lightnings_own_wrapper_alone(tmp_path: Path) -> None:
     """predict.py: the private class that the prediction loop looks for."""
-    loader = PredictionLoader(Points(), 4)
-    assert isinstance(loader.batch_sampler, _IndexBatchSamplerWrapper)
     loop = quiet_trainer(tmp_path).predict_loop
-    seen = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-    list(loader)
-    assert loop._get_batch_indices(loader) == loader.batch_sampler.seen_batch_indices == seen
-    alike = type("Alike", (), {"batch_sampler": type("", (), {"seen_batch_indices": seen})})
+    wrapper = _IndexBatchSamplerWrapper(DataLoader(Points(), 4).batch_sampler)
+    for workers in (0, 2):
+        loader = DataLoader(Points(), batch_sampler=wrapper, num_workers=workers)
+        assert len(list(loader)) == 3
+        assert loop._get_batch_indices(loader) == loader.batch_sampler.seen_batch_indices == SEEN
+    alike = type("Alike", (), {"batch_sampler": type("", (), {"seen_batch_indices": SEEN})})
     with pytest.warns(UserWarning, match="Couldn't infer the batch indices"):
         assert loop._get_batch_indices(alike) == [], mended("prediction writers", "predict.py")
 
 
-def test_a_prediction_loader_is_as_any_other() -> None:
-    loader = PredictionLoader(Points(), 5, drop_last=True)
-    assert loader.batch_sampler is not None
-    assert (len(loader), len(loader.batch_sampler)) == (2, 2)
-    assert loader.batch_sampler.batch_size == 5  # of the wrapped one
-    assert [len(batch) for batch in loader.batch_sampler] == [5, 5]
-    list(loader)
-    copy = pickle.loads(pickle.dumps(loader))
-    assert copy.batch_sampler.seen_batch_indices == []
-    assert len(list(copy)) == len(copy.batch_sampler.seen_batch_indices) == 2
-    assert PredictionLoader(Points(), None).batch_sampler is None
-    taken = iter(loader)
-    next(taken)
-    copy.load_state_dict(loader.state_dict())
-    assert len(list(copy)) == 1 == len(copy.batch_sampler.seen_batch_indices)
+@pytest.mark.parametrize("options", [{"in_order": False}, {"on_sample_error": "skip"}])
+def test_indices_that_are_not_certain_are_not_told(options: Any, tmp_path: Path) -> None:
+    wrapper = _IndexBatchSamplerWrapper(DataLoader(Points(), 4).batch_sampler)
+    loader = DataLoader(Points(), batch_sampler=wrapper, **options)
+    assert [len(batch) for batch in loader] == [4, 4, 4]
+    assert len(loader) == 3
+    with pytest.warns(UserWarning, match="Couldn't infer the batch indices"):
+        assert quiet_trainer(tmp_path).predict_loop._get_batch_indices(loader) == []
 
 
 def test_the_callback_goes_in_front_and_once(tmp_path: Path) -> None:
@@ -812,11 +810,10 @@ def test_the_callback_goes_in_front_and_once(tmp_path: Path) -> None:
 # --- E. What else wraps or refuses loaders ---
 
 
-def test_canary_fabric_takes_torchs_loader_alone() -> None:
-    """So the README says to iterate directly with Fabric."""
+def test_fabric_takes_it() -> None:
     fabric = Fabric(accelerator="cpu", devices=1)
-    with pytest.raises(TypeError, match="Only PyTorch DataLoader are currently supported"):
-        fabric.setup_dataloaders(DataLoader(Points(), 4))
+    loader = fabric.setup_dataloaders(DataLoader(Points(), 4))
+    assert len(list(loader)) == len(loader) == 3
 
 
 @pytest.mark.parametrize("accelerate", [None, "gpu"])

@@ -361,7 +361,7 @@ def test_ranks_and_prediction() -> None:
     data.setup("predict")
     loader = data.predict_dataloader()
     assert [batch[:, 0].tolist() for batch in loader] == [[1, 3]]
-    assert loader.batch_sampler.seen_batch_indices == [[1, 3]]
+    assert list(loader.batch_sampler) == [[1, 3]]
     assert data.val_dataloader()[0].num_replicas == 2
 
 

@@ -1,0 +1,48 @@
+"""Whether every process of a distributed job reads all of the data, with nobody having said so."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch.distributed
+
+from lit_loader.sharded_sampler import distributed_sampler_of
+
+__all__ = ["advice_if_unsharded"]
+
+_OWN_SHARE: Final = (
+    *("num_replicas", "world_size", "_world_size", "num_processes", "process_index"),
+    *("rank", "_rank", "_distributed"),
+)
+"""Attributes of samplers and datasets that take the share of their rank by themselves."""
+
+
+def advice_if_unsharded(dataset: Any, sampler: Any, iterable: bool) -> str | None:
+    """Tell what to pass, if several processes would read the same.
+
+    Args:
+        dataset: The loader's.
+        sampler: What its indices, or batches of indices, come from.
+        iterable: Whether the dataset is iterated.
+
+    Returns:
+        A line for a warning; None: there is one process, or something looks as if it sharded.
+    """
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return None
+    world = distributed.get_world_size()
+    if world < 2 or distributed_sampler_of(sampler) is not None:
+        return None
+    if any(_shards_itself(each) for each in (dataset, sampler, getattr(sampler, "sampler", None))):
+        return None
+    share = "; its __iter__ must then take its share by lit_loader.get_shard()" if iterable else ""
+    return (
+        f"each of the {world} processes of this job reads all of the data: pass "
+        "num_replicas=torch.distributed.get_world_size() and rank=torch.distributed.get_rank()"
+        f"{share} (num_replicas=1, rank=0 says that it is meant so)"
+    )
+
+
+def _shards_itself(thing: Any) -> bool:
+    return any(getattr(thing, name, None) is not None for name in _OWN_SHARE)
