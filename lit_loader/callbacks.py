@@ -23,13 +23,13 @@ from lightning.pytorch.utilities import CombinedLoader
 
 from lit_loader.errors import StateError
 from lit_loader.loader import DataLoader
-from lit_loader.on_demand import positions_in
 from lit_loader.trainer_progress import (
     Moved,
     begin_next_epoch,
     count_steps,
     follow,
     mend_saved,
+    positions_in,
 )
 
 __all__ = ["LoaderStateCallback", "train_loaders"]

@@ -140,6 +140,11 @@ class Epochs:
             before = ahead and self._plan is None
             self._committed = self._position.before_last() if before else self._position.now()
 
+    @property
+    def begun_without_commits(self) -> bool:
+        """Whether batches have been given out, and nobody says which of them were used."""
+        return self._position is not None and self._pending is None and not self._commits
+
     def now(self) -> Position:
         """The position that a state taken now has."""
         pending, requested = self._pending, self._requested()

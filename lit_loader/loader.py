@@ -70,6 +70,7 @@ from lit_loader.sharded_sampler import (
 )
 from lit_loader.state import ELASTIC, LoaderState
 from lit_loader.statistics import LoaderStatistics
+from lit_loader.uncommitted import ADVICE_WITHOUT_CALLBACK, called_by_lightning
 from lit_loader.unsharded import advice_if_unsharded
 from lit_loader.worker_pool import WorkerPool
 
@@ -197,6 +198,7 @@ class DataLoader(TorchLoader[T_co]):
         self._copies_to: tuple[torch.device, Move] | None = None
         self._warnings_given: set[str] = set()
         self._made_here: bool | None = None  # not measured yet
+        self._restored_by_lightning = False
         self.recorder = Recorder()
         self._reset_process_state()
         self.__initialized = True
@@ -472,7 +474,18 @@ class DataLoader(TorchLoader[T_co]):
             advice = advice_if_unsharded(self.dataset, shown, self._iterable)
             if advice is not None:
                 self._warn_once(advice, 6)
+        if self._restored_by_lightning:
+            self._restored_by_lightning = False
+            # Of loaders without length, Lightning takes a batch before any callback comes to act.
+            if self._has_length():
+                self._warn_once(ADVICE_WITHOUT_CALLBACK, 6)
         return self._epochs.begin(readers=max(1, self.num_workers) if self._iterable else 0)
+
+    def _has_length(self) -> bool:
+        try:
+            return len(self) >= 0
+        except (TypeError, NotImplementedError):
+            return False
 
     def commit(self, ahead: bool = False, within: bool = False) -> None:
         """Declare everything given out so far as used.
@@ -500,6 +513,8 @@ class DataLoader(TorchLoader[T_co]):
             A new dict of primitives, less than 2 kB unless a sampler or an iterable dataset has a
             state of its own. It survives ``torch.load(weights_only=True)``.
         """
+        if self._epochs.begun_without_commits and called_by_lightning():
+            self._warn_once(ADVICE_WITHOUT_CALLBACK, 3)
         position = self._epochs.now()
         samples = position.batches
         if self._plan is not None:
@@ -542,6 +557,8 @@ class DataLoader(TorchLoader[T_co]):
 
     @_loaded_state.setter
     def _loaded_state(self, state: Mapping[str, Any]) -> None:
+        # A callback restores what Lightning has restored once more, before the first batch.
+        self._restored_by_lightning = called_by_lightning()
         loaded = LoaderState.from_dict(state)
         seed = self._base_seed.given()
         theirs = loaded.fingerprint.get("seed")

@@ -11,7 +11,7 @@ one is put in here, so that a change of one import is enough: an installed packa
 ``lightning.pytorch.callbacks_factory``, callbacks for every Trainer of the environment.
 
 - A program that has not imported lit_loader is given none (``apps.trainer_plugin``).
-- This one here imports nothing of ours, and leaves the Trainer before the first training step
+- This one here imports no loader of ours, and leaves the Trainer before the first training step
   unless there is a loader to look after, or a checkpoint with the position of one.
 - It steps back where the user, or `LoaderDataModule`, has brought a `LoaderStateCallback`.
 
@@ -23,33 +23,16 @@ for; but a checkpoint is written before that, and does not tell whether the step
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from lit_loader.trainer_progress import positions_in
+
 if TYPE_CHECKING:
     from lit_loader.callbacks import LoaderStateCallback
 
-__all__ = ["LoaderStateOnDemand", "positions_in"]
-
-_FIELDS = frozenset({"version", "epoch", "batches", "samples", "fingerprint"})
-"""What each state of a loader of ours has."""
-
-
-def positions_in(checkpoint: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Find what Lightning has saved of the training loaders that are ours.
-
-    Args:
-        checkpoint: The Trainer's.
-
-    Returns:
-        Their states, in the order in which the Trainer keeps the loaders.
-    """
-    fit_loop = checkpoint.get("loops", {}).get("fit_loop", {})
-    states = fit_loop.get("state_dict", {}).get("combined_loader", ())
-    return [state for state in states if isinstance(state, Mapping) and state.keys() >= _FIELDS]
-
+__all__ = ["LoaderStateOnDemand"]
 
 class LoaderStateOnDemand(Callback):
     """Gives its place to a `LoaderStateCallback` once there is a loader of ours, or goes."""

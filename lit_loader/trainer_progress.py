@@ -1,4 +1,4 @@
-"""Lightning's own count of batches and epochs, mended after a checkpoint is loaded.
+"""What a checkpoint of Lightning's says of where training was: read, and mended once loaded.
 
 ::
 
@@ -19,9 +19,26 @@ from typing import Any, NamedTuple
 
 from lightning.pytorch import Trainer
 
-__all__ = ["Moved", "begin_next_epoch", "count_steps", "follow", "mend_saved"]
+__all__ = ["Moved", "begin_next_epoch", "count_steps", "follow", "mend_saved", "positions_in"]
 
 _COUNTS = ("ready", "started", "processed", "completed")
+
+_FIELDS = frozenset({"version", "epoch", "batches", "samples", "fingerprint"})
+"""What each state of a loader of ours has."""
+
+
+def positions_in(checkpoint: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Find what Lightning has saved of the training loaders that are ours.
+
+    Args:
+        checkpoint: The Trainer's.
+
+    Returns:
+        Their states, in the order in which the Trainer keeps the loaders.
+    """
+    fit_loop = checkpoint.get("loops", {}).get("fit_loop", {})
+    states = fit_loop.get("state_dict", {}).get("combined_loader", ())
+    return [state for state in states if isinstance(state, Mapping) and state.keys() >= _FIELDS]
 
 
 def mend_saved(fit_loop: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     # words that all others use
     ("errors", "messages", "seeding", "board", "cgroup", "context", "forecast", "outbox",
      "permutation", "pickling", "places", "position", "processors", "reductions", "shared_file",
-     "slot", "slots", "sources", "stream_locks", "twister"),
+     "slot", "slots", "sources", "stream_locks", "twister", "uncommitted"),
     ("fork_guard",),
     # one stage of a batch's way each, and the options
     ("config", "sampling", "arena", "layout", "collate", "failure", "fetch", "fingerprint",
@@ -43,15 +43,16 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("multiprocess",),
     ("persistent",),
     # the public face
-    ("loader", "on_demand", "trainer_progress"),
+    ("loader", "trainer_progress"),
     ("callbacks", "loop_watch"),
-    ("managed", "monitor"),
+    ("managed", "monitor", "on_demand"),
     ("migration",),
     ("datamodule",),
     ("apps",),
 )  # fmt: skip
 
-LIGHT = ("__init__", "errors", "messages", "board", "context", "config", "apps.searchpath_plugin")
+LIGHT = ("__init__", "errors", "messages", "board", "context", "config", "apps.searchpath_plugin",
+         "apps.trainer_plugin")
 """What is imported without a loader being used; of these only `messages` may import NumPy."""
 
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
