@@ -218,7 +218,7 @@ class LoaderDataModule(ManagedLoaders):
         for split in used:
             if split in self.given_splits:
                 self.dataset(split)
-        super().setup(stage)
+        super().setup(stage)  # type: ignore[arg-type]
 
     def _without(self, split: str, reason: str = "") -> OptionError:
         return OptionError(

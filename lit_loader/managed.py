@@ -44,7 +44,7 @@ class ManagedLoaders(LightningDataModule):
     # A property, and not an override of setup: that one belongs to the subclasses, which may forget
     # to call it.
     @property
-    def trainer(self) -> Trainer | None:  # type: ignore[override]
+    def trainer(self) -> Trainer | None:
         """The Trainer; it gets the callback that keeps the training loaders' positions."""
         return self._trainer
 

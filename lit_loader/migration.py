@@ -202,7 +202,7 @@ class SwappedDataModule(ManagedLoaders):
     def setup(self, stage: str | None = None) -> None:
         """Sets both data modules up."""
         self.wrapped.setup(stage)  # type: ignore[arg-type]
-        super().setup(stage)
+        super().setup(stage)  # type: ignore[arg-type]
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of the wrapped data module and the training loaders' positions."""

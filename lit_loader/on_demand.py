@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LoaderStateOnDemand"]
 
+
 class LoaderStateOnDemand(Callback):
     """Gives its place to a `LoaderStateCallback` once there is a loader of ours, or goes."""
 

@@ -38,7 +38,7 @@ def positions_in(checkpoint: Mapping[str, Any]) -> list[dict[str, Any]]:
     """
     fit_loop = checkpoint.get("loops", {}).get("fit_loop", {})
     states = fit_loop.get("state_dict", {}).get("combined_loader", ())
-    return [state for state in states if isinstance(state, Mapping) and state.keys() >= _FIELDS]
+    return [state for state in states if isinstance(state, dict) and state.keys() >= _FIELDS]
 
 
 def mend_saved(fit_loop: Mapping[str, Any]) -> None:
@@ -54,6 +54,11 @@ def mend_saved(fit_loop: Mapping[str, Any]) -> None:
         # checkpoint; and if it was an epoch's last one, the epoch would end without it.
         total["ready"] = total["started"] = total["processed"]
         batches["is_last_batch"] = False
+    validation = fit_loop["epoch_loop.val_loop.batch_progress"]
+    if validation["total"]["ready"] != validation["total"]["processed"]:
+        # A validation was interrupted. Its loader begins anew, and Lightning would stop it after as
+        # many batches as were left: it is run as a whole.
+        validation["current"] = dict.fromkeys(_COUNTS, 0)
     cut_off = batches["current"]["processed"] > 0 and not batches["is_last_batch"]
     if cut_off and epochs["current"]["processed"] == epochs["current"]["started"]:
         # Ended in mid-epoch by max_steps or should_stop, and saved after that: Lightning counts the
@@ -112,7 +117,7 @@ def follow(trainer: Trainer, loaders: Sequence[Moved]) -> None:
     """
     if all(loader.before == loader.after for loader in loaders):
         return
-    progress = trainer.fit_loop.epoch_loop.batch_progress
+    progress: Any = trainer.fit_loop.epoch_loop.batch_progress
     done: int = progress.current.processed
     length = trainer.num_training_batches
     # Others have ended before, or been gone through more than once: they do not tell.
@@ -124,6 +129,10 @@ def follow(trainer: Trainer, loaders: Sequence[Moved]) -> None:
     for counts in (progress.current, progress.total):
         for name in _COUNTS:
             setattr(counts, name, getattr(counts, name) + now - done)
+    if now == length and not last:
+        # limit_train_batches: so many are behind as an epoch has now.
+        trainer.fit_loop.epoch_progress.increment_processed()
+        begin_next_epoch(trainer.fit_loop)
 
 
 def count_steps(trainer: Trainer) -> None:

@@ -51,8 +51,16 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("apps",),
 )  # fmt: skip
 
-LIGHT = ("__init__", "errors", "messages", "board", "context", "config", "apps.searchpath_plugin",
-         "apps.trainer_plugin")
+LIGHT = (
+    "__init__",
+    "errors",
+    "messages",
+    "board",
+    "context",
+    "config",
+    "apps.searchpath_plugin",
+    "apps.trainer_plugin",
+)
 """What is imported without a loader being used; of these only `messages` may import NumPy."""
 
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}

@@ -6,16 +6,17 @@ way, by Lightning's own function, whether the package is installed or not.
 
 from __future__ import annotations
 
-import importlib.metadata
+import functools
+import itertools
+import re
 import subprocess
 import sys
 import textwrap
-import time
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import older_lightning  # noqa: F401
 import pytest
 import torch
 from exact import Augmented, SharedWithIteratorState, digest
@@ -24,7 +25,6 @@ from lightning.pytorch.callbacks import OnExceptionCheckpoint
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 
-import lit_loader
 from lit_loader import DataLoader, LoaderDataModule, LoaderStateCallback
 from lit_loader.apps import trainer_plugin
 from lit_loader.on_demand import LoaderStateOnDemand
@@ -38,22 +38,30 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def installed(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> bool:
-    """Whether Trainers find the entry point, and then just once."""
-    there = "not_installed" not in request.keywords
+class Plugin:
+    name = "lit_loader"
 
-    class Plugin:
-        name = "lit_loader"
+    def load(self) -> Callable[[], list[Any]]:
+        return trainer_plugin.callbacks
 
-        def load(self) -> Callable[[], list[Any]]:
-            return trainer_plugin.callbacks
 
+def put_entry_points(monkeypatch: pytest.MonkeyPatch, *points: Any) -> None:
     def entry_points(*, group: str) -> list[Any]:
-        return [Plugin()] if there and group == GROUP else []
+        return [*points] if group == GROUP else []
 
     monkeypatch.setattr("lightning.fabric.utilities.registry.entry_points", entry_points)
-    return there
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trainers find the entry point, and just once."""
+    put_entry_points(monkeypatch, Plugin())
+
+
+@pytest.fixture
+def not_installed(installed: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trainers do not find it."""
+    put_entry_points(monkeypatch)
 
 
 class Model(LightningModule):
@@ -167,16 +175,24 @@ class EpochEnds(Callback):
         self.save(trainer, "epoch")
 
 
-@pytest.mark.parametrize("name", LOADERS)
-@pytest.mark.parametrize("hook", ["module", "datamodule"])
+STOPS = ["max_steps 2", "max_steps 9", "fails 3", "fails 7", "batch 5", "batch 7", "epoch 7"]
+SMOKE = {
+    ("one", "module", "max_steps 2"), ("one", "datamodule", "fails 3"),
+    ("several", "datamodule", "max_steps 9"), ("combined", "module", "fails 7"),
+    ("unsized", "module", "epoch 7"), ("unsized", "datamodule", "fails 3"),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "stop", ["max_steps 2", "max_steps 9", "fails 3", "fails 7", "batch 5", "batch 7", "epoch 7"]
+    ("name", "hook", "stop"),
+    [
+        pytest.param(*cell, marks=[] if cell in SMOKE else [pytest.mark.slow])
+        for cell in itertools.product(LOADERS, ["module", "datamodule"], STOPS)
+    ],
 )
 def test_exact_resume_by_one_import(name: str, hook: str, stop: str, tmp_path: Path) -> None:
     loaders, (kind, number) = LOADERS[name], stop.split()
     done, path = int(number), tmp_path / "a.ckpt"
-    if name == "unsized" and stop == "max_steps 2" and hook == "datamodule":
-        return
     _, expected = fit(tmp_path, loaders, hook=hook)
     assert len(expected) == 3 * BATCHES
     if kind == "max_steps":
@@ -193,3 +209,94 @@ def test_exact_resume_by_one_import(name: str, hook: str, stop: str, tmp_path: P
     own, got = fit(tmp_path, loaders, hook=hook, ckpt=path, **options)
     assert got == expected[done:]
     assert own.global_step == 3 * BATCHES
+
+
+ADVICE = "add Trainer(callbacks=[lit_loader.LoaderStateCallback()])"
+
+
+@pytest.mark.usefixtures("not_installed")
+def test_without_the_callback_the_loader_says_so_once(tmp_path: Path) -> None:
+    path = tmp_path / "a.ckpt"
+    with pytest.warns(UserWarning, match=re.escape(ADVICE)) as told:
+        own, _ = fit(tmp_path, one, max_steps=2, max_epochs=-1)
+        own.save_checkpoint(path)
+        own.save_checkpoint(path)
+    assert sum(ADVICE in str(warning.message) for warning in told) == 1
+    with pytest.warns(UserWarning, match=re.escape(ADVICE)) as told:
+        fit(tmp_path, one, ckpt=path, max_steps=4, max_epochs=-1)
+    assert sum(ADVICE in str(warning.message) for warning in told) == 1
+
+
+@pytest.mark.usefixtures("not_installed")
+def test_with_the_line_that_it_names_it_is_silent_and_exact(tmp_path: Path) -> None:
+    path = tmp_path / "a.ckpt"
+    _, expected = fit(tmp_path, one, LoaderStateCallback())
+    # It need not be the first of the callbacks.
+    fit(tmp_path, one, EpochEnds(path, "batch", 5), LoaderStateCallback(), fail=6)
+    _, got = fit(tmp_path, one, LoaderStateCallback(), ckpt=path)
+    assert got == expected[5:]
+
+
+def kinds(own: Trainer) -> list[type]:
+    ours = (LoaderStateCallback, LoaderStateOnDemand)
+    return [type(callback) for callback in own.callbacks if isinstance(callback, ours)]
+
+
+def test_there_is_one_callback_and_none_that_is_not_needed(tmp_path: Path) -> None:
+    own = trainer(tmp_path)
+    assert kinds(own) == [LoaderStateOnDemand]
+    own, _ = fit(tmp_path, one, max_epochs=1)
+    assert kinds(own) == [LoaderStateCallback] and kinds(own)[0] is type(own.callbacks[0])
+    own, _ = fit(tmp_path, one, LoaderStateCallback(), max_epochs=1)
+    assert kinds(own) == [LoaderStateCallback]
+    own = trainer(tmp_path, LoaderStateCallback(), max_epochs=1)
+    own.fit(Model(), LoaderDataModule({"train": Augmented(8)}, {"batch_size": 4}))
+    assert kinds(own) == [LoaderStateCallback]
+
+
+@pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers")
+def test_a_trainer_of_torchs_loaders_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "a.ckpt"
+    torchs = functools.partial(one, torch.utils.data.DataLoader)
+    own, _ = fit(tmp_path, torchs, max_steps=2, max_epochs=-1)
+    assert kinds(own) == []
+    own.save_checkpoint(path)
+    saved = torch.load(path, weights_only=True)
+    own, seen = fit(tmp_path, torchs, ckpt=path, max_steps=4, max_epochs=-1)
+    assert "combined_loader" not in saved["loops"]["fit_loop"]["state_dict"]
+    # Lightning's own progress is not mended: this is what it does with a loader without a state.
+    assert [(epoch, batch) for epoch, batch, _ in seen] == [(1, 2), (1, 3)]
+    assert kinds(own) == []
+
+
+def test_what_is_not_used_leaves_users_lists_as_they_are(tmp_path: Path) -> None:
+    callbacks: list[Callback] = [EpochEnds(tmp_path / "never.ckpt", "", 0)]
+    own = Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, max_epochs=1, callbacks=callbacks,
+    )  # fmt: skip
+    own.fit(Model(one))
+    assert kinds(own) == [LoaderStateCallback]
+    assert not any(isinstance(callback, LoaderStateCallback) for callback in callbacks)
+
+
+def test_programs_without_lit_loader_get_nothing() -> None:
+    """The plugin is loaded by every Trainer of the environment; it imports nothing then."""
+    script = f"""
+    import runpy, sys
+    callbacks = runpy.run_path({trainer_plugin.__file__!r})["callbacks"]
+    assert callbacks() == []
+    assert "lit_loader" not in sys.modules and "torch" not in sys.modules
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=60)
+
+
+def test_the_plugin_imports_no_loader() -> None:
+    script = f"""
+    import runpy, sys
+    import lit_loader
+    (callback,) = runpy.run_path({trainer_plugin.__file__!r})["callbacks"]()
+    assert type(callback).__name__ == "LoaderStateOnDemand"
+    assert "lit_loader.loader" not in sys.modules
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=60)

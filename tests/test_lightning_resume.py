@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import ddp_fit
+import older_lightning  # noqa: F401
 import pytest
 import torch
 from exact import (

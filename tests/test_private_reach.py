@@ -216,7 +216,7 @@ def test_attributes_of_tensor_subclasses() -> None:
 
 
 def test_lightnings_mark_of_a_resumed_loop() -> None:
-    """callbacks.py: whether a Trainer goes on from a checkpoint."""
+    """trainer_progress.py: whether a Trainer goes on from a checkpoint, and steps for loggers."""
     trainer = pytest.importorskip("lightning.pytorch").Trainer(
         accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False,
@@ -226,6 +226,8 @@ def test_lightnings_mark_of_a_resumed_loop() -> None:
     assert loop.restarting is True
     loop._restarting = False
     assert loop.restarting is False
+    assert loop.epoch_loop._batches_that_stepped == 0
+    assert loop._data_fetcher is None  # callbacks.py
 
 
 def test_a_process_that_somebody_else_has_waited_for() -> None:
