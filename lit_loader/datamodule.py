@@ -72,8 +72,8 @@ class LoaderDataModule(ManagedLoaders):
     with ``overfit_batches`` the order is fixed here. In the "predict" split every sample comes
     once, whatever ``drop_last`` and ``shard_tail`` say, and prediction writers get its index.
 
-    A subclass may make the datasets itself, in `make_dataset`, or have ``*_dataloader`` hooks of its
-    own as any LightningDataModule, and call the constructor without datasets.
+    A subclass may make the datasets itself, in `make_dataset`, or have ``*_dataloader`` hooks of
+    its own as any LightningDataModule, and call the constructor without datasets.
 
     Args:
         datasets: Split ("train", "val", "test", "predict") to dataset, or to a factory without

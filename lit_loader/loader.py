@@ -550,6 +550,8 @@ class DataLoader(TorchLoader[T_co]):
         # Set as an attribute: Lightning sets again, on a loader that it rebuilds with a sampler of
         # its own, what has been set on the one that a hook has made.
         self._loaded_state = state
+        # A callback restores what Lightning has restored once more, before the first batch.
+        self._restored_by_lightning = called_by_lightning()
 
     @property
     def _loaded_state(self) -> Mapping[str, Any] | None:
@@ -557,8 +559,6 @@ class DataLoader(TorchLoader[T_co]):
 
     @_loaded_state.setter
     def _loaded_state(self, state: Mapping[str, Any]) -> None:
-        # A callback restores what Lightning has restored once more, before the first batch.
-        self._restored_by_lightning = called_by_lightning()
         loaded = LoaderState.from_dict(state)
         seed = self._base_seed.given()
         theirs = loaded.fingerprint.get("seed")

@@ -42,9 +42,9 @@ class LoaderStateOnDemand(Callback):
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Makes way for the callback that restores, if there is something to restore."""
-        if trainer.state.fn == "fit" and positions_in(checkpoint):
-            if callback := self._make_way(trainer):
-                callback.on_load_checkpoint(trainer, pl_module, checkpoint)
+        needed = trainer.state.fn == "fit" and positions_in(checkpoint)
+        if needed and (callback := self._make_way(trainer)) is not None:
+            callback.on_load_checkpoint(trainer, pl_module, checkpoint)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Makes way for the callback that commits, if there is a loader of ours, and goes."""

@@ -1,4 +1,4 @@
-"""Real Trainers, resumed with another batch size or number of ranks: nothing left out, no early end.
+"""Real Trainers, resumed with another batch size or number of ranks: nothing left out.
 
 Each resumed run is compared with the last part of a run that had the new batch size all along:
 data, epoch, batch index, which batch is the last, validations. Seeds are those of the samples.

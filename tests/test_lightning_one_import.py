@@ -1,4 +1,4 @@
-"""Trainers with nothing of ours but the loader: what is saved, what is restored, who looks after it.
+"""Trainers with nothing of ours but the loader: what is saved and what is restored.
 
 What an installed lit_loader puts into Trainers by an entry point is put into them here in the same
 way, by Lightning's own function, whether the package is installed or not.
@@ -255,6 +255,7 @@ def test_there_is_one_callback_and_none_that_is_not_needed(tmp_path: Path) -> No
 
 
 @pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers")
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")
 def test_a_trainer_of_torchs_loaders_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "a.ckpt"
     torchs = functools.partial(one, torch.utils.data.DataLoader)
@@ -280,7 +281,7 @@ def test_what_is_not_used_leaves_users_lists_as_they_are(tmp_path: Path) -> None
     assert not any(isinstance(callback, LoaderStateCallback) for callback in callbacks)
 
 
-def test_programs_without_lit_loader_get_nothing() -> None:
+def test_programs_that_do_not_import_it_get_nothing() -> None:
     """The plugin is loaded by every Trainer of the environment; it imports nothing then."""
     script = f"""
     import runpy, sys
