@@ -28,7 +28,7 @@ def main() -> None:
     fabric.seed_everything(1, verbose=False)
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     model, optimizer = fabric.setup(net, torch.optim.AdamW(net.parameters(), 1e-2))
-    # Not fabric.setup_dataloaders: that takes torch's loader alone. Ranks are told instead.
+    # Not fabric.setup_dataloaders, which wraps the loader: fabric.save keeps this one's position.
     loader = DataLoader(
         Digits("train", augment=True), 64, shuffle=True, seed=1, num_workers=args.workers,
         persistent_workers=args.workers > 0,

@@ -15,11 +15,14 @@
 - Workers map the same file (:class:`ArenaMap`) and write only where a task sends them.
 - A batch that is given to the consumer holds its slot through a :class:`Lease`: the slot returns
   to the stack when the last tensor that looks into it dies. That is the only way back.
+- Of a batch that is held in part, the memory of what was dropped goes back to the system
+  (:mod:`lit_loader.leases`). Where too many batches are held, the next ones are copied out, tensor
+  by tensor (:mod:`lit_loader.pieces`).
 - Memory of a past peak goes back to the system: of slots that a whole window of acquires did
   without, and what a slot has beyond twice the largest batch of late, when it is used next. While
   nothing changes, no memory is mapped or given back.
-- Under a budget, free slots give their memory back first; then batches are copied out instead of
-  lent; and :meth:`Arena.room` says how many tasks may be under way.
+- Under a budget, free slots give their memory back first; then batches are copied out;
+  and :meth:`Arena.room` says how many tasks may be under way.
 
 The file (:class:`~lit_loader.shared_file.SharedFile`) is a memfd where there is one: pages that
 were never touched cost nothing, so slots are made far larger than any batch and their size needs no
@@ -29,6 +32,7 @@ guessing. Where it is a file on a disk, slots are small and all of their blocks 
 from __future__ import annotations
 
 import contextlib
+import functools
 import mmap
 import os
 import sys
@@ -41,6 +45,8 @@ from numpy.typing import NDArray
 from lit_loader.errors import LoaderError
 from lit_loader.forecast import Forecast
 from lit_loader.fork_guard import ForkGuard
+from lit_loader.leases import Lease, LeaseRef, Leases
+from lit_loader.pieces import DIVIDED, Pieces, Stretch, copied, divided
 from lit_loader.shared_file import (
     SharedFile,
     address_space_left,
@@ -48,7 +54,7 @@ from lit_loader.shared_file import (
     remedy,
     round_up,
 )
-from lit_loader.slots import FreeSlots, Lease, LeaseRef, Slot, memory_of
+from lit_loader.slots import FreeSlots, Slot, memory_of
 
 __all__ = ["HELD_SLOTS", "Arena", "ArenaMap", "Lease", "Slot"]
 
@@ -106,11 +112,10 @@ def _reserve(start: int, slots: int, slot_bytes: int | None) -> tuple[SharedFile
 class Arena:
     """The parent's side: owns the file, lends the slots.
 
-    Safe to use from several threads: the slots are in lists of which only atomic operations are
-    used, and a lease may die in any thread. What is counted without a lock (the windows, the
-    largest batch) may be off by a slot for a moment, and decides of nothing but when memory is
-    given back or copied. Only the end of the file has a lock, which nothing that the garbage
-    collector may run takes.
+    Safe to use from several threads: of the lists of slots only atomic operations are used, and a
+    lease may die in any thread. What is counted without a lock (windows, the largest batch) may be
+    off by a slot for a moment, and decides of nothing but when memory is given back or copied.
+    Only the end of the file has a lock, which nothing that the garbage collector may run takes.
 
     Args:
         board_bytes: Bytes reserved at the start of the file for the status board.
@@ -143,10 +148,10 @@ class Arena:
         self._held = held
         self._budget = budget
         self._appending = threading.Lock()
-        self._leases: set[LeaseRef] = set()
         self._is_finalizing = sys.is_finalizing
         self._closed = False
         self._guard = ForkGuard(self._held_memory)
+        self._leases = Leases(self._guard, self._file.sparse)
         self._parked: list[Slot] = []
         offsets = range(self.mapped - capacity, start - 1, -capacity)
         self._slots = len(offsets)
@@ -224,41 +229,45 @@ class Arena:
 
     def _held_memory(self) -> list[tuple[int, int]]:
         """Address and bytes of what batches in the consumer's hands look into."""
-        slots = [reference.slot for reference in list(self._leases)]
-        return [(slot.memory.ctypes.data, slot.touched) for slot in slots]
+        return [
+            (reference.slot.memory.ctypes.data + start, nbytes)
+            for reference in self._leases
+            for start, nbytes in reference.slot.filled()
+        ]
 
-    def lease(self, slot: Slot, nbytes: int) -> NDArray[np.uint8]:
-        """Hand a slot's first ``nbytes`` bytes to the consumer.
-
-        Returns:
-            The bytes, uint8, shape ``(nbytes,)``. The slot is free again when the last view of the
-            array is gone. Where the consumer holds many slots already, or too much of the budget,
-            it is a private copy and the slot is free at once, so that a kept batch never stops the
-            loader.
-        """
+    def lease(self, slot: Slot, nbytes: int) -> Lease:
+        """Lend a slot's first ``nbytes`` bytes; it is free again when their last view is gone."""
         if nbytes > slot.touched:
             slot.touched = round_up(nbytes)
         if nbytes > self._forecast.largest:
             self._forecast.see(round_up(nbytes))
-        if len(self._leases) >= self._held or (
-            self._budget is not None and self._crowded(slot, self._budget)
-        ):
-            try:
-                private: NDArray[np.uint8] = slot.memory[:nbytes].copy()
-            finally:
-                self.release(slot)
-            return private
-        lease = slot.over(nbytes)
-        reference = LeaseRef(lease, self._returned)
-        reference.slot = slot
-        self._leases.add(reference)
-        return lease
+        return self._leases.lend(slot, nbytes, self._returned)
 
     def _returned(self, reference: LeaseRef) -> None:
         if self._is_finalizing():
             return  # of all memory the process is about to let go, and modules are empty already
-        self._leases.discard(reference)
+        self._leases.forget(reference)
         self.release(reference.slot)
+
+    def divide(self, lease: Lease, stretches: list[Stretch]) -> Pieces | None:
+        """Say how the consumer is to hold a batch that it is given now.
+
+        Args:
+            lease: What the batch lies in.
+            stretches: Where its parts lie in there.
+
+        Returns:
+            Where they are to lie; None: where they do. Where the consumer holds many slots already,
+            or too much of the budget, they are copies, so that a kept batch never stops the loader.
+        """
+        self._leases.give()
+        if len(self._leases) > self._held or (
+            self._budget is not None and self._crowded(self._budget)
+        ):
+            return copied(lease, stretches)
+        if lease.nbytes < DIVIDED:
+            return None
+        return divided(lease, stretches, functools.partial(self._leases.watch, lease))
 
     @property
     def leased(self) -> int:
@@ -277,7 +286,7 @@ class Arena:
 
     def _kept(self) -> int:
         """Bytes that can neither be given back nor used: of batches held, here or in a fork."""
-        slots = [reference.slot for reference in list(self._leases)]
+        slots = [reference.slot for reference in self._leases]
         return memory_of(slots + self._parked)
 
     def room(self, undelivered: int) -> int:
@@ -312,9 +321,12 @@ class Arena:
             "batches smaller"
         )
 
-    def _crowded(self, slot: Slot, budget: int) -> bool:
-        """Whether a slot more in the consumer's hands would leave too little to the workers."""
-        return self._kept() + slot.touched > min(budget // 2, budget - self._forecast.expected)
+    def _crowded(self, budget: int) -> bool:
+        """Whether the slots in the consumer's hands leave too little to the workers."""
+        most = min(budget // 2, budget - self._forecast.expected)
+        if self._kept() > most:
+            self._leases.thin(0)
+        return self._kept() > most
 
     def _squeeze(self, budget: int) -> None:
         """Give the memory of free slots back until all is within the budget."""
@@ -331,6 +343,7 @@ class Arena:
         """Give the memory of all but the ``keep`` free slots used last back to the system."""
         if os.getpid() == self._pid:  # a forked copy would take the memory from its parent
             self._free.trim(keep)
+            self._leases.thin(0)
 
     def close(self) -> None:
         """Close the descriptor and give all memory back that no batch looks into.
@@ -340,7 +353,7 @@ class Arena:
         """
         if self._closed:
             return
-        self._closed = True
+        self._closed = self._leases.closed = True
         self.trim(0)
         self.board.release()
         self._file.close()

@@ -11,7 +11,7 @@
   iterated as it is; a position is reached by its own ``load_state_dict``, or else by drawing its
   indices again, which reads no data.
 - A user's sampler that draws from the global generators finds them seeded from (seed, epoch,
-  batch number), and they are put back afterwards: 26 us a batch. One that has a ``generator`` of
+  batch number), and they are put back afterwards: 80 us a batch. One that has a ``generator`` of
   its own goes on with it from epoch to epoch, as with torch's loader; its state at the epoch's
   start (3.2 KB) is then part of the position. Other generators that a sampler holds must be
   handled by its own ``state_dict`` or ``set_epoch``.
@@ -22,7 +22,6 @@ from __future__ import annotations
 import copy
 import itertools
 import numbers
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
@@ -41,6 +40,8 @@ from torch.utils.data import (
 from lit_loader.errors import OptionError, StateError
 from lit_loader.fingerprint import Fingerprint, told
 from lit_loader.places import short_repr
+from lit_loader.restoring import restore, resuming
+from lit_loader.sampler_state import pack_generator, unpack_generator
 from lit_loader.sampling import (
     CHUNK,
     EpochOrder,
@@ -50,6 +51,7 @@ from lit_loader.sampling import (
     ShuffledSampler,
     resolve,
 )
+from lit_loader.scalars import plain
 from lit_loader.seeding import derive, seed_globals
 from lit_loader.sharded_sampler import distributed_sampler_of
 from lit_loader.streams import preserved
@@ -207,7 +209,7 @@ class BatchPlan:
                 if owner.requested_epoch is not None:
                     return owner.requested_epoch
             elif callable(getattr(owner, "set_epoch", None)):
-                epoch = getattr(owner, "epoch", None)
+                epoch = plain(getattr(owner, "epoch", None))
                 if isinstance(epoch, int) and epoch >= 0 and epoch != seen:
                     return epoch
         return None
@@ -220,7 +222,8 @@ class BatchPlan:
         Args:
             epoch: Epoch number; it is announced to samplers that have ``set_epoch``.
             start: Number of the first batch, counted from 0; beyond the end there are none.
-            state: What `EpochBatches.state` gave at this position.
+            state: What `EpochBatches.state` gave at this position; where a position from outside
+                is gone on from, empty if there is nothing.
 
         Raises:
             StateError: When the first batch is asked for, if the sampler cannot take ``state``.
@@ -263,7 +266,7 @@ class BatchPlan:
         """
         state: dict[str, Any] = {}
         if generator := self.generator():
-            state["generator"] = _pack(generator)
+            state["generator"] = pack_generator(generator)
         if (stateful := self.stateful()) is not None:
             state["sampler"] = copy.deepcopy(stateful.state_dict())
         return state or None
@@ -316,6 +319,8 @@ class EpochBatches(Iterator[Any]):
     ) -> None:
         self.position = start
         self._plan, self._epoch, self._given = plan, epoch, dict(state or {})
+        # Refusals name the sampler where what it was given came from outside.
+        self._resumed = state is not None
         self._kept: dict[str, Any] = {}
         self._stateful: tuple[str, Any] | None = None
         self._batches = self._run()
@@ -343,7 +348,8 @@ class EpochBatches(Iterator[Any]):
         return state or None
 
     def _run(self) -> Iterator[Any]:
-        self._plan.announce(self._epoch)
+        with self._resuming() if self._resumed else _NOTHING:
+            self._plan.announce(self._epoch)
         if "sampler" in self._given and self._plan.is_end(self.position):
             self._restore_end()
             return
@@ -352,11 +358,13 @@ class EpochBatches(Iterator[Any]):
 
     def _restore_end(self) -> None:
         """Bring a stateful sampler to the end of the epoch, from which nothing is left to draw."""
-        self._begin_generator()
-        if next(iter(self._open(self._plan.source)), None) is not None:
+        self.rewind()
+        with self._resuming():
+            left = next(iter(self._open(self._plan.source)), None)
+        if left is not None:
             # One that begins anew when it is brought to its end: it must do so in the next epoch.
             assert self._stateful is not None
-            self._stateful[1].load_state_dict(copy.deepcopy(self._given["sampler"]))
+            restore(self._stateful[1], self._given["sampler"], "sampler")
 
     def computed(self, sampler: Any) -> Iterator[Any]:
         """Give the batches from the position on, of one of the loader's own orders."""
@@ -379,17 +387,21 @@ class EpochBatches(Iterator[Any]):
         plan, start, given = self._plan, self.position, self._given
         seed = derive(resolve(plan.seed), self._epoch, _SAMPLER_STREAM)
         group_size = plan.size * plan.shard.num_replicas
-        self._begin_generator()
+        self.rewind()
         source, isolated = _reproducible(plan.source, seed)
         items: Iterator[Any] | None = None
         head: list[Any] = list(given.get("head", ()))
-        for number in itertools.count(start if given.keys() & {"sampler", "iterator"} else 0):
+        restored = bool(given.keys() & {"sampler", "iterator"})
+        for number in itertools.count(start if restored else 0):
             with preserved() if isolated else _NOTHING:
                 if isolated:
                     seed_globals(derive(seed, number))
                 if items is None:
-                    items = self._open(source)
-                group = _take(items, group_size)
+                    with self._resuming() if restored else _NOTHING:
+                        items = self._open(source)
+                        group = _take(items, group_size)
+                else:
+                    group = _take(items, group_size)
             if plan.shard.tail == "pad" and len(head) < plan.shard.num_replicas - 1:
                 head += group[: plan.shard.num_replicas - 1 - len(head)]
                 if self._stateful is not None and not plan.divides_evenly():
@@ -402,14 +414,16 @@ class EpochBatches(Iterator[Any]):
             if len(group) < group_size:
                 return
 
-    def _begin_generator(self) -> None:
+    def _resuming(self) -> AbstractContextManager[None]:
+        return resuming(self._plan.source, "batch_sampler" if self._plan.batched else "sampler")
+
+    def rewind(self) -> None:
         """Bring a sampler's own generator to where it was when the epoch began, and note that."""
         generator, packed = self._plan.generator(), self._given.get("generator")
         if generator is not None:
             if packed is not None:
-                state = bytearray(zlib.decompress(packed))
-                generator.set_state(torch.frombuffer(state, dtype=torch.uint8))
-            self._kept["generator"] = packed or _pack(generator)
+                unpack_generator(packed, generator)
+            self._kept["generator"] = packed or pack_generator(generator)
         elif packed is not None:
             raise _unfit(self._plan.source, "a generator of its own")
 
@@ -419,12 +433,12 @@ class EpochBatches(Iterator[Any]):
         if (sampler := self._plan.stateful()) is not None:
             self._stateful = ("sampler", sampler)
             if "sampler" in given:
-                sampler.load_state_dict(copy.deepcopy(given["sampler"]))
+                restore(sampler, given["sampler"], "sampler")
         items: Any = iter(source)
         if sampler is None and _is_stateful(items):
             self._stateful = ("iterator", items)
             if "iterator" in given:
-                items.load_state_dict(copy.deepcopy(given["iterator"]))
+                restore(items, given["iterator"], "sampler's iterator")
         for kind in ("sampler", "iterator"):
             if kind in given and (self._stateful is None or kind != self._stateful[0]):
                 raise _unfit(self._plan.source, f"state_dict and load_state_dict (of the {kind})")
@@ -489,11 +503,6 @@ def _refuse_single(batch: Any) -> None:
 def _is_stateful(thing: Any) -> bool:
     methods = (getattr(thing, name, None) for name in ("state_dict", "load_state_dict"))
     return all(map(callable, methods))
-
-
-def _pack(generator: torch.Generator) -> bytes:
-    """Give a generator's state as bytes: 3.2 KB, and 5 KB unpacked (half of them are zero)."""
-    return zlib.compress(generator.get_state().numpy().tobytes(), level=1)
 
 
 def _unfit(source: Any, what: str) -> StateError:

@@ -23,6 +23,7 @@ from lightning.pytorch.utilities import CombinedLoader
 
 from lit_loader.errors import StateError
 from lit_loader.loader import DataLoader
+from lit_loader.restoring import damaged
 from lit_loader.trainer_progress import (
     Moved,
     begin_next_epoch,
@@ -71,8 +72,18 @@ class LoaderStateCallback(Callback):
 
         Args:
             state: What `state` gave; an empty one forgets what was taken in before.
+
+        Raises:
+            StateError: It is something else. What it says of each loader is that loader's to take.
         """
-        self._restored = list(state.get("train", ()))
+        if not isinstance(state, Mapping):
+            raise damaged("data module's part must be a dict", state, "checkpoint")
+        positions = state.get("train", ())
+        if not isinstance(positions, (list, tuple)) or not all(
+            isinstance(position, Mapping) for position in positions
+        ):
+            raise damaged("train must be a list of the training loaders' states", positions)
+        self._restored = list(positions)
 
     def restore_single(self, loader: DataLoader[Any]) -> None:
         """Brings a training loader that was just made to its position, if it is the only one.
@@ -207,4 +218,4 @@ def _fetches_ahead(trainer: Trainer) -> bool:
 def _is_elsewhere(loader: DataLoader[Any], state: Mapping[str, Any]) -> bool:
     """Whether a loader that was restored or not, and then begun, did not begin where it should."""
     begun = loader.state_dict()
-    return any(begun[name] != state[name] for name in ("epoch", "batches", "fingerprint"))
+    return any(begun[name] != state.get(name) for name in ("epoch", "batches", "fingerprint"))

@@ -19,7 +19,8 @@ What is promised:
 * Tensors and arrays that overlap in memory do so again; overlapping tensors share one storage.
   Other storages have the size of their tensor, however large the one they were cut from.
 * Decoded parts are writable, are normal tensors also under ``torch.inference_mode``, and keep
-  ``memory`` alive: a weak reference to it dies with the last of them.
+  ``memory`` alive: a weak reference to it dies with the last of them. The consumer's side may have
+  them lie elsewhere, each in memory of its own (`lit_loader.pieces`); what overlaps does so there.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from __future__ import annotations
 import ctypes
 import marshal
 import struct
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -36,11 +37,15 @@ import torch
 
 from lit_loader.errors import TransportError
 from lit_loader.layout import build, lay_out
+from lit_loader.pieces import Pieces, Stretch
 from lit_loader.places import find_failure, short_repr
 from lit_loader.reductions import Part, Refusal, is_plain, pickle_apart, unpickle_together
 from lit_loader.slot import SlotFull, SlotWriter, align
 
-__all__ = ["SlotFull", "SlotWriter", "decode", "encode"]
+__all__ = ["Divide", "SlotFull", "SlotWriter", "decode", "encode"]
+
+Divide: TypeAlias = Callable[[Any, list[Stretch]], Pieces | None]
+"""Told a slot's bytes and the stretches in use; says where they are to lie, None: where they do."""
 
 _LENGTH = struct.Struct("<Q")
 
@@ -76,8 +81,8 @@ def encode(batch: object, writer: SlotWriter) -> tuple[int, int]:
         except Exception as error:
             raise _cannot_carry(batch, error) from error
         skeleton = file.getbuffer()
-    rows, copies, position = lay_out(parts, writer)
-    table = marshal.dumps((form, rows))
+    rows, stretches, copies, position = lay_out(parts, writer)
+    table = marshal.dumps((form, rows, stretches))
     offset = align(position)
     middle = offset + _LENGTH.size + len(table)
     end = middle + len(skeleton)
@@ -93,7 +98,9 @@ def encode(batch: object, writer: SlotWriter) -> tuple[int, int]:
     return offset, end - offset
 
 
-def decode(memory: npt.NDArray[np.uint8], offset: int, nbytes: int) -> object:
+def decode(
+    memory: npt.NDArray[np.uint8], offset: int, nbytes: int, divide: Divide | None = None
+) -> object:
     """Return the batch whose descriptor lies at ``memory[offset : offset + nbytes]``.
 
     Tensors and arrays look into ``memory``, in which they may be written, and keep it alive.
@@ -103,24 +110,28 @@ def decode(memory: npt.NDArray[np.uint8], offset: int, nbytes: int) -> object:
             this very object dies with the last tensor, array or storage of the batch.
         offset: First byte of the descriptor.
         nbytes: Its size in bytes.
+        divide: Says whether the parts are to lie elsewhere than in ``memory``; None: they are not.
 
     Raises:
         TransportError: An object of the batch cannot be unpickled in this process.
     """
     if torch.is_inference_mode_enabled():
         with torch.inference_mode(False):  # a batch is normal tensors, wherever it is asked for
-            return _decode(memory, offset, nbytes)
-    return _decode(memory, offset, nbytes)
+            return _decode(memory, offset, nbytes, divide)
+    return _decode(memory, offset, nbytes, divide)
 
 
-def _decode(memory: npt.NDArray[np.uint8], offset: int, nbytes: int) -> object:
+def _decode(
+    memory: npt.NDArray[np.uint8], offset: int, nbytes: int, divide: Divide | None
+) -> object:
     view = memory.data[offset : offset + nbytes]
     middle = _LENGTH.size + _LENGTH.unpack_from(view)[0]
-    form, rows = marshal.loads(view[_LENGTH.size : middle])
+    form, rows, stretches = marshal.loads(view[_LENGTH.size : middle])
+    parts = build(memory, rows, None if divide is None else divide(memory, stretches))
     if form is not None:
-        return _unflat(form, build(memory, rows))
+        return _unflat(form, parts)
     try:
-        return unpickle_together(view[middle:], build(memory, rows))
+        return unpickle_together(view[middle:], parts)
     except MemoryError:
         raise
     except Exception as error:

@@ -24,6 +24,7 @@ from typing import Any, NoReturn, get_type_hints
 
 from lit_loader.errors import OptionError
 from lit_loader.places import short_repr
+from lit_loader.scalars import plain
 
 __all__ = ["SAMPLE_ERROR_POLICIES", "SEEDINGS", "SHARD_TAILS", "LoaderConfig", "hydra_schema"]
 
@@ -66,8 +67,9 @@ class LoaderConfig:
         pin_memory_device: Deprecated in torch, kept for old programs: the accelerator whose
             memory is pinned for; "": the current one.
         in_order: Give batches out in the sampler's order; False: as they are finished.
-        seed: Base of all randomness, 0 … 2**64 - 1; None: taken from generator, else from
-            ``torch.initial_seed()``, drawing nothing.
+        seed: Base of all randomness, 0 … 2**64 - 1; None: taken from a DistributedSampler, else
+            from generator, else from ``torch.initial_seed()`` (with several replicas from
+            PL_GLOBAL_SEED, else 0), drawing nothing.
         seeding: What the random generators are seeded from, besides seed and epoch: the number of
             the "batch", the index of the "sample", or the "worker" (torch's own scheme).
         reseed_fn: Called with (dataset, seed) wherever the generators are seeded, for those that
@@ -322,8 +324,8 @@ def _refuse(name: str, constraint: str, value: object) -> NoReturn:
 
 
 def _flag(name: str, value: Any) -> bool:
-    # By name, because numpy.bool_ is no numbers.Integral and NumPy is not imported for this.
-    if isinstance(value, numbers.Integral) or type(value).__name__ in ("bool_", "bool"):
+    value = plain(value)
+    if isinstance(value, numbers.Integral):
         return bool(value)
     _refuse(name, "True or False", value)
 
@@ -332,6 +334,7 @@ def _whole(name: str, value: Any, *, low: int, high: float = math.inf, of: str =
     unit = f"a whole number {of}of at least {low}"
     if high < math.inf:
         unit += f" and below {high}"
+    value = plain(value)
     if isinstance(value, bool):
         _refuse(name, unit, value)
     try:
@@ -342,20 +345,21 @@ def _whole(name: str, value: Any, *, low: int, high: float = math.inf, of: str =
 
 
 def _seconds(name: str, value: Any) -> float:
+    value = plain(value)
     number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not (number and 0 <= value < math.inf):  # NaN fails both comparisons
         _refuse(name, "a finite number of seconds, 0 or more", value)
-    return value if isinstance(value, int) else float(value)  # a NumPy scalar is no primitive
+    return int(value) if isinstance(value, int) else float(value)
 
 
 def _text(name: str, value: Any) -> str:
-    return value if isinstance(value, str) else _refuse(name, "a string", value)
+    return plain(value) if isinstance(value, str) else _refuse(name, "a string", value)  # type: ignore[no-any-return]
 
 
 def _one_of(name: str, value: Any, *, choices: tuple[str, ...]) -> str:
     if not isinstance(value, str) or value not in choices:
         _refuse(name, f"one of {', '.join(map(repr, choices))}", value)
-    return value
+    return plain(value)  # type: ignore[no-any-return]
 
 
 def _function(name: str, value: Any) -> Callable[..., Any]:
@@ -383,8 +387,11 @@ def _undeferred(value: Callable[..., Any]) -> Callable[..., Any]:
 
 def _is_iterable(value: Any) -> bool:
     # A class has an __iter__ of its instances, and old-style sequences have __getitem__ alone.
-    return not isinstance(value, type) and (
-        isinstance(value, Iterable) or hasattr(value, "__getitem__")
+    # NumPy's single numbers have the latter, arrays and tensors without dimensions have both.
+    return (
+        not isinstance(value, type)
+        and getattr(value, "ndim", None) != 0
+        and (isinstance(value, Iterable) or hasattr(value, "__getitem__"))
     )
 
 
@@ -402,7 +409,7 @@ def _context(name: str, value: Any) -> Any:
     methods = multiprocessing.get_all_start_methods()
     if not isinstance(value, BaseContext) and value not in methods:
         _refuse(name, f"a multiprocessing context or one of {', '.join(map(repr, methods))}", value)
-    return value
+    return plain(value)
 
 
 def _generator(name: str, value: Any) -> Any:

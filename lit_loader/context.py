@@ -5,6 +5,8 @@ Set by whoever reads (a worker process, or the parent with ``num_workers=0``), a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 __all__ = ["get_epoch", "get_shard", "reading"]
@@ -17,6 +19,16 @@ class _Reading:
         self.epoch = 0
         self.shard = (0, 1)
         self.shard_asked = False
+
+    @contextmanager
+    def elsewhere(self) -> Iterator[None]:
+        """Give a context in which something else may be read, by a loader within a dataset say."""
+        kept = self.epoch, self.shard, self.shard_asked
+        self.shard_asked = False
+        try:
+            yield
+        finally:
+            self.epoch, self.shard, self.shard_asked = kept
 
 
 reading: Final = _Reading()

@@ -118,7 +118,7 @@ class LoaderDataModule(ManagedLoaders):
         device_prefetch: bool = False,
     ) -> None:
         super().__init__()
-        self.device_prefetch = device_prefetch
+        self.device_prefetch = bool(device_prefetch)
         if datasets is None and (self._makes_datasets or self._has_hooks):
             datasets = {}
         if not isinstance(datasets, Mapping):

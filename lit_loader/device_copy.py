@@ -71,16 +71,22 @@ class DeviceCopy:
 
 
 def _mark(batch: Any, stream: torch.cuda.Stream) -> None:
-    """Tell the allocator that the tensors of a batch are used on ``stream``."""
-    if isinstance(batch, torch.Tensor):
-        if batch.is_cuda:
-            batch.record_stream(stream)
-    elif isinstance(batch, dict):
-        for value in batch.values():
-            _mark(value, stream)
-    elif isinstance(batch, (list, tuple)):
-        for value in batch:
-            _mark(value, stream)
-    elif hasattr(batch, "__dict__"):
-        for value in vars(batch).values():
-            _mark(value, stream)
+    """Tell the allocator that the tensors of a batch are used on ``stream``.
+
+    Whatever refers to what: each object is looked into once.
+    """
+    seen: set[int] = set()
+    left = [batch]
+    while left:
+        item = left.pop()
+        if isinstance(item, torch.Tensor):
+            if item.is_cuda:
+                item.record_stream(stream)
+        elif id(item) not in seen:
+            seen.add(id(item))
+            if isinstance(item, dict):
+                left += item.values()
+            elif isinstance(item, (list, tuple)):
+                left += item
+            elif hasattr(item, "__dict__"):
+                left += vars(item).values()

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from lit_loader.codec import decode
+from lit_loader.codec import Divide, decode
 from lit_loader.errors import LoaderError, TransportError
 from lit_loader.loading import Parcel
 from lit_loader.messages import Result, position_of
@@ -125,14 +125,14 @@ class Engine:
                 self._window.put(outcome.number, outcome)
         except WorkerDeath:
             return None
-        return _decoded(entry[1])
+        return _decoded(entry[1], self.pool.divide)
 
     def _next_ready(self) -> Ready | None:
         began = time.monotonic()
         while not self._stopping:
             entry = self._window.pop()
             if entry is not None:
-                return _decoded(entry[1])
+                return _decoded(entry[1], self.pool.divide)
             outcome = self.recovery.wait(self.pool, self.pool.receive, began)
             if outcome is not None:
                 self._window.put(outcome.number, outcome)
@@ -165,7 +165,7 @@ def _pinned(ready: Ready, pin: Pin) -> Ready:
     return ready._replace(batch=batch, pin=time.monotonic_ns() - began)
 
 
-def _decoded(outcome: Outcome) -> Ready:
+def _decoded(outcome: Outcome, divide: Divide) -> Ready:
     if outcome.error is not None:
         return Ready(outcome.number, None, outcome.error)
     if outcome.failure is not None:
@@ -174,7 +174,7 @@ def _decoded(outcome: Outcome) -> Ready:
         return Ready(outcome.number, None, None, ended=True)
     began = time.monotonic_ns()
     try:
-        batch = decode(outcome.memory, outcome.at, outcome.nbytes)
+        batch = decode(outcome.memory, outcome.at, outcome.nbytes, divide)
     except Exception as error:
         number = position_of(outcome.number)
         broken = TransportError(

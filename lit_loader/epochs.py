@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from typing import Any
 
 from lit_loader.batch_plan import BatchPlan
 from lit_loader.iterator import EpochStart
@@ -68,15 +69,15 @@ class Epochs:
                 self._abandon(self._position.now())
             start = self._epoch_start(requested)
         elif requested in (None, pending.anchor):
-            start, given = pending, pending.sampler
+            start, given = pending, pending.sampler or {}
             if requested is not None:
                 start = dataclasses.replace(pending, requested=requested)
         elif pending.batches:
-            self._read_out(pending)
+            self._leave(pending)
             start = self._epoch_start(requested, between=True)
         else:
-            given = pending.sampler
-            start = dataclasses.replace(self._epoch_start(requested), sampler=given)
+            given = pending.sampler or {}
+            start = dataclasses.replace(self._epoch_start(requested), sampler=pending.sampler)
         self._pending, self._committed, self._epoch_requested = None, None, False
         self._within = False
         self._next_epoch = start.epoch + 1
@@ -88,16 +89,30 @@ class Epochs:
         return EpochStart(start.epoch, start.seed, batches, self._position)
 
     def _abandon(self, position: Position) -> None:
-        """Leave an epoch that was begun; a sampler's generator goes on behind the whole of it.
+        """Leave an epoch that was begun, for the next one.
 
         Where the sampler really is depends on how far ahead of the consumer it was drawn from.
         """
-        if not position.ended and (position.sampler or {}).keys() == {"generator"}:
-            self._read_out(position)
+        if not position.ended and _only_a_generator(position.sampler):
+            self._leave(position)
 
-    def _read_out(self, position: Position) -> None:
-        """Bring a sampler that has a state of its own from a position to the end of the epoch."""
+    def _leave(self, position: Position) -> None:
+        """Bring a sampler to where it goes on from, after an epoch that was left at a position.
+
+        A generator has drawn what has been given out, as with torch's loader without workers
+        (with workers, torch's is as far ahead as it prefetches). If that is the whole epoch,
+        whether or not its end was asked for, it is behind the end; and so is a sampler that has a
+        state of its own.
+        """
         if self._plan is None or position.sampler is None:
+            return
+        given_out = position.delivered
+        if _only_a_generator(position.sampler) and not self._plan.is_end(given_out):
+            drawn = self._plan.batches(position.epoch, max(0, given_out - 1), position.sampler)
+            if given_out:
+                next(drawn, None)
+            else:
+                drawn.rewind()
             return
         try:
             left = len(self._plan) - position.batches
@@ -156,3 +171,8 @@ class Epochs:
         if self._commits and (self._committed is None or self._committed.delivered < now.delivered):
             return self._committed or self._position.start
         return self._epoch_start(requested) if now.ended and not self._within else now
+
+
+def _only_a_generator(sampler: Any) -> bool:
+    """Whether all that a sampler must remember is where its generator was."""
+    return sampler is not None and sampler.keys() == {"generator"}

@@ -14,6 +14,8 @@ from functools import partial
 from typing import Any, Protocol
 
 from lit_loader.board import Progress
+from lit_loader.errors import StateError
+from lit_loader.restoring import restore
 
 __all__ = ["EndOfData", "Fetcher", "IterableFetcher", "MapFetcher"]
 
@@ -91,12 +93,17 @@ class IterableFetcher:
         self, dataset: Any, batch_size: int | None, drop_last: bool, state: Any = None
     ) -> None:
         if state is not None and _has_state(dataset):
-            dataset.load_state_dict(state)
+            restore(dataset, state, "dataset")
         self._iterator: Any = iter(dataset)
         # The iterator knows best where it is; a dataset that keeps its own place comes second.
         self._stateful: Any = next(filter(_has_state, (self._iterator, dataset)), None)
+        if state is not None and self._stateful is None:
+            raise StateError(
+                f"the state is of a dataset with state_dict and load_state_dict, which "
+                f"{type(dataset).__name__} has not: resume with the dataset that it was taken from"
+            )
         if state is not None and _has_state(self._iterator) and self._iterator is not dataset:
-            self._iterator.load_state_dict(state)
+            restore(self._iterator, state, "dataset's iterator")
         self._batch_size = batch_size
         self._drop_last = drop_last
         self._ended = False

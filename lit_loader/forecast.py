@@ -7,8 +7,9 @@ from typing import Final
 
 __all__ = ["WINDOW", "Forecast"]
 
-WINDOW: Final = 1024
-"""Tasks in a window; what was not needed during one is taken to be needed no more."""
+WINDOW: Final = 128
+"""Tasks in a window; what was not needed during one is taken to be needed no more. As many as the
+batches that a consumer may hold: if it gathers some and drops them all, a window sees it whole."""
 
 
 class Forecast:

@@ -18,6 +18,7 @@ from lit_loader.context import reading
 from lit_loader.errors import WorkerError
 from lit_loader.failure import describe_batch
 from lit_loader.fetch import EndOfData
+from lit_loader.generator_lock import turn
 from lit_loader.loading import BatchLoader, Parcel, Recipe
 from lit_loader.position import EpochPosition
 from lit_loader.recorder import Recorder
@@ -156,22 +157,38 @@ class LoaderIterator(Generic[T_co]):
 class InProcessIterator(LoaderIterator[T_co]):
     """``num_workers=0``: makes each batch when it is asked for, in the calling thread.
 
-    The global random generators are, after each ``next()``, as they were before.
+    The global random generators are, after each ``next()``, as they were before. Loaders in other
+    threads wait meanwhile, unless they read tables: the generators are one resource of the process.
 
     Args:
         host: The loader.
         pin: Pins a batch, or None.
+        recipe: Gives, at the first ``next()``, what batches are made by; None: the host does.
     """
 
-    def __init__(self, host: Host, pin: Callable[[Any], Any] | None) -> None:
+    def __init__(
+        self,
+        host: Host,
+        pin: Callable[[Any], Any] | None,
+        recipe: Callable[[], Recipe] | None = None,
+    ) -> None:
         super().__init__(host)
         self._pin = pin
+        self._recipe = recipe or host.recipe
         self._progress = Progress()
         self._loader: BatchLoader | None = None
         self._streams: OwnStreams | None = None
         self._number = 0
         self._task: Any = None
         self._asked = self._fetched = 0
+        self._draws = True
+
+    def __next__(self) -> T_co:
+        if not self._draws:
+            return super().__next__()
+        # Before the loader's own lock: a dataset that iterates this loader has that order, too.
+        with turn():
+            return super().__next__()
 
     def _next(self, start: EpochStart) -> T_co:
         self._asked = time.monotonic_ns()
@@ -242,7 +259,8 @@ class InProcessIterator(LoaderIterator[T_co]):
         if batch is not None:
             return number, batch
         try:
-            with preserved() if self._streams is None else self._streams:
+            lent = preserved() if self._streams is None else self._streams.lent()
+            with lent, reading.elsewhere():
                 return number, loader.load(
                     task, number, start.epoch, start.seed, self._progress, self._on_collate
                 )
@@ -264,9 +282,9 @@ class InProcessIterator(LoaderIterator[T_co]):
             raise
 
     def _begin(self, start: EpochStart) -> BatchLoader:
-        recipe = self._host.recipe()
-        reading.shard_asked = False  # by the dataset of another loader, perhaps
+        recipe = self._recipe()
         loader = self._loader = BatchLoader(recipe)
+        self._draws = not loader.reads_table
         if recipe.seeding == "worker":
             self._streams = OwnStreams(start.seed)  # those of a single worker
         where = start.position.now()

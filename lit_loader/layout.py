@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from lit_loader.pieces import Pieces, Stretch, over
 from lit_loader.reductions import Part
 from lit_loader.slot import NUMPY_DTYPES, SlotWriter, align, storage_at, tensor_over
 
@@ -32,17 +32,21 @@ _Row = tuple[Any, ...]
 _Copy = tuple[int, int, int]  # byte in the slot, address, size in bytes
 
 
-def lay_out(parts: list[Part], writer: SlotWriter) -> tuple[list[_Row], list[_Copy], int]:
+def lay_out(
+    parts: list[Part], writer: SlotWriter
+) -> tuple[list[_Row], list[Stretch], list[_Copy], int]:
     """Give every part its place in the slot.
 
     Returns:
-        The table (a row a part), the copies to be made, and the first byte behind them all.
+        The table (a row a part), the stretches of the slot that the parts lie in (sorted; what
+        overlaps lies in one), the copies to be made, and the first byte behind them all.
     """
     # This loop and the next are most of what a batch of many small tensors costs: the usual
     # contiguous tensor is dealt with in place, without a call.
     rows: list[_Row] = [()] * len(parts)
     spans: list[tuple[int, int, int]] = []  # first byte, byte behind the last, which part
     strided: set[int] = set()
+    overlapping = False
     for index, part in enumerate(parts):
         if type(part) is torch.Tensor and part.is_contiguous():
             start = part.data_ptr()
@@ -55,6 +59,7 @@ def lay_out(parts: list[Part], writer: SlotWriter) -> tuple[list[_Row], list[_Co
             strided.add(index)
         spans.append((start, end, index))
     spans.sort()  # what overlaps is neighbours now
+    stretches: list[Stretch] = []
     copies: list[_Copy] = []
     base = writer.base
     in_slot, slot_end = base + writer.start, base + writer.position
@@ -70,6 +75,7 @@ def lay_out(parts: list[Part], writer: SlotWriter) -> tuple[list[_Row], list[_Co
         alone = after == first + 1
         here = in_slot <= start and end <= slot_end
         if not alone:
+            overlapping = True
             start -= _lead([parts[member] for _, _, member in spans[first:after]], start)
         elif index in strided and not here and end - start > 2 * parts[index].nbytes:
             parts[index] = _packed(parts[index])
@@ -81,6 +87,7 @@ def lay_out(parts: list[Part], writer: SlotWriter) -> tuple[list[_Row], list[_Co
             byte = align(position)
             position = byte + end - start
             copies.append((byte, start, end - start))
+        stretches.append((byte, byte + end - start))
         if alone and index not in strided:
             part = parts[index]
             name = _DTYPE_NAMES[part.dtype]  # type: ignore[index]  # a tensor: arrays are strided
@@ -89,7 +96,10 @@ def lay_out(parts: list[Part], writer: SlotWriter) -> tuple[list[_Row], list[_Co
                 continue
         for low, high, member in spans[first:after]:
             rows[member] = _row(parts[member], alone, low, high, byte, start, end)
-    return rows, copies, position
+    stretches.sort()  # those that lie in the slot already come anywhere
+    if overlapping:
+        stretches = _joined(stretches)
+    return rows, stretches, copies, position
 
 
 def _row(part: Part, alone: bool, low: int, high: int, byte: int, start: int, end: int) -> _Row:
@@ -143,14 +153,25 @@ def _lead(parts: Iterable[Part], start: int) -> int:
     """Return how many bytes before ``start`` overlapping parts' storage is to begin.
 
     Its tensors, of whatever dtype, then begin a whole number of elements behind its beginning, as
-    they do in the storage they come from.
+    they do in the storage they come from. Arrays alone stay aligned as they are.
     """
     for part in parts:
         if isinstance(part, torch.Tensor):
             root = part.untyped_storage().data_ptr()
             if root <= start:
                 return (start - root) % 16  # bytes of the largest element, a complex128
-    return 0
+    return start % 16
+
+
+def _joined(stretches: list[Stretch]) -> list[Stretch]:
+    """Join those that have come to overlap by their lead."""
+    joined = stretches[:1]
+    for start, end in stretches[1:]:
+        if start < joined[-1][1]:
+            joined[-1] = joined[-1][0], max(end, joined[-1][1])
+        else:
+            joined.append((start, end))
+    return joined
 
 
 def _packed(part: Part) -> Part:
@@ -158,22 +179,30 @@ def _packed(part: Part) -> Part:
     return part.copy(order="K") if isinstance(part, np.ndarray) else part.clone()
 
 
-def build(memory: npt.NDArray[np.uint8], rows: list[_Row]) -> Iterator[Part]:
-    """Build the parts of a batch over ``memory``, in the order of the table."""
-    # NumPy replaces the base of an array by the base's base as long as those are arrays, so the
-    # result would keep the mapping alive and not ``memory``. A PickleBuffer ends the chain.
-    buffer: Any = pickle.PickleBuffer(memory.data)
-    memory = np.frombuffer(buffer, np.uint8)
+def build(
+    memory: npt.NDArray[np.uint8], rows: list[_Row], pieces: Pieces | None = None
+) -> Iterator[Part]:
+    """Build the parts of a batch, in the order of the table.
+
+    Args:
+        memory: What they lie in.
+        rows: The table.
+        pieces: What each lies in instead; None: nothing.
+    """
+    memory, first = over(memory), 0
     storages: dict[tuple[int, int], torch.UntypedStorage] = {}
     for row in rows:
         kind = row[0]
+        if pieces is not None and kind != _EMPTY:
+            memory, first = pieces.at(row[2])
         if kind == _TENSOR:
             _, name, byte, shape, strides = row
             # Through NumPy: torch's own frombuffer makes flat tensors, and shaping takes longer.
-            yield torch.from_numpy(np.ndarray(shape, _NUMPY_DTYPES[name], memory, byte, strides))
+            array = np.ndarray(shape, _NUMPY_DTYPES[name], memory, byte - first, strides)
+            yield torch.from_numpy(array)
         elif kind == _ARRAY:
             _, dtype, byte, shape, strides = row
-            yield np.ndarray(shape, dtype, memory, byte, strides)
+            yield np.ndarray(shape, dtype, memory, byte - first, strides)
         elif kind == _EMPTY:
             _, name, shape, strides = row
             nothing = torch.empty(0, dtype=torch.uint8, device="cpu").untyped_storage()
@@ -182,5 +211,5 @@ def build(memory: npt.NDArray[np.uint8], rows: list[_Row]) -> Iterator[Part]:
             _, name, byte, size, storage_offset, shape, strides = row
             storage = storages.get((byte, size))
             if storage is None:
-                storage = storages[byte, size] = storage_at(memory, byte, size)
+                storage = storages[byte, size] = storage_at(memory, byte - first, size)
             yield tensor_over(storage, getattr(torch, name), shape, strides, storage_offset)

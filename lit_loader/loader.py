@@ -11,6 +11,7 @@ class of the torch that is installed.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import multiprocessing
 import os
@@ -51,6 +52,7 @@ from lit_loader.predict import certain_indices
 from lit_loader.processors import usable_processors
 from lit_loader.recorder import Recorder
 from lit_loader.recovery import Recovery
+from lit_loader.restoring import is_count
 from lit_loader.sample_errors import TRANSIENT_ERRORS, Tolerance
 from lit_loader.sampling import (
     EndlessSampler,
@@ -58,7 +60,7 @@ from lit_loader.sampling import (
     OrderedSampler,
     Shard,
     ShuffledSampler,
-    whole_number,
+    epoch_number,
 )
 from lit_loader.seeding import BaseSeed
 from lit_loader.sharded_sampler import (
@@ -68,8 +70,9 @@ from lit_loader.sharded_sampler import (
     shard_items,
     sharding_of,
 )
-from lit_loader.state import ELASTIC, LoaderState
+from lit_loader.state import ELASTIC, LoaderState, check_batches, check_portable
 from lit_loader.statistics import LoaderStatistics
+from lit_loader.tables import frozen
 from lit_loader.uncommitted import ADVICE_WITHOUT_CALLBACK, called_by_lightning
 from lit_loader.unsharded import advice_if_unsharded
 from lit_loader.worker_pool import WorkerPool
@@ -353,9 +356,9 @@ class DataLoader(TorchLoader[T_co]):
             epoch: Epoch number, from 0.
 
         Raises:
-            OptionError: It is no whole number.
+            OptionError: It is no whole number, or has more than 62 bits.
         """
-        epoch = whole_number("epoch", epoch)
+        epoch = epoch_number(epoch)
         self._epochs.set_epoch(epoch)
         if isinstance(self.sampler, EpochOrder):
             self.sampler.set_epoch(epoch)
@@ -382,8 +385,10 @@ class DataLoader(TorchLoader[T_co]):
     def _get_iterator(self) -> LoaderIterator[T_co]:  # type: ignore[override]
         """Make an iterator; where torch's loader makes its own, which subclasses override."""
         pin, device = self._pinning()
-        if self.num_workers == 0 or (pin is None and self._best_made_here()):
+        if self.num_workers == 0:
             return InProcessIterator(self, pin)
+        if pin is None and self._best_made_here():
+            return InProcessIterator(self, pin, self._recipe_of_workers)
         iterator: MultiProcessIterator[T_co] = MultiProcessIterator(
             self,
             depth=self._depth(),
@@ -413,6 +418,12 @@ class DataLoader(TorchLoader[T_co]):
                 self.num_workers,
             )
         return self._made_here
+
+    def _recipe_of_workers(self) -> Recipe:
+        """The recipe, with the table as workers would have it that were started now, or before."""
+        if self._workers.dataset is None or not self.persistent_workers:
+            self._workers.dataset = frozen(self.dataset)
+        return dataclasses.replace(self.recipe(), dataset=self._workers.dataset)
 
     @property
     def _dealt(self) -> bool:
@@ -563,14 +574,15 @@ class DataLoader(TorchLoader[T_co]):
         seed = self._base_seed.given()
         theirs = loaded.fingerprint.get("seed")
         # A seed that nobody chose is taken over: the data goes on as it would have.
-        adopted = None if self._base_seed.chosen else theirs
-        if isinstance(adopted, int):
-            seed = adopted
+        adopted = None
+        if not self._base_seed.chosen and is_count(theirs, 2**64):
+            seed = adopted = theirs
         fingerprint = self._fingerprint(seed)
         # So is the kind of shuffled order: where there are ranks it is DistributedSampler's.
         order = loaded.fingerprint.get("order")
         if {order, fingerprint["order"]} <= _SHUFFLED:
             fingerprint["order"] = order
+        loaded.check_parts(self._iterable)
         batches = loaded.batches
         readers = tuple(ReadPoint(*point) for point in loaded.workers or ())
         if self._plan is not None:
@@ -589,8 +601,10 @@ class DataLoader(TorchLoader[T_co]):
                     "a state taken with in_order=False in mid-epoch fits only the batch_size and "
                     "num_replicas it was taken with: resume with those"
                 )
-            batches = self._plan.start_for(loaded.samples)
-        if isinstance(adopted, int):
+            batches = check_batches(self._plan.start_for(loaded.samples))
+        if self.num_workers:
+            check_portable(readers)
+        if adopted is not None:
             self._base_seed.resumed = adopted
         if self._plan is not None and isinstance(self._plan.source, ShuffledSampler):
             self._plan.source.as_distributed = order == DistributedSampler.__name__
@@ -721,6 +735,12 @@ class DataLoader(TorchLoader[T_co]):
             for iterator in list(self._iterators):
                 iterator.close()
             self._workers.close()
+
+    def end_idle_workers(self) -> None:
+        """End the persistent workers that no iterator has."""
+        with self.lock:
+            if not any(iterator.connected for iterator in self._iterators):
+                self._workers.close()
 
     def __enter__(self) -> DataLoader[T_co]:
         return self

@@ -13,6 +13,7 @@ from torch.utils.data import default_collate as torch_default_collate
 from lit_loader.board import Cancelled, Progress
 from lit_loader.collate import default_collate
 from lit_loader.context import reading
+from lit_loader.errors import StateError
 from lit_loader.fetch import EndOfData, Fetcher, IterableFetcher, MapFetcher
 from lit_loader.generators import find_generators
 from lit_loader.position import ReadPoint
@@ -137,6 +138,11 @@ class BatchLoader:
         self._epoch_seed = 0
         self.samples = 0
         """Samples of the batch made last."""
+
+    @property
+    def reads_table(self) -> bool:
+        """Whether batches are made by `take`, which draws nothing, as far as indices allow."""
+        return self._table is not None
 
     def begin_epoch(self) -> None:
         """Take up an epoch: the next :meth:`load` iterates an iterable dataset anew."""
@@ -286,7 +292,7 @@ class BatchLoader:
             self._reseed_batch(earlier)
             try:
                 fetcher.fetch(None, progress)
-            except (EndOfData, Cancelled):
+            except (EndOfData, Cancelled, StateError):
                 raise
             except Exception:
                 pass  # that batch's outcome, which was given out

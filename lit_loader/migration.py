@@ -32,6 +32,7 @@ from lit_loader.errors import OptionError
 from lit_loader.loader import DataLoader
 from lit_loader.managed import ManagedLoaders
 from lit_loader.places import short_repr
+from lit_loader.restoring import damaged, resuming
 
 __all__ = ["SwappedDataModule", "options_of"]
 
@@ -209,9 +210,20 @@ class SwappedDataModule(ManagedLoaders):
         return {"wrapped": self.wrapped.state_dict(), "loaders": super().state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes in what `state_dict` returned."""
-        self.wrapped.load_state_dict(state_dict["wrapped"])
+        """Takes in what `state_dict` returned.
+
+        Raises:
+            StateError: It is something else.
+        """
+        if not isinstance(state_dict, Mapping) or not {"wrapped", "loaders"} <= state_dict.keys():
+            raise damaged(
+                "data module's part must be a dict with 'wrapped' and 'loaders'",
+                state_dict,
+                "checkpoint",
+            )
         super().load_state_dict(state_dict["loaders"])
+        with resuming(self.wrapped, "data module"):
+            self.wrapped.load_state_dict(state_dict["wrapped"])
 
     def teardown(self, stage: str | None = None) -> None:
         """Closes the loaders, then tears the wrapped data module down."""

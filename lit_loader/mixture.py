@@ -28,6 +28,7 @@ from lit_loader.fingerprint import Fingerprint, in_brief
 from lit_loader.permutation import Permutation
 from lit_loader.places import short_repr
 from lit_loader.sampling import CHUNK, EpochOrder, Indices, whole_number
+from lit_loader.scalars import plain
 from lit_loader.seeding import derive
 from lit_loader.sources import is_dataset
 
@@ -40,6 +41,7 @@ Weights = Mapping[str, float] | Sequence[float]
 
 _SCHEDULE, _WITHIN = 1, 2  # keeps the two streams of random numbers apart
 _BLOCK = 1024
+_ALL_DRAWS = 2**61  # where the sequence begins again
 _SHOWN = 8
 _SMALLEST = Fraction(1, 1_000_000)
 
@@ -231,9 +233,9 @@ class MixtureSampler(EpochOrder, Sampler[int]):
         self.epoch_length = len(data_source)
         if epoch_length is not None:
             self.epoch_length = whole_number("epoch_length", epoch_length, low=1)
-        self.data_source, self.shuffle = data_source, shuffle
+        self.data_source, self.shuffle = data_source, bool(shuffle)
         self.seed = whole_number("seed", seed)
-        self._schedule = Schedule(data_source.weights, seed)
+        self._schedule = Schedule(data_source.weights, self.seed)
 
     def __len__(self) -> int:
         return self.epoch_length
@@ -245,7 +247,9 @@ class MixtureSampler(EpochOrder, Sampler[int]):
         )
 
     def order(self, epoch: int) -> Callable[[Indices], Indices]:
-        return lambda positions: self._draw(positions + epoch * self.epoch_length)
+        # An epoch that no run comes to must not be beyond 64 bits.
+        first = epoch * self.epoch_length % _ALL_DRAWS
+        return lambda positions: self._draw(positions + first)
 
     def counts(self, epoch: int) -> dict[str, int]:
         """Give how often each source comes in an epoch, by name; computes the whole epoch."""
@@ -263,7 +267,7 @@ class MixtureSampler(EpochOrder, Sampler[int]):
         """
         return {
             "seed": self.seed,
-            "shuffle": bool(self.shuffle),
+            "shuffle": self.shuffle,
             "epoch_length": self.epoch_length,
             "lengths": in_brief(self.data_source.lengths),
             "shares": in_brief(self._schedule.shares),
@@ -315,7 +319,7 @@ def named_weights(weights: Weights, names: Sequence[str]) -> list[float]:
                 f"weights must name the datasets {', '.join(map(repr, names))}, got "
                 f"{', '.join(map(repr, weights))}"
             )
-        return [weights[name] for name in names]
+        return [plain(weights[name]) for name in names]
     if isinstance(weights, str) or not hasattr(weights, "__len__"):
         raise OptionError(
             "weights must be a list of numbers, one for each dataset, or a mapping from name to "
@@ -325,7 +329,7 @@ def named_weights(weights: Weights, names: Sequence[str]) -> list[float]:
         raise OptionError(
             f"weights must be one for each of the {len(names)} datasets, got {len(weights)} weights"
         )
-    return list(weights)
+    return list(map(plain, weights))
 
 
 def _exact(weights: Sequence[Any]) -> list[Fraction]:
@@ -340,9 +344,10 @@ def _exact(weights: Sequence[Any]) -> list[Fraction]:
             "weights must be finite numbers of at least 0, and at least one of them above 0, got "
             f"weights={list(weights)!r}"
         )
-    # Fraction knows float alone of the inexact kinds: NumPy's float32, say, goes through it.
+    # Fraction knows float alone of the inexact kinds, and keeps NumPy's integers, which overflow.
     known = (numbers.Rational, Decimal)
-    return [Fraction(weight if isinstance(weight, known) else float(weight)) for weight in weights]
+    exact = (plain(weight) for weight in weights)
+    return [Fraction(weight if isinstance(weight, known) else float(weight)) for weight in exact]
 
 
 def _in_short(names: Sequence[str]) -> str:

@@ -11,7 +11,6 @@ it can.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -23,7 +22,9 @@ from lit_loader.errors import OptionError, StateError
 from lit_loader.fingerprint import Fingerprint, in_brief
 from lit_loader.mixture import Schedule, Weights, named_sources, named_weights, tell_epoch
 from lit_loader.places import short_repr
+from lit_loader.restoring import damaged, is_count, own_part, restore
 from lit_loader.sampling import whole_number
+from lit_loader.scalars import plain
 from lit_loader.seeding import derive
 from lit_loader.streams import preserved
 
@@ -60,9 +61,11 @@ class MixtureStream(IterableDataset[Any]):
         exhausted: str = "stop",
         seed: int = 0,
     ) -> None:
-        if exhausted not in ("stop", "drop", "repeat"):
+        exhausted = plain(exhausted)
+        if not isinstance(exhausted, str) or exhausted not in ("stop", "drop", "repeat"):
             raise OptionError(
-                f"exhausted must be one of 'stop', 'drop', 'repeat', got exhausted={exhausted!r}"
+                "exhausted must be one of 'stop', 'drop', 'repeat', got "
+                f"exhausted={short_repr(exhausted)}"
             )
         if epoch_length is not None:
             epoch_length = whole_number("epoch_length", epoch_length, low=1)
@@ -113,8 +116,9 @@ class _Mixing(Iterator[Any]):
         length = stream.epoch_length
         self._left = math.inf if length is None else -((index - length) // count)
         self._sources = [_Source(dataset) for dataset in stream.datasets]
-        for source, weight in zip(self._sources, stream.weights, strict=True):
-            source.ended = not weight  # never drawn from, so that its end would not be met
+        self._drawn_from = [
+            source for source, weight in zip(self._sources, stream.weights, strict=True) if weight
+        ]
         self._exhausted, self._draws, self._given, self._ended = stream.exhausted, 0, 0, False
 
     def __next__(self) -> Any:
@@ -140,7 +144,10 @@ class _Mixing(Iterator[Any]):
             source.begin_again()
         else:
             source.ended = True
-        self._ended = self._exhausted == "stop" or all(source.ended for source in self._sources)
+        self._ended = self._exhausted == "stop" or self._all_ended()
+
+    def _all_ended(self) -> bool:
+        return all(source.ended for source in self._drawn_from)
 
     def state_dict(self) -> dict[str, Any]:
         """Give the place, with that of each source."""
@@ -155,16 +162,19 @@ class _Mixing(Iterator[Any]):
         """Go on where a state was taken; sources are opened when they are drawn from.
 
         Raises:
-            StateError: The state is of another number of sources.
+            StateError: The state is of another number of sources, or of something else.
         """
-        if len(state["sources"]) != len(self._sources):
+        draws, given, ended, sources = _checked(state)
+        if len(sources) != len(self._sources):
             raise StateError(
-                f"the state is of a mixture of {len(state['sources'])} sources, but this one has "
+                f"the state is of a mixture of {len(sources)} sources, but this one has "
                 f"{len(self._sources)}: resume with the datasets that it was taken with"
             )
-        self._draws, self._given, self._ended = state["draws"], state["given"], state["ended"]
-        for source, theirs in zip(self._sources, state["sources"], strict=True):
+        self._draws, self._given = draws, given
+        for source, theirs in zip(self._sources, sources, strict=True):
             source.load(theirs)
+        # Else it would be drawn on and on, and nothing found.
+        self._ended = ended or self._all_ended()
 
 
 class _Source:
@@ -174,19 +184,22 @@ class _Source:
         self._dataset = dataset
         self._iterator: Any = None
         self._loaded: Any = None
+        self._again = 0
         self.taken, self.ended = 0, False
 
     def next(self) -> Any:
         """Give the next sample; StopIteration at the end."""
         if self._iterator is None:
             self._open()
+        if self._again:
+            self._read_again()
         sample = next(self._iterator)
         self.taken += 1
         return sample
 
     def begin_again(self) -> None:
         """Iterate the source from its start at the next sample."""
-        self._iterator, self._loaded, self.taken = None, None, 0
+        self._iterator, self._loaded, self._again, self.taken = None, None, 0, 0
 
     def state(self) -> list[Any]:
         """Give the samples taken, whether none is left, and the source's own state."""
@@ -207,15 +220,52 @@ class _Source:
             return
         # In the run that is resumed, this batch was made without any of what follows.
         with preserved():
-            state, self._loaded = self._loaded, None
+            state = self._loaded
             if state is not None and _is_stateful(self._dataset):
-                self._dataset.load_state_dict(state)
-            self._iterator = iter(self._dataset)
+                restore(self._dataset, state, "source")
+            iterator: Any = iter(self._dataset)
             if state is None:
-                for _ in itertools.islice(self._iterator, self.taken):
-                    pass
-            elif _is_stateful(self._iterator) and self._iterator is not self._dataset:
-                self._iterator.load_state_dict(state)
+                self._again = self.taken
+            elif _is_stateful(iterator) and iterator is not self._dataset:
+                restore(iterator, state, "source's iterator")
+        self._iterator, self._loaded = iterator, None
+
+    def _read_again(self) -> None:
+        """Read what has been given before; a sample that raised then may raise again."""
+        with preserved():
+            while self._again:
+                try:
+                    next(self._iterator)
+                except StopIteration:
+                    self._again = 0  # there are fewer now
+                    raise
+                self._again -= 1
+
+
+def _checked(state: Any) -> tuple[int, int, bool, list[list[Any]]]:
+    """Give what `_Mixing.state_dict` gave: draws, samples given, whether it has ended, sources.
+
+    Raises:
+        StateError: It is something else.
+    """
+    if not isinstance(state, Mapping):
+        raise damaged("mixture must be a dict", state)
+    draws, given, ended = (state.get(name) for name in ("draws", "given", "ended"))
+    if not (is_count(draws) and is_count(given) and given <= draws):
+        raise damaged("draws and given must be how many there were of each", [draws, given])
+    if type(ended) is not bool:
+        raise damaged("ended must be True or False", ended)
+    sources = state.get("sources")
+    if not isinstance(sources, (list, tuple)):
+        raise damaged("sources must be a list", sources)
+    parts = []
+    for number, part in enumerate(sources):
+        whole = isinstance(part, (list, tuple)) and len(part) == 3
+        # A sample that was given was taken from a source.
+        if not (whole and is_count(part[0]) and part[0] <= given and type(part[1]) is bool):
+            raise damaged(f"sources[{number}] must be [taken, ended, the source's state]", part)
+        parts.append([part[0], part[1], own_part(f"sources[{number}][2]", part[2])])
+    return draws, given, ended, parts
 
 
 def _is_stateful(thing: Any) -> bool:

@@ -17,6 +17,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lit_loader.errors import OptionError
 from lit_loader.loop_watch import LoaderReport, LoopWatch
 from lit_loader.plot import check_matplotlib, write_plot
+from lit_loader.scalars import plain
 from lit_loader.timeline import write_trace
 
 __all__ = ["LoaderMonitor"]
@@ -64,6 +65,7 @@ class LoaderMonitor(Callback):
         progress_bar: bool = True,
         print_verdict: bool = True,
     ) -> None:
+        keep = plain(keep)
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
             raise OptionError(f"keep must be a whole number of at least 1, got keep={keep!r}")
         if plot:

@@ -64,6 +64,9 @@ class Claim(NamedTuple):
 class PoolHost(Host, Protocol):
     """What this iterator needs of its loader besides."""
 
+    def end_idle_workers(self) -> None:
+        """End the persistent workers that no iterator has."""
+
     def claim(
         self, iterator: MultiProcessIterator[Any], recovery: Recovery, start: EpochStart
     ) -> Claim:
@@ -430,6 +433,11 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         self._closed = not self._ended
         self.disconnect(sound=True)
         self._under_way.clear()
+
+    def _shutdown_workers(self) -> None:
+        """End the workers, persistent ones too; torch's name, which programs call."""
+        self.close()
+        self._host.end_idle_workers()
 
     def _leave_behind(self) -> None:
         """After a fork: the workers, and the memory of what has come in, are the parent's."""

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from lit_loader.collate import default_collate
 from lit_loader.errors import OptionError
+from lit_loader.scalars import plain
 
 __all__ = ["PadCollate", "Padded"]
 
@@ -65,6 +66,10 @@ class PadCollate:
     def __init__(
         self, pad_value: float | Mapping[str, float] = 0, pad_to_multiple_of: int = 1
     ) -> None:
+        if isinstance(pad_value, Mapping):
+            pad_value = {name: plain(value) for name, value in pad_value.items()}
+        else:
+            pad_value = plain(pad_value)
         values = pad_value if isinstance(pad_value, Mapping) else {"": pad_value}
         for value in values.values():
             if not isinstance(value, numbers.Real):
@@ -72,6 +77,7 @@ class PadCollate:
                     "pad_value must be a number, or a mapping from entry to number, "
                     f"got pad_value={pad_value!r}"
                 )
+        pad_to_multiple_of = plain(pad_to_multiple_of)
         try:
             multiple = operator.index(pad_to_multiple_of)
         except TypeError:

@@ -26,10 +26,13 @@ class PersistentWorkers:
 
     Attributes:
         pool: The workers, or None before the first use and after :meth:`close`.
+        dataset: Where batches are made in their stead: the dataset as it was when they would have
+            been started; else None.
     """
 
     def __init__(self) -> None:
         self.pool: WorkerPool | None = None
+        self.dataset: Any = None
         self._kept: UnderWay | None = None  # what the workers were asked for the next epoch
         self._owner: Callable[[], MultiProcessIterator[Any] | None] = lambda: None
 
@@ -117,6 +120,6 @@ class PersistentWorkers:
     def close(self) -> None:
         """End the workers."""
         pool, self.pool = self.pool, None
-        self._kept = None
+        self._kept = self.dataset = None
         if pool is not None:
             pool.close()

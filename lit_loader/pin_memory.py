@@ -22,7 +22,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from lit_loader.errors import PinMemoryError
+from lit_loader.errors import LoaderError, PinMemoryError
 
 __all__ = ["PinMemoryThread", "find_accelerator", "pin_batch", "pin_tensor"]
 
@@ -58,7 +58,20 @@ def pin_batch(batch: Any) -> Any:
     Tensors are pinned wherever they lie in mappings, sequences, namedtuples and dataclasses; an
     object with a ``pin_memory()`` method is replaced by what that returns; all else stays as it is.
     A container whose class cannot be filled anew is given back as a plain dict or list.
+
+    Raises:
+        LoaderError: The batch contains itself.
     """
+    try:
+        return _pinned(batch)
+    except RecursionError as error:
+        raise LoaderError(
+            f"a batch that contains itself cannot be pinned ({error}): leave the reference back "
+            "out, give its class a pin_memory() method, or set pin_memory=False"
+        ) from None
+
+
+def _pinned(batch: Any) -> Any:
     if isinstance(batch, torch.Tensor):
         return pin_tensor(batch)
     if hasattr(batch, "pin_memory"):
@@ -68,7 +81,7 @@ def pin_batch(batch: Any) -> Any:
     if isinstance(batch, Mapping):
         return _pin_mapping(batch)
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(pin_batch(item) for item in batch))
+        return type(batch)(*(_pinned(item) for item in batch))
     if isinstance(batch, Sequence):
         return _pin_sequence(batch)
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
@@ -76,13 +89,13 @@ def pin_batch(batch: Any) -> Any:
         for field in dataclasses.fields(batch):
             if hasattr(batch, field.name):
                 # object.__setattr__: a frozen dataclass is copied, not changed, too.
-                object.__setattr__(pinned, field.name, pin_batch(getattr(batch, field.name)))
+                object.__setattr__(pinned, field.name, _pinned(getattr(batch, field.name)))
         return pinned
     return batch
 
 
 def _pin_mapping(batch: Mapping[Any, Any]) -> Any:
-    pinned = {key: pin_batch(value) for key, value in batch.items()}
+    pinned = {key: _pinned(value) for key, value in batch.items()}
     if type(batch) is dict:
         return pinned
     try:
@@ -98,7 +111,7 @@ def _pin_mapping(batch: Mapping[Any, Any]) -> Any:
 
 
 def _pin_sequence(batch: Sequence[Any]) -> Any:
-    pinned = [pin_batch(item) for item in batch]
+    pinned = [_pinned(item) for item in batch]
     if type(batch) is list:
         return pinned
     if type(batch) is tuple:

@@ -16,6 +16,7 @@ __all__ = ["Failure", "find_failure", "short_repr"]
 
 _REPR = reprlib.Repr()
 _REPR.maxother = 100  # room for a function's whole name, whose end is what tells most
+_REPR.maxlevel = 3
 
 
 class Failure(NamedTuple):
@@ -63,7 +64,10 @@ def find_failure(
 
 def short_repr(value: object) -> str:
     """Return a repr of bounded length on one line, of objects too whose own repr fails."""
-    return " ".join(_REPR.repr(value).split())
+    try:
+        return " ".join(_REPR.repr(value).split())
+    except Exception:  # a collection's own methods, or an integer of more digits than Python writes
+        return f"<{type(value).__qualname__}>"
 
 
 def _children(value: Any, inside: bool) -> Iterator[tuple[str, object]]:

@@ -23,6 +23,8 @@ from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 from lit_loader.errors import OptionError
 from lit_loader.permutation import Permutation
 from lit_loader.places import short_repr
+from lit_loader.restoring import MAX_COUNT
+from lit_loader.scalars import plain
 from lit_loader.seeding import BaseSeed, derive
 
 __all__ = [
@@ -34,6 +36,7 @@ __all__ = [
     "Seed",
     "Shard",
     "ShuffledSampler",
+    "epoch_number",
     "resolve",
     "whole_number",
 ]
@@ -59,9 +62,9 @@ class EpochOrder:
             epoch: Epoch number, counted from 0.
 
         Raises:
-            OptionError: It is no whole number.
+            OptionError: It is no whole number, or has more than 62 bits.
         """
-        self.epoch = self.requested_epoch = whole_number("epoch", epoch)
+        self.epoch = self.requested_epoch = epoch_number(epoch)
 
     def order(self, epoch: int) -> Callable[[Indices], Indices]:
         """Give the order of one epoch, for the length that the dataset has now.
@@ -203,6 +206,18 @@ def resolve(seed: Seed) -> int:
     return seed() if callable(seed) else seed
 
 
+def epoch_number(epoch: Any) -> int:
+    """Give an epoch's number as an int.
+
+    Raises:
+        OptionError: It is no whole number, or is beyond what travels to workers.
+    """
+    number = whole_number("epoch", epoch)
+    if not -MAX_COUNT <= number < MAX_COUNT:
+        raise OptionError(f"epoch must be below 2**62, got epoch={short_repr(number)}")
+    return number
+
+
 def whole_number(name: str, value: Any, low: int | None = None) -> int:
     """Give an option's value as an int.
 
@@ -215,6 +230,7 @@ def whole_number(name: str, value: Any, low: int | None = None) -> int:
         OptionError: It is no whole number, or too small.
     """
     try:
+        value = plain(value)
         number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
         number = None

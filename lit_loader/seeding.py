@@ -27,6 +27,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from lit_loader.generator_lock import turn
+
 __all__ = [
     "BaseSeed",
     "base_seed",
@@ -38,7 +40,7 @@ __all__ = [
     "seed_worker",
 ]
 
-_mtrand: Any = np.random.mtrand  # NumPy's stubs do not know all of its functions
+_numpy: Any = np.random  # its stubs do not know all of its functions
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
 _GOLDEN = 0x9E37_79B9_7F4A_7C15
 _LOW = 0xFFFF_FFFF
@@ -125,7 +127,10 @@ def base_seed(seed: int | None, generator: torch.Generator | None) -> int:
     """
     if seed is not None:
         return seed & _MASK
-    return (generator.initial_seed() if generator is not None else torch.initial_seed()) & _MASK
+    if generator is not None:
+        return generator.initial_seed() & _MASK
+    with turn():  # a batch that another thread makes may have a seed of its own
+        return torch.initial_seed() & _MASK
 
 
 class BaseSeed:
@@ -210,9 +215,11 @@ def seed_globals(seed: int) -> None:
 
 def _seed_numpy(seed: int) -> None:
     np.random.seed(seed)
-    bits = _mtrand.get_bit_generator()
-    if not isinstance(bits, np.random.MT19937):  # the user has put another one behind numpy.random
-        _mtrand.set_bit_generator(bits)  # forgets a normal deviate in reserve, which seed() keeps
+    if not isinstance(_numpy.get_bit_generator(), np.random.MT19937):
+        # The user has put another one behind numpy.random: its seed() keeps a normal deviate that
+        # is in reserve.
+        state = _numpy.get_state(legacy=False)
+        _numpy.set_state({**state, "has_gauss": 0, "gauss": 0.0})
 
 
 _scratch = torch.Generator()

@@ -8,14 +8,19 @@ prefetching): all ranks give the same one. It is a plain dict of primitives, so 
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping
+import itertools
+import pickle
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from lit_loader.errors import StateError
 from lit_loader.fingerprint import Fingerprint
+from lit_loader.position import ReadPoint
+from lit_loader.restoring import MAX_BATCHES, PRIMITIVES, brief, damaged, is_count, own_part
+from lit_loader.sampler_state import check_packed, checked_sampler_state
 
-__all__ = ["ELASTIC", "VERSION", "LoaderState"]
+__all__ = ["ELASTIC", "VERSION", "LoaderState", "check_batches", "check_portable"]
 
 VERSION = 1
 """Raised whenever an older reader would misunderstand a state."""
@@ -33,6 +38,9 @@ _ADVICE = {
     "seed": "pass the state's seed as the loader's seed option",
 }
 _COUNTS = ("epoch", "batches", "samples")
+
+_MAX_READ: Final = 2**32
+"""Batches of one reader are below it: their numbers, of all readers, are below `MAX_BATCHES`."""
 
 
 @dataclass(frozen=True)
@@ -87,30 +95,27 @@ class LoaderState:
         if not isinstance(state, Mapping) or "version" not in state:
             raise StateError(
                 f"state must be the dict that state_dict() of a lit_loader.DataLoader gave, "
-                f"got {_short(state)}"
+                f"got {brief(state)}"
             )
-        if state["version"] != VERSION:
+        version = state["version"]
+        if type(version) is not int or version != VERSION:
             raise StateError(
-                f"state has version {_short(state['version'])}, but only version {VERSION} is "
+                f"state has version {brief(version)}, but only version {VERSION} is "
                 f"known here: resume with the release of lit_loader that the state was taken with"
             )
         for name in _COUNTS:
-            if not _is_count(value := state.get(name)):
-                raise _damaged(f"{name} must be a whole number of at least 0", value)
-        if not isinstance(fingerprint := state.get("fingerprint"), Mapping):
-            raise _damaged("fingerprint must be a dict", fingerprint)
-        ahead, requested = state.get("ahead", ()), state.get("requested")
-        if not (isinstance(ahead, (list, tuple)) and all(map(_is_count, ahead))):
-            raise _damaged("ahead must be a list of batch numbers", ahead)
-        if not (requested is None or isinstance(requested, int)):
-            raise _damaged("requested must be an epoch's number or None", requested)
-        _check_workers(state.get("workers"), fingerprint.get("num_workers"))
+            if not is_count(value := state.get(name)):
+                raise damaged(f"{name} must be a whole number of at least 0", value)
+        fingerprint = _checked_fingerprint(state.get("fingerprint"))
+        requested = state.get("requested")
+        if not (requested is None or is_count(requested)):
+            raise damaged("requested must be an epoch's number or None", requested)
         return cls(
             **{name: state[name] for name in _COUNTS},
-            fingerprint=dict(fingerprint),
-            ahead=tuple(ahead),
-            sampler=copy.deepcopy(state.get("sampler")),
-            workers=copy.deepcopy(state.get("workers")),
+            fingerprint=fingerprint,
+            ahead=_checked_ahead(state.get("ahead", ()), check_batches(state["batches"])),
+            sampler=checked_sampler_state(state.get("sampler")),
+            workers=_checked_workers(state.get("workers"), fingerprint.get("num_workers")),
             requested=requested,
         )
 
@@ -131,16 +136,90 @@ class LoaderState:
         """
         for name in sorted((self.fingerprint.keys() | fingerprint.keys()) - set(elastic)):
             theirs, ours = self.fingerprint.get(name), fingerprint.get(name)
-            if theirs != ours:
-                advice = _ADVICE.get(name.partition(".")[0], f"resume with the same {name}")
+            both_nan = theirs != theirs and ours != ours
+            if theirs != ours and not both_nan:
+                shown = " ".join(name.split())[:80]
+                advice = _ADVICE.get(name.partition(".")[0], f"resume with the same {shown}")
                 raise StateError(
-                    f"state was taken with {name}={_short(theirs)}, but this loader has "
-                    f"{name}={_short(ours)}: {advice}"
+                    f"state was taken with {shown}={brief(theirs)}, but this loader has "
+                    f"{shown}={brief(ours)}: {advice}"
                 )
 
+    def check_parts(self, iterable: bool) -> None:
+        """Make sure that the state has the parts that one of such a dataset has.
 
-def _check_workers(workers: Any, expected: Any) -> None:
-    """Make sure that each worker's part of a state is what ``state_dict()`` makes of it.
+        Args:
+            iterable: Whether the loader's dataset is an IterableDataset.
+
+        Raises:
+            StateError: It has another's.
+        """
+        if not iterable:
+            if self.workers is not None:
+                raise damaged("workers must be None for a map-style dataset", self.workers)
+            if self.sampler is not None and "generator" in self.sampler:
+                check_packed(self.sampler["generator"])
+            return
+        for name in ("ahead", "sampler"):
+            if value := getattr(self, name):
+                raise damaged(f"{name} must be empty for an IterableDataset", value)
+        read = sum(part[0] for part in self.workers or ())
+        if read != self.batches:
+            raise damaged(f"batches must be those of its workers, {read} in all", self.batches)
+
+
+def check_batches(batches: int) -> int:
+    """Make sure that so many batches of an epoch can be counted, and give them.
+
+    Raises:
+        StateError: They cannot.
+    """
+    if batches >= MAX_BATCHES:
+        raise damaged(f"batches must be less than {MAX_BATCHES:,}", batches)
+    return batches
+
+
+def check_portable(points: Iterable[ReadPoint]) -> None:
+    """Make sure that what a dataset must remember can travel to the workers.
+
+    Raises:
+        StateError: It cannot be pickled.
+    """
+    for point in points:
+        if type(point.state) in PRIMITIVES:
+            continue
+        try:
+            pickle.dumps(point.state, pickle.HIGHEST_PROTOCOL)
+        except Exception as error:
+            raise StateError(
+                f"state's part for the dataset cannot be pickled ({type(error).__name__}), as it "
+                "must be for workers: resume with a state as state_dict() gave it"
+            ) from error
+
+
+def _checked_fingerprint(fingerprint: Any) -> Fingerprint:
+    if not isinstance(fingerprint, Mapping):
+        raise damaged("fingerprint must be a dict", fingerprint)
+    for name, value in fingerprint.items():
+        if type(name) is not str:
+            raise damaged("fingerprint must have names for keys", name)
+        if type(value) not in PRIMITIVES:
+            raise damaged(
+                f"fingerprint[{brief(name)}] must be an int, float, str, bool or None", value
+            )
+    return dict(fingerprint)
+
+
+def _checked_ahead(ahead: Any, batches: int) -> tuple[int, ...]:
+    if not (isinstance(ahead, (list, tuple)) and all(is_count(n, MAX_BATCHES) for n in ahead)):
+        raise damaged("ahead must be a list of batch numbers", ahead)
+    if any(after <= before for before, after in itertools.pairwise((batches, *ahead))):
+        raise damaged(f"ahead must rise from above batches={batches}", ahead)
+    return tuple(ahead)
+
+
+def _checked_workers(workers: Any, expected: Any) -> list[list[Any]] | None:
+    """Copy each worker's part of a state, if it is what ``state_dict()`` makes of it.
 
     Args:
         workers: The parts; None: there are none.
@@ -150,35 +229,27 @@ def _check_workers(workers: Any, expected: Any) -> None:
         StateError: They are something else.
     """
     if workers is None:
-        return
+        return None
     if not isinstance(workers, (list, tuple)):
-        raise _damaged("workers must be a list", workers)
+        raise damaged("workers must be a list", workers)
     if expected is not None and len(workers) != expected:
         raise StateError(
-            f"state's workers must have a part for each of its num_workers={_short(expected)}, got "
+            f"state's workers must have a part for each of its num_workers={brief(expected)}, got "
             f"{len(workers)}: resume with a state as state_dict() gave it"
         )
+    parts = []
     for number, part in enumerate(workers):
         whole = isinstance(part, (list, tuple)) and len(part) in (3, 4)
-        if not (whole and _is_count(part[0]) and isinstance(part[2], bool)) or not all(
-            map(_is_count, part[3:])
+        # The fourth: batches after the dataset's state, of those that have been given out.
+        if (
+            not (whole and is_count(part[0], _MAX_READ) and type(part[2]) is bool)
+            or not all(map(is_count, part[3:]))
+            or any(behind > part[0] for behind in part[3:])
         ):
-            raise _damaged(
+            raise damaged(
                 f"workers[{number}] must be [batches, the dataset's state, whether it has ended]",
                 part,
             )
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _damaged(constraint: str, value: object) -> StateError:
-    return StateError(
-        f"state's {constraint}, got {_short(value)}: resume with a state as state_dict() gave it"
-    )
-
-
-def _short(value: object) -> str:
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 80 else f"{text[:77]}..."
+        own = own_part(f"workers[{number}][1]", part[1])
+        parts.append([part[0], own, *part[2:]])
+    return parts

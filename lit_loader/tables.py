@@ -2,36 +2,51 @@
 
 What comes out is what ``default_collate([dataset[i] for i in indices])`` gives, byte for byte.
 Nothing of it draws a random number, so generators need be neither seeded nor preserved.
+
+A table keeps nothing of its dataset: indices and tensors are looked up at every batch, as they
+would be for every sample. Who is not to see them change gives it a dataset that is `frozen`.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from array import array
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import Subset, TensorDataset
 
 from lit_loader.collate import DIRECT_BYTES, Empty
 
-__all__ = ["Table", "table_of"]
+__all__ = ["Table", "frozen", "table_of"]
+
+_WHOLE = frozenset((int, *(np.dtype(f"i{size}").type for size in (1, 2, 4, 8))))
+"""What a list of indices may hold. Not bool, which means another thing to a tensor."""
+
+
+class NoTableError(Exception):
+    """The dataset is no table, or no longer, or not with these indices: read it by the sample."""
 
 
 class Table:
     """The rows of a ``TensorDataset`` that a dataset consists of.
 
     Args:
-        dataset: Its tensors are dense, and on the CPU.
-        rows: Row of each sample, int64; None: sample ``i`` is row ``i``.
+        dataset: The dataset.
+        tensors: Those at its bottom, which are dense, and on the CPU.
     """
 
-    def __init__(self, dataset: TensorDataset, rows: torch.Tensor | None) -> None:
+    def __init__(self, dataset: Any, tensors: tuple[torch.Tensor, ...]) -> None:
         self._dataset = dataset
-        self._rows = rows
+        self._tensors = tensors
 
-    def batch(self, indices: Sequence[int], empty: Empty | None = None) -> list[torch.Tensor]:
+    def batch(
+        self, indices: Sequence[int] | npt.NDArray[Any], empty: Empty | None = None
+    ) -> list[torch.Tensor]:
         """Return the batch of these samples: a tensor for each of the table's.
 
         Args:
@@ -41,10 +56,40 @@ class Table:
         Raises:
             Exception: There is no such sample, or it cannot be taken in this way.
         """
-        rows = torch.frombuffer(array("q", indices), dtype=torch.int64)
-        if self._rows is not None:
-            rows = self._rows[rows]
-        return [_take(tensor, rows, empty) for tensor in self._dataset.tensors]
+        dataset = self._dataset
+        while type(dataset) is Subset:
+            indices = _chosen(dataset.indices, indices)
+            dataset = dataset.dataset
+        if dataset.tensors is not self._tensors:
+            self._tensors = _tensors_of(dataset)
+        if isinstance(indices, np.ndarray):
+            rows = torch.from_numpy(indices.astype(np.int64, copy=False))
+        else:
+            rows = torch.frombuffer(array("q", indices), dtype=torch.int64)
+        return [_take(tensor, rows, empty) for tensor in self._tensors]
+
+
+def _chosen(chosen: Any, places: Any) -> Any:
+    """Return ``[chosen[place] for place in places]``, all of them plain whole numbers."""
+    kind = type(chosen)
+    if kind is list or kind is tuple or kind is range:
+        rows = [chosen[place] for place in places]
+        if not _WHOLE.issuperset(map(type, rows)):
+            raise NoTableError
+        return rows
+    if not _may_choose(chosen):
+        raise NoTableError
+    return (chosen.numpy() if kind is torch.Tensor else chosen)[places]
+
+
+def _may_choose(chosen: Any) -> bool:
+    """Whether these are indices that `_chosen` takes; of a list only batches are looked at."""
+    kind = type(chosen)
+    if kind is torch.Tensor:
+        return bool(chosen.dtype is torch.int64 and chosen.ndim == 1 and _is_plain(chosen))
+    if kind is np.ndarray:
+        return bool(chosen.ndim == 1 and chosen.dtype.kind == "i")
+    return kind is list or kind is tuple or kind is range
 
 
 def _take(tensor: torch.Tensor, rows: torch.Tensor, empty: Empty | None) -> torch.Tensor:
@@ -65,16 +110,31 @@ def table_of(dataset: Any) -> Table | None:
         dataset: A ``TensorDataset``, or a ``Subset`` (of a ``Subset`` …) of one, of these very
             classes: a subclass may do anything with its samples.
     """
-    rows: torch.Tensor | None = None
-    while type(dataset) is Subset:
-        chosen = torch.as_tensor(dataset.indices)
-        if chosen.dtype != torch.int64 or chosen.ndim != 1:
-            return None
-        rows = chosen if rows is None else chosen[rows]
-        dataset = dataset.dataset
-    if type(dataset) is not TensorDataset or not all(map(_is_plain, dataset.tensors)):
+    subsets: list[Any] = []
+    bottom = dataset
+    while type(bottom) is Subset and not any(bottom is subset for subset in subsets):
+        subsets.append(bottom)
+        bottom = bottom.dataset
+    try:
+        tensors = _tensors_of(bottom)
+    except NoTableError:
         return None
-    return Table(dataset, rows) if dataset.tensors else None
+    # Only now: what is not at the bottom of a table may have indices of any kind.
+    choices = [getattr(subset, "indices", None) for subset in subsets]
+    return Table(dataset, tensors) if all(map(_may_choose, choices)) else None
+
+
+def _tensors_of(dataset: Any) -> tuple[torch.Tensor, ...]:
+    """Return a table's tensors.
+
+    Raises:
+        NoTableError: It is no table.
+    """
+    if type(dataset) is TensorDataset:
+        tensors = dataset.tensors
+        if tensors and type(tensors) is tuple and all(map(_is_plain, tensors)):
+            return tensors
+    raise NoTableError
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -82,6 +142,23 @@ def _is_plain(tensor: torch.Tensor) -> bool:
         type(tensor) is torch.Tensor
         and tensor.layout is torch.strided
         and tensor.is_cpu
+        and not tensor.is_nested
+        and not tensor.is_quantized
         and not tensor.requires_grad
+        and tensor.ndim > 0
         and len(tensor) > 0
     )
+
+
+def frozen(dataset: Any) -> Any:
+    """Return a table's dataset that does not change when the dataset is given other indices.
+
+    The indices are copied, for they may be changed in place. The tensors are not.
+    """
+    if type(dataset) is not Subset:
+        return copy.copy(dataset)
+    clone: Any = copy.copy(dataset)
+    clone.dataset = frozen(dataset.dataset)
+    chosen: Any = dataset.indices
+    clone.indices = chosen.clone() if isinstance(chosen, torch.Tensor) else copy.copy(chosen)
+    return clone

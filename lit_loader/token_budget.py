@@ -30,7 +30,9 @@ from lit_loader.errors import OptionError, StateError
 from lit_loader.fingerprint import Fingerprint, in_brief
 from lit_loader.permutation import Permutation
 from lit_loader.places import short_repr
-from lit_loader.sampling import whole_number
+from lit_loader.restoring import damaged, is_count
+from lit_loader.sampling import epoch_number, whole_number
+from lit_loader.scalars import plain
 from lit_loader.seeding import derive
 
 __all__ = ["TokenBudgetBatchSampler", "TokenBudgetStatistics"]
@@ -140,15 +142,16 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
                 "pad_to_multiple_of must not exceed max_tokens, or no sample fits into a batch, "
                 f"got pad_to_multiple_of={pad_to_multiple_of} and max_tokens={max_tokens}"
             )
-        share: Any = spread  # mypy does not take a float for a numbers.Real
+        share: Any = plain(spread)  # mypy does not take a float for a numbers.Real
         if not (isinstance(share, numbers.Real) and 0 <= float(share) <= 1):
             raise OptionError(f"spread must be between 0 and 1, got spread={short_repr(share)}")
-        if too_long not in _TOO_LONG:
+        too_long = plain(too_long)
+        if not isinstance(too_long, str) or too_long not in _TOO_LONG:
             raise OptionError(
                 f"too_long must be one of {', '.join(map(repr, _TOO_LONG))}, "
-                f"got too_long={too_long!r}"
+                f"got too_long={short_repr(too_long)}"
             )
-        self.shuffle, self.drop_last, self.spread = bool(shuffle), bool(drop_last), spread
+        self.shuffle, self.drop_last, self.spread = bool(shuffle), bool(drop_last), float(share)
         self.too_long, self.seed, self.epoch = too_long, whole_number("seed", seed, low=0), 0
 
         self._lengths = _lengths(source)
@@ -172,9 +175,9 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
             epoch: Epoch number, counted from 0.
 
         Raises:
-            OptionError: It is no whole number.
+            OptionError: It is no whole number, or has more than 62 bits.
         """
-        self.epoch = whole_number("epoch", epoch)
+        self.epoch = epoch_number(epoch)
 
     def __repr__(self) -> str:
         return (
@@ -333,13 +336,18 @@ class _Batches(Iterator[list[int]]):
         Raises:
             StateError: The state is of other batches.
         """
-        if state.get("of") != self._of:
+        if not isinstance(state, Mapping):
+            raise damaged("place among the batches must be a dict", state)
+        of, batches, most = state.get("of"), state.get("batches"), len(self._starts) - 1
+        if type(of) is not str or of != self._of:
             raise StateError(
                 "the state is of other batches than this TokenBudgetBatchSampler makes: resume "
                 "with the same lengths, seed and options (num_replicas among them, which without "
                 "being given is the number of processes)"
             )
-        self._next = int(state["batches"])
+        if not is_count(batches, most + 1):
+            raise damaged(f"batches must be a whole number from 0 to {most}", batches)
+        self._next = batches
 
 
 def _lengths(source: Any) -> _Numbers:

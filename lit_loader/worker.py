@@ -38,6 +38,7 @@ from lit_loader.context import reading
 from lit_loader.errors import TransportError
 from lit_loader.failure import Failure, describe_batch
 from lit_loader.fetch import EndOfData
+from lit_loader.generator_lock import Turn
 from lit_loader.handover import Links, Payload
 from lit_loader.loading import BatchLoader
 from lit_loader.messages import (
@@ -262,15 +263,20 @@ class _Worker:
         batch = self._loader.take(indices, self._progress, self._on_collate, writer.empty)
         if batch is not None:
             return batch
-        return self._loader.load(
-            indices,
-            position_of(task.number),
-            task.epoch,
-            task.seed,
-            self._progress,
-            self._on_collate,
-            writer.empty,
-        )
+        turn = Turn()
+        try:
+            turn.take()  # a thread of the dataset's may iterate a loader
+            return self._loader.load(
+                indices,
+                position_of(task.number),
+                task.epoch,
+                task.seed,
+                self._progress,
+                self._on_collate,
+                writer.empty,
+            )
+        finally:
+            turn.end()
 
     def _on_collate(self) -> None:
         now = self._enter(Stage.COLLATING)

@@ -109,6 +109,7 @@ class WorkerPool:
         self._points: dict[int, Any] = {}  # where readers that were replaced are to begin
         size = board_bytes(num_workers)
         self._arena = Arena(size, in_flight, slot_bytes=slot_bytes, budget=memory_budget)
+        self.divide = self._arena.divide
         self._flights = Flights(self._arena, num_workers, dealt)
         self._keep = in_flight + 2
         self._board = StatusBoard(self._arena.board)

@@ -15,6 +15,7 @@ from parity.tools import PROMPT
 from torch.utils.data import Dataset, IterableDataset
 
 import lit_loader
+from lit_loader.arena import Arena, Slot
 
 METHODS = ["fork", "spawn", "forkserver"]
 
@@ -132,3 +133,10 @@ def wait_for_end_of(descriptors: Iterable[int]) -> None:
         ended, _, _ = select.select([descriptor], [], [], PROMPT)
         os.close(descriptor)
         assert ended
+
+
+def given(arena: Arena, slot: Slot, nbytes: int) -> Any:
+    """What the consumer gets of a batch that is a single array of bytes."""
+    lease = arena.lease(slot, nbytes)
+    pieces = arena.divide(lease, [(0, nbytes)])
+    return lease if pieces is None else pieces.at(0)[0]

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from samples import given
 
 from lit_loader import arena as arena_module
 from lit_loader.arena import Arena, ArenaMap
@@ -48,7 +49,7 @@ def fill(arena: Arena, value: int, nbytes: int = SLOT) -> Any:
     """Make a batch of ``nbytes`` equal bytes, as a worker would, and give it out."""
     slot = arena.acquire(nbytes)
     slot.memory[:nbytes] = value
-    return arena.lease(slot, nbytes)
+    return given(arena, slot, nbytes)
 
 
 def blocks(fd: int) -> int:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from samples import given
 
 from lit_loader import arena as arena_module
 from lit_loader import forecast, shared_file
@@ -72,7 +73,7 @@ class Consumer:
             number, slot = self.flight.popleft()
             if len(self.held) == self.held.maxlen:
                 self.check(*self.held[0])
-            self.held.append((number, self.arena.lease(slot, self.size(number))))
+            self.held.append((number, given(self.arena, slot, self.size(number))))
 
     def check(self, number: int, batch: Any) -> None:
         """Hold a batch against its number."""
@@ -144,6 +145,39 @@ def test_a_burst_of_held_batches_is_given_back_within_the_epoch() -> None:
     consumer.take(2 * forecast.WINDOW)
     assert blocks(arena) <= (DEPTH + 3) * BATCH
     consumer.let_go()
+    arena.close()
+
+
+@needs_memfd
+@pytest.mark.parametrize("peak", ["many", "large"])
+def test_a_peak_is_over_within_some_hundred_batches(peak: str) -> None:
+    arena = Arena(64, in_flight=DEPTH)
+    large = 20 * BATCH if peak == "large" else BATCH
+    consumer = Consumer(arena, lambda number: large if number < 120 else BATCH, hold=110)
+    consumer.take(150)
+    assert blocks(arena) >= 110 * BATCH
+    consumer.let_go()
+    consumer.held = deque(maxlen=2)
+    consumer.take(270)
+    assert blocks(arena) <= (DEPTH + 3) * BATCH
+    consumer.let_go()
+    arena.close()
+
+
+@needs_memfd
+@pytest.mark.parametrize("many", [30, 100, 120])
+def test_batches_gathered_and_dropped_in_turn_keep_their_memory(
+    calls: list[str], many: int
+) -> None:
+    """As long as no more are gathered than slots may be held."""
+    arena = Arena(64, in_flight=DEPTH)
+    consumer = Consumer(arena, lambda _: PAGE, hold=many)
+    for turn in range(2_000 // many):
+        consumer.take(many)
+        consumer.let_go()
+        if turn == 400 // many:
+            calls.clear()
+    assert calls == []
     arena.close()
 
 
@@ -246,7 +280,7 @@ def test_threads_never_meet_a_slot_that_is_being_emptied(monkeypatch: pytest.Mon
             nbytes = dice.choice([PAGE, BATCH, 4 * BATCH])
             slot = arena.acquire()
             slot.memory[:nbytes] = value = (number + seed) % 251
-            held.append((arena.lease(slot, nbytes), value))
+            held.append((given(arena, slot, nbytes), value))
             mixed.extend(value for batch, value in held if not (batch == value).all())
             if dice.random() < 0.1:
                 arena.trim(1)
@@ -496,8 +530,8 @@ def test_the_bytes_of_a_slot_are_whole_pages() -> None:
     arena = Arena(64, in_flight=1, held=1, slot_bytes=BATCH)
     slot = arena.acquire(10 * BATCH + 1)
     assert slot.capacity % PAGE == 0
-    assert np.may_share_memory(slot.over(10), slot.memory)
+    lease = arena.lease(slot, 10)
+    assert np.may_share_memory(lease, slot.memory)
     assert arena_module.round_up(1) == PAGE
-    arena.release(slot)
-    del slot
+    del slot, lease
     arena.close()

@@ -14,6 +14,7 @@ import re
 import threading
 import warnings
 import weakref
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from lit_loader import pieces
 from lit_loader.codec import SlotFull, SlotWriter, decode, encode
 from lit_loader.errors import TransportError
 from lit_loader.slot import ALIGNMENT
@@ -43,11 +45,34 @@ def new_slot(capacity: int = CAPACITY, fill: int = 0xA5) -> Lease:
     return np.full(capacity, fill, np.uint8).view(Lease)
 
 
+_divide: Any = None
+
+
+@pytest.fixture(scope="class", params=["as it lies", "copied", "divided"])
+def way(request: pytest.FixtureRequest) -> Iterator[None]:
+    """How the consumer holds what is carried: over the slot, or each part for itself."""
+    global _divide
+    _divide = {"as it lies": None, "copied": pieces.copied, "divided": divided}[request.param]
+    with pytest.MonkeyPatch.context() as patch:  # all sizes of parts, in small batches
+        for name, value in {"_WATCHED": 64, "_COPIES": 2, "_SHARE": 2}.items():
+            patch.setattr(pieces, name, value)
+        yield
+    _divide = None
+
+
+def divided(memory: Any, stretches: Any) -> Any:
+    return pieces.divided(memory, stretches, lambda *_: None)
+
+
 def carry(batch: object, capacity: int = CAPACITY) -> Any:
     """Encode into one slot, decode from a copy of it, as another process would see it."""
     slot = new_slot(capacity)
     offset, nbytes = encode(batch, SlotWriter(slot))
-    return decode(slot.copy(), offset, nbytes)
+    slot = slot.copy()
+    got = decode(slot, offset, nbytes, _divide)
+    if _divide is pieces.copied:
+        slot.fill(0)  # nothing of it is needed any more
+    return got
 
 
 def check_tensor(got: torch.Tensor, sent: torch.Tensor) -> None:
@@ -189,6 +214,7 @@ def random_tensor(dtype: torch.dtype, *shape: int) -> torch.Tensor:
     return values.view(dtype).reshape(shape)
 
 
+@pytest.mark.usefixtures("way")
 class TestDtypes:
     def test_the_list_covers_the_families(self) -> None:
         names = {str(dtype) for dtype in DTYPES}
@@ -227,6 +253,7 @@ class TestDtypes:
         check_tensor(got, random_tensor(dtype, 3, 5))
 
 
+@pytest.mark.usefixtures("way")
 class TestStrides:
     def test_orders_of_memory_stay(self) -> None:
         image = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
@@ -272,6 +299,7 @@ class TestStrides:
             assert torch.equal(got, view.resolve_conj().resolve_neg())
 
 
+@pytest.mark.usefixtures("way")
 class TestSharing:
     def test_same_object_stays_one(self) -> None:
         tensor, array = torch.randn(3), np.ones(3)
@@ -316,6 +344,14 @@ class TestSharing:
         got[0][:] = 5
         assert bool((got[1] == 5).all()) and (got[2] == 5).all() and (got[3] == 5).all()
 
+    def test_overlapping_arrays_stay_aligned(self) -> None:
+        """A complex128 that lies at an odd place crashes torch."""
+        raw = np.zeros(1024, np.uint8)
+        raw = raw[-raw.ctypes.data % 16 :]
+        got = carry([raw[216:332].view(np.float32), raw[304:688].view(np.complex128)])
+        assert got[1].ctypes.data % 16 == 0
+        torch.from_numpy(got[1]).zero_()
+
     def test_neighbours_do_not_share(self) -> None:
         x = torch.arange(8.0)
         got = carry([x[:4], x[4:]])
@@ -345,6 +381,7 @@ class TestSharing:
         assert bool((got[0] == 0).all())
 
 
+@pytest.mark.usefixtures("way")
 class TestKinds:
     def test_leaf_keeps_its_flag(self) -> None:
         sent = torch.randn(2, 3, requires_grad=True)
@@ -484,6 +521,7 @@ class TestKinds:
         assert torch.equal(got.data, packed.data) and type(got) is type(packed)
 
 
+@pytest.mark.usefixtures("way")
 class TestArrays:
     @pytest.mark.parametrize(
         "array",
@@ -558,6 +596,7 @@ class TestArrays:
         assert got == sent and [type(g) for g in got] == [type(s) for s in sent]
 
 
+@pytest.mark.usefixtures("way")
 class TestObjects:
     @pytest.mark.parametrize(
         "batch",
@@ -954,6 +993,7 @@ def check_equal(got: Any, sent: Any) -> None:
         assert got == sent
 
 
+@pytest.mark.usefixtures("way")
 class TestRoundTrips:
     @settings(
         max_examples=150,

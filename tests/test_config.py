@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import inspect
+import io
 import math
 import multiprocessing
 import re
@@ -11,6 +13,7 @@ import subprocess
 import sys
 from dataclasses import FrozenInstanceError, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +22,7 @@ import yaml
 from torch.utils.data import RandomSampler, TensorDataset, WeightedRandomSampler
 
 import lit_loader
-from lit_loader import LoaderConfig, OptionError
+from lit_loader import DataLoader, LoaderConfig, OptionError
 
 LOADER_CONF = Path(__file__).parent.parent / "conf" / "lit_loader" / "loader"
 NAMES = [field.name for field in fields(LoaderConfig)]
@@ -98,6 +101,37 @@ def test_flags_and_numbers_are_normalised() -> None:
     assert type(config.timeout) is float
 
 
+class Word(str, enum.Enum):
+    BATCH = "batch"
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.tensor], ids=["array", "tensor"])
+def test_arrays_and_tensors_without_dimensions_are_single_values(kind: Any) -> None:
+    given = {
+        "batch_size": kind(3), "shuffle": kind(True), "drop_last": kind(False), "seed": kind(7),
+        "num_workers": kind(2), "timeout": kind(2.5), "persistent_workers": kind(True),
+        "num_replicas": kind(2), "rank": kind(0), "retry_backoff": kind(0), "in_order": kind(False),
+        "memory_budget": kind(10),
+    }  # fmt: skip
+    config = LoaderConfig(**given)
+    for name, value in given.items():
+        got = getattr(config, name)
+        assert (type(got), got) == (type(value.item()), value.item())
+    for name in ("batch_size", "seed", "timeout"):
+        with pytest.raises(OptionError, match=f"^{name} must be .*, got {name}=True"):
+            LoaderConfig(**{name: kind(True)})
+
+
+def test_strings_of_other_classes_become_plain_ones() -> None:
+    """torch.load(weights_only=True) would refuse a state with one of them."""
+    for word in (np.str_("batch"), Word.BATCH):
+        assert type(LoaderConfig(seeding=word).seeding) is str
+        state = io.BytesIO()
+        torch.save(DataLoader([1], seeding=word).state_dict(), state)
+        state.seek(0)
+        DataLoader([1]).load_state_dict(torch.load(state, weights_only=True))
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -143,6 +177,16 @@ REFUSED = [
     ({"timeout": True, "num_workers": 1}, "got timeout=True"),
     ({"prefetch_factor": 0, "num_workers": 1}, "prefetch_factor must be a whole number of at"),
     ({"sampler": 5}, "sampler must be an iterable, or a callable that makes one from the dataset"),
+    ({"sampler": np.int64(2)}, "sampler must be an iterable, or a callable that makes one from t"),
+    ({"sampler": np.float32(2)}, "sampler must be an iterable, or a callable that makes one from"),
+    (
+        {"sampler": np.array(2)},
+        "sampler must be an iterable, or a callable that makes one from the",
+    ),
+    ({"sampler": torch.tensor(2)}, "from the dataset, got sampler=tensor(2)"),
+    ({"sampler": np.datetime64("2020")}, "sampler must be an iterable, or a callable that makes o"),
+    ({"batch_sampler": np.bool_(True)}, "batch_sampler must be an iterable, or a callable that m"),
+    ({"batch_sampler": np.int8(2)}, "batch_sampler must be an iterable, or a callable that makes"),
     ({"batch_sampler": "ab"}, "batch_sampler must be an iterable, or a callable"),
     ({"sampler": [1], "shuffle": True}, "sampler decides the order itself: leave shuffle at None"),
     (

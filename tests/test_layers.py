@@ -14,14 +14,16 @@ PACKAGE = Path(__file__).parent.parent / "lit_loader"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     # words that all others use
-    ("errors", "messages", "seeding", "board", "cgroup", "context", "forecast", "outbox",
-     "permutation", "pickling", "places", "position", "processors", "reductions", "shared_file",
-     "slot", "slots", "sources", "stream_locks", "twister", "uncommitted"),
-    ("fork_guard",),
+    ("errors",),
+    ("generator_lock", "messages", "board", "cgroup", "context", "forecast", "outbox",
+     "permutation", "pickling", "pieces", "places", "position", "processors", "reductions",
+     "scalars", "shared_file", "slot", "slots", "sources", "stream_locks", "uncommitted"),
+    ("fork_guard", "restoring", "seeding"),
+    ("leases",),
     # one stage of a batch's way each, and the options
     ("config", "sampling", "arena", "layout", "collate", "failure", "fetch", "fingerprint",
-     "generators", "pin_memory", "quiet_start", "reorder", "sample_errors", "shared_sequence",
-     "stacks", "statistics", "streams"),
+     "generators", "pin_memory", "quiet_start", "reorder", "sample_errors", "sampler_state",
+     "shared_sequence", "stacks", "statistics", "streams"),
     ("mixture", "pad", "predict", "recorder", "sharded_sampler", "state", "tables", "token_budget",
      "tolerant_fetch", "timeline", "verdict"),
     # making one batch, carrying it; planning all of them

@@ -20,7 +20,7 @@ from samples import Call, Counting, Rows, ints, uncollated, worker_pids
 
 from lit_loader import DataLoader
 from lit_loader import pin_memory as pinning
-from lit_loader.errors import PinMemoryError, WorkerDiedError, WorkerTimeoutError
+from lit_loader.errors import LoaderError, PinMemoryError, WorkerDiedError, WorkerTimeoutError
 from lit_loader.pin_memory import PinMemoryThread, pin_batch
 
 ROOT = Path(__file__).parent.parent
@@ -164,6 +164,36 @@ def test_attributes_of_containers_stay(marking: None) -> None:
 def test_what_is_not_a_container_is_left_alone(marking: None) -> None:
     plain = Plain(X)
     assert pin_batch(plain) is plain
+
+
+def cyclic(kind: str) -> Any:
+    """A batch that contains itself."""
+    batch: Any
+    if kind == "list":
+        batch = [X]
+        batch.append(batch)
+    elif kind == "dict":
+        batch = {"x": X}
+        batch["again"] = [batch]
+    elif kind == "tuple":
+        batch = ([X],)
+        batch[0].append(batch)
+    else:
+        batch = Record(X, "a")
+        batch.x = {"up": batch}
+    return batch
+
+
+@pytest.mark.parametrize("kind", ["list", "dict", "tuple", "dataclass"])
+def test_a_batch_that_contains_itself_is_refused(marking: None, kind: str) -> None:
+    with pytest.raises(LoaderError, match=r"^a batch that contains itself cannot be pinned .*: "):
+        pin_batch(cyclic(kind))
+
+
+def test_a_cycle_behind_what_is_not_walked_is_none(marking: None) -> None:
+    plain = Plain(X)
+    plain.x = plain  # type: ignore[assignment]
+    assert pin_batch([plain])[0] is plain
 
 
 # The thread for itself -------------------------------------------------------------------------

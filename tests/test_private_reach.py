@@ -22,7 +22,7 @@ import torch
 from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils import worker as torch_worker
 
-from lit_loader import collate, generators, handover, seeding, streams
+from lit_loader import collate, generators, handover, seeding
 
 PACKAGE = Path(__file__).parent.parent / "lit_loader"
 
@@ -38,7 +38,6 @@ REACHES = {
         "torch._make_per_tensor_quantized_tensor", "torch._make_per_channel_quantized_tensor",
     },
     "trainer_progress.py": {"fit_loop._restarting", "loop._batches_that_stepped"},
-    "streams.py": {"_mtrand._rand", "generator._bit_generator"},
     "worker.py": {"torch.utils.data._utils", "torch_worker._worker_info"},
 }  # fmt: skip
 
@@ -145,24 +144,8 @@ def test_what_the_fork_server_imports() -> None:
 
 
 def test_numpys_global_generator() -> None:
-    """seeding.py, streams.py, generators.py: the object behind numpy.random's functions."""
-    everything = np.random.mtrand
-    assert np.random.rand.__self__ is everything._rand
-    assert everything.get_bit_generator() is everything._rand._bit_generator
-    before = everything.get_bit_generator()
-    spare = np.random.MT19937(5)
-    everything.set_bit_generator(spare)
-    try:
-        assert everything.get_bit_generator() is spare
-        assert np.random.rand() == np.random.RandomState(np.random.MT19937(5)).rand()
-    finally:
-        everything.set_bit_generator(before)
-
-
-def test_numpys_normal_deviate_in_reserve() -> None:
-    """streams.py: RandomState.get_state looks at nothing of the bit generator but its state."""
-    streams._stand_in_works.cache_clear()
-    assert streams._stand_in_works()
+    """generators.py: the object behind numpy.random's functions."""
+    assert np.random.rand.__self__ is np.random.mtrand._rand is generators._GLOBALS[1]
 
 
 def test_the_layout_of_a_torch_generators_state() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from samples import Call, Counting, Rows
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Sampler
 
 from lit_loader import (
     DataLoader,
@@ -192,6 +192,56 @@ def test_bad_weights_are_refused_by_the_dataset(weights: Any) -> None:
 def test_numbers_of_every_kind_are_weights(weights: Any) -> None:
     sampler = MixtureSampler(mixture(weights), epoch_length=1024)
     assert sampler.counts(0) == {"a": 768, "b": 256}
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.asarray, torch.tensor])
+def test_numbers_of_every_kind_are_options_of_samplers(kind: Any) -> None:
+    """NumPy's would overflow at the first draw, or at a late one."""
+
+    def drawn(seed: Any, length: Any, weights: Any) -> list[Any]:
+        sampler = MixtureSampler(mixture(weights), epoch_length=length, shuffle=True, seed=seed)
+        sampler.set_epoch(2**56)
+        told = DataLoader(range(8), sampler=sampler).state_dict()["fingerprint"]
+        return [list(sampler), repr(sampler), told]
+
+    weights = [3 * 10**12, 10**12]
+    assert drawn(kind(1), kind(64), list(map(kind, weights))) == drawn(1, 64, weights)
+
+    def streamed(seed: Any, length: Any, exhausted: Any) -> list[Any]:
+        stream = MixtureStream([[1] * 50, [2] * 50], [1, 3], length, exhausted, seed)
+        loader = DataLoader(stream, 4)
+        return [[b.tolist() for b in loader], repr(stream), loader.state_dict()["fingerprint"]]
+
+    assert streamed(kind(2), kind(9), np.str_("drop")) == streamed(2, 9, "drop")
+
+    def budgeted(one: Any, many: Any, share: Any, true: Any, word: Any) -> list[Any]:
+        sampler = TokenBudgetBatchSampler(
+            [3, 1, 2, 5, 4, 4] * 4, many, max_samples=many, shuffle=true, drop_last=true,
+            spread=share, pad_to_multiple_of=one, too_long=word, num_replicas=one, seed=one,
+        )  # fmt: skip
+        told = DataLoader(range(24), batch_sampler=sampler).state_dict()["fingerprint"]
+        return [list(sampler), repr(sampler), told]
+
+    given = budgeted(kind(1), kind(8), kind(0.25), kind(True), np.str_("skip"))
+    assert given == budgeted(1, 8, 0 if kind is np.int64 else 0.25, True, "skip")
+
+
+def test_an_epoch_set_on_a_sampler_may_be_numpys() -> None:
+    class Turning(Sampler[int]):
+        epoch = 0
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+        def __iter__(self) -> Iterator[int]:
+            return iter([int(self.epoch), 0])
+
+    sampler = Turning()
+    loader = DataLoader(Call(int, 8), 4, sampler=sampler)
+    for epoch in (np.int64(3), torch.tensor(1)):
+        sampler.set_epoch(epoch)  # type: ignore[arg-type]
+        assert [batch.tolist() for batch in loader] == [[int(epoch), 0]]
+        assert loader.state_dict()["epoch"] == epoch + 1
 
 
 # --- epochs ---

@@ -32,6 +32,9 @@ from torch.utils.data import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
+from torch.utils.data import (
+    DataLoader as TorchLoader,
+)
 
 from lit_loader import DataLoader, StateError
 
@@ -285,6 +288,72 @@ def test_an_epoch_left_early_does_not_tell_how_far_ahead_it_was_drawn(
             return digests(loader)
 
     assert after(0) == after(1) == after(2)
+
+
+OF_TORCH: dict[str, Callable[[int], Any]] = {
+    "permutation": lambda n: RandomSampler(range(n), generator=generator()),
+    "draws": lambda n: RandomSampler(range(n), True, n + 40, generator()),
+    "weighted": lambda n: WeightedRandomSampler([1.0] * n, n, generator=generator()),
+    "subset": lambda n: SubsetRandomSampler(range(n), generator=generator()),
+}
+
+
+@pytest.mark.parametrize("length", [24, 26], ids=["even", "uneven"])
+@pytest.mark.parametrize("kind", OF_TORCH)
+def test_after_an_epoch_left_early_the_next_ones_are_torchs(kind: str, length: int) -> None:
+    def after(loader_class: Any, stop: int, batches: bool, reload: bool = False) -> list[Any]:
+        def make() -> Any:
+            sampler = OF_TORCH[kind](length)
+            if batches:
+                return loader_class(
+                    range(length), batch_sampler=BatchSampler(sampler, 4, drop_last=False)
+                )
+            return loader_class(range(length), 4, sampler=sampler)
+
+        loader = make()
+        iterator = iter(loader)
+        for _ in range(stop):
+            next(iterator)
+        del iterator
+        if reload:  # where the epoch was left, and the next one asked for
+            state, loader = loader.state_dict(), make()
+            loader.load_state_dict(state)
+            loader.set_epoch(1)
+        return [[batch.tolist() for batch in loader] for _ in range(2)]
+
+    whole = len(DataLoader(range(length), 4, sampler=OF_TORCH[kind](length)))
+    for batches in (False, True):
+        for stop in range(whole):
+            expected = after(TorchLoader, stop, batches)
+            assert after(DataLoader, stop, batches) == expected
+            if stop:
+                assert after(DataLoader, stop, batches, reload=True) == expected
+        # All batches, but not the end: as if it had been asked for.
+        ended = after(TorchLoader, whole, batches) if length % 4 else None
+        if ended is not None:
+            assert after(DataLoader, whole, batches) == ended
+
+
+def test_a_whole_epoch_is_one_whether_or_not_its_end_was_asked_for() -> None:
+    """Lightning does not ask; torch's workers have drawn ahead to the end, and beyond nothing."""
+
+    def after(loader_class: Any, workers: int, ask: bool) -> list[Any]:
+        sampler = OF_TORCH["permutation"](24)
+        loader = loader_class(range(24), 4, sampler=sampler, num_workers=workers)
+        iterator = iter(loader)
+        for _ in range(6):
+            next(iterator)
+        assert not ask or next(iterator, None) is None
+        del iterator
+        found = [batch.tolist() for batch in loader]
+        if isinstance(loader, DataLoader):
+            loader.close()
+        return found
+
+    expected = after(TorchLoader, 2, False)
+    assert expected == after(TorchLoader, 0, True)
+    for workers in (0, 2):
+        assert after(DataLoader, workers, False) == after(DataLoader, workers, True) == expected
 
 
 def test_commit_with_a_batch_taken_ahead() -> None:

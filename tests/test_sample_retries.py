@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 import lit_loader
-from lit_loader import DataLoader, sample_errors, streams
+from lit_loader import DataLoader, sample_errors
 from lit_loader.board import Cancelled, Progress
 from lit_loader.generators import find_generators
 from lit_loader.sample_errors import MAX_BACKOFF, Attempts, Tolerance
@@ -132,16 +132,6 @@ def test_batches_are_those_of_a_clean_run(
     )
     assert retried == clean
     assert (none, times) == (0, 8)
-
-
-@pytest.mark.parametrize("seeding", ["batch", "worker"])
-def test_also_where_numpy_is_not_as_expected(seeding: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    clean, _ = epochs(Flaky(times=0), 0, seeding=seeding)
-    monkeypatch.setattr(streams, "_stand_in_works", lambda: False)
-    monkeypatch.setattr(streams, "twister_state", lambda generator: None)
-    streams._python_tape.cache_clear()
-    assert epochs(Flaky(), 0, seeding=seeding, sample_retries=2)[0] == clean
-    streams._python_tape.cache_clear()
 
 
 @pytest.mark.parametrize("behind", [np.random.PCG64, np.random.MT19937, np.random.SFC64])

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_loader import seeding, streams
+from lit_loader import seeding
 from lit_loader.seeding import base_seed, derive, sample_seed, seed_globals, seed_worker
 from lit_loader.streams import OwnStreams, preserved
 
@@ -39,14 +39,10 @@ def _leave_the_generators_as_they_were() -> Iterator[None]:
 
 @pytest.fixture(params=["fast", "portable"])
 def _layouts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Run a test also as on a torch or NumPy whose private layout is another one."""
+    """Run a test also as on a torch whose private layout is another one."""
     if request.param == "portable":
         monkeypatch.setattr(seeding, "_initial_seed_leads_the_state", lambda: False)
-        monkeypatch.setattr(streams, "_stand_in_works", lambda: False)
-        monkeypatch.setattr(streams, "twister_state", lambda generator: None)
-        streams._python_tape.cache_clear()
     yield
-    streams._python_tape.cache_clear()
 
 
 def draws(count: int = 3) -> list[Any]:
@@ -344,13 +340,13 @@ def test_own_streams_are_a_workers_and_go_on(kind: type[Any]) -> None:
     outside = [draws(), draws(), torch.initial_seed()]
     set_up(True, kind)
     own = OwnStreams(7)
-    with own:
+    with own.lent():
         inside = [torch.initial_seed(), draws()]
     between = draws()
-    with pytest.raises(KeyError), own:
+    with pytest.raises(KeyError), own.lent():
         inside.append(draws())
         raise KeyError
-    with own:
+    with own.lent():
         inside.append(draws())
     assert inside == as_in_a_worker
     assert [between, draws(), torch.initial_seed()] == outside
@@ -359,19 +355,17 @@ def test_own_streams_are_a_workers_and_go_on(kind: type[Any]) -> None:
 # --------------------------------------------------------------------------------------- canaries
 
 
-def test_the_private_layouts_are_as_supposed() -> None:
+def test_the_private_layout_is_as_supposed() -> None:
     """If this fails after an upgrade everything is still right, but see what it costs.
 
-    Without torch's layout `seed_globals` changes ``torch.initial_seed()``; without NumPy's,
-    `preserved` takes 70 us more.
+    Without torch's layout `seed_globals` changes ``torch.initial_seed()``.
     """
     assert seeding._initial_seed_leads_the_state()
-    assert streams._stand_in_works()
 
 
 @pytest.mark.slow
 @pytest.mark.bench
-@pytest.mark.parametrize(("function", "microseconds"), [("seed", 20), ("preserve", 40)])
+@pytest.mark.parametrize(("function", "microseconds"), [("seed", 20), ("preserve", 100)])
 def test_cost(function: str, microseconds: float) -> None:
     def preserve() -> None:
         with preserved():

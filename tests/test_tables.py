@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import tracemalloc
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,11 +13,13 @@ import psutil
 import pytest
 import torch
 from parity.tools import wait_gone
+from samples import Call
+from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from lit_loader import DataLoader
 from lit_loader import loader as loader_module
-from lit_loader.iterator import InProcessIterator
+from lit_loader.iterator import InProcessIterator, LoaderIterator
 from lit_loader.placement import quicker_here
 from lit_loader.tables import table_of
 
@@ -148,6 +152,270 @@ def test_any_indices(batch: Any, num_workers: int, place: str) -> None:
     ids=lambda dataset: type(dataset).__name__,
 )
 def test_what_is_no_table(dataset: Any) -> None:
+    assert table_of(dataset) is None
+
+
+class Odd(Sequence):
+    """Indices that are computed one by one, and never all of them."""
+
+    def __len__(self) -> int:
+        return 10**12
+
+    def __getitem__(self, place: Any) -> int:
+        return place % 4
+
+
+def objects(*values: Any) -> np.ndarray:
+    array = np.empty(len(values), object)
+    array[:] = values
+    return array
+
+
+INDICES: dict[str, Any] = {
+    "strings": ["a", "b", "c", "a"],
+    "text": "abca",
+    "tuples": [(0, 1), (2, 0), (1, 1), (3, 2)],
+    "slices": [slice(0, 2), slice(2, 4), slice(1, 3), slice(0, 2)],
+    "lists": [[0, 1], [2, 2], [1, 0], [3, 3]],
+    "huge": [10**30, -(10**30), 2**63, 2**64],
+    "objects": objects(0, 3, 1, 2),
+    "objects of tuples": objects((0, 1), (2, 0), (1, 1), (3, 2)),
+    "dict": {0: 3, 1: 1, 2: 0, 3: 2},
+    "negative": [-1, 0, -2, -4],
+    "negative array": np.array([-1, 0, -2, -4]),
+    "beyond": [0, 1, 2, 99],
+    "bools": [True, False, True, True],
+    "mixed with bools": [1, True, 0, 2],
+    "floats": [0.0, 1.0, 2.0, 3.0],
+    "none": [None, None, None, None],
+    "two dimensions": np.arange(8).reshape(4, 2) % 4,
+    "no dimension": [torch.tensor(3), torch.tensor(0), torch.tensor(1), torch.tensor(2)],
+    "numpy's": list(np.array([3, 0, 1, 2])),
+    "small": np.array([3, 0, 1, 2], np.int8),
+    "unsigned": np.array([3, 0, 1, 2], np.uint8),
+    "bytes": b"\3\0\1\2",
+    "tensor": torch.tensor([3, 0, 1, 2]),
+    "tensor of bytes": torch.tensor([3, 0, 1, 2], dtype=torch.uint8),
+    "range": range(3, -1, -1),
+    "empty": [],
+    "computed": Odd(),
+}
+
+
+def outcome(loader: Any, most: int = 3) -> Any:
+    """The batches, up to an exception, which is told by its type."""
+    batches = []
+    try:
+        for _, batch in zip(range(most), loader, strict=False):
+            batches.append(batch)
+    except Exception as error:
+        return batches, type(error)
+    return batches, None
+
+
+def check_as_torch(dataset: Any, num_workers: int) -> None:
+    options: dict[str, Any] = {"batch_size": 2}
+    if len(dataset) > 1_000:
+        options["sampler"] = [10**11, 1, 2, 3]
+    expected, its_error = outcome(TorchLoader(dataset, **options))
+    found, error = outcome(DataLoader(dataset, num_workers=num_workers, **options))
+    assert error is its_error
+    assert len(found) == len(expected)
+    for mine, theirs in zip(found, expected, strict=True):
+        tensors = isinstance(theirs, list) and isinstance(theirs[0], torch.Tensor)
+        assert equal(mine, theirs) if tensors else mine == theirs
+
+
+@pytest.fixture(params=["without workers", "here", "in workers"])
+def num_workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """0, and 1 with the batches made in either place."""
+    here = request.param == "here"
+    monkeypatch.setattr(loader_module, "quicker_here", lambda *arguments: here)
+    return int(request.param != "without workers")
+
+
+@pytest.mark.parametrize("kind", INDICES)
+def test_indices_of_any_kind_as_torch_takes_them(num_workers: int, kind: str) -> None:
+    """Of a table: what its tensors make of them."""
+    dataset = TensorDataset(torch.arange(12).view(4, 3), torch.arange(4))
+    check_as_torch(Subset(dataset, INDICES[kind]), num_workers)
+    check_as_torch(Subset(Subset(dataset, range(4)), INDICES[kind]), num_workers)
+
+
+@pytest.mark.parametrize("kind", INDICES)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loader_measures_with_indices_of_any_kind(kind: str, workers: int) -> None:
+    """Which process makes the batches is found out without an error."""
+    dataset = Subset(TensorDataset(torch.arange(4)), INDICES[kind])
+    assert isinstance(iter(DataLoader(dataset, num_workers=workers)), LoaderIterator)
+
+
+@pytest.mark.parametrize("kind", INDICES)
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_indices_of_any_kind_are_the_datasets_business(num_workers: int, kind: str) -> None:
+    samples = [str(each) for each in range(4)]
+    check_as_torch(Subset(Call(repr, 4), INDICES[kind]), num_workers)
+    check_as_torch(Subset(samples, INDICES[kind]), num_workers)
+
+
+class Long(list):
+    """Indices of which hardly any are ever looked at."""
+
+    looks = 0
+
+    def __iter__(self) -> Any:
+        for index in super().__iter__():
+            self.looks += 1
+            assert self.looks < 10_000, "all indices were read"
+            yield index
+
+    def __array__(self, *_: Any) -> Any:
+        raise AssertionError("all indices were read")
+
+    __copy__ = __deepcopy__ = __array__
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_indices_are_not_copied_of_what_is_no_table(num_workers: int) -> None:
+    dataset = Subset(Call(int, 8), Long(range(100_000)))
+    assert table_of(dataset) is None
+    options: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": "fork"}
+    loader = DataLoader(dataset, 4, **(options if num_workers else {}))
+    assert next(iter(loader)).tolist() == [0, 1, 2, 3]
+
+
+def test_indices_of_a_table_are_looked_up_by_the_batch() -> None:
+    chosen = [*range(4)] * 10**6
+    dataset = Subset(TensorDataset(torch.arange(4)), chosen)
+    tracemalloc.start()
+    try:
+        found = table_of(dataset)
+        assert found is not None
+        assert found.batch([5, 10**6 + 2])[0].tolist() == [1, 2]
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
+
+
+def nested_tensor(layout: torch.layout) -> torch.Tensor:
+    return torch.nested.nested_tensor([torch.arange(2.0), torch.arange(3.0)], layout=layout)
+
+
+TENSORS: dict[str, Any] = {
+    "nested": lambda: nested_tensor(torch.strided),
+    "jagged": lambda: nested_tensor(torch.jagged),
+    "quantised": lambda: torch.quantize_per_tensor(torch.ones(2, 2), 0.1, 0, torch.quint8),
+    "conj": lambda: torch.tensor([1 + 2j, 3j]).conj(),
+    "neg": lambda: torch.tensor([1 + 2j, 3j]).conj().imag,
+    "meta": lambda: torch.empty(2, 2, device="meta"),
+}
+
+
+@pytest.mark.parametrize("kind", TENSORS)
+@pytest.mark.filterwarnings("ignore")  # torch's, of prototypes
+def test_tensors_of_any_kind_as_torch_takes_them(kind: str, num_workers: int) -> None:
+    tensor = TENSORS[kind]()
+    dataset = TensorDataset(torch.arange(2), torch.arange(2))
+    dataset.tensors = (torch.arange(2), tensor)
+    options: dict[str, Any] = {"batch_size": 1, "num_workers": num_workers}
+    try:
+        found, error = outcome(DataLoader(dataset, **options))
+    except Exception as raised:
+        raise AssertionError("the loader itself has failed") from raised
+    expected, its_error = outcome(TorchLoader(dataset, batch_size=1))
+    if num_workers == 0 or its_error is not None:
+        assert error is its_error
+    if error is None:
+        assert [len(batch) for batch in found] == [len(batch) for batch in expected]
+        for [first, second], [_, theirs] in zip(found, expected, strict=True):
+            assert len(first) == 1
+            assert second.shape == theirs.shape if not theirs.is_nested else second.is_nested
+            if not theirs.is_nested and not theirs.is_meta:
+                assert torch.equal(torch.as_tensor(second), theirs)
+
+
+def change_indices(dataset: Any) -> None:
+    dataset.indices = [7, 7, 7, 7, 7, 7, 7, 7]
+
+
+def change_in_place(dataset: Any) -> None:
+    dataset.indices[:] = [7] * 8
+
+
+def change_below(dataset: Any) -> None:
+    dataset.dataset.indices = [7] * 8
+
+
+def change_tensors(dataset: Any) -> None:
+    dataset.dataset.dataset.tensors = (torch.full((8,), 7),)
+
+
+def change_all(dataset: Any) -> None:
+    dataset.dataset = TensorDataset(torch.full((8,), 7))
+
+
+CHANGES = [change_indices, change_in_place, change_below, change_tensors, change_all]
+
+
+def changeable(kind: type = list) -> Any:
+    return Subset(Subset(TensorDataset(torch.arange(8)), list(range(8))), kind(range(8)))
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_without_workers_a_change_is_seen_at_once(change: Any) -> None:
+    for loader_class in (DataLoader, TorchLoader):
+        dataset = changeable()
+        iterator = iter(loader_class(dataset, 2))
+        assert next(iterator)[0].tolist() == [0, 1]
+        change(dataset)
+        assert [batch.tolist() for [batch] in iterator] == [[7, 7]] * 3
+
+
+@pytest.mark.parametrize("persistent", [False, True], ids=["", "persistent"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_with_workers_a_change_is_seen_by_the_next_ones(
+    change: Any, persistent: bool, place: str
+) -> None:
+    """Whoever makes the batches, and whatever it is that measured times decide."""
+    dataset = changeable()
+    options: dict[str, Any] = {"num_workers": 1, "persistent_workers": persistent}
+    with DataLoader(dataset, 2, **options) as loader:
+        iterator = iter(loader)
+        assert next(iterator)[0].tolist() == [0, 1]
+        change(dataset)
+        assert [batch.tolist() for [batch] in iterator] == [[2, 3], [4, 5], [6, 7]]
+        found = [batch.tolist() for [batch] in loader]
+        assert found == ([[0, 1], [2, 3], [4, 5], [6, 7]] if persistent else [[7, 7]] * 4)
+        loader.close()
+        assert [batch.tolist() for [batch] in loader] == [[7, 7]] * 4
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor], ids=["array", "tensor"])
+def test_a_change_of_other_indices_in_place(kind: Any, place: str) -> None:
+    chosen = kind(range(8))
+    loader = DataLoader(Subset(TensorDataset(torch.arange(8)), chosen), 2, num_workers=1)
+    iterator = iter(loader)
+    first = next(iterator)[0].tolist()
+    chosen[:] = 7
+    assert [first, *[b.tolist() for [b] in iterator]] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    iterator = iter(DataLoader(Subset(TensorDataset(torch.arange(8)), chosen), 2))
+    chosen[:] = 3
+    assert next(iterator)[0].tolist() == [3, 3]
+
+
+def test_what_is_no_table_any_more() -> None:
+    dataset = changeable()
+    iterator = iter(DataLoader(dataset, 2))
+    assert next(iterator)[0].tolist() == [0, 1]
+    dataset.indices = objects(*range(8))
+    assert next(iterator)[0].tolist() == [2, 3]
+    dataset.dataset = [f"row {row}" for row in range(8)]
+    assert next(iterator) == ["row 4", "row 5"]
+
+
+def test_a_subset_of_itself_is_no_table() -> None:
+    dataset = Subset([1, 2], [0, 1])
+    dataset.dataset = dataset
     assert table_of(dataset) is None
 
 

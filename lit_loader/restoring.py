@@ -1,0 +1,152 @@
+"""Taking in a state from outside: what may stand in it, and the users' own parts handed on.
+
+A checkpoint may be damaged, of another program, or made to do harm. Whatever it holds, it is loaded
+or refused by a `StateError`: nothing of it is computed with, compared or written out before it is
+known to be what it should, and nothing that is done for it takes longer than the state is large.
+
+What a sampler or a dataset of the user's has put into a state is its own. It is copied, handed to
+its ``load_state_dict``, and whatever that raises becomes the `__cause__` of a `StateError`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final, TypeGuard
+
+from lit_loader.errors import StateError
+from lit_loader.places import short_repr
+
+__all__ = [
+    *("DEEPEST", "MAX_BATCHES", "MAX_COUNT", "PRIMITIVES"),
+    *("brief", "damaged", "is_count", "own_part", "restore", "resuming"),
+]
+
+MAX_COUNT: Final = 2**62
+"""Epochs and samples are below it, so that sums of them are numbers of 64 bits."""
+
+MAX_BATCHES: Final = 2**40
+"""Batches of an epoch are below it: their numbers travel to the workers in so many bits."""
+
+DEEPEST: Final = 100
+"""Levels of dicts and lists in a part of a state; copying and pickling go down by recursion."""
+
+PRIMITIVES: Final = (int, float, str, bool, type(None))
+
+_SHOWN = 80
+_CONTAINERS = (dict, list, tuple, set, frozenset)
+
+
+def is_count(value: object, below: int = MAX_COUNT) -> TypeGuard[int]:
+    """Whether this is a whole number of at least 0, of Python's own type, and not too large."""
+    return type(value) is int and 0 <= value < below
+
+
+def brief(value: object) -> str:
+    """Write anything on one line of bounded length, in bounded time."""
+    if type(value) is int and value.bit_length() > 512:
+        return f"an integer of {value.bit_length()} bits"  # Python refuses to write such ones
+    if isinstance(value, (str, bytes)):
+        value = value[: _SHOWN + 1]
+    text = repr(value) if type(value) in (*PRIMITIVES, bytes) else short_repr(value)
+    text = " ".join(text.split())
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
+def damaged(constraint: str, value: object, of: str = "state") -> StateError:
+    """Make the error for a state that holds what no state does.
+
+    Args:
+        constraint: What is wanted, as in "epoch must be a whole number".
+        value: What was found.
+        of: Whose state it is.
+    """
+    return StateError(
+        f"{of}'s {constraint}, got {brief(value)}: resume with a state as state_dict() gave it"
+    )
+
+
+def own_part(name: str, value: Any) -> Any:
+    """Copy a part of a state that belongs to a sampler or dataset of the user's.
+
+    Args:
+        name: The part, for a message.
+        value: Anything; it may contain itself.
+
+    Raises:
+        StateError: It is nested too deeply, or cannot be copied.
+    """
+    if type(value) in PRIMITIVES:
+        return value
+    if _is_too_deep(value):
+        raise damaged(f"{name} must not be nested more than {DEEPEST} levels deep", value)
+    try:
+        return copy.deepcopy(value)
+    except Exception as error:
+        raise StateError(
+            f"state's {name} cannot be copied ({_told(error)}): resume with a state as "
+            "state_dict() gave it"
+        ) from error
+
+
+def restore(thing: Any, state: Any, role: str) -> None:
+    """Call an object's ``load_state_dict``.
+
+    Args:
+        thing: The sampler, dataset or iterator.
+        state: Its own part of a state; it is not shared with the object.
+        role: What it is, for a message.
+
+    Raises:
+        StateError: It raised something; that is the ``__cause__``.
+    """
+    with resuming(thing, role):
+        thing.load_state_dict(copy.deepcopy(state))
+
+
+@contextmanager
+def resuming(thing: object, role: str) -> Iterator[None]:
+    """Turn what an object raises while it takes up its state into a StateError that names it.
+
+    Args:
+        thing: The sampler, dataset or iterator.
+        role: What it is, for a message.
+    """
+    try:
+        yield
+    except StateError:
+        raise
+    except Exception as error:
+        raise StateError(
+            f"{role} {type(thing).__name__} cannot go on from its part of the state "
+            f"({_told(error)}): resume with the {role} that the state was taken from"
+        ) from error
+
+
+def _told(error: Exception) -> str:
+    try:
+        message = " ".join(str(error).split())
+    except Exception:
+        message = ""
+    if len(message) > 2 * _SHOWN:
+        message = f"{message[: 2 * _SHOWN - 3]}..."
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def _is_too_deep(value: object) -> bool:
+    """Whether a walk down from here, as copying it makes one, goes below `DEEPEST` levels."""
+    seen: set[int] = set()
+    # The walk goes in the order of a recursive one, by which the depth of what is met twice is
+    # decided: first child first, so it stands last on the stack.
+    walk: list[tuple[Any, int]] = [(value, 1)]
+    while walk:
+        part, depth = walk.pop()
+        if id(part) in seen or not isinstance(part, _CONTAINERS):
+            continue
+        if depth > DEEPEST:
+            return True
+        seen.add(id(part))
+        children = [*part.keys(), *part.values()] if isinstance(part, dict) else list(part)
+        walk += [(child, depth + 1) for child in reversed(children)]
+    return False

@@ -1,0 +1,156 @@
+"""Run as a script with a folder and a number of ranks; each rank writes what it saw.
+
+What programs that know no loader but torch's do with ours, their import changed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch.distributed
+from exact import Augmented
+from lightning.fabric import Fabric
+from lightning.pytorch import Callback, LightningDataModule, Trainer
+from lightning.pytorch.callbacks import BasePredictionWriter
+from lightning.pytorch.utilities import CombinedLoader
+from lightning_runs import SaveAt, quiet_trainer
+from strategy_runs import BATCH_SIZE, EPOCHS, LENGTH, Model
+
+from lit_loader import DataLoader
+
+PREDICTED = 9
+
+
+def loader(batch_size: int = BATCH_SIZE, workers: int = 0, **options: Any) -> DataLoader[Any]:
+    options = {"shuffle": True, "seeding": "sample", "num_workers": workers, **options}
+    return DataLoader(Augmented(LENGTH), batch_size, **options)
+
+
+class OwnModule(Model):
+    """Its hooks make the loaders."""
+
+    def __init__(self, workers: int = 0, batch_size: int = BATCH_SIZE, **options: Any) -> None:
+        super().__init__()
+        self.workers, self.batch_size, self.options = workers, batch_size, options
+
+    def train_dataloader(self) -> Any:
+        return loader(self.batch_size, self.workers, **self.options)
+
+
+class Evaluated(Model):
+    """Notes what it is evaluated on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.evaluated: list[int] = []
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.evaluated += [int(index) for index in batch[:, 0]]
+
+
+class OwnData(LightningDataModule):
+    """A data module as everybody writes it."""
+
+    def train_dataloader(self) -> Any:
+        return loader()
+
+    def val_dataloader(self) -> Any:
+        return loader(shuffle=False)
+
+    def predict_dataloader(self) -> Any:
+        return DataLoader(Augmented(PREDICTED), batch_size=2, num_workers=1)
+
+
+class Several(Model):
+    """Two training loaders at a time."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        super().training_step(batch[0], batch_idx)
+        return super().training_step(batch[1], batch_idx)
+
+    def train_dataloader(self) -> Any:
+        return CombinedLoader([loader(), loader(shuffle=False)], "min_size")
+
+
+class Writer(BasePredictionWriter):
+    def __init__(self) -> None:
+        super().__init__("batch")
+        self.written: list[Any] = []
+
+    def write_on_batch_end(
+        self, trainer: Any, module: Any, prediction: Any, indices: Any, *_: Any
+    ) -> None:
+        self.written.append([prediction, list(indices)])
+
+
+def trainer(root: Path, ranks: int, *callbacks: Callback, **options: Any) -> Trainer:
+    options = {"devices": ranks, "max_epochs": EPOCHS, "num_sanity_val_steps": 0, **options}
+    strategy = "ddp" if ranks > 1 else "auto"
+    return quiet_trainer(root, strategy=strategy, callbacks=list(callbacks), **options)
+
+
+def main(root: Path, ranks: int) -> None:
+    runs: dict[str, Any] = {}
+
+    def fit(name: str, model: Any, *callbacks: Callback, data: Any = None, **options: Any) -> None:
+        path = options.pop("path", None)
+        run = trainer(root, ranks, *callbacks, **options)
+        run.fit(model, data, ckpt_path=path, weights_only=True)
+        runs[name] = model.seen
+
+    fit("whole", OwnModule())
+    fit("stopped", OwnModule(1), SaveAt(root / "a.ckpt", 2), max_steps=3)
+    fit("resumed", OwnModule(), SaveAt(root / "b.ckpt", 5), path=root / "a.ckpt")
+    fit("data module", Model(), data=OwnData())
+    fit("given", Model(), data=loader())
+    fit("several", Several())
+    fit("overfit", OwnModule(), overfit_batches=2)
+    fit("reloaded", OwnModule(), reload_dataloaders_every_n_epochs=1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit("whole, by all", OwnModule(), use_distributed_sampler=False)
+    runs["warned"] = [
+        str(each.message) for each in caught if "all of the data" in str(each.message)
+    ]
+
+    model = Evaluated()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer(root, ranks).validate(model, OwnData(), verbose=False)
+    runs["evaluated"] = model.evaluated
+    runs["advised"] = any("`DistributedSampler`" in str(each.message) for each in caught)
+    writer = Writer()
+    run = trainer(root, ranks, writer)
+    run.predict(Model(), OwnData(), return_predictions=False)
+    runs["written"] = writer.written
+
+    fabric = Fabric(accelerator="cpu", devices=ranks, strategy="ddp" if ranks > 1 else "auto")
+    fabric.launch()
+    setup = fabric.setup_dataloaders(loader())
+    runs["fabric"] = [[batch[:, 0].int().tolist() for batch in setup] for _ in range(2)]
+    runs["fabric's"] = len(setup)
+    (root / f"seen-{run.global_rank}.json").write_text(json.dumps(runs))
+    if ranks > 1:
+        torch.distributed.barrier()
+
+
+def link(root: Path, ranks: int, batch_size: int, steps: int, path: Path | None = None) -> None:
+    """One run of a chain, each on other ranks: goes on from a checkpoint, leaves one."""
+    model = OwnModule(batch_size=batch_size)
+    run = trainer(root, ranks, SaveAt(root / f"{ranks}.ckpt", steps))
+    run.fit(model, ckpt_path=path, weights_only=True)
+    (root / f"seen-{ranks}-{run.global_rank}.json").write_text(json.dumps(model.seen))
+    if ranks > 1:
+        torch.distributed.barrier()
+
+
+if __name__ == "__main__":
+    folder, numbers = Path(sys.argv[1]), [int(word) for word in sys.argv[2:5]]
+    if len(numbers) == 1:
+        main(folder, *numbers)
+    else:
+        link(folder, *numbers, *map(Path, sys.argv[5:]))

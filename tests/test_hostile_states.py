@@ -1,0 +1,693 @@
+"""States from outside: damaged, of something else, or made to do harm; loaded or a StateError."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+import random
+import tracemalloc
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from exact import SamplerWithStatefulIterator
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from lightning.pytorch import LightningDataModule
+from torch.utils.data import (
+    BatchSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    WeightedRandomSampler,
+)
+
+from lit_loader import (
+    DataLoader,
+    LoaderDataModule,
+    LoaderStateCallback,
+    MixtureDataset,
+    MixtureSampler,
+    MixtureStream,
+    OptionError,
+    StateError,
+    TokenBudgetBatchSampler,
+)
+from lit_loader.restoring import DEEPEST, MAX_BATCHES, MAX_COUNT
+
+LENGTH = 22
+
+
+# --- what states are of ---
+
+
+class Whatever:
+    """Takes any index: what is wrong then is the loader's, not the dataset's."""
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: Any) -> int:
+        return 0
+
+
+class Places(Sampler[int]):
+    """Has a state and an epoch, and does what user code does with bad ones: raises anything."""
+
+    def __init__(self) -> None:
+        self.epoch = self.place = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        random.Random().seed(epoch)
+        np.random.RandomState(epoch)  # below 2**32
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __iter__(self) -> Iterator[int]:
+        start, self.place = self.place, 0
+        for place in range(start, LENGTH):
+            self.place = place + 1
+            yield place
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": self.place, "history": [[1, 2], {"a": (3, None)}]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.place = state["place"]
+
+
+class Numbers(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(LENGTH))
+
+
+class Cursor:
+    def __init__(self) -> None:
+        self.place = 0
+
+    def __iter__(self) -> Cursor:
+        return self
+
+    def __next__(self) -> int:
+        if self.place >= LENGTH:
+            raise StopIteration
+        self.place += 1
+        return 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.place = 0 + state["place"]
+        assert 0 <= self.place <= LENGTH
+
+
+class NumbersWithState(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return Cursor()
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(3)
+
+
+def mixture(**options: Any) -> MixtureStream:
+    return MixtureStream([Numbers(), NumbersWithState(), Numbers()], [3, 2, 0], **options)
+
+
+def mapped(**options: Any) -> dict[str, Any]:
+    return {"dataset": Whatever(), "batch_size": 4, "seed": 1, **options}
+
+
+def batches(sampler: Any, **options: Any) -> dict[str, Any]:
+    return {"dataset": Whatever(), "batch_sampler": sampler, "seed": 1, **options}
+
+
+KINDS: dict[str, Callable[[], dict[str, Any]]] = {
+    "order": mapped,
+    "seed of nobody's": lambda: mapped(seed=None, shuffle=True),
+    "shuffle, a rank": lambda: mapped(shuffle=True, num_replicas=2, rank=1),
+    "generator": lambda: mapped(sampler=RandomSampler(range(LENGTH), generator=generator())),
+    "weighted": lambda: mapped(
+        sampler=WeightedRandomSampler([1.0] * LENGTH, LENGTH, generator=generator())
+    ),
+    "generator in batches": lambda: batches(
+        BatchSampler(RandomSampler(range(LENGTH), generator=generator()), 4, True)
+    ),
+    "stateful": lambda: mapped(sampler=Places()),
+    "stateful, a rank": lambda: mapped(sampler=Places(), num_replicas=3, rank=0),
+    "stateful in batches": lambda: batches(BatchSampler(Places(), 4, False)),
+    "stateful iterator": lambda: mapped(sampler=SamplerWithStatefulIterator(LENGTH)),
+    "drawn again": lambda: mapped(sampler=list(range(LENGTH))),
+    "token budget": lambda: batches(TokenBudgetBatchSampler([3, 1, 2, 5, 4, 4] * 4, 8, seed=1)),
+    "mixture": lambda: {
+        "dataset": (both := MixtureDataset([range(30), range(9)])),
+        "batch_size": 4,
+        "sampler": MixtureSampler(both, epoch_length=20),
+        "seed": 1,
+    },
+    "iterable": lambda: {"dataset": Numbers(), "batch_size": 4, "seed": 1},
+    "iterable with a state": lambda: {"dataset": NumbersWithState(), "batch_size": 4, "seed": 1},
+    "stream": lambda: {"dataset": mixture(), "batch_size": 4, "seed": 1},
+    "stream, dropping": lambda: {"dataset": mixture(exhausted="drop"), "batch_size": 4, "seed": 1},
+    "stream, repeating": lambda: {
+        "dataset": mixture(exhausted="repeat", epoch_length=40), "batch_size": 4, "seed": 1,
+    },
+}  # fmt: skip
+
+
+def make(kind: str, workers: int = 0) -> DataLoader[Any]:
+    return DataLoader(**KINDS[kind](), num_workers=workers)
+
+
+@functools.cache
+def taken_at(kind: str, taken: int, workers: int = 0) -> dict[str, Any]:
+    with make(kind, workers) as loader:
+        iterator = iter(loader)
+        for _ in range(taken):
+            next(iterator, None)
+        return loader.state_dict()
+
+
+# --- what is done to them ---
+
+
+def deep(levels: int, innermost: Any = None) -> Any:
+    value = innermost
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def selfish() -> dict[str, Any]:
+    value: dict[str, Any] = {"version": 1}
+    value["sampler"] = value["fingerprint"] = value["workers"] = value
+    return value
+
+
+def laughing() -> Any:
+    """A list whose written form has a billion elements."""
+    value: Any = ["ha"]
+    for _ in range(30):
+        value = [value, value]
+    return value
+
+
+JUNK: list[Callable[[], Any]] = [
+    lambda: None,
+    lambda: True,
+    lambda: -1,
+    lambda: 1,
+    lambda: LENGTH,
+    lambda: 2**31,
+    lambda: MAX_BATCHES - 1,
+    lambda: MAX_BATCHES,
+    lambda: MAX_COUNT - 1,
+    lambda: 2**63,
+    lambda: 2**64 - 1,
+    lambda: 10**5000,
+    lambda: 1.0,
+    lambda: float("nan"),
+    lambda: float("-inf"),
+    lambda: 1j,
+    lambda: "",
+    lambda: "1\n2",
+    lambda: "x" * 100_000,
+    lambda: b"",
+    lambda: zlib.compress(bytes(10**6)),
+    lambda: zlib.compress(bytes(5056)),
+    lambda: zlib.compress(generator().get_state().numpy().tobytes())[:-9],
+    lambda: zlib.compress(torch.Generator().get_state().numpy().tobytes() + b"0"),
+    lambda: torch.tensor(3),
+    lambda: torch.arange(3),
+    lambda: torch.zeros(2, requires_grad=True) * 2,
+    lambda: torch.empty(3, device="meta"),
+    lambda: torch.zeros(1).expand(10**12),
+    lambda: np.int64(2),
+    lambda: np.arange(4.0),
+    lambda: np.array([None, {}], object),
+    lambda: np.float64(2),
+    lambda: np.str_("batch"),
+    list,
+    dict,
+    set,
+    lambda: [1, 2, 3],
+    lambda: [[0, None, False]],
+    lambda: [[4, None, False, 4]],
+    lambda: [[4, 0, True, 10**9]],
+    lambda: {1: 2, "a": 3, None: 4, (5,): 6},
+    lambda: {"generator": b"x", "sampler": 3, "head": {}},
+    lambda: {"iterator": {"position": 3}},
+    lambda: {"head": [10**30, "a", None]},
+    lambda: deep(3),
+    lambda: deep(DEEPEST + 1),
+    lambda: deep(100_000),
+    laughing,
+    selfish,
+    lambda: lambda: 3,
+    lambda: iter(()),
+    object,
+]
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place within a state, by the keys that lead there."""
+    yield path
+    if isinstance(value, dict):
+        for key in value:
+            yield from places(value[key], (*path, key))
+    elif isinstance(value, (list, tuple)):
+        for number, child in enumerate(value):
+            yield from places(child, (*path, number))
+
+
+def changed(state: Any, path: tuple[Any, ...], how: str, junk: Any) -> Any:
+    """A copy of a state with one place put out of order."""
+    if not path:
+        return {"replace": junk, "delete": {}, "wrap": [state]}.get(how, state)
+    parent, key = state, path[-1]
+    for step in path[:-1]:
+        parent = parent[step]
+    if isinstance(parent, tuple):
+        return state
+    if how == "delete":
+        del parent[key]
+    elif how == "insert":
+        if isinstance(parent, dict):
+            parent[junk if isinstance(junk, (int, float, str, bytes)) else key] = junk
+        else:
+            parent.insert(key, junk)
+    else:
+        parent[key] = [parent[key]] if how == "wrap" else junk
+    return state
+
+
+@st.composite
+def mutations(draw: st.DrawFn, state: Any) -> Any:
+    state = copy.deepcopy(state)
+    for _ in range(draw(st.integers(1, 3))):
+        # Not into what an earlier change has put there: that may contain itself.
+        field = draw(st.sampled_from(list(state))) if state else None
+        inside = itertools.islice(places(state.get(field), (field,)), 40) if state else ()
+        path = draw(st.sampled_from([(), *(path for path in inside if len(path) <= 6)]))
+        how = draw(st.sampled_from(["replace", "replace", "replace", "delete", "insert", "wrap"]))
+        junk = draw(st.sampled_from(JUNK))()
+        state = changed(state, path, how, junk)
+        if not isinstance(state, dict) or state is junk:
+            break
+    return state
+
+
+def attempt(kind: str, state: Any, workers: int = 0) -> str | None:
+    """Load a state and begin; gives the refusal, if there is one. Nothing else may be raised."""
+    with make(kind, workers) as loader:
+        before = loader.state_dict()
+        try:
+            loader.load_state_dict(state)
+        except StateError as error:
+            assert loader.state_dict() == before  # nothing of it has been taken over
+            return str(error)
+        try:
+            next(iter(loader), None)
+        except StateError as error:
+            return str(error)
+    return None
+
+
+def fuzz(data: st.DataObject, kind: str, workers: int) -> None:
+    taken = data.draw(st.sampled_from([0, 1, 3] if workers else [0, 1, 3, 9]))
+    refusal = attempt(kind, data.draw(mutations(taken_at(kind, taken, workers))), workers)
+    if refusal is not None and not workers:  # those from a worker have its traceback
+        assert "\n" not in refusal
+        assert len(refusal) < 600
+
+
+def fuzzing(examples: int) -> Any:
+    return settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+        database=None,
+    )
+
+
+quiet = pytest.mark.filterwarnings(
+    "ignore:.*(has no state_dict and load_state_dict|has not asked which of them):UserWarning"
+)
+
+
+@quiet
+@fuzzing(200)
+@given(st.data())
+def test_any_state_is_loaded_or_refused(data: st.DataObject) -> None:
+    fuzz(data, data.draw(st.sampled_from(sorted(KINDS))), 0)
+
+
+@quiet
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@fuzzing(400)
+@given(data=st.data())
+def test_any_state_of_each_kind_is_loaded_or_refused(kind: str, data: st.DataObject) -> None:
+    fuzz(data, kind, 0)
+
+
+@quiet
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@fuzzing(20)
+@given(data=st.data())
+def test_any_state_is_loaded_or_refused_with_workers(kind: str, data: st.DataObject) -> None:
+    fuzz(data, kind, 2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_genuine_state_is_loaded(kind: str) -> None:
+    for taken in (0, 1, 3, 9):
+        state = copy.deepcopy(taken_at(kind, taken))
+        with make(kind) as loader:
+            if kind == "iterable" and 0 < taken < 7:
+                with pytest.warns(UserWarning, match="resuming reads again"):
+                    loader.load_state_dict(state)
+            else:
+                loader.load_state_dict(state)
+            assert loader.state_dict() == taken_at(kind, taken)
+
+
+# --- nothing is done without bound ---
+
+
+def refused(call: Callable[[], object]) -> str:
+    with pytest.raises(StateError) as caught:
+        call()
+    message = str(caught.value)
+    assert "\n" not in message
+    assert len(message) < 600
+    return message
+
+
+BOMBS = {
+    "large": lambda: zlib.compress(bytes(128 << 20)),  # 130 kB
+    "small": lambda: zlib.compress(bytes(32 << 20)),
+    "endless": lambda: zlib.compress(bytes(1 << 20))[:1000],
+    "followed": lambda: zlib.compress(bytes(16)) + bytes(1000),
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_generator_is_unpacked_into_little_memory(bomb: str) -> None:
+    packed, state = BOMBS[bomb](), copy.deepcopy(taken_at("generator", 1))
+    state["sampler"]["generator"] = packed
+    loader = make("generator")
+    tracemalloc.start()
+    try:
+        message = refused(lambda: loader.load_state_dict(state))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 20
+    assert message.startswith("state's generator must be a torch.Generator's packed state, got b'x")
+
+
+def test_the_state_of_another_kind_of_generator_is_refused() -> None:
+    state = copy.deepcopy(taken_at("generator", 1))
+    state["sampler"]["generator"] = zlib.compress(bytes(16))  # as a GPU's are
+    sampler = RandomSampler(range(LENGTH), generator=generator())
+    loader = DataLoader(**mapped(sampler=sampler))
+    loader.load_state_dict(state)
+    message = refused(lambda: next(iter(loader)))
+    assert message.startswith("state's generator must be the state of a torch.Generator on cpu")
+    assert torch.equal(sampler.generator.get_state(), generator().get_state())
+
+
+def test_a_stream_whose_sources_have_all_ended_ends() -> None:
+    state = copy.deepcopy(taken_at("stream, dropping", 1))
+    for source in state["workers"][0][1]["sources"][:2]:
+        source[1] = True
+    assert state["workers"][0][1]["ended"] is False
+    with make("stream, dropping") as loader:
+        loader.load_state_dict(state)
+        assert list(loader) == []
+
+
+def test_what_is_read_again_is_no_more_than_was_read() -> None:
+    state = copy.deepcopy(taken_at("iterable with a state", 1))
+    state["workers"][0][3:] = [10**9]
+    message = refused(lambda: make("iterable with a state").load_state_dict(state))
+    assert message.startswith("state's workers[0] must be [batches, the dataset's state, whether")
+
+
+@pytest.mark.parametrize("part", [deep(DEEPEST - 2), selfish(), laughing()])
+def test_what_a_sampler_has_put_there_may_be_anything(part: Any) -> None:
+    seen = []
+
+    class Any_(Places):
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            seen.append(state)
+
+    state = copy.deepcopy(taken_at("stateful", 1))
+    state["sampler"]["sampler"] = part
+    loader = DataLoader(**mapped(sampler=Any_()))
+    state["fingerprint"]["order"] = "Any_"
+    loader.load_state_dict(state)
+    next(iter(loader))
+    assert type(seen[0]) is type(part)
+    assert seen[0] is not part
+
+
+def test_a_part_that_is_nested_too_deeply_is_refused() -> None:
+    state = copy.deepcopy(taken_at("stateful", 1))
+    # Of what is met again and again, what counts is the way that copying goes.
+    chain = [[None]]
+    for _ in range(DEEPEST):
+        chain.insert(0, [chain[0]])
+    for part in (deep(DEEPEST + 1), chain, tuple(chain), {"a": {"b": chain}}):
+        state["sampler"]["sampler"] = part
+        message = refused(lambda: make("stateful").load_state_dict(state))
+        assert "sampler['sampler'] must not be nested more than 100 levels deep, got " in message
+
+
+# --- what is said ---
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "junk", "message"),
+    [
+        ("order", ["version"], True, "state has version True, but only version 1 is known"),
+        ("order", ["version"], torch.ones(2), "state has version tensor([1., 1.]), but only"),
+        ("order", ["epoch"], 10**5000, "state's epoch must be a whole number of at least 0, got an "
+         "integer of 16610 bits:"),
+        ("order", ["batches"], MAX_BATCHES, "state's batches must be less than 1,099,511,627,776"),
+        ("order", ["fingerprint", 3], 4, "state's fingerprint must have names for keys, got 3:"),
+        ("order", ["fingerprint", "seed"], torch.tensor(1), "state's fingerprint['seed'] must be "
+         "an int, float, str, bool or None, got tensor(1):"),
+        ("order", ["fingerprint", "x\ny"], 4, "state was taken with x y=4, but this loader has x "),
+        ("order", ["workers"], [], "state's workers must be None for a map-style dataset, got []"),
+        ("order", ["ahead"], [3], "state's ahead must rise from above batches=3, got [3]:"),
+        ("order", ["ahead"], [5, 5], "state's ahead must rise from above batches=3, got [5, 5]:"),
+        ("order", ["sampler"], [1], "state's sampler must be a dict of what the sampler must "),
+        ("stateful", ["sampler", "head"], 1, "state's sampler['head'] must be a list of items"),
+        ("iterable", ["workers"], None, "state's batches must be those of its workers, 0 in all, "),
+        ("iterable", ["ahead"], [9], "state's ahead must be empty for an IterableDataset, got (9"),
+        ("token budget", ["sampler", "iterator", "batches"], -1,
+         "state's batches must be a whole number from 0 to "),
+        ("token budget", ["sampler", "iterator", "of"], torch.ones(3),
+         "the state is of other batches than this TokenBudgetBatchSampler makes"),
+        ("token budget", ["sampler", "iterator"], [],
+         "state's place among the batches must be a dict, got []"),
+        ("stream", ["workers", 0, 1], 3, "state's mixture must be a dict, got 3"),
+        ("stream", ["workers", 0, 1, "draws"], -3, "state's draws and given must be how many"),
+        ("stream", ["workers", 0, 1, "given"], 10**6, "state's draws and given must be how many"),
+        ("stream", ["workers", 0, 1, "ended"], 0, "state's ended must be True or False, got 0:"),
+        ("stream", ["workers", 0, 1, "sources"], {}, "state's sources must be a list, got {}:"),
+        ("stream", ["workers", 0, 1, "sources"], [], "the state is of a mixture of 0 sources"),
+        ("stream", ["workers", 0, 1, "sources", 1], [1, 2, 3],
+         "state's sources[1] must be [taken, ended, the source's state], got [1, 2, 3]:"),
+        ("stream", ["workers", 0, 1, "sources", 1, 2], {"place": "x"},
+         "source's iterator Cursor cannot go on from its part of the state (TypeError: unsupp"),
+        ("iterable", ["workers", 0, 1], {"place": 3},
+         "the state is of a dataset with state_dict and load_state_dict, which Numbers has not"),
+        ("iterable with a state", ["workers", 0, 1], {}, "dataset's iterator Cursor cannot go on "
+         "from its part of the state (KeyError: 'place'): resume with the dataset's iterator that"),
+        ("stateful", ["sampler", "sampler"], [], "sampler Places cannot go on from its part of "
+         "the state (TypeError: list indices must be integers or slices, not str): resume with "),
+        ("stateful", ["sampler", "sampler", "place"], "x", "sampler Places cannot go on from its "
+         "part of the state (TypeError: 'str' object cannot be interpreted as an integer): resume"),
+        ("stateful in batches", ["sampler", "sampler"], {}, "sampler Places cannot go on from its"),
+        ("stateful", ["epoch"], 2**40, "sampler Places cannot go on from its part of the state"),
+        ("stateful iterator", ["sampler", "iterator"], 0, "sampler's iterator _SamplerIterator "),
+    ],
+    ids=itertools.count(),
+)  # fmt: skip
+@quiet
+def test_one_line_tells_what_is_wrong(kind: str, path: list[Any], junk: Any, message: str) -> None:
+    state = copy.deepcopy(taken_at(kind, 3))
+    part = state
+    for step in path[:-1]:
+        part = part[step]
+    part[path[-1]] = junk
+    told = attempt(kind, state)
+    assert told is not None
+    assert "\n" not in told
+    assert told.startswith(message)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", ["stateful", "stateful iterator", "iterable with a state"])
+def test_what_user_code_raised_is_told(kind: str, workers: int) -> None:
+    state = copy.deepcopy(taken_at(kind, 1))
+    owner = state["workers"][0] if kind == "iterable with a state" else state["sampler"]
+    owner[{"stateful": "sampler", "stateful iterator": "iterator"}.get(kind, 1)] = {}
+    with make(kind, workers) as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(StateError, match="cannot go on from its part of the state") as caught:
+            next(iter(loader))
+    if kind == "iterable with a state" and workers:  # its traceback came from the worker
+        assert "KeyError: 'place'" in str(caught.value)
+    else:
+        assert type(caught.value.__cause__) is KeyError
+
+
+def test_a_bad_source_is_no_bad_sample() -> None:
+    """It would be passed over, and the source read from its beginning."""
+    state = copy.deepcopy(taken_at("stream", 1))
+    state["workers"][0][1]["sources"][1][2] = {}
+    with DataLoader(**KINDS["stream"](), on_sample_error="skip", max_sample_errors=0) as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(Exception, match="Cursor cannot go on from its part of the state"):
+            list(loader)
+
+
+def test_a_state_that_cannot_travel_is_refused() -> None:
+    with make("iterable with a state", 1) as loader:
+        state = loader.state_dict() | {"workers": [[0, {"place": lambda: 3}, False]]}
+        message = refused(lambda: loader.load_state_dict(state))
+    assert message.startswith("state's part for the dataset cannot be pickled (")
+
+
+def test_no_number_is_a_number() -> None:
+    class Told(Places):
+        def state_fingerprint(self) -> dict[str, float]:
+            return {"threshold": float("nan")}
+
+    loader = DataLoader(**mapped(sampler=Told()))
+    loader.load_state_dict(loader.state_dict())
+
+
+# --- what is read again ---
+
+
+class Broken:
+    """Its third sample cannot be read."""
+
+    def __init__(self) -> None:
+        self.place = 0
+
+    def __iter__(self) -> Broken:
+        return Broken()
+
+    def __next__(self) -> int:
+        self.place += 1
+        if self.place > 20:
+            raise StopIteration
+        if self.place == 3:
+            raise ValueError("bad")
+        return self.place
+
+
+def test_a_source_with_a_bad_sample_is_read_again_up_to_the_place() -> None:
+    def stream() -> DataLoader[int]:
+        source = MixtureStream([Broken(), Numbers()], exhausted="drop")  # type: ignore[list-item]
+        return DataLoader(source, 4, seed=1, on_sample_error="skip")
+
+    whole = [batch.tolist() for batch in stream()]
+    loader = stream()
+    iterator = iter(loader)
+    for _ in range(5):
+        next(iterator)
+    resumed = stream()
+    resumed.load_state_dict(loader.state_dict())
+    assert [batch.tolist() for batch in resumed] == whole[5:]
+
+
+# --- data modules and callbacks ---
+
+PARTS = [
+    None, 3, [], "x", {"train": 3}, {"train": "ab"}, {"train": {}}, {"train": [3]}, {"train": [[]]},
+    {"train": (None,)}, {"train": torch.ones(3)}, {"train": iter([{}])},
+]  # fmt: skip
+
+
+def in_fit(data: Any) -> Any:
+    data.trainer = SimpleNamespace(state=SimpleNamespace(fn="fit"))
+    return data
+
+
+@pytest.mark.parametrize("part", PARTS, ids=itertools.count())
+def test_a_bad_part_of_a_checkpoint(part: Any) -> None:
+    message = refused(lambda: LoaderStateCallback().restore(part))
+    assert message.startswith(
+        "state's train must be a list of the training loaders' states, got "
+        if isinstance(part, Mapping)
+        else "checkpoint's data module's part must be a dict, got "
+    )
+    data = in_fit(LoaderDataModule(datasets={"train": Whatever()}))
+    assert refused(lambda: data.load_state_dict(part)) == message
+
+    class Plain(LightningDataModule):
+        def load_state_dict(self, state: Any) -> None:
+            self.loaded = state["x"]
+
+    swapped = in_fit(LoaderDataModule.from_datamodule(Plain()))
+    assert refused(lambda: swapped.load_state_dict({"wrapped": {}, "loaders": part})) == message
+    assert refused(lambda: swapped.load_state_dict(part)).startswith(
+        "checkpoint's data module's part must be a dict with 'wrapped' and 'loaders', got "
+    )
+    message = refused(lambda: swapped.load_state_dict({"wrapped": {}, "loaders": {}}))
+    assert message.startswith("data module Plain cannot go on from its part of the state (KeyError")
+
+
+@fuzzing(100)
+@given(st.data())
+def test_any_part_of_a_checkpoint_is_restored_or_refused(data: st.DataObject) -> None:
+    part = data.draw(mutations({"train": [taken_at("order", 1)]}))
+    module = in_fit(LoaderDataModule(datasets={"train": Whatever()}))
+    loader = make("order")
+    try:
+        module.load_state_dict(part)
+        module._restored(loader)
+    except StateError as error:
+        assert "\n" not in str(error)
+        return
+    next(iter(loader), None)
+
+
+# --- epochs that no run comes to ---
+
+
+@pytest.mark.parametrize("epoch", [2**61, 2**62 - 1])
+def test_a_mixture_has_an_order_for_every_epoch(epoch: int) -> None:
+    with make("mixture") as loader:
+        loader.set_epoch(epoch)
+        first = [batch.tolist() for batch in loader]
+        assert sum(map(len, first)) == 20
+        state = loader.state_dict() | {"epoch": epoch}
+        loader.load_state_dict(state)
+        assert [batch.tolist() for batch in loader] == first
+
+
+@pytest.mark.parametrize("epoch", [2**62, -(2**62) - 1, 10**5000], ids=["above", "below", "far"])
+def test_epochs_beyond_what_travels_to_workers_are_refused(epoch: int) -> None:
+    for target in (
+        make("order"), make("order").sampler, TokenBudgetBatchSampler([1, 2], 8),
+    ):  # fmt: skip
+        with pytest.raises(OptionError, match="^epoch must be below 2\\*\\*62, got epoch="):
+            target.set_epoch(epoch)

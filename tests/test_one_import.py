@@ -1,0 +1,139 @@
+"""Programs written for torch's loader, with the import as their only change: Lightning and Fabric.
+
+Two ranks run ``one_import_fit.py`` once; each test looks at one thing that they saw.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import one_import_fit as program
+import pytest
+from commands import run_python
+from one_import_fit import BATCH_SIZE, EPOCHS, LENGTH, PREDICTED, OwnModule
+
+BATCHES = 4  # of each rank: 26 samples, 13 for each
+EVERY = set(range(LENGTH))
+
+
+class Runs(NamedTuple):
+    folder: Path
+    ranks: list[dict[str, Any]]
+
+    def epochs(self, name: str, batches: int = BATCHES) -> list[list[list[int]]]:
+        """Of each epoch, the ids that each rank saw."""
+        return [
+            [
+                [
+                    int(row.split(":")[0])
+                    for batch in runs[name][first : first + batches]
+                    for row in batch
+                ]
+                for runs in self.ranks
+            ]
+            for first in range(0, len(self.ranks[0][name]), batches)
+        ]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    folder = tmp_path_factory.mktemp("ranks")
+    script = Path(program.__file__)
+    run_python(folder, script, folder, "2", PYTHONPATH=str(script.parent.parent))
+    seen = [json.loads((folder / f"seen-{rank}.json").read_text()) for rank in range(2)]
+    return Runs(folder, seen)
+
+
+@pytest.mark.parametrize("name", ["whole", "data module", "given", "reloaded"])
+def test_ranks_have_disjoint_and_complete_shares_anew_each_epoch(name: str, runs: Runs) -> None:
+    epochs = runs.epochs(name)
+    assert len(epochs) == EPOCHS
+    for one, other in epochs:
+        assert len(one) == len(other) == LENGTH // 2
+        assert {*one, *other} == EVERY
+    assert epochs[0] != epochs[1]
+    # ... and no matter where the loader comes from
+    assert [run[name] for run in runs.ranks] == [run["whole"] for run in runs.ranks]
+
+
+def test_of_several_loaders_each_is_shared(runs: Runs) -> None:
+    for one, other in runs.epochs("several", 2 * BATCHES):
+        assert sorted(one + other) == sorted(2 * list(EVERY))
+
+
+def test_a_resumed_run_goes_on_exactly(runs: Runs) -> None:
+    for seen in runs.ranks:
+        assert seen["stopped"] == seen["whole"][:3]
+        assert seen["resumed"] == seen["whole"][2:]
+
+
+@pytest.mark.parametrize(("checkpoint", "done"), [("a", 2), ("b", 5)])
+def test_on_one_rank_it_goes_on_with_the_same_samples(
+    checkpoint: str, done: int, runs: Runs, tmp_path: Path
+) -> None:
+    model = OwnModule(batch_size=2 * BATCH_SIZE)
+    path = runs.folder / f"{checkpoint}.ckpt"
+    program.trainer(tmp_path, 1).fit(model, ckpt_path=path, weights_only=True)
+    left = zip(*(seen["whole"][done:] for seen in runs.ranks), strict=True)
+    assert list(map(set, model.seen)) == [{*one, *other} for one, other in left]
+
+
+def test_overfitting_has_the_same_batches_each_epoch(runs: Runs) -> None:
+    one, other = runs.epochs("overfit", 2)
+    assert one == other == [[0, 2, 4, 6, 8, 10, 12, 14], [1, 3, 5, 7, 9, 11, 13, 15]]
+
+
+def test_without_lightnings_sampler_everybody_reads_everything_and_it_is_said(runs: Runs) -> None:
+    for shares in runs.epochs("whole, by all", 7):
+        assert [set(share) for share in shares] == [EVERY, EVERY]
+    for seen in runs.ranks:
+        (warning,) = seen["warned"]
+        assert warning == (
+            "each of the 2 processes of this job reads all of the data: pass "
+            "num_replicas=torch.distributed.get_world_size() and "
+            "rank=torch.distributed.get_rank() (num_replicas=1, rank=0 says that it is meant so)"
+        )
+
+
+def test_evaluation_is_shared_and_advised_of(runs: Runs) -> None:
+    assert sorted(chain(*(seen["evaluated"] for seen in runs.ranks))) == sorted(EVERY)
+    assert runs.ranks[0]["advised"]
+
+
+def test_prediction_writers_are_told_the_indices(runs: Runs) -> None:
+    written = [pair for seen in runs.ranks for pair in seen["written"]]
+    assert all(predictions == indices for predictions, indices in written)
+    assert sorted(chain(*(indices for _, indices in written))) == list(range(PREDICTED))
+
+
+def test_fabric_shares_and_shuffles(runs: Runs) -> None:
+    first, second = (
+        [list(chain(*seen["fabric"][epoch])) for seen in runs.ranks] for epoch in range(2)
+    )
+    for shares in (first, second):
+        assert sorted(chain(*shares)) == sorted(EVERY)
+    assert first != second
+    assert [seen["fabric's"] for seen in runs.ranks] == [BATCHES, BATCHES]
+
+
+@pytest.mark.slow
+def test_four_ranks_then_two_then_one(tmp_path: Path) -> None:
+    script = Path(program.__file__)
+    path, seen, done = (), {}, 0
+    for ranks, size, steps in ((4, 2, 2), (2, 4, 5), (1, 8, 8)):
+        run_python(
+            tmp_path, script, tmp_path, *map(str, (ranks, size, steps)), *path,
+            PYTHONPATH=str(script.parent.parent),
+        )  # fmt: skip
+        files = [tmp_path / f"seen-{ranks}-{rank}.json" for rank in range(ranks)]
+        steps_of_all = zip(*(json.loads(file.read_text()) for file in files), strict=True)
+        seen[ranks] = [set(chain(*step)) for step in steps_of_all]
+        # Each global batch is the same, but that four ranks share 26 samples with two repeated.
+        left = seen[4][done:]
+        assert len(seen[ranks]) == len(left)
+        assert all(mine <= whole for mine, whole in zip(seen[ranks], left, strict=True))
+        assert sum(map(len, seen[ranks])) >= sum(map(len, left)) - 4
+        path, done = (tmp_path / f"{ranks}.ckpt",), steps

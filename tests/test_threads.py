@@ -1,0 +1,593 @@
+"""Loaders iterated in several threads of one process: exact, and its own generators left alone.
+
+The global generators are one resource of the process, which one batch at a time may borrow.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from exact import (
+    Augmented,
+    EveryOther,
+    Pairs,
+    Shared,
+    SharedWithState,
+    digests,
+    noisy_collate,
+)
+from samples import Call, Counting
+from torch import Tensor
+from torch.utils.data import Dataset, RandomSampler, TensorDataset
+
+import lit_loader
+from lit_loader import (
+    DataLoader,
+    LoaderError,
+    MixtureDataset,
+    MixtureSampler,
+    MixtureStream,
+    generator_lock,
+)
+from lit_loader.seeding import base_seed
+from lit_loader.streams import OwnStreams
+
+SOURCES = MixtureDataset([Augmented(13), Augmented(13)], [1, 2])
+TABLE = TensorDataset(torch.arange(52.0).reshape(26, 2))
+
+
+class Flaky(Augmented):
+    """Every fifth sample fails once in each epoch, after it has drawn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failed: set[tuple[int, int]] = set()
+
+    def __getitem__(self, index: int) -> Tensor:
+        sample = super().__getitem__(index)
+        attempt = lit_loader.get_epoch(), index
+        if index % 5 == 0 and attempt not in self.failed:
+            self.failed.add(attempt)
+            raise OSError("not now")
+        return sample
+
+
+CASES: dict[str, Callable[[int], DataLoader[Any]]] = {
+    "batch": lambda seed: DataLoader(Augmented(), 3, collate_fn=noisy_collate, seed=seed),
+    "sample": lambda seed: DataLoader(Augmented(), 3, seed=seed, seeding="sample"),
+    "worker": lambda seed: DataLoader(
+        Call(lambda i: [i, random.gauss(0, 1), np.random.randn(), float(torch.randn(()))], 26),
+        3, seed=seed, seeding="worker",
+    ),
+    "iterable": lambda seed: DataLoader(Shared(26), 3, collate_fn=noisy_collate, seed=seed),
+    "stateful iterable": lambda seed: DataLoader(SharedWithState(26), 3, seed=seed),
+    "sampler": lambda seed: DataLoader(Augmented(), 3, sampler=EveryOther(26), seed=seed),
+    "batch sampler": lambda seed: DataLoader(Augmented(), batch_sampler=Pairs(26), seed=seed),
+    "torch's sampler": lambda seed: DataLoader(
+        Augmented(), 3, sampler=RandomSampler(range(26)), seed=seed
+    ),
+    "mixture": lambda seed: DataLoader(
+        SOURCES, 3, sampler=MixtureSampler(SOURCES, epoch_length=26, seed=seed), seed=seed
+    ),
+    "mixed streams": lambda seed: DataLoader(
+        MixtureStream([Shared(26), Shared(26)], [1, 2], exhausted="drop", seed=seed), 3, seed=seed
+    ),
+    "table": lambda seed: DataLoader(TABLE, 3, sampler=EveryOther(26), seed=seed),
+    "table in place": lambda seed: DataLoader(
+        TABLE, 3, sampler=EveryOther(26), num_workers=1, seed=seed
+    ),
+    "retries": lambda seed: DataLoader(
+        Flaky(), 3, seed=seed, sample_retries=1, retry_backoff=0, collate_fn=noisy_collate
+    ),
+}  # fmt: skip
+
+
+def state() -> list[Any]:
+    """Where the process's own generators are, with what they have in reserve."""
+    numpy = np.random.get_state(legacy=False)
+    return [
+        random.getstate(),
+        numpy["state"]["key"].tolist(),
+        numpy["state"]["pos"],
+        numpy["has_gauss"],
+        torch.get_rng_state().tolist(),
+        torch.initial_seed(),
+        type(np.random.get_bit_generator()),
+    ]
+
+
+@pytest.fixture(autouse=True)
+def _threads_take_turns_often() -> Iterator[None]:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(2e-5)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.fixture(autouse=True)
+def _own_generators() -> Iterator[None]:
+    """Begin in the midst of the streams, with deviates in reserve; leave them as they were."""
+    kept = random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()
+    random.gauss(0, 1)
+    np.random.randn()
+    torch.randn(1)
+    yield
+    random.setstate(kept[0])
+    np.random.set_state(kept[1])
+    torch.set_rng_state(kept[2])
+
+
+def epochs(case: str, seed: int, count: int) -> list[str]:
+    """The bytes of so many epochs of a new loader."""
+    with CASES[case](seed) as loader:
+        return [name for _ in range(count) for name in digests(loader)]
+
+
+def together(jobs: list[Callable[[], Any]]) -> list[Any]:
+    """What functions return that begin at the same time, a thread each."""
+    start = threading.Barrier(len(jobs))
+
+    def run(job: Callable[[], Any]) -> Any:
+        start.wait()
+        return job()
+
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        return list(pool.map(run, jobs))
+
+
+def in_thread(function: Callable[[], Any]) -> Any:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()
+
+
+def lock_is_free() -> bool:
+    return not generator_lock._taken
+
+
+# --- exact, whatever other threads do ---
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_threads(case: str) -> None:
+    expected = [epochs(case, seed, 4) for seed in (1, 2)]
+    before = state()
+    assert together([lambda s=seed: epochs(case, s, 4) for seed in (1, 2)]) == expected
+    assert state() == before
+
+
+def test_four_threads_with_loaders_of_all_kinds() -> None:
+    compare_four_threads(1)
+
+
+@pytest.mark.slow
+def test_four_threads_for_thousands_of_batches() -> None:
+    compare_four_threads(25)
+
+
+def compare_four_threads(times: int) -> None:
+    plans = [random.Random(number).sample(list(CASES), len(CASES)) for number in range(4)]
+
+    def run(number: int) -> list[list[str]]:
+        return [epochs(case, number, times) for case in plans[number]]
+
+    expected = [run(number) for number in range(4)]
+    before = state()
+    found = together([lambda n=number: run(n) for number in range(4)])
+    assert found == expected
+    assert state() == before
+
+
+def test_another_bit_generator_behind_numpy() -> None:
+    expected = [epochs("batch", seed, 2) for seed in (1, 2)]
+    usual, own = np.random.get_bit_generator(), np.random.PCG64(3)
+    np.random.set_bit_generator(own)
+    try:
+        where = own.state
+        assert together([lambda s=seed: epochs("batch", s, 2) for seed in (1, 2)]) == expected
+        assert np.random.get_bit_generator() is own
+        assert own.state == where
+    finally:
+        np.random.set_bit_generator(usual)
+
+
+def test_a_thread_of_the_users_that_draws_meanwhile() -> None:
+    """What it draws is its own affair; nothing fails, and who does not share is not disturbed."""
+
+    def loader() -> DataLoader[Any]:
+        dataset = Augmented()
+        return DataLoader(
+            Call(lambda i: [i, dataset.numpy_rng.random(), dataset.python_rng.gauss(0, 1)], 26),
+            3, seed=5,
+        )  # fmt: skip
+
+    expected, stop = [digests(loader())] * 20, threading.Event()
+
+    def draw() -> int:
+        times = 0
+        while not stop.is_set():
+            times += 1
+            assert 0 <= random.random() < 1
+            assert np.isfinite(np.random.randn(3)).all()
+            assert np.random.normal(size=2000).std() > 0.5
+            assert torch.isfinite(torch.randn(3)).all()
+            np.random.get_state()
+        return times
+
+    def load() -> list[list[str]]:
+        try:
+            return [digests(loader()) for _ in range(20)]
+        finally:
+            stop.set()
+
+    drawn, found = together([draw, load])
+    assert drawn
+    assert found == expected
+
+
+class Reads(Dataset[Tensor]):
+    """Sample ``i`` is made of numbers that are drawn around a batch of another loader."""
+
+    def __init__(self, inner: DataLoader[Any]) -> None:
+        self.inner = inner
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> Tensor:
+        first = random.gauss(0, 1), np.random.randn(), float(torch.rand(()))
+        epoch = lit_loader.get_epoch()
+        read = next(iter(self.inner)).sum()
+        assert lit_loader.get_epoch() == epoch  # the inner loader is in one of its own
+        then = random.gauss(0, 1), np.random.randn(), float(torch.rand(()))
+        return torch.tensor([index, *first, float(read), *then], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loader_within_the_dataset_of_another_one(workers: int) -> None:
+    """It draws nothing of what the outer one draws."""
+    with DataLoader(Reads(DataLoader(Augmented(), 3, seed=1)), 2, seed=2) as loader:
+        expected = [torch.cat(list(loader)) for _ in range(2)]
+    constant = DataLoader(Call(lambda i: torch.ones(1), 6), 3)
+    with DataLoader(Reads(constant), 2, seed=2, num_workers=workers) as loader:
+        found = [torch.cat(list(loader)) for _ in range(2)]
+    columns = [0, 1, 2, 3, 5, 6, 7]
+    for one, other in zip(expected, found, strict=True):
+        assert torch.equal(one[:, columns], other[:, columns])
+
+
+class Beside(Augmented):
+    """May have a thread that iterates a loader all the time, in the process where it is read."""
+
+    def __init__(self, begins: bool) -> None:
+        super().__init__()
+        self.begins, self.wrong = begins, 0
+        self.expected = epochs("sampler", 1, 1)
+
+    def __getitem__(self, index: int) -> Tensor:
+        if self.begins:
+            self.begins = False
+            threading.Thread(target=self.read, daemon=True).start()
+        twice = [super(Beside, self).__getitem__(index) for _ in range(2)]
+        return torch.cat([*twice, torch.tensor([self.wrong])])
+
+    def read(self) -> None:
+        while True:
+            try:
+                self.wrong += epochs("sampler", 1, 1) != self.expected
+            except Exception:
+                self.wrong += 1
+
+
+def test_a_thread_in_a_worker_that_iterates_a_loader() -> None:
+    def batches(begins: bool) -> list[list[str]]:
+        with DataLoader(
+            Beside(begins), 2, seed=4, num_workers=1, persistent_workers=True
+        ) as loader:
+            return [digests(loader) for _ in range(6)]
+
+    assert batches(True) == batches(False)
+
+
+def test_the_seed_of_the_process_is_asked_for_between_batches() -> None:
+    seed, own = torch.initial_seed(), OwnStreams(77)
+    with _Waiting() as waits, ThreadPoolExecutor(1) as pool:
+        with own.lent():
+            assert torch.initial_seed() == 77 != seed
+            asked = pool.submit(base_seed, None, None)
+            waits.wait()
+            assert not asked.done()
+        assert asked.result() == seed
+
+
+# --- waiting ---
+
+
+class _Waiting:
+    """Tells when a thread begins to wait for the lock."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._patch = pytest.MonkeyPatch()
+
+    def __enter__(self) -> _Waiting:
+        real = generator_lock.Turn._wait
+
+        def wait(turn: generator_lock.Turn) -> None:
+            self._event.set()
+            real(turn)
+
+        self._patch.setattr(generator_lock.Turn, "_wait", wait)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._patch.undo()
+
+    def wait(self) -> None:
+        assert self._event.wait(60)
+
+
+def test_a_loader_iterated_in_a_thread_and_by_a_dataset() -> None:
+    """Its own lock is taken after the one for the generators, in both."""
+    inner = DataLoader(Augmented(), 3, seed=1)
+    expected = digests(inner)
+    inner.set_epoch(0)
+    with _Waiting() as waits, ThreadPoolExecutor(1) as pool:
+        asked: list[Any] = []
+
+        def read(index: int) -> Tensor:
+            if not index:
+                asked.append(pool.submit(lambda: digests(inner)))
+                waits.wait()
+            return next(iter(inner)).sum()
+
+        outer = DataLoader(Call(read, 4))
+        assert len(list(outer)) == 4
+        assert len(asked[0].result(60)) == len(expected)
+
+
+def test_tables_do_not_wait() -> None:
+    with OwnStreams(1).lent():
+        # The first batch, which finds out that it is a table, is not among them.
+        loader = DataLoader(TABLE, 2)
+        iterator = iter(loader)
+        next(iterator)
+        assert len(in_thread(lambda: list(iterator))) == 12
+
+
+def waiting_dataset(pool: ThreadPoolExecutor) -> Call:
+    """Its samples are read by a thread, through a loader."""
+    inner = DataLoader(Call(lambda i: torch.rand(()), 4), seed=1)
+    return Call(lambda index: pool.submit(lambda: next(iter(inner))).result(), 4)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[Any]:
+    monkeypatch.setattr(generator_lock, "TELL_AFTER", 0.1)
+    monkeypatch.setattr(generator_lock, "GIVE_UP_AFTER", 0.3)
+    monkeypatch.setattr(generator_lock, "_LOOK_EVERY", 0.05)
+    with caplog.at_level(logging.WARNING, logger="lit_loader"):
+        yield caplog
+
+
+def test_a_dataset_that_waits_for_a_thread_that_iterates_a_loader(impatient: Any) -> None:
+    """They would wait for each other for ever: told, and then an error."""
+    before = state()
+    with ThreadPoolExecutor(1, "reader") as pool:
+        loader = DataLoader(waiting_dataset(pool))
+        iterator = iter(loader)
+        with pytest.raises(
+            LoaderError,
+            match=r"^thread 'reader_0' waits for thread 'MainThread', which has been making a batch"
+            r" for \d+ s and has not run for the last 0 s, so it waits itself, for this thread it"
+            r" seems: batches of loaders with num_workers=0 are made one at a time, because .* give"
+            r" that loader workers, or iterate it in the thread that waits",
+        ):
+            next(iterator)
+    (told,) = impatient.messages
+    assert told.startswith("thread 'reader_0' waits for thread 'MainThread', which has been making")
+    assert state() == before
+    assert lock_is_free()
+    assert len(epochs("batch", 1, 1)) == 9
+
+
+@pytest.mark.parametrize(
+    "runs", [itertools.count().__next__, lambda: None], ids=["runs", "unknown"]
+)
+def test_a_batch_that_takes_long_is_told_and_waited_for(
+    runs: Callable[[], int | None], impatient: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside, enough, looks = threading.Event(), threading.Event(), itertools.count()
+
+    def times_run(ident: int) -> int | None:
+        if next(looks) == 12:  # beyond the time after which one that does not run is given up
+            enough.set()
+        return runs()
+
+    def slow(index: int) -> int:
+        inside.set()
+        assert enough.wait(60)
+        return index
+
+    def other() -> int:
+        assert inside.wait(60)
+        return len(list(DataLoader(Call(float, 4))))
+
+    monkeypatch.setattr(generator_lock, "_times_run", times_run)
+    slowly = DataLoader(Call(slow, 1))
+    assert together([lambda: len(list(slowly)), other]) == [1, 4]
+    assert len(impatient.messages) == 1
+
+
+def test_one_that_is_passed_over_again_and_again_is_not_told(impatient: Any) -> None:
+    """Batches of other threads that come and go are not one that takes long."""
+    loaders = [DataLoader(Call(lambda i: torch.rand(100).sum(), 300), seed=1) for _ in range(3)]
+    together([lambda one=loader: digests(one) for loader in loaders])
+    assert impatient.messages == []
+
+
+# --- forks and signals ---
+
+
+def _iterate() -> None:
+    os._exit(0 if len(epochs("batch", 1, 1)) == 9 else 1)
+
+
+def test_a_process_forked_while_a_batch_is_made_in_another_thread() -> None:
+    inside, done = threading.Event(), threading.Event()
+
+    def read(index: int) -> int:
+        inside.set()
+        assert done.wait(60)
+        return index
+
+    with ThreadPoolExecutor(1) as pool:
+        batches = pool.submit(lambda: list(DataLoader(Call(read, 1))))
+        assert inside.wait(60)
+        child = multiprocessing.get_context("fork").Process(target=_iterate)
+        child.start()
+        child.join(60)
+        done.set()
+        assert child.exitcode == 0
+        assert len(batches.result()) == 1
+    child.close()
+
+
+def test_a_dataset_that_forks_while_its_batch_is_made() -> None:
+    before = state()
+
+    def read(index: int) -> int:
+        child = os.fork()
+        if not child:
+            _iterate()
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    assert [int(batch) for batch in DataLoader(Call(read, 3))] == [0, 0, 0]
+    assert state() == before
+    assert lock_is_free()
+
+
+class Interrupted(BaseException):
+    pass
+
+
+def _interrupt(*_: object) -> None:
+    raise Interrupted
+
+
+@pytest.fixture
+def _alarm() -> Iterator[None]:
+    before = signal.signal(signal.SIGALRM, _interrupt)
+    yield
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("_alarm")
+@pytest.mark.parametrize("seeding", ["batch", "worker"])
+def test_an_exception_out_of_a_signal_handler(seeding: str) -> None:
+    def read(index: int) -> float:
+        if index == 2:
+            signal.raise_signal(signal.SIGALRM)
+        return random.random()
+
+    before = state()
+    iterator = iter(DataLoader(Call(read, 4), seed=1, seeding=seeding))
+    next(iterator), next(iterator)
+    with pytest.raises(Interrupted):
+        next(iterator)
+    assert state() == before
+    assert lock_is_free()
+
+
+def test_a_signal_handler_that_iterates_a_loader() -> None:
+    found: list[list[str]] = []
+
+    class Signals(Augmented):
+        def __getitem__(self, index: int) -> Tensor:
+            if index == 7:
+                signal.raise_signal(signal.SIGALRM)
+            return super().__getitem__(index)
+
+    def batches(handler: Any) -> list[str]:
+        before = signal.signal(signal.SIGALRM, handler)
+        try:
+            return digests(DataLoader(Signals(), 3, collate_fn=noisy_collate, seed=1))
+        finally:
+            signal.signal(signal.SIGALRM, before)
+
+    expected = batches(signal.SIG_IGN)
+    assert batches(lambda *_: found.append(epochs("sampler", 2, 1))) == expected
+    assert found == [epochs("sampler", 2, 1)]
+
+
+def test_a_generator_that_is_left_in_the_midst_holds_nothing() -> None:
+    iterator = iter(DataLoader(Counting(20, lambda i: random.random()), 2, seed=1))
+    next(iterator)
+    assert lock_is_free()
+    sampled = iter(DataLoader(Augmented(), 2, sampler=EveryOther(26)))
+    next(sampled)
+    assert lock_is_free()
+
+
+# --- an exception at any instruction ---
+
+OURS = {
+    *("streams.py", "generator_lock.py", "context.py", "iterator.py", "batch_plan.py"),
+    "contextlib.py",
+}
+
+
+def interrupted_at(instruction: int, seeding: str) -> bool:
+    """Raise at an instruction of the second ``next()``; returns whether there are as many."""
+    iterator = iter(
+        DataLoader(Call(lambda i: random.random(), 6), 2, sampler=EveryOther(6), seeding=seeding)
+    )
+    next(iterator)
+    before, count = state(), itertools.count()
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        if os.path.basename(frame.f_code.co_filename) in OURS:
+            frame.f_trace_opcodes = True
+            if event == "opcode" and next(count) == instruction:
+                raise Interrupted
+        return trace
+
+    tracing = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        next(iterator)
+    except Interrupted:
+        pass
+    finally:
+        sys.settrace(tracing)
+    assert state() == before, f"not put back: {instruction}"
+    assert lock_is_free(), f"not given back: {instruction}"
+    return next(count) > instruction
+
+
+@pytest.mark.parametrize("seeding", ["batch", "worker"])
+def test_an_exception_at_some_instructions(seeding: str) -> None:
+    while_there_are(range(0, 10**6, 17), seeding)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeding", ["batch", "worker"])
+def test_an_exception_at_any_instruction(seeding: str) -> None:
+    while_there_are(range(10**6), seeding)
+
+
+def while_there_are(instructions: range, seeding: str) -> None:
+    reached = list(itertools.takewhile(lambda n: interrupted_at(n, seeding), instructions))
+    assert reached[-1] > 800

@@ -1,0 +1,407 @@
+"""`DataLoader` is one of torch's class: what programs of torch's world look at, set and override.
+
+The first tests compare with the class of the torch that is installed: they fail when that class
+gets an attribute or a method that ours says nothing true about.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+from torch.utils.data import DataLoader as TorchLoader
+
+from lit_loader import DataLoader
+from lit_loader.sharded_sampler import ShardedSampler
+
+LENGTH = 10
+DATA = TensorDataset(torch.arange(LENGTH))
+
+
+class Numbers(Dataset[tuple[torch.Tensor]]):
+    """Read sample by sample, in workers if there are any."""
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor]:
+        return (torch.tensor(index),)
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(LENGTH))
+
+    def __len__(self) -> int:
+        return LENGTH
+
+
+def first(samples: list[Any]) -> Any:
+    return samples[0]
+
+
+def children() -> set[int]:
+    return {process.pid for process in psutil.Process().children(recursive=True)}
+
+
+def ids(loader: Any) -> list[list[int]]:
+    return [batch[0].tolist() for batch in loader]
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "batches": {"batch_size": 4, "drop_last": True, "collate_fn": first},
+    "samples": {"batch_size": None},
+    "shuffled": {"batch_size": 3, "shuffle": True, "generator": torch.Generator()},
+    "sampler": {"sampler": WeightedRandomSampler([1.0] * LENGTH, 5)},
+    "batch_sampler": {"batch_sampler": [[1, 2], [3]]},
+    "workers": {
+        "num_workers": 1, "persistent_workers": True, "timeout": 3, "worker_init_fn": print,
+        "multiprocessing_context": "fork", "in_order": False, "pin_memory_device": "",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dataset", [DATA, Stream()], ids=["map", "iterable"])
+@pytest.mark.parametrize("case", OPTIONS)
+def test_attributes_are_those_of_torchs(case: str, dataset: Any) -> None:
+    options = OPTIONS[case]
+    if dataset is not DATA and options.keys() & {"shuffle", "sampler", "batch_sampler"}:
+        pytest.skip("not for iterable datasets")
+    ours, theirs = DataLoader(dataset, **options), TorchLoader(dataset, **options)
+    assert isinstance(ours, TorchLoader)
+    _ = (len(ours), len(theirs)) if case == "batches" else None
+    properties = [n for n, v in vars(TorchLoader).items() if isinstance(v, property)]
+    # Where torch keeps the context nobody looks: it is read as the property below.
+    names = vars(theirs).keys() - {"_DataLoader__multiprocessing_context"}
+    for name in [*names, *properties]:
+        mine, other = getattr(ours, name), getattr(theirs, name)
+        if isinstance(other, Sampler):
+            # Samplers that torch has made itself: ours are of the same kind. Its endless one for
+            # iterable datasets is private.
+            known = (BatchSampler, RandomSampler, SequentialSampler, WeightedRandomSampler)
+            kind = next((kind for kind in known if isinstance(other, kind)), Sampler)
+            assert isinstance(mine, kind), name
+        elif name == "collate_fn" or isinstance(other, torch.Generator):
+            assert mine is other, name
+        else:
+            assert mine == other, name
+
+
+def test_no_method_of_torchs_runs() -> None:
+    """All are overridden, but for two that only read what is compared above."""
+    inherited = {
+        name
+        for name, value in vars(TorchLoader).items()
+        if callable(value) or isinstance(value, property)
+        if inspect.getattr_static(DataLoader, name) is value
+    }
+    assert inherited == {"_auto_collation", "_index_sampler"}
+
+
+def test_what_is_fixed_is_torchs() -> None:
+    loader = DataLoader(DATA, 4)
+    for name in ("batch_size", "batch_sampler", "sampler", "drop_last", "dataset"):
+        with pytest.raises(ValueError, match=f"{name} cannot be changed once the loader is built"):
+            setattr(loader, name, None)
+    with pytest.raises(ValueError, match="persistent_workers"):
+        loader.persistent_workers = True
+
+
+# --- classes that others derive from a loader ---
+
+
+class Endless:
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield from iter(self.sampler)
+
+
+class OneIteratorForAll(DataLoader[Any]):
+    """As timm has one: the workers live on because one iterator goes through all epochs."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._DataLoader__initialized = False
+        self.batch_sampler = Endless(self.batch_sampler)
+        self._DataLoader__initialized = True
+        self.iterator = super().__iter__()
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler.sampler)  # type: ignore[union-attr]
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        for _ in range(len(self)):
+            yield next(self.iterator)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_sampler_that_is_exchanged_is_used(workers: int) -> None:
+    with OneIteratorForAll(Numbers(), 4, shuffle=True, num_workers=workers) as loader:
+        epochs = [ids(loader) for _ in range(3)]
+        pids = children()
+    assert all(sorted(chain(*epoch)) == list(range(LENGTH)) for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]  # iterated anew, a shuffled sampler shuffles anew
+    assert len(pids) <= workers + 1
+
+
+class Filtering(DataLoader[Any]):
+    """As PyG's loaders: the iterator is wrapped where torch makes its own."""
+
+    def _get_iterator(self) -> Any:
+        return map(lambda batch: batch[0] * 2, super()._get_iterator())
+
+
+def test_get_iterator_may_be_overridden() -> None:
+    assert [batch.tolist() for batch in Filtering(DATA, 5)] == [
+        [0, 2, 4, 6, 8],
+        [10, 12, 14, 16, 18],
+    ]
+
+
+class OwnConstructor(DataLoader[Any]):
+    def __init__(self, numbers: int, **options: Any) -> None:
+        self.numbers = numbers
+        super().__init__(TensorDataset(torch.arange(numbers)), batch_size=4, **options)
+        self.note = "mine"
+
+
+def test_a_constructor_of_its_own() -> None:
+    loader = OwnConstructor(6, num_workers=1)
+    assert (ids(loader), loader.numbers, loader.note) == ([[0, 1, 2, 3], [4, 5]], 6, "mine")
+    again = pickle.loads(pickle.dumps(loader))
+    assert (ids(again), again.note) == ([[0, 1, 2, 3], [4, 5]], "mine")
+    assert ids(copy.copy(loader)) == [[0, 1, 2, 3], [4, 5]]
+
+
+# --- _iterator ---
+
+
+def test_iterator_is_that_of_persistent_workers_and_ends_them() -> None:
+    loader = DataLoader(Numbers(), 2, num_workers=1, persistent_workers=True)
+    assert loader._iterator is None
+    iterator = iter(loader)
+    next(iterator)
+    assert loader._iterator is iterator
+    before = children()
+    loader._iterator._shutdown_workers()
+    assert len(children()) < len(before)
+    assert len(list(loader)) == 5
+    loader._iterator = None
+    assert loader._iterator is None
+    assert not children() & before
+    del loader._iterator
+    assert len(list(loader)) == 5
+    loader.close()
+
+
+def test_without_persistent_workers_there_is_none() -> None:
+    loader = DataLoader(Numbers(), 2, num_workers=1)
+    iterator = iter(loader)
+    next(iterator)
+    assert loader._iterator is None
+    loader._iterator = None  # ends nothing, as with torch's
+    assert len(list(iterator)) == 4
+
+
+# --- samplers, iterated by others ---
+
+
+def test_an_order_that_others_iterate_is_another_each_time() -> None:
+    sampler: Any = DataLoader(DATA, shuffle=True).sampler
+    orders = {tuple(sampler) for _ in range(4)}
+    assert len(orders) == 4
+    sampler.set_epoch(3)
+    assert list(sampler) == list(sampler)
+    generator = sampler.generator = torch.Generator().manual_seed(5)  # as accelerate does
+    order = list(sampler)
+    generator.manual_seed(5)
+    assert list(sampler) == order == list(RandomSampler(DATA, generator=generator.manual_seed(5)))
+
+
+def test_the_loader_says_when_torchs_makes_its_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lit_loader.sampling._told", False)
+    loader = DataLoader(DATA, 4, shuffle=True)
+    rebuilt = TorchLoader(DATA, batch_sampler=loader.batch_sampler)
+    with pytest.warns(UserWarning, match="are made by torch's DataLoader") as caught:
+        assert len(list(rebuilt)) == 3
+        assert len(list(rebuilt)) == 3
+    assert len(caught) == 1
+    assert list(loader.sampler)  # nobody else's business
+
+
+# --- sharding ---
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("batch_sampler", [False, True])
+def test_a_distributed_sampler_is_taken_for_what_it_says(
+    shuffle: bool, drop_last: bool, batch_sampler: bool
+) -> None:
+    for rank in range(3):
+        sampler = DistributedSampler(DATA, 3, rank, shuffle=shuffle, seed=7, drop_last=drop_last)
+        options: Any = {"batch_size": 2, "sampler": sampler}
+        if batch_sampler:
+            options = {"batch_sampler": BatchSampler(sampler, 2, False)}
+        loader = DataLoader(DATA, **options)
+        for epoch in (0, 3, 1):
+            sampler.set_epoch(epoch)
+            assert ids(loader) == list(BatchSampler(sampler, 2, False))
+            assert len(loader) == len(ids(TorchLoader(DATA, **options)))
+        assert loader._base_seed() == 7
+        recipe = loader.recipe()
+        assert (recipe.rank, recipe.num_replicas, recipe.own_order) == (rank, 3, True)
+
+
+def test_a_sampler_and_ranks_that_contradict_each_other_are_refused() -> None:
+    sampler = DistributedSampler(DATA, 3, 1)
+    with pytest.raises(ValueError, match="the sampler shards for rank 1 of 3, but rank=0 and num_"):
+        DataLoader(DATA, sampler=sampler, rank=0, num_replicas=2)
+    assert DataLoader(DATA, sampler=sampler, rank=1, num_replicas=3).recipe().num_replicas == 3
+
+
+SOURCES: dict[str, dict[str, Any]] = {
+    "ordered": {"batch_size": 2},
+    "shuffled": {"batch_size": 2, "shuffle": True, "seed": 3},
+    "sampler": {"batch_size": 2, "sampler": [3, 1, 4, 1, 5]},
+    "batch_sampler": {"batch_sampler": [[0], [1, 2], [3, 4]]},
+    "samples": {"batch_size": None, "shuffle": True, "seed": 3},
+}
+
+
+@pytest.mark.parametrize("tail", ["pad", "drop", "keep"])
+@pytest.mark.parametrize("case", SOURCES)
+def test_a_sharded_loader_shows_a_distributed_sampler(case: str, tail: str) -> None:
+    """Lightning looks for one before it puts in its own; its items are what this rank reads."""
+    for rank in range(2):
+        loader = DataLoader(DATA, rank=rank, num_replicas=2, shard_tail=tail, **SOURCES[case])
+        sampler: Any = loader.sampler
+        assert isinstance(sampler, DistributedSampler)
+        assert isinstance(sampler, ShardedSampler)
+        assert (sampler.rank, sampler.num_replicas) == (rank, 2)
+        shown: Any = loader._index_sampler
+        for epoch in (0, 4):
+            loader.set_epoch(epoch)
+            given = ids(loader) if case != "samples" else [int(item[0]) for item in loader]
+            assert list(shown) == given
+            assert len(shown) == len(loader) == len(given)
+        assert sampler.total_size >= sampler.num_samples == len(list(sampler))
+        # Taken over by another loader (as Lightning does for predictions) it shards once.
+        again = DataLoader(DATA, batch_sampler=shown) if loader.batch_sampler is not None else None
+        if again is not None:
+            again.set_epoch(4)
+            assert ids(again) == given
+
+
+def test_kinds_that_programs_look_for() -> None:
+    ordered = DataLoader(DATA, rank=0, num_replicas=2).sampler
+    shuffled = DataLoader(DATA, shuffle=True, rank=0, num_replicas=2).sampler
+    assert isinstance(ordered, SequentialSampler)
+    assert ordered.data_source is DATA
+    assert isinstance(shuffled, RandomSampler)
+    assert (shuffled.replacement, shuffled.generator) == (False, None)
+    assert shuffled.data_source is DATA
+    assert "rank=0 of 2" in repr(shuffled)
+
+
+# --- base seeds of several processes ---
+
+
+def test_ranks_that_are_seeded_differently_share_one_order(monkeypatch: Any) -> None:
+    """As ``torch.manual_seed(seed + rank)``, which is common, would have it otherwise."""
+    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+    seen = []
+    with torch.random.fork_rng():
+        for rank in range(2):
+            torch.manual_seed(100 + rank)
+            loader = DataLoader(DATA, 2, shuffle=True, rank=rank, num_replicas=2)
+            seen += chain(*ids(loader))
+    assert sorted(seen) == list(range(LENGTH))
+    monkeypatch.setenv("PL_GLOBAL_SEED", "9")
+    assert DataLoader(DATA, rank=0, num_replicas=2)._base_seed() == 9
+    assert DataLoader(DATA, rank=0, num_replicas=2, seed=4)._base_seed() == 4
+    generator = torch.Generator().manual_seed(6)
+    assert DataLoader(DATA, rank=0, num_replicas=2, generator=generator)._base_seed() == 6
+    sampler = DistributedSampler(DATA, 2, 0, seed=8)
+    assert DataLoader(DATA, sampler=sampler, generator=generator)._base_seed() == 8
+
+
+def test_a_state_goes_from_ranks_to_one_process_and_back() -> None:
+    """Where there are ranks, Lightning puts a DistributedSampler in; where there is one, none."""
+
+    def ranks(number: int, size: int) -> list[DataLoader[Any]]:
+        if number == 1:
+            return [DataLoader(DATA, size, shuffle=True)]
+        samplers = [DistributedSampler(DATA, number, rank, seed=3) for rank in range(number)]
+        return [DataLoader(DATA, size, sampler=sampler) for sampler in samplers]
+
+    def interleaved(loaders: list[DataLoader[Any]], batches: int) -> list[int]:
+        iterators = [iter(loader) for loader in loaders]
+        taken = [[next(each)[0].tolist() for each in iterators] for _ in range(batches)]
+        return [i for step in taken for row in zip(*step, strict=True) for i in row]
+
+    for first_ranks, then in ((2, 1), (1, 2)):
+        whole = interleaved(ranks(first_ranks, 2 // first_ranks), 5)
+        whole_next = None
+        stopped, resumed = ranks(first_ranks, 2 // first_ranks), ranks(then, 2 // then)
+        iterators = [iter(loader) for loader in stopped]
+        for _ in range(2):
+            for each in iterators:
+                next(each)
+        state = stopped[0].state_dict()
+        for loader in resumed:
+            loader.load_state_dict(state)
+        assert interleaved(resumed, 3) == whole[4:]
+        # ... and all epochs after it
+        before, after = ranks(first_ranks, 2 // first_ranks), resumed
+        for loader in (*before, *after):
+            loader.set_epoch(1)
+            loader.load_state_dict({**state, "epoch": 1, "batches": 0, "samples": 0})
+        whole_next = interleaved(before, 5)
+        assert interleaved(after, 5) == whole_next != whole
+
+
+def test_states_name_the_order_that_they_are_of() -> None:
+    stopped = DataLoader(DATA, 2, sampler=DistributedSampler(DATA, 2, 0, shuffle=False))
+    with pytest.raises(ValueError, match="order='OrderedSampler', but this loader has order='Shuf"):
+        DataLoader(DATA, 2, shuffle=True).load_state_dict(stopped.state_dict())
+    loader = DataLoader(DATA, 2, shuffle=True)
+    order = ids(loader)
+    other = DataLoader(TensorDataset(torch.arange(4)), sampler=DistributedSampler(range(4), 2, 0))
+    with pytest.raises(ValueError, match="dataset_length"):
+        loader.load_state_dict(other.state_dict())
+    loader.set_epoch(0)
+    assert ids(loader) == order  # a state that is refused has changed nothing
+
+
+# --- typing ---
+
+
+def test_a_type_checker_takes_it(tmp_path: Path) -> None:
+    """The file is checked with the package, see .ci/run; here it is only run."""
+    import typed_use
+
+    assert typed_use.total(typed_use.loader()) == 45
