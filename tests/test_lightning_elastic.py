@@ -152,7 +152,7 @@ class Case:
             if self.validate is None:
                 return False
             every = self.validate if self.validate == 3 else int(each * self.validate)
-            return (self.samples // self.before) % each % every == 0
+            return ((self.samples // self.before - 1) % each + 1) % every == 0
         return self.kind != "max_steps" or self.accumulate == 1
 
 
