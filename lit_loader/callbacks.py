@@ -8,13 +8,14 @@
 
 Lightning asks a loader for its position whenever a checkpoint is written, also when a step has
 failed half-way, and by itself restores it in some situations only. So the position that is saved is
-the one committed after the last whole step, and it is restored here in all situations.
+the one committed after the last whole step, and it is restored here in all situations, from where
+Lightning has put it; its own progress is mended in `lit_loader.trainer_progress`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -23,22 +24,32 @@ from lightning.pytorch.utilities import CombinedLoader
 from lit_loader.errors import StateError
 from lit_loader.loader import DataLoader
 from lit_loader.restoring import damaged
+from lit_loader.trainer_progress import (
+    Moved,
+    begin_next_epoch,
+    count_steps,
+    follow,
+    mend_saved,
+    positions_in,
+)
 
-__all__ = ["LoaderStateCallback"]
+__all__ = ["LoaderStateCallback", "train_loaders"]
 
 
 class LoaderStateCallback(Callback):
     """Commits the training loaders' positions step by step, and resumes them exactly.
 
-    `LoaderDataModule` puts one in front of the Trainer's other callbacks, so that it has committed
-    a step before a checkpoint of it is written. Without that data module, pass one as the first of
-    ``Trainer(callbacks=[...])``; then Lightning's own channel restores the positions in mid-epoch.
+    `LoaderDataModule` brings one along. Without that data module the Trainer has one by itself if
+    lit_loader is installed and imported before the Trainer is made (`lit_loader.on_demand`); else
+    pass one in ``Trainer(callbacks=[...])``. It puts itself in front of the other callbacks, so
+    that it has committed a step before a checkpoint of it is written.
 
     Other loaders than `DataLoader` are left alone.
     """
 
     def __init__(self) -> None:
         self._restored: list[dict[str, Any]] = []
+        self._resumes = False
         self._loaders: list[DataLoader[Any]] = []  # found once an epoch: that takes 50 us
 
     def __repr__(self) -> str:
@@ -53,7 +64,7 @@ class LoaderStateCallback(Callback):
         Returns:
             Primitives, for `restore`; empty if there is nothing to remember.
         """
-        states = self._restored or [loader.state_dict() for loader in _train_loaders(trainer)]
+        states = self._restored or [loader.state_dict() for loader in train_loaders(trainer)]
         return {"train": states} if states else {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -83,12 +94,24 @@ class LoaderStateCallback(Callback):
         if len(self._restored) == 1:
             loader.load_state_dict(self._restored[0])
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Goes in front of the other callbacks, and forgets what an earlier fit was to restore."""
+        if stage == "fit":
+            self.restore({})
+            self._resumes = False
+            put_in_front(self, trainer)
+
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Mends what the checkpoint says of Lightning's own progress."""
-        if trainer.state.fn == "fit":
-            _mend_saved_progress(checkpoint["loops"]["fit_loop"])
+        """Takes in the positions of the loaders, and mends what is said of Lightning's progress."""
+        if trainer.state.fn != "fit":
+            return
+        # A data module has handed its own in before; one that keeps none leaves it to Lightning.
+        self._restored = self._restored or positions_in(checkpoint)
+        if self._restored:
+            mend_saved(checkpoint["loops"]["fit_loop"])
+            self._resumes = True
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Mends Lightning's own progress, restores positions and begins to commit.
@@ -96,8 +119,8 @@ class LoaderStateCallback(Callback):
         Raises:
             StateError: The checkpoint has the positions of another number of loaders.
         """
-        _begin_next_epoch(trainer.fit_loop)
-        loaders = self._loaders = _train_loaders(trainer)
+        between = self._resumes and begin_next_epoch(trainer.fit_loop)
+        loaders = self._loaders = train_loaders(trainer)
         restored, self._restored = self._restored, []
         if restored and len(restored) != len(loaders):
             raise StateError(
@@ -105,23 +128,54 @@ class LoaderStateCallback(Callback):
                 f"are {len(loaders)}: resume with the loaders that it was made with"
             )
         ahead = _fetches_ahead(trainer)
+        self._commit(ahead)
+        if restored:
+            moved = self._restore_loaders(trainer, restored, ahead, between)
+            if not between:
+                follow(trainer, moved)
         if not ahead:
-            for loader, state in zip(loaders, restored, strict=False):
-                loader.load_state_dict(state)
             self._set_epoch(trainer)
         self._commit(ahead)
 
+    def _restore_loaders(
+        self, trainer: Trainer, states: Sequence[dict[str, Any]], ahead: bool, between: bool
+    ) -> list[Moved]:
+        """Bring the loaders to their positions; tell what that means in batches."""
+        fit_loop: Any = trainer.fit_loop
+        # Before an epoch later than the first, Lightning takes new iterators itself; not in recent
+        # releases, if it has just been restored.
+        renews = between and trainer.current_epoch > 0 and not getattr(fit_loop, "is_resuming", 0)
+        begun = not ahead or renews or any(map(_is_elsewhere, self._loaders, states))
+        moved = []
+        for loader, state in zip(self._loaders, states, strict=True):
+            if begun:
+                loader.load_state_dict(state)
+            after: int = loader.state_dict()["batches"]
+            length = math.inf if ahead else len(loader)
+            moved.append(Moved(state["batches"], after, length))
+        if ahead and begun and not renews:
+            # The batch that was taken ahead is of another place.
+            iter(fit_loop._data_fetcher)
+        return moved
+
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Tells loaders the epoch whose sampler Lightning cannot tell (iterable datasets, say)."""
-        self._loaders = _train_loaders(trainer)
+        self._loaders = train_loaders(trainer)
         if not _fetches_ahead(trainer):
             self._set_epoch(trainer)
+
+    def on_train_batch_start(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
+        """Mends what Lightning counts before it comes to its first batch."""
+        if self._resumes:
+            self._resumes = False
+            count_steps(trainer)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any
     ) -> None:
         """Commits: the step that ends here will not be repeated."""
-        self._commit(_fetches_ahead(trainer) and not trainer.is_last_batch)
+        within = not trainer.is_last_batch
+        self._commit(within and _fetches_ahead(trainer), within)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Lets go of the loaders."""
@@ -133,12 +187,20 @@ class LoaderStateCallback(Callback):
         for loader in self._loaders:
             loader.set_epoch(progress.processed)
 
-    def _commit(self, ahead: bool) -> None:
+    def _commit(self, ahead: bool, within: bool = False) -> None:
         for loader in self._loaders:
-            loader.commit(ahead)
+            loader.commit(ahead, within)
 
 
-def _train_loaders(trainer: Trainer) -> list[DataLoader[Any]]:
+def put_in_front(callback: Callback, trainer: Trainer) -> None:
+    """Let a callback be the Trainer's first, and the only one of its kind."""
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    # A new list: the Trainer may be going through the old one.
+    others = [other for other in callbacks if not isinstance(other, type(callback))]
+    trainer.callbacks = [callback, *others]  # type: ignore[attr-defined]
+
+
+def train_loaders(trainer: Trainer) -> list[DataLoader[Any]]:
     """The Trainer's training loaders that are ours, in the order in which it keeps them."""
     loaders = trainer.train_dataloader
     if loaders is None:
@@ -153,39 +215,7 @@ def _fetches_ahead(trainer: Trainer) -> bool:
     return math.isinf(trainer.num_training_batches)
 
 
-def _mend_saved_progress(fit_loop: Mapping[str, Any]) -> None:
-    """Correct what a checkpoint says of Lightning's progress, in place.
-
-    Args:
-        fit_loop: The checkpoint's ``["loops"]["fit_loop"]``.
-    """
-    batches, epochs = fit_loop["epoch_loop.batch_progress"], fit_loop["epoch_progress"]
-    total = batches["total"]
-    if total["ready"] != total["processed"]:
-        # A step has failed and is repeated. Counted twice, it makes Lightning misread the next
-        # checkpoint; and if it was an epoch's last one, the epoch would end without it.
-        total["ready"] = total["started"] = total["processed"]
-        batches["is_last_batch"] = False
-    cut_off = batches["current"]["processed"] > 0 and not batches["is_last_batch"]
-    if cut_off and epochs["current"]["processed"] == epochs["current"]["started"]:
-        # Ended in mid-epoch by max_steps or should_stop, and saved after that: Lightning counts the
-        # epoch as a whole one and would go on with the next.
-        for counts in (epochs["current"], epochs["total"]):
-            counts["processed"] = counts["completed"] = counts["started"] - 1
-
-
-def _begin_next_epoch(fit_loop: Any) -> None:
-    """Make Lightning begin an epoch if the checkpoint was saved between two.
-
-    Depending on the hook that saved it, and on max_steps, Lightning would train on one batch more
-    in the old epoch, or begin the new one without counting it. Private reach into its loops; there
-    is no public way, and ``tests/test_lightning_resume.py`` fails where they change.
-    """
-    epochs = fit_loop.epoch_progress
-    if not fit_loop.is_resuming or epochs.current.ready != epochs.current.processed:
-        return
-    if epochs.current.completed < epochs.current.processed:
-        epochs.increment_completed()
-    fit_loop.epoch_loop.restarting = False
-    fit_loop._restarting = False  # the property does not take False when there is max_steps
-    fit_loop.reset_restart_stage()
+def _is_elsewhere(loader: DataLoader[Any], state: Mapping[str, Any]) -> bool:
+    """Whether a loader that was restored or not, and then begun, did not begin where it should."""
+    begun = loader.state_dict()
+    return any(begun[name] != state.get(name) for name in ("epoch", "batches", "fingerprint"))

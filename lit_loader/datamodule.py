@@ -72,8 +72,8 @@ class LoaderDataModule(ManagedLoaders):
     with ``overfit_batches`` the order is fixed here. In the "predict" split every sample comes
     once, whatever ``drop_last`` and ``shard_tail`` say, and prediction writers get its index.
 
-    A subclass may make the datasets itself, in `make_dataset`, and call the constructor without
-    any.
+    A subclass may make the datasets itself, in `make_dataset`, or have ``*_dataloader`` hooks of
+    its own as any LightningDataModule, and call the constructor without datasets.
 
     Args:
         datasets: Split ("train", "val", "test", "predict") to dataset, or to a factory without
@@ -119,12 +119,13 @@ class LoaderDataModule(ManagedLoaders):
     ) -> None:
         super().__init__()
         self.device_prefetch = bool(device_prefetch)
-        if datasets is None and self._makes_datasets:
+        if datasets is None and (self._makes_datasets or self._has_hooks):
             datasets = {}
         if not isinstance(datasets, Mapping):
             raise OptionError(
                 "datasets must be a mapping from split to dataset or factory, "
-                f"got {type(datasets).__name__}"
+                f"got {type(datasets).__name__}: pass one, or override make_dataset or "
+                "*_dataloader in a subclass"
             )
         for split, source in datasets.items():
             if split not in SPLITS:
@@ -181,6 +182,11 @@ class LoaderDataModule(ManagedLoaders):
     def _makes_datasets(self) -> bool:
         return type(self).make_dataset is not LoaderDataModule.make_dataset
 
+    @property
+    def _has_hooks(self) -> bool:
+        names = (f"{split}_dataloader" for split in SPLITS)
+        return any(getattr(type(self), name) is not vars(LoaderDataModule)[name] for name in names)
+
     def make_dataset(self, split: str) -> Any:
         """Makes the dataset of a split; called once, in `setup`, in each process that needs it.
 
@@ -212,7 +218,7 @@ class LoaderDataModule(ManagedLoaders):
         for split in used:
             if split in self.given_splits:
                 self.dataset(split)
-        super().setup(stage)
+        super().setup(stage)  # type: ignore[arg-type]
 
     def _without(self, split: str, reason: str = "") -> OptionError:
         return OptionError(

@@ -40,7 +40,7 @@ class Epochs:
         self._next_epoch = 0
         self._epoch_requested = False
         self._position: EpochPosition | None = None
-        self._commits = False
+        self._commits = self._within = False
         self._committed: Position | None = None
         self._pending: Position | None = None
 
@@ -86,7 +86,7 @@ class Epochs:
         begun = EpochStart(start.epoch, start.seed, batches, position)
         # All at once: nothing is called any more that a signal handler could raise in.
         self._pending, self._committed, self._epoch_requested = None, None, False
-        self._next_epoch, self._position = start.epoch + 1, position
+        self._next_epoch, self._position, self._within = start.epoch + 1, position, False
         return begun
 
     def _abandon(self, position: Position) -> None:
@@ -148,12 +148,17 @@ class Epochs:
             return self._next_epoch
         return requested
 
-    def commit(self, ahead: bool = False) -> None:
+    def commit(self, ahead: bool = False, within: bool = False) -> None:
         """Note that everything given out so far is used; see ``DataLoader.commit``."""
-        self._commits = True
+        self._commits, self._within = True, within
         if self._position is not None and self._pending is None:
             before = ahead and self._plan is None
             self._committed = self._position.before_last() if before else self._position.now()
+
+    @property
+    def begun_without_commits(self) -> bool:
+        """Whether batches have been given out, and nobody says which of them were used."""
+        return self._position is not None and self._pending is None and not self._commits
 
     def now(self) -> Position:
         """The position that a state taken now has."""
@@ -165,7 +170,7 @@ class Epochs:
         now = self._position.now()
         if self._commits and (self._committed is None or self._committed.delivered < now.delivered):
             return self._committed or self._position.start
-        return self._epoch_start(requested) if now.ended else now
+        return self._epoch_start(requested) if now.ended and not self._within else now
 
 
 def _is_replayed(sampler: Any) -> bool:

@@ -78,6 +78,7 @@ from lit_loader.state import ELASTIC, LoaderState, check_batches, check_portable
 from lit_loader.stateful import is_stateful
 from lit_loader.statistics import LoaderStatistics
 from lit_loader.tables import frozen
+from lit_loader.uncommitted import ADVICE_WITHOUT_CALLBACK, called_by_lightning
 from lit_loader.unsharded import advice_if_unsharded
 from lit_loader.worker_pool import WorkerPool
 
@@ -208,6 +209,7 @@ class DataLoader(TorchLoader[T_co]):
         self._warnings_given: set[str] = set()
         self._made_here: bool | None = None  # not measured yet
         self._exactness_checked = False
+        self._restored_by_lightning = False
         self.recorder = Recorder()
         self._reset_process_state()
         self.__initialized = True
@@ -536,9 +538,20 @@ class DataLoader(TorchLoader[T_co]):
             advice = advice_if_unsharded(self.dataset, shown, self._iterable)
             if advice is not None:
                 self._warn_once(advice, 6)
+        if self._restored_by_lightning:
+            self._restored_by_lightning = False
+            # Of loaders without length, Lightning takes a batch before any callback comes to act.
+            if self._has_length():
+                self._warn_once(ADVICE_WITHOUT_CALLBACK, 6)
         return self._epochs.begin(readers=max(1, self.num_workers) if self._iterable else 0)
 
-    def commit(self, ahead: bool = False) -> None:
+    def _has_length(self) -> bool:
+        try:
+            return len(self) >= 0
+        except (TypeError, NotImplementedError):
+            return False
+
+    def commit(self, ahead: bool = False, within: bool = False) -> None:
         """Declare everything given out so far as used.
 
         Once this has been called, :meth:`state_dict` gives the position of the last call instead of
@@ -548,8 +561,10 @@ class DataLoader(TorchLoader[T_co]):
         Args:
             ahead: Whether the last batch given out is not used yet, for a training loop that takes
                 one ahead; for iterable datasets only.
+            within: Whether the training loop's epoch goes on. If this loader has come to its end,
+                it has nothing more to give then, also after resuming; else its next epoch begins.
         """
-        self._epochs.commit(ahead)
+        self._epochs.commit(ahead, within)
 
     def state_dict(self) -> dict[str, Any]:
         """Give the position in the data, for :meth:`load_state_dict`.
@@ -564,6 +579,8 @@ class DataLoader(TorchLoader[T_co]):
         """
         if self._plan is not None and is_stateful(self.dataset):
             self._warn_of_unused_state()
+        if self._epochs.begun_without_commits and called_by_lightning():
+            self._warn_once(ADVICE_WITHOUT_CALLBACK, 3)
         position = self._epochs.now()
         if self._plan is not None and (untold := self._plan.memory.untold) is not None:
             self._warn_once(
@@ -606,6 +623,8 @@ class DataLoader(TorchLoader[T_co]):
         # Set as an attribute: Lightning sets again, on a loader that it rebuilds with a sampler of
         # its own, what has been set on the one that a hook has made.
         self._loaded_state = state
+        # A callback restores what Lightning has restored once more, before the first batch.
+        self._restored_by_lightning = called_by_lightning()
 
     @property
     def _loaded_state(self) -> Mapping[str, Any] | None:

@@ -4,7 +4,7 @@
 
     Trainer ── ranks, overfitting, predicting ──▶ options ──▶ DataLoader ──▶ Trainer
        │                                                          │
-       ├── setup("fit"): LoaderStateCallback goes in front ── commits, restores ──┤
+       ├── attached: LoaderStateCallback goes in front ─── commits, restores ─────┤
        ├── checkpoint ◀─▶ state_dict, load_state_dict ◀── positions ──────────────┤
        ╰── teardown, on_exception ── close ───────────────────────────────────────╯
 
@@ -19,11 +19,11 @@ import weakref
 from typing import Any
 
 from lightning.fabric.utilities import move_data_to_device
-from lightning.pytorch import Callback, LightningDataModule, Trainer
+from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.utilities import CombinedLoader, rank_zero_info
 from torch.utils.data import Dataset, IterableDataset
 
-from lit_loader.callbacks import LoaderStateCallback
+from lit_loader.callbacks import LoaderStateCallback, put_in_front
 from lit_loader.config import LoaderConfig
 from lit_loader.loader import DataLoader
 
@@ -41,13 +41,21 @@ class ManagedLoaders(LightningDataModule):
         self._positions = LoaderStateCallback()
         self.device_prefetch = False
 
-    def setup(self, stage: str | None = None) -> None:
-        """Puts the callback that keeps the training loaders' positions into the Trainer."""
-        if stage == "fit" and self.trainer is not None:
-            self._positions.restore({})
-            callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
-            if self._positions not in callbacks:
-                callbacks.insert(0, self._positions)
+    # A property, and not an override of setup: that one belongs to the subclasses, which may forget
+    # to call it.
+    @property
+    def trainer(self) -> Trainer | None:
+        """The Trainer; it gets the callback that keeps the training loaders' positions."""
+        return self._trainer
+
+    @trainer.setter
+    def trainer(self, value: Trainer | None) -> None:
+        self._trainer = value
+        self._attach(value)
+
+    def _attach(self, trainer: Trainer | None) -> None:
+        if isinstance(trainer, Trainer):  # and not a test's stand-in for one
+            put_in_front(self._positions, trainer)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the training loaders' positions, as they were after the last whole step."""

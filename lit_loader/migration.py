@@ -179,6 +179,7 @@ class SwappedDataModule(ManagedLoaders):
     @trainer.setter
     def trainer(self, value: Trainer | None) -> None:
         self.wrapped.trainer = value
+        self._attach(value)
 
     @property
     def batch_size(self) -> Any:
@@ -202,7 +203,7 @@ class SwappedDataModule(ManagedLoaders):
     def setup(self, stage: str | None = None) -> None:
         """Sets both data modules up."""
         self.wrapped.setup(stage)  # type: ignore[arg-type]
-        super().setup(stage)
+        super().setup(stage)  # type: ignore[arg-type]
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of the wrapped data module and the training loaders' positions."""

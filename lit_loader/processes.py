@@ -14,7 +14,7 @@ from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Final, Protocol
 
-from lit_loader.children import UNKNOWN, let_go, settle
+from lit_loader.children import UNKNOWN, settle
 from lit_loader.errors import LoaderError
 from lit_loader.handover import CarryByValueError, Links, Payload
 from lit_loader.loading import Recipe
@@ -210,7 +210,8 @@ class DirectStarter:
         except BaseException:
             for process in started:
                 process.kill()
-                let_go(process)
+                process.join()
+                process.close()
             raise
         return started
 

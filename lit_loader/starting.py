@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from multiprocessing.context import BaseContext
 from typing import Final
 
-from lit_loader.children import let_go
 from lit_loader.errors import LoaderError, TransportError
 from lit_loader.handover import Links, Payload
 from lit_loader.launcher import Launcher, LauncherLostError, can_launch
@@ -96,7 +95,8 @@ class ForkStarter:
         except BaseException:
             for process in started:
                 process.kill()
-                let_go(process)
+                process.join()
+                process.close()
             raise
         self._rounds.update(dict.fromkeys(workers, self._round))
         return started

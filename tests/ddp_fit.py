@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import older_lightning  # noqa: F401
 from exact import Augmented
 from lightning.pytorch import Callback, Trainer
 from lightning_runs import SaveAt, quiet_trainer

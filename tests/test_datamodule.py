@@ -138,7 +138,11 @@ def test_what_is_a_dataset(dataset: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (([Points()],), "datasets must be a mapping from split to dataset or factory, got list"),
+        (
+            ([Points()],),
+            "datasets must be a mapping from split to dataset or factory, got list: "
+            "pass one, or override make_dataset or *_dataloader in a subclass",
+        ),
         (({"dev": Points},), "datasets has an unknown split 'dev': use 'train', 'val', 'test', 'p"),
         (({"train": None},), "datasets['train'] must be a dataset or a factory without arguments"),
         (({"train": Points}, [1]), "loader must be a mapping of options or a LoaderConfig, got li"),
@@ -410,3 +414,54 @@ def test_device_prefetch_does_nothing_without_an_accelerator(tmp_path: Path) -> 
     data.setup("fit")
     assert [int(batch) for batch in data.train_dataloader()] == list(range(6))
     data.teardown()
+
+
+class InLightningsStyle(LoaderDataModule):
+    """Hooks of its own, none of which calls those that it overrides."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(loader={"batch_size": 4, "seed": 5})
+        self.length = length
+
+    def setup(self, stage: str) -> None:  # type: ignore[override]
+        self.points = Points(self.length)
+
+    def train_dataloader(self) -> Any:
+        return self.make_loader("train", self.points)
+
+    def val_dataloader(self) -> Any:
+        return lit_loader.DataLoader(self.points, 6)
+
+    def teardown(self, stage: str) -> None:  # type: ignore[override]
+        self.points = None
+
+
+def test_a_subclass_with_hooks_of_its_own(tmp_path: Path) -> None:
+    data, model = InLightningsStyle(8), Model()
+    assert data.given_splits == []
+    assert repr(data) == "InLightningsStyle()"
+    trainer = Trainer(
+        accelerator="cpu", max_steps=1, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
+    )  # fmt: skip
+    trainer.fit(model, data)
+    assert model.seen["train"] == [[0.0, 1.0, 2.0, 3.0]]
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    model = Model()
+    trainer = Trainer(
+        accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
+    )  # fmt: skip
+    trainer.fit(model, InLightningsStyle(8), ckpt_path=tmp_path / "a.ckpt")
+    assert model.seen["train"] == [[4.0, 5.0, 6.0, 7.0]]
+    with pytest.raises(OptionError, match="datasets has no 'test' split, which 'test' needs"):
+        LoaderDataModule.setup(data, "test")
+
+
+def test_a_subclass_without_hooks_is_told_what_to_write() -> None:
+    class Forgotten(LoaderDataModule):
+        def setup(self, stage: str) -> None:  # type: ignore[override]
+            pass
+
+    with pytest.raises(OptionError, match=r"pass one, or override make_dataset or \*_dataloader"):
+        Forgotten()

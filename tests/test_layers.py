@@ -18,7 +18,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("children", "generator_lock", "interrupts", "messages", "board", "cgroup", "context",
      "forecast", "outbox", "permutation", "pickling", "pieces", "places", "position",
      "processors", "reachable", "reductions", "scalars", "shared_file", "slot", "slots", "sources",
-     "stream_locks", "watchdog"),
+     "stream_locks", "uncommitted", "watchdog"),
     ("fork_guard", "restoring", "seeding"),
     ("leases", "stateful"),
     # one stage of a batch's way each, and the options
@@ -47,15 +47,24 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("multiprocess",),
     ("exactness_check", "persistent"),
     # the public face
-    ("loader",),
+    ("loader", "trainer_progress"),
     ("callbacks", "loop_watch"),
-    ("managed", "monitor"),
+    ("managed", "monitor", "on_demand"),
     ("migration",),
     ("datamodule",),
     ("apps",),
 )  # fmt: skip
 
-LIGHT = ("__init__", "errors", "messages", "board", "context", "config", "apps.searchpath_plugin")
+LIGHT = (
+    "__init__",
+    "errors",
+    "messages",
+    "board",
+    "context",
+    "config",
+    "apps.searchpath_plugin",
+    "apps.trainer_plugin",
+)
 """What is imported without a loader being used; of these only `messages` may import NumPy."""
 
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}

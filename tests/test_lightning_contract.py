@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import older_lightning  # noqa: F401
 import pytest
 import torch
 import torch.utils.data
@@ -534,12 +535,14 @@ def test_canary_i_a_partial_gradient_is_not_saved(tmp_path: Path) -> None:
 
 
 def test_canary_the_private_fields_that_mend_it(tmp_path: Path) -> None:
-    """callbacks.py: `_begin_next_epoch` and `_mend_saved_progress` use these."""
+    """trainer_progress.py: `begin_next_epoch` and `mend_saved` use these."""
     loop = quiet_trainer(tmp_path).fit_loop
     assert isinstance(loop, _FitLoop)
     loop._restarting = True
     assert loop.restarting is True
-    assert loop.is_resuming is False
+    assert getattr(loop, "is_resuming", False) is False  # callbacks.py; not in 2.5.0
+    assert loop.epoch_loop._batches_that_stepped == loop.epoch_loop.global_step == 0
+    assert loop._data_fetcher is None  # callbacks.py
     loop._restart_stage = "restarted_mid_epoch"
     assert loop.restarted_mid_epoch
     loop.reset_restart_stage()

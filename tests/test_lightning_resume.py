@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import ddp_fit
+import older_lightning  # noqa: F401
 import pytest
 import torch
 from exact import (
@@ -29,6 +30,7 @@ from exact import (
 )
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 from torch.utils.data import RandomSampler, WeightedRandomSampler
 
@@ -74,7 +76,8 @@ class Model(LightningModule):
         error = self.fail(trainer.current_epoch * epoch_length(trainer) + batch_idx)
         if error is not None:
             raise error
-        name = "+".join(map(digest, batch.values() if isinstance(batch, dict) else [batch]))
+        rows = batch.values() if isinstance(batch, dict) else [batch]
+        name = "+".join("ended" if row is None else digest(row) for row in rows)
         self.seen.append(Seen(trainer.current_epoch, batch_idx, trainer.is_last_batch, name))
         rows = batch["long"] if isinstance(batch, dict) else batch
         return self.layer(rows.float()).mean()
@@ -89,13 +92,17 @@ class Model(LightningModule):
 
 
 class TwoLoaders(LoaderDataModule):
-    """A long and a short one, which the Trainer cycles through."""
+    """A long and a short one, which the Trainer cycles through unless told otherwise."""
 
-    def train_dataloader(self) -> dict[str, DataLoader[Any]]:
-        return {
+    mode: Any = None
+    short = 10
+
+    def train_dataloader(self) -> Any:
+        loaders = {
             "long": self.make_loader("train"),
-            "short": self.make_loader("train", Augmented(10)),
+            "short": self.make_loader("train", Augmented(self.short)),
         }
+        return loaders if self.mode is None else CombinedLoader(loaders, self.mode)
 
 
 class Saver(Callback):
@@ -136,12 +143,13 @@ class Setting:
     limit: int | None = None
     validate_every: int | float | None = None
     two_loaders: bool = False
+    mode: str | None = None
     estimate: bool = False
     seeding: str = "batch"
 
     @property
     def length(self) -> int:
-        return self.limit or BATCHES
+        return self.limit or (5 if self.mode == "min_size" else BATCHES)
 
     def steps(self, batches: int) -> int:
         """Optimizer steps in so many batches; an epoch's last batch always steps."""
@@ -156,7 +164,11 @@ class Setting:
         options = {"batch_size": 4, "seed": 5, "num_workers": workers, "seeding": self.seeding}
         if workers:
             options["persistent_workers"] = True
-        return kind(datasets, loader=options, train={"shuffle": True})
+        data = kind(datasets, loader=options, train={"shuffle": True})
+        if isinstance(data, TwoLoaders):
+            data.mode = self.mode
+            data.short = 18 if self.mode == "min_size" else 10
+        return data
 
     def trainer(self, root: Path, *callbacks: Callback, stop_after: int | None = None) -> Trainer:
         options: dict[str, Any] = {"max_epochs": EPOCHS}
@@ -274,6 +286,19 @@ SETTINGS = {
     "two loaders": Setting(two_loaders=True),
     "two loaders by steps": Setting(two_loaders=True, by_steps=True, workers=1),
     "two loaders, limit": Setting(two_loaders=True, limit=5, validate_every=1.0),
+    **{
+        f"two loaders, {mode}{', by steps' * by_steps}": Setting(
+            two_loaders=True, mode=mode, by_steps=by_steps, workers=workers, validate_every=validate
+        )
+        for mode, by_steps, workers, validate in [
+            ("max_size", False, 0, 1.0),
+            ("max_size", True, 1, None),
+            ("max_size_cycle", True, 0, 1.0),
+            ("min_size", False, 1, 1.0),
+            ("min_size", True, 0, None),
+        ]
+    },
+    "two loaders, max_size, limit": Setting(two_loaders=True, mode="max_size", limit=5),
     "estimate": Setting(estimate=True),
     "estimate, all": Setting(
         estimate=True, workers=1, accumulate=2, limit=5, validate_every=1.0, two_loaders=True
@@ -334,6 +359,7 @@ def test_random_chains(seed: int, tmp_path: Path) -> None:
         limit=choose.choice([None, None, 5, 6]),
         validate_every=choose.choice([None, 1.0, 1.0, 2, 3]),
         two_loaders=choose.random() < 0.3,
+        mode=choose.choice([None, "max_size", "max_size_cycle"]),
         estimate=choose.random() < 0.3,
         seeding=choose.choice(["batch", "sample"]),
     )

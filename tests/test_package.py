@@ -74,9 +74,14 @@ def test_wheel_holds_conf_plugin_and_type_marker(distributions: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     conf = {f"lit_loader/{p.relative_to(ROOT)}" for p in (ROOT / "conf").rglob("*.yaml")}
     assert conf
-    assert names >= conf | {"lit_loader/py.typed", "hydra_plugins/lit_loader_searchpath.py"}
+    plugins = {"hydra_plugins/lit_loader_searchpath.py", "lit_loader_trainer_plugin.py"}
+    assert names >= conf | plugins | {"lit_loader/py.typed"}
     roots = {name.split("/")[0] for name in names if ".dist-info" not in name}
-    assert roots == {"lit_loader", "hydra_plugins"}
+    # Lightning's plugin lies outside of the package: loading it does not import lit_loader.
+    assert roots == {"lit_loader", "hydra_plugins", "lit_loader_trainer_plugin.py"}
+    (points,) = (name for name in names if name.endswith("dist-info/entry_points.txt"))
+    with zipfile.ZipFile(wheel) as archive:
+        assert "lit_loader = lit_loader_trainer_plugin:callbacks" in archive.read(points).decode()
 
 
 def test_sdist_builds_and_tests_anywhere(distributions: Path) -> None:

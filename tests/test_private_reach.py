@@ -27,7 +27,7 @@ from lit_loader import collate, generators, handover, seeding
 PACKAGE = Path(__file__).parent.parent / "lit_loader"
 
 REACHES = {
-    "callbacks.py": {"fit_loop._restarting"},
+    "callbacks.py": {"fit_loop._data_fetcher"},
     "children.py": {"process._popen"},
     "collate.py": {"torch.utils.data._utils"},
     "generators.py": {"mtrand._rand"},
@@ -38,6 +38,7 @@ REACHES = {
         "tensor._indices", "tensor._values", "obj._untyped_storage", "torch._C",
         "torch._make_per_tensor_quantized_tensor", "torch._make_per_channel_quantized_tensor",
     },
+    "trainer_progress.py": {"fit_loop._restarting", "loop._batches_that_stepped"},
     "worker.py": {"torch.utils.data._utils", "torch_worker._worker_info"},
 }  # fmt: skip
 
@@ -199,7 +200,7 @@ def test_attributes_of_tensor_subclasses() -> None:
 
 
 def test_lightnings_mark_of_a_resumed_loop() -> None:
-    """callbacks.py: whether a Trainer goes on from a checkpoint."""
+    """trainer_progress.py: whether a Trainer goes on from a checkpoint, and steps for loggers."""
     trainer = pytest.importorskip("lightning.pytorch").Trainer(
         accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False,
@@ -209,6 +210,8 @@ def test_lightnings_mark_of_a_resumed_loop() -> None:
     assert loop.restarting is True
     loop._restarting = False
     assert loop.restarting is False
+    assert loop.epoch_loop._batches_that_stepped == 0
+    assert loop._data_fetcher is None  # callbacks.py
 
 
 def test_a_process_that_somebody_else_has_waited_for() -> None:
