@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.utils.data
 
 __all__ = ["LIBRARY_CALLS", "MAX_ITEMS", "MAX_SCANNED", "Lead", "Shape", "is_leaf", "leads"]
 
@@ -144,8 +145,13 @@ def leads(value: Any, calls: int, shape: Shape, seen: Mapping[int, object]) -> I
         yield from (("", function, calls) for function in (value.fget, value.fset))
     elif issubclass(kind, type):
         yield from _of_class(value, calls, shape)
+    if issubclass(kind, torch.utils.data.DataLoader):
+        # What it makes is its own; the dataset may be used besides.
+        yield ".dataset", value.__dict__.get("dataset"), calls
+        yield ".collate_fn", value.__dict__.get("collate_fn"), calls
+        return
     root = _root(kind)
-    if root in _OPAQUE or kind in _FRAMES:
+    if root in _OPAQUE or kind in _FRAMES or (root == "lit_loader" and hasattr(kind, "__next__")):
         return
     yield from _attributes(value, kind, calls, shape)
     if root in _BY_REFERENTS and not issubclass(kind, (type, *_FUNCTIONS, *_CONTAINERS)):
