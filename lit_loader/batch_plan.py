@@ -44,7 +44,7 @@ from torch.utils.data import (
 from lit_loader.errors import OptionError, StateError
 from lit_loader.fingerprint import Fingerprint, told
 from lit_loader.places import short_repr
-from lit_loader.restoring import resuming
+from lit_loader.restoring import damaged, is_count, resuming
 from lit_loader.sampler_state import pack_generator, unpack_generator
 from lit_loader.sampling import (
     CHUNK,
@@ -386,16 +386,22 @@ class EpochBatches(Iterator[Any]):
         own = isinstance(plan.source, EpochOrder)
         yield from self.computed(plan.source) if own else self._drawn()
 
-    @property
-    def _behind(self) -> int:
-        """How many batches before the position the samplers' own states are."""
-        behind = self._given.get(_BEHIND, 0)
-        if type(behind) is not int or not 0 <= behind <= min(1, self.position):
+    def _behind(self, group_size: int) -> int:
+        """How many items before the position the samplers' own states are.
+
+        They are a batch of all ranks together, of the batch size that the state was taken with.
+        """
+        behind, items = self._given.get(_BEHIND, 0), self.position * group_size
+        # There it may be larger than all that there was: of a batch that was not full.
+        is_end = self._plan.is_end(self.position)
+        if not (is_count(behind) and (not behind or (items and (is_end or not items % behind)))):
             raise StateError(
                 f"the sampler's state has behind={short_repr(behind)} at batch {self.position}, "
                 "but only the batch before is drawn again: resume with a state as state_dict() "
                 "gave it"
             )
+        if _BETWEEN in self._given and behind < items and not is_end:
+            raise damaged("sampler['between'] must stand at an epoch's start only", True)
         return behind
 
     def _bring_to_end(self) -> None:
@@ -443,7 +449,8 @@ class EpochBatches(Iterator[Any]):
         fresh = {_FRESH: True} if plan.opened is None else {}
         plan.between, plan.brought_to = False, None
         draws, began = _BEHIND in given, derive(seed, 0)
-        for number in itertools.count(start - self._behind if restored else 0):
+        behind = self._behind(group_size) if restored else 0
+        for number in itertools.count(start - bool(behind) if restored else 0):
             with preserved() if isolated else _NOTHING:
                 opens = items is None
                 if isolated:
@@ -459,12 +466,13 @@ class EpochBatches(Iterator[Any]):
                     before = self._now()
                 assert items is not None
                 with self._resuming() if opens and restored else _NOTHING:
-                    group = _take(items, group_size)
+                    wanted = behind if opens and behind else group_size
+                    group = _take(items, wanted)
                 if opens and isolated and number == 0 and self._now():
                     draws = not _are_at(began)
             if draws:
                 place = {_BEHIND: 0, **fresh, **self._now()} if before is None else before
-                self._place = {_BEHIND: 1, **place}
+                self._place = {_BEHIND: group_size, **place}
             if plan.shard.tail == "pad" and len(head) < plan.shard.num_replicas - 1:
                 head += group[: plan.shard.num_replicas - 1 - len(head)]
                 if (self._place or self._now()) and not plan.divides_evenly():
@@ -474,7 +482,7 @@ class EpochBatches(Iterator[Any]):
                 if plan.batched and type(mine[0]) is not list:
                     _refuse_single(mine[0])
                 yield mine[0] if plan.single else mine
-            if len(group) < group_size:
+            if len(group) < wanted:
                 plan.between = True
                 return
 

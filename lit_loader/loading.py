@@ -18,6 +18,7 @@ from lit_loader.errors import StateError
 from lit_loader.fetch import EndOfData, Fetcher, IterableFetcher, MapFetcher
 from lit_loader.generators import find_generators
 from lit_loader.position import ReadPoint
+from lit_loader.restoring import resuming
 from lit_loader.sample_errors import Attempts, SampleError, Tolerance
 from lit_loader.seeding import derive, extend, sample_seed, seed_globals
 from lit_loader.streams import Rewind
@@ -317,7 +318,11 @@ class BatchLoader:
             except (EndOfData, Cancelled, StateError):
                 raise
             except Exception:
-                pass  # that batch's outcome, which was given out
+                if point.state is not None and earlier == first:
+                    # A state is that before a batch which could be read.
+                    with resuming(recipe.dataset, "dataset"):
+                        raise
+                # Else it is that batch's outcome, which was given out.
             self._reseed_batch(earlier + self._num_readers)
         return fetcher
 

@@ -187,7 +187,7 @@ def deep(levels: int, innermost: Any = None) -> Any:
 
 
 def selfish() -> dict[str, Any]:
-    value: dict[str, Any] = {"version": 1}
+    value: dict[str, Any] = {"version": 2}
     value["sampler"] = value["fingerprint"] = value["workers"] = value
     return value
 
@@ -430,9 +430,10 @@ def test_the_state_of_another_kind_of_generator_is_refused() -> None:
 
 def test_a_stream_whose_sources_have_all_ended_ends() -> None:
     state = copy.deepcopy(taken_at("stream, dropping", 1))
-    for source in state["workers"][0][1]["sources"][:2]:
+    mixing = state["workers"][0][1]["iterator"]
+    for source in mixing["sources"][:2]:
         source[1] = True
-    assert state["workers"][0][1]["ended"] is False
+    assert mixing["ended"] is False
     with make("stream, dropping") as loader:
         loader.load_state_dict(state)
         assert list(loader) == []
@@ -481,7 +482,7 @@ def test_a_part_that_is_nested_too_deeply_is_refused() -> None:
 @pytest.mark.parametrize(
     ("kind", "path", "junk", "message"),
     [
-        ("order", ["version"], True, "state has version True, but only version 1 is known"),
+        ("order", ["version"], True, "state has version True, but only version 2 is known"),
         ("order", ["version"], torch.ones(2), "state has version tensor([1., 1.]), but only"),
         ("order", ["epoch"], 10**5000, "state's epoch must be a whole number of at least 0, got an "
          "integer of 16610 bits:"),
@@ -503,19 +504,19 @@ def test_a_part_that_is_nested_too_deeply_is_refused() -> None:
          "the state is of other batches than this TokenBudgetBatchSampler makes"),
         ("token budget", ["sampler", "iterator"], [],
          "state's place among the batches must be a dict, got []"),
-        ("stream", ["workers", 0, 1], 3, "state's mixture must be a dict, got 3"),
-        ("stream", ["workers", 0, 1, "draws"], -3, "state's draws and given must be how many"),
-        ("stream", ["workers", 0, 1, "given"], 10**6, "state's draws and given must be how many"),
-        ("stream", ["workers", 0, 1, "ended"], 0, "state's ended must be True or False, got 0:"),
-        ("stream", ["workers", 0, 1, "sources"], {}, "state's sources must be a list, got {}:"),
-        ("stream", ["workers", 0, 1, "sources"], [], "the state is of a mixture of 0 sources"),
-        ("stream", ["workers", 0, 1, "sources", 1], [1, 2, 3],
+        ("stream", ["workers", 0, 1, "iterator"], 3, "state's mixture must be a dict, got 3"),
+        ("stream", ["workers", 0, 1, "iterator", "draws"], -3, "state's draws and given must be how many"),
+        ("stream", ["workers", 0, 1, "iterator", "given"], 10**6, "state's draws and given must be how many"),
+        ("stream", ["workers", 0, 1, "iterator", "ended"], 0, "state's ended must be True or False, got 0:"),
+        ("stream", ["workers", 0, 1, "iterator", "sources"], {}, "state's sources must be a list, got {}:"),
+        ("stream", ["workers", 0, 1, "iterator", "sources"], [], "the state is of a mixture of 0 sources"),
+        ("stream", ["workers", 0, 1, "iterator", "sources", 1], [1, 2, 3],
          "state's sources[1] must be [taken, ended, the source's state], got [1, 2, 3]:"),
-        ("stream", ["workers", 0, 1, "sources", 1, 2], {"place": "x"},
+        ("stream", ["workers", 0, 1, "iterator", "sources", 1, 2, "iterator"], {"place": "x"},
          "source's iterator Cursor cannot go on from its part of the state (TypeError: unsupp"),
-        ("iterable", ["workers", 0, 1], {"place": 3},
-         "the state is of a dataset with state_dict and load_state_dict, which Numbers has not"),
-        ("iterable with a state", ["workers", 0, 1], {}, "dataset's iterator Cursor cannot go on "
+        ("iterable", ["workers", 0], [3, {"iterator": {"place": 3}}, False, 1], "the state is of a "
+         "dataset with state_dict and load_state_dict (of the iterator), which Numbers has not"),
+        ("iterable with a state", ["workers", 0, 1, "iterator"], {}, "dataset's iterator Cursor cannot go on "
          "from its part of the state (KeyError: 'place'): resume with the dataset's iterator that"),
         ("stateful", ["sampler", "sampler"], [], "sampler Places cannot go on from its part of "
          "the state (TypeError: list indices must be integers or slices, not str): resume with "),
@@ -544,8 +545,8 @@ def test_one_line_tells_what_is_wrong(kind: str, path: list[Any], junk: Any, mes
 @pytest.mark.parametrize("kind", ["stateful", "stateful iterator", "iterable with a state"])
 def test_what_user_code_raised_is_told(kind: str, workers: int) -> None:
     state = copy.deepcopy(taken_at(kind, 1))
-    owner = state["workers"][0] if kind == "iterable with a state" else state["sampler"]
-    owner[{"stateful": "sampler", "stateful iterator": "iterator"}.get(kind, 1)] = {}
+    owner = state["workers"][0][1] if kind == "iterable with a state" else state["sampler"]
+    owner["sampler" if kind == "stateful" else "iterator"] = {}
     with make(kind, workers) as loader:
         loader.load_state_dict(state)
         with pytest.raises(StateError, match="cannot go on from its part of the state") as caught:
@@ -558,8 +559,8 @@ def test_what_user_code_raised_is_told(kind: str, workers: int) -> None:
 
 def test_a_bad_source_is_no_bad_sample() -> None:
     """It would be passed over, and the source read from its beginning."""
-    state = copy.deepcopy(taken_at("stream", 1))
-    state["workers"][0][1]["sources"][1][2] = {}
+    state = copy.deepcopy(taken_at("stream", 3))
+    state["workers"][0][1]["iterator"]["sources"][1][2]["iterator"] = {}
     with DataLoader(**KINDS["stream"](), on_sample_error="skip", max_sample_errors=0) as loader:
         loader.load_state_dict(state)
         with pytest.raises(Exception, match="Cursor cannot go on from its part of the state"):
@@ -568,7 +569,9 @@ def test_a_bad_source_is_no_bad_sample() -> None:
 
 def test_a_state_that_cannot_travel_is_refused() -> None:
     with make("iterable with a state", 1) as loader:
-        state = loader.state_dict() | {"workers": [[0, {"place": lambda: 3}, False]]}
+        state = loader.state_dict() | {
+            "batches": 1, "workers": [[1, {"iterator": {"place": lambda: 3}}, False, 1]],
+        }  # fmt: skip
         message = refused(lambda: loader.load_state_dict(state))
     assert message.startswith("state's part for the dataset cannot be pickled (")
 
