@@ -24,8 +24,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("config", "sampling", "arena", "layout", "collate", "failure", "fetch", "fingerprint",
      "generators", "pin_memory", "quiet_start", "reorder", "sample_errors", "sampler_state",
      "shared_sequence", "stacks", "statistics", "streams"),
-    ("mixture", "pad", "predict", "recorder", "sharded_sampler", "state", "tables", "token_budget",
-     "tolerant_fetch", "timeline", "verdict"),
+    ("epoch_batches", "mixture", "pad", "predict", "recorder", "sharded_sampler", "state", "tables",
+     "token_budget", "tolerant_fetch", "timeline", "verdict"),
     # making one batch, carrying it; planning all of them
     ("loading", "codec", "batch_plan", "flights", "mixture_stream", "outcome", "plot",
      "unsharded"),
