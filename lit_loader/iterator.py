@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
-from lit_loader.batch_plan import EpochBatches
 from lit_loader.board import Progress
 from lit_loader.context import reading
+from lit_loader.epoch_batches import EpochBatches
 from lit_loader.errors import WorkerError
 from lit_loader.failure import describe_batch
 from lit_loader.fetch import EndOfData

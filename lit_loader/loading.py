@@ -19,6 +19,7 @@ from lit_loader.generator_watch import GeneratorWatch
 from lit_loader.generators import HeldGenerators
 from lit_loader.interrupts import let_handlers_through
 from lit_loader.position import ReadPoint
+from lit_loader.restoring import resuming
 from lit_loader.sample_errors import Attempts, SampleError, Tolerance
 from lit_loader.seeding import derive, extend, sample_seed, seed_globals
 from lit_loader.streams import Rewind
@@ -375,6 +376,10 @@ class BatchLoader:
                 raise
             except Exception as error:
                 let_handlers_through(error)
+                if point.state is not None and earlier == first:
+                    # A state is that before a batch which could be read.
+                    with resuming(recipe.dataset, "dataset"):
+                        raise
                 # Else it is that batch's outcome, which was given out.
             self._reseed_batch(earlier + self._num_readers)
         return fetcher

@@ -22,11 +22,11 @@ from lit_loader.errors import OptionError, StateError
 from lit_loader.fingerprint import Fingerprint, in_brief
 from lit_loader.mixture import Schedule, Weights, named_sources, named_weights, tell_epoch
 from lit_loader.places import short_repr
-from lit_loader.restoring import damaged, is_count, own_part
+from lit_loader.restoring import damaged, is_count
 from lit_loader.sampling import whole_number
 from lit_loader.scalars import plain
 from lit_loader.seeding import derive
-from lit_loader.stateful import Opened
+from lit_loader.stateful import Opened, checked_parts
 from lit_loader.streams import preserved
 
 __all__ = ["MixtureStream"]
@@ -178,6 +178,9 @@ class _Mixing(Iterator[Any]):
         self._ended = ended or self._all_ended()
 
 
+_KEY, _ROLE = "dataset", "source"
+
+
 class _Source:
     """One source of a stream: its iterator, opened at its first sample, and where that is."""
 
@@ -215,11 +218,11 @@ class _Source:
 
     def _open(self) -> None:
         if not self.taken:
-            self._opened = Opened(self._dataset, "dataset")
+            self._opened = Opened(self._dataset, _KEY, role=_ROLE)
             return
         # In the run that is resumed, this batch was made without any of what follows.
         with preserved():
-            self._opened = Opened(self._dataset, "dataset", self._loaded)
+            self._opened = Opened(self._dataset, _KEY, self._loaded, role=_ROLE)
             if not self._loaded:
                 self._again = self.taken
         self._loaded = None  # not sooner: a source that refuses it is asked again
@@ -256,9 +259,8 @@ def _checked(state: Any) -> tuple[int, int, bool, list[list[Any]]]:
     for number, part in enumerate(sources):
         whole = isinstance(part, (list, tuple)) and len(part) == 3
         # A sample that was given was taken from a source.
-        if not (whole and is_count(part[0]) and part[0] <= given and type(part[1]) is bool) or not (
-            part[2] is None or isinstance(part[2], Mapping)
-        ):
+        if not (whole and is_count(part[0]) and part[0] <= given and type(part[1]) is bool):
             raise damaged(f"sources[{number}] must be [taken, ended, the source's state]", part)
-        parts.append([part[0], part[1], own_part(f"sources[{number}][2]", part[2])])
+        own = checked_parts(f"sources[{number}][2]", part[2], _KEY)
+        parts.append([part[0], part[1], own])
     return draws, given, ended, parts

@@ -1,8 +1,13 @@
 """A sampler's part of a state, as the batch plan writes and reads it.
 
-A dict with some of these: ``generator`` (where the sampler's own one was when the epoch began,
-packed), ``sampler`` or ``iterator`` (what its ``state_dict()`` gave), ``head`` (the stream's first
-items, of which ranks get some again at its end).
+A dict with some of these:
+
+- ``generator``: where the sampler's own one was when the epoch began, packed;
+- ``sampler``, ``iterator``: what the ``state_dict()`` of each gave;
+- ``behind``: how many items before the position these were asked: none, or a batch of all ranks;
+- ``between``: True, where they were asked behind an epoch, before the next one was begun;
+- ``fresh``: True, where the sampler has come to the position from its start, without a state;
+- ``head``: the stream's first items, of which ranks get some again at its end.
 """
 
 from __future__ import annotations
@@ -58,6 +63,9 @@ def checked_sampler_state(state: Any) -> dict[str, Any] | None:
         raise damaged("sampler must be a dict of what the sampler must remember, or None", state)
     if not isinstance(state.get("head", []), (list, tuple)):
         raise damaged("sampler['head'] must be a list of items", state["head"])
+    for name in ("between", "fresh"):
+        if state.get(name, True) is not True:
+            raise damaged(f"sampler[{name!r}] must be True where it stands", state[name])
     return {name: own_part(f"sampler[{name!r:.40}]", part) for name, part in state.items()}
 
 

@@ -17,8 +17,9 @@ from typing import Any, Final
 from lit_loader.errors import StateError
 from lit_loader.fingerprint import Fingerprint
 from lit_loader.position import ReadPoint
-from lit_loader.restoring import MAX_BATCHES, PRIMITIVES, brief, damaged, is_count, own_part
+from lit_loader.restoring import MAX_BATCHES, PRIMITIVES, brief, damaged, is_count
 from lit_loader.sampler_state import check_packed, checked_sampler_state
+from lit_loader.stateful import checked_parts
 
 __all__ = ["ELASTIC", "VERSION", "LoaderState", "check_batches", "check_portable"]
 
@@ -232,6 +233,14 @@ def _is_readable(version: object, state: Mapping[Any, Any]) -> bool:
     return state.get("workers") is None and not parts.keys() & {"sampler", "iterator"}
 
 
+def _leads_to(own: Mapping[str, Any], batches: int, behind: int) -> bool:
+    """Whether a dataset's state is one that is noted: that before a batch which was given out.
+
+    An empty one leads to the first.
+    """
+    return behind >= 1 and (bool(own) or behind == batches)
+
+
 def _checked_workers(workers: Any, expected: Any) -> list[list[Any]] | None:
     """Copy each worker's part of a state, if it is what ``state_dict()`` makes of it.
 
@@ -257,7 +266,6 @@ def _checked_workers(workers: Any, expected: Any) -> list[list[Any]] | None:
         # The fourth: batches after the dataset's state, of those that have been given out.
         if (
             not (whole and is_count(part[0], _MAX_READ) and type(part[2]) is bool)
-            or not (part[1] is None or isinstance(part[1], Mapping))
             or not all(map(is_count, part[3:]))
             or any(behind > part[0] for behind in part[3:])
         ):
@@ -265,6 +273,11 @@ def _checked_workers(workers: Any, expected: Any) -> list[list[Any]] | None:
                 f"workers[{number}] must be [batches, the dataset's state, whether it has ended]",
                 part,
             )
-        own = own_part(f"workers[{number}][1]", part[1])
+        own = checked_parts(f"workers[{number}][1]", part[1], "dataset")
+        if own is not None and not _leads_to(own, part[0], part[3] if part[3:] else 0):
+            raise damaged(
+                f"workers[{number}] must have the dataset's state of a batch that was given out",
+                part,
+            )
         parts.append([part[0], own, *part[2:]])
     return parts

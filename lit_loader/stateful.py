@@ -17,9 +17,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 from lit_loader.errors import StateError
-from lit_loader.restoring import restore
+from lit_loader.restoring import damaged, own_part, restore, resuming
 
-__all__ = ["ITERATOR", "Opened", "is_stateful"]
+__all__ = ["ITERATOR", "Opened", "checked_parts", "is_stateful"]
 
 ITERATOR: Final = "iterator"
 """The key of an iterator's part of a state."""
@@ -31,18 +31,43 @@ def is_stateful(thing: Any) -> bool:
     return all(map(callable, methods))
 
 
+def checked_parts(place: str, value: Any, name: str) -> dict[str, Any] | None:
+    """Copy what `Opened.state` gave, perhaps, which came from outside.
+
+    Args:
+        place: Where in a state it stands, for a message.
+        value: Anything.
+        name: The source's key.
+
+    Raises:
+        StateError: It is neither None nor a dict with parts for the source and its iterator.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, Mapping) or not all(
+        type(key) is str and key in (name, ITERATOR) for key in value
+    ):
+        raise damaged(
+            f"{place} must be a dict of what the {name} and its iterator must remember, or None",
+            value,
+        )
+    return {part: own_part(f"{place}[{part!r}]", each) for part, each in value.items()}
+
+
 class Opened:
     """An iterable that has been begun, at its start or where a state says.
 
     Args:
         source: The iterable: a dataset or a sampler.
-        name: What it is, for messages; the key of its own part of a state.
+        name: The key of its own part of a state.
         state: What :meth:`state` gave; None or without parts: it begins as it is.
         before_iter: Called before ``iter(source)``, once the source has its state.
         restoring: Gives the context in which each ``load_state_dict`` is called.
+        role: What it is, for messages, where that is not the key.
 
     Raises:
-        StateError: The state has a part for somebody who cannot take it, or who refuses it.
+        StateError: The state has a part for somebody who cannot take it, or who refuses it; or
+            ``iter(source)`` has raised something, with the source where the state says.
 
     Attributes:
         iterator: What ``iter(source)`` gave.
@@ -55,13 +80,15 @@ class Opened:
         state: Mapping[str, Any] | None = None,
         before_iter: Callable[[], object] | None = None,
         restoring: Callable[[], AbstractContextManager[object]] = nullcontext,
+        role: str | None = None,
     ) -> None:
-        self._source, self._name = source, name
+        self._source, self._name, self._role = source, name, role or name
         self._state, self._restoring = state or {}, restoring
         self._restore(source, name)
         if before_iter is not None:
             before_iter()
-        self.iterator: Any = iter(source)
+        with resuming(source, self._role) if self._state else nullcontext():
+            self.iterator: Any = iter(source)
         self._restore(self.iterator, ITERATOR)
         asked = {ITERATOR: self.iterator}
         if source is not self.iterator:
@@ -73,15 +100,15 @@ class Opened:
             return
         if not is_stateful(thing):
             raise StateError(
-                f"the state is of a {self._name} with state_dict and load_state_dict (of the {part}"
-                f"), which {type(self._source).__name__} has not: resume with the {self._name} "
+                f"the state is of a {self._role} with state_dict and load_state_dict (of the {part}"
+                f"), which {type(self._source).__name__} has not: resume with the {self._role} "
                 "that the state was taken from"
             )
         with self._restoring():
             restore(
                 thing,
                 self._state[part],
-                self._name if part == self._name else f"{self._name}'s {part}",
+                self._role if part == self._name else f"{self._role}'s {part}",
             )
 
     def restore_again(self) -> None:

@@ -19,6 +19,7 @@ from exact import SamplerWithStatefulIterator
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lightning.pytorch import LightningDataModule
+from stateful_data import SAMPLERS, STREAMS, sampling
 from torch.utils.data import (
     BatchSampler,
     IterableDataset,
@@ -163,6 +164,29 @@ KINDS: dict[str, Callable[[], dict[str, Any]]] = {
 }  # fmt: skip
 
 
+KINDS |= {
+    f"stream with {kind}": lambda made=made: {
+        "dataset": made(LENGTH, "torch"), "batch_size": 4, "seed": 1,
+    }
+    for kind, made in STREAMS.items()
+    if kind != "neither"
+}  # fmt: skip
+KINDS |= {
+    f"{use} with {kind}": lambda use=use, kind=kind: {
+        "dataset": Whatever(), "seed": 1, **sampling(use, kind, LENGTH, "torch")[1],
+    }
+    for use, kind in itertools.product(["sampler", "batch sampler"], SAMPLERS)
+    if kind != "neither"
+}  # fmt: skip
+KINDS["stream of streams"] = lambda: {
+    "dataset": MixtureStream(
+        [STREAMS[kind](LENGTH) for kind in ("both", "dataset")], exhausted="drop"
+    ),
+    "batch_size": 4,
+    "seed": 1,
+}
+
+
 def make(kind: str, workers: int = 0) -> DataLoader[Any]:
     return DataLoader(**KINDS[kind](), num_workers=workers)
 
@@ -187,7 +211,7 @@ def deep(levels: int, innermost: Any = None) -> Any:
 
 
 def selfish() -> dict[str, Any]:
-    value: dict[str, Any] = {"version": 1}
+    value: dict[str, Any] = {"version": 2}
     value["sampler"] = value["fingerprint"] = value["workers"] = value
     return value
 
@@ -245,6 +269,16 @@ JUNK: list[Callable[[], Any]] = [
     lambda: {1: 2, "a": 3, None: 4, (5,): 6},
     lambda: {"generator": b"x", "sampler": 3, "head": {}},
     lambda: {"iterator": {"position": 3}},
+    lambda: {"iterator": {"position": "3"}},
+    lambda: {"position": 3},
+    lambda: {"position": "x"},
+    lambda: {"sampler": {"position": 4}, "iterator": None, "behind": 4},
+    lambda: {"sampler": {"position": []}, "behind": True, "between": 1, "fresh": "x"},
+    lambda: {"iterator": {"position": 3}, "behind": 2**61, "between": True, "fresh": True},
+    lambda: {"dataset": 3, "iterator": {}},
+    lambda: {"dataset": {"position": 1.5}},
+    lambda: [3, {"dataset": {"position": "x"}}, False, 1],
+    lambda: [3, {"iterator": {"position": "x"}}, False, 3],
     lambda: {"head": [10**30, "a", None]},
     lambda: deep(3),
     lambda: deep(DEEPEST + 1),
@@ -430,9 +464,10 @@ def test_the_state_of_another_kind_of_generator_is_refused() -> None:
 
 def test_a_stream_whose_sources_have_all_ended_ends() -> None:
     state = copy.deepcopy(taken_at("stream, dropping", 1))
-    for source in state["workers"][0][1]["sources"][:2]:
+    mixing = state["workers"][0][1]["iterator"]
+    for source in mixing["sources"][:2]:
         source[1] = True
-    assert state["workers"][0][1]["ended"] is False
+    assert mixing["ended"] is False
     with make("stream, dropping") as loader:
         loader.load_state_dict(state)
         assert list(loader) == []
@@ -477,11 +512,13 @@ def test_a_part_that_is_nested_too_deeply_is_refused() -> None:
 
 # --- what is said ---
 
+MIXING = ["workers", 0, 1, "iterator"]
+
 
 @pytest.mark.parametrize(
     ("kind", "path", "junk", "message"),
     [
-        ("order", ["version"], True, "state has version True, but only version 1 is known"),
+        ("order", ["version"], True, "state has version True, but only version 2 is known"),
         ("order", ["version"], torch.ones(2), "state has version tensor([1., 1.]), but only"),
         ("order", ["epoch"], 10**5000, "state's epoch must be a whole number of at least 0, got an "
          "integer of 16610 bits:"),
@@ -503,20 +540,43 @@ def test_a_part_that_is_nested_too_deeply_is_refused() -> None:
          "the state is of other batches than this TokenBudgetBatchSampler makes"),
         ("token budget", ["sampler", "iterator"], [],
          "state's place among the batches must be a dict, got []"),
-        ("stream", ["workers", 0, 1], 3, "state's mixture must be a dict, got 3"),
-        ("stream", ["workers", 0, 1, "draws"], -3, "state's draws and given must be how many"),
-        ("stream", ["workers", 0, 1, "given"], 10**6, "state's draws and given must be how many"),
-        ("stream", ["workers", 0, 1, "ended"], 0, "state's ended must be True or False, got 0:"),
-        ("stream", ["workers", 0, 1, "sources"], {}, "state's sources must be a list, got {}:"),
-        ("stream", ["workers", 0, 1, "sources"], [], "the state is of a mixture of 0 sources"),
-        ("stream", ["workers", 0, 1, "sources", 1], [1, 2, 3],
+        ("stream", MIXING, 3, "state's mixture must be a dict, got 3"),
+        ("stream", [*MIXING, "draws"], -3, "state's draws and given must be how many"),
+        ("stream", [*MIXING, "given"], 10**6, "state's draws and given must be how many"),
+        ("stream", [*MIXING, "ended"], 0, "state's ended must be True or False, got 0:"),
+        ("stream", [*MIXING, "sources"], {}, "state's sources must be a list, got {}:"),
+        ("stream", [*MIXING, "sources"], [], "the state is of a mixture of 0 sources"),
+        ("stream", [*MIXING, "sources", 1], [1, 2, 3],
          "state's sources[1] must be [taken, ended, the source's state], got [1, 2, 3]:"),
-        ("stream", ["workers", 0, 1, "sources", 1, 2], {"place": "x"},
+        ("stream", [*MIXING, "sources", 1, 2, "iterator"], {"place": "x"},
          "source's iterator Cursor cannot go on from its part of the state (TypeError: unsupp"),
-        ("iterable", ["workers", 0, 1], {"place": 3},
-         "the state is of a dataset with state_dict and load_state_dict, which Numbers has not"),
-        ("iterable with a state", ["workers", 0, 1], {}, "dataset's iterator Cursor cannot go on "
-         "from its part of the state (KeyError: 'place'): resume with the dataset's iterator that"),
+        ("iterable", ["workers", 0], [3, {"iterator": {"place": 3}}, False, 1], "the state is of a "
+         "dataset with state_dict and load_state_dict (of the iterator), which Numbers has not"),
+        ("iterable with a state", ["workers", 0, 1, "iterator"], {}, "dataset's iterator Cursor "
+         "cannot go on from its part of the state (KeyError: 'place'): resume with the dataset's "
+         "iterator that"),
+        ("iterable with a state", ["workers", 0, 1], {}, "state's workers[0] must have the "
+         "dataset's state of a batch that was given out, got [3, {}, False, 1]: resume with a "),
+        ("iterable with a state", ["workers", 0, 3], 0, "state's workers[0] must have the "),
+        ("iterable with a state", ["workers", 0, 1], {"place": 3}, "state's workers[0][1] must be "
+         "a dict of what the dataset and its iterator must remember, or None, got {'place': 3}:"),
+        ("stream", [*MIXING, "sources", 1, 2], {"place": "x"}, "state's sources[1][2] must be a "
+         "dict of what the dataset and its iterator must remember, or None, got {'place': 'x'}:"),
+        ("stream", [*MIXING, "sources", 0, 2], {"iterator": 3}, "the state is of a source with "
+         "state_dict and load_state_dict (of the iterator), which Numbers has not: resume with "),
+        ("stream with dataset", ["workers", 0, 1, "dataset", "position"], "x", "dataset WithState "
+         "cannot go on from its part of the state (TypeError: slice indices must be integers"),
+        ("stream with both", ["workers", 0, 1, "dataset", "shift"], {}, "dataset WithBothStates "
+         "cannot go on from its part of the state (TypeError: unsupported operand"),
+        ("sampler with sampler", ["sampler", "behind"], True, "the sampler's state has behind="),
+        ("sampler with sampler", ["sampler", "behind"], 5, "the sampler's state has behind=5 at "),
+        ("sampler with sampler", ["sampler", "between"], False, "state's sampler['between'] must "
+         "be True where it stands, got False:"),
+        ("sampler with sampler", ["sampler", "between"], True, "state's sampler['between'] must "
+         "stand at an epoch's start only, got True:"),
+        ("sampler with sampler", ["sampler", "fresh"], [], "state's sampler['fresh'] must be "),
+        ("sampler with sampler", ["sampler", "sampler", "position"], "x", "sampler DrawnWithState "
+         "cannot go on from its part of the state (TypeError: not all arguments converted"),
         ("stateful", ["sampler", "sampler"], [], "sampler Places cannot go on from its part of "
          "the state (TypeError: list indices must be integers or slices, not str): resume with "),
         ("stateful", ["sampler", "sampler", "place"], "x", "sampler Places cannot go on from its "
@@ -544,8 +604,8 @@ def test_one_line_tells_what_is_wrong(kind: str, path: list[Any], junk: Any, mes
 @pytest.mark.parametrize("kind", ["stateful", "stateful iterator", "iterable with a state"])
 def test_what_user_code_raised_is_told(kind: str, workers: int) -> None:
     state = copy.deepcopy(taken_at(kind, 1))
-    owner = state["workers"][0] if kind == "iterable with a state" else state["sampler"]
-    owner[{"stateful": "sampler", "stateful iterator": "iterator"}.get(kind, 1)] = {}
+    owner = state["workers"][0][1] if kind == "iterable with a state" else state["sampler"]
+    owner["sampler" if kind == "stateful" else "iterator"] = {}
     with make(kind, workers) as loader:
         loader.load_state_dict(state)
         with pytest.raises(StateError, match="cannot go on from its part of the state") as caught:
@@ -558,8 +618,8 @@ def test_what_user_code_raised_is_told(kind: str, workers: int) -> None:
 
 def test_a_bad_source_is_no_bad_sample() -> None:
     """It would be passed over, and the source read from its beginning."""
-    state = copy.deepcopy(taken_at("stream", 1))
-    state["workers"][0][1]["sources"][1][2] = {}
+    state = copy.deepcopy(taken_at("stream", 3))
+    state["workers"][0][1]["iterator"]["sources"][1][2]["iterator"] = {}
     with DataLoader(**KINDS["stream"](), on_sample_error="skip", max_sample_errors=0) as loader:
         loader.load_state_dict(state)
         with pytest.raises(Exception, match="Cursor cannot go on from its part of the state"):
@@ -568,7 +628,9 @@ def test_a_bad_source_is_no_bad_sample() -> None:
 
 def test_a_state_that_cannot_travel_is_refused() -> None:
     with make("iterable with a state", 1) as loader:
-        state = loader.state_dict() | {"workers": [[0, {"place": lambda: 3}, False]]}
+        state = loader.state_dict() | {
+            "batches": 1, "workers": [[1, {"iterator": {"place": lambda: 3}}, False, 1]],
+        }  # fmt: skip
         message = refused(lambda: loader.load_state_dict(state))
     assert message.startswith("state's part for the dataset cannot be pickled (")
 

@@ -28,6 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("generator_watch", "mixture", "pad", "predict", "recorder", "sampler_memory",
      "sharded_sampler", "state", "tables", "token_budget", "tolerant_fetch", "timeline",
      "verdict"),
+    ("epoch_batches",),
     # making one batch, carrying it; planning all of them
     ("loading", "codec", "batch_plan", "flights", "mixture_stream", "outcome", "plot",
      "unsharded"),

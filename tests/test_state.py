@@ -45,7 +45,8 @@ def through_torch(state: dict[str, Any]) -> tuple[dict[str, Any], int]:
         make(epoch=0, batches=0, samples=0),
         make(sampler={"generator": bytes(range(256)), "head": [1, 2], "sampler": {"yielded": 7}}),
         make(ahead=(12, 14)),
-        make(workers=[[5, {"position": 1}, False], [5, None, True, 1]]),
+        make(workers=[[5, {"iterator": {"position": 1}}, False, 1], [5, None, True, 1]]),
+        make(workers=[[5, {"dataset": 1, "iterator": None}, False, 2], [5, {}, False, 5]]),
     ],
 )
 def test_states_survive_a_checkpoint_file(state: LoaderState) -> None:
