@@ -51,6 +51,13 @@ class Coming(NamedTuple):
     indices: Any
 
 
+class _Announced(int):
+    """An epoch that the loader has told a sampler, to be told from what a program tells it.
+
+    Samplers with a state of their own get a plain number: they may put it into that.
+    """
+
+
 class BatchPlan:
     """Which indices each batch of this rank holds, as a function of (seed, epoch, batch number).
 
@@ -112,6 +119,10 @@ class BatchPlan:
         self.brought_to: dict[str, Any] | None = None
         """Its state, where it was restored behind an epoch: many tell it once they are iterated."""
         self.fingerprint()  # what cannot be told is refused here, not at the first checkpoint
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The iterator of a sampler cannot be copied; a copy goes on from the sampler itself.
+        return {**self.__dict__, "opened": None}
 
     def __len__(self) -> int:
         """Give this rank's number of batches in a full epoch.
@@ -183,16 +194,20 @@ class BatchPlan:
         """Give the epoch that was set on the sampler since the last epoch began; None if none.
 
         Programs call ``set_epoch`` on a sampler of theirs without telling the loader; for such
-        samplers a changed ``epoch`` attribute counts as a request.
+        samplers an ``epoch`` attribute counts as a request that is not what was announced: the very
+        object, so that the same number set again is one too.
         """
         for owner, seen in zip(self._owners, self._epochs_seen, strict=True):
             if isinstance(owner, EpochOrder):
                 if owner.requested_epoch is not None:
                     return owner.requested_epoch
             elif callable(getattr(owner, "set_epoch", None)):
-                epoch = plain(getattr(owner, "epoch", None))
-                if isinstance(epoch, int) and epoch >= 0 and epoch != seen:
-                    return epoch
+                given = getattr(owner, "epoch", None)
+                epoch = plain(given)
+                if not isinstance(epoch, int) or epoch < 0:
+                    continue
+                if epoch != seen or (type(seen) is _Announced and given is not seen):
+                    return int(epoch)
         return None
 
     def batches(
@@ -283,8 +298,10 @@ class BatchPlan:
             if isinstance(owner, EpochOrder):
                 owner.epoch, owner.requested_epoch = epoch, None
             elif callable(getattr(owner, "set_epoch", None)):
-                self.memory.announce(owner, epoch)
-                self._epochs_seen[number] = epoch
+                told = epoch if is_stateful(owner) else _Announced(epoch)
+                self.memory.announce(owner, told)
+                kept = getattr(owner, "epoch", None) is told
+                self._epochs_seen[number] = told if kept else epoch
 
     def generator(self) -> torch.Generator | None:
         """Give the generator that a sampler has of its own, which goes on from epoch to epoch."""

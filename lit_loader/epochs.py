@@ -44,6 +44,10 @@ class Epochs:
         self._committed: Position | None = None
         self._pending: Position | None = None
 
+    def replan(self, plan: BatchPlan | None) -> None:
+        """Take another plan, from the next epoch on."""
+        self._plan = plan
+
     def set_epoch(self, epoch: int) -> None:
         """Ask for the epoch that the next iterator loads."""
         self._next_epoch = epoch

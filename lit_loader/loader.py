@@ -209,6 +209,7 @@ class DataLoader(TorchLoader[T_co]):
         self._warnings_given: set[str] = set()
         self._made_here: bool | None = None  # not measured yet
         self._exactness_checked = False
+        self._reads_again = False
         self._restored_by_lightning = False
         self.recorder = Recorder()
         self._reset_process_state()
@@ -279,8 +280,27 @@ class DataLoader(TorchLoader[T_co]):
             )
         super().__setattr__(name, value)
         if name == "_DataLoader__initialized" and value:
-            self._plan = self._make_plan()
+            self._plan, self._planned = self._make_plan(), self._shown()
             self._epochs = Epochs(self._plan, self._base_seed)
+
+    def _shown(self) -> tuple[Any, ...]:
+        """What the samplers show that a program may change: the next epoch is of that, as torch's.
+
+        The attributes of the default batch sampler may be set, and the samplers themselves past
+        ``__setattr__``.
+        """
+        batches: Any = self.batch_sampler
+        if type(batches) is not BatchSampler:
+            return self.sampler, batches, None, None, None
+        return self.sampler, batches, batches.sampler, batches.batch_size, batches.drop_last
+
+    def _follow_samplers(self) -> None:
+        """Make the plan anew if the samplers have been changed."""
+        shown = self._shown()
+        same = all(now is then for now, then in zip(shown, self._planned, strict=True))
+        if not same:
+            self._plan, self._planned, self._made_here = self._make_plan(), shown, None
+            self._epochs.replan(self._plan)
 
     @property
     def _iterator(self) -> Any:
@@ -380,6 +400,7 @@ class DataLoader(TorchLoader[T_co]):
         Raises:
             TypeError: The dataset or sampler has no length.
         """
+        self._follow_samplers()
         if self._plan is not None:
             return len(self._plan)
         samples: int = len(self.dataset)  # type: ignore[arg-type]
@@ -395,6 +416,7 @@ class DataLoader(TorchLoader[T_co]):
 
     def _get_iterator(self) -> LoaderIterator[T_co]:  # type: ignore[override]
         """Make an iterator; where torch's loader makes its own, which subclasses override."""
+        self._follow_samplers()
         pin, device = self._pinning()
         if self.num_workers == 0 or (pin is None and self._best_made_here()):
             recipe = self._recipe_of_workers if self.num_workers else None
@@ -632,7 +654,9 @@ class DataLoader(TorchLoader[T_co]):
 
     @_loaded_state.setter
     def _loaded_state(self, state: Mapping[str, Any]) -> None:
+        self._follow_samplers()
         loaded = LoaderState.from_dict(state)
+        self._reads_again = False
         seed = self._base_seed.given()
         theirs = loaded.fingerprint.get("seed")
         # A seed that nobody chose is taken over: the data goes on as it would have.
@@ -654,7 +678,7 @@ class DataLoader(TorchLoader[T_co]):
         else:
             loaded.check(fingerprint, elastic={"rank"})
             if any(point.batches and not point.ended for point in readers):
-                self._warn_of_reading_again()
+                self._reads_again = True
         if self._plan is not None and any(
             loaded.fingerprint.get(name) != fingerprint.get(name) for name in ELASTIC
         ):

@@ -36,11 +36,13 @@ def advice_if_unsharded(dataset: Any, sampler: Any, iterable: bool) -> str | Non
         return None
     if any(_shards_itself(each) for each in (dataset, sampler, getattr(sampler, "sampler", None))):
         return None
-    share = "; its __iter__ must then take its share by lit_loader.get_shard()" if iterable else ""
+    who = type(dataset if iterable else sampler).__name__
+    share = ", and let __iter__ take its share by lit_loader.get_shard()" if iterable else ""
     return (
-        f"each of the {world} processes of this job reads all of the data: pass "
+        f"each of the {world} processes of this job reads all of the data, unless {who} takes a "
+        "share of it by itself: then pass num_replicas=1, rank=0; else pass "
         "num_replicas=torch.distributed.get_world_size() and rank=torch.distributed.get_rank()"
-        f"{share} (num_replicas=1, rank=0 says that it is meant so)"
+        f"{share}"
     )
 
 

@@ -92,9 +92,9 @@ def test_without_lightnings_sampler_everybody_reads_everything_and_it_is_said(ru
     for seen in runs.ranks:
         (warning,) = seen["warned"]
         assert warning == (
-            "each of the 2 processes of this job reads all of the data: pass "
-            "num_replicas=torch.distributed.get_world_size() and "
-            "rank=torch.distributed.get_rank() (num_replicas=1, rank=0 says that it is meant so)"
+            "each of the 2 processes of this job reads all of the data, unless ShuffledSampler "
+            "takes a share of it by itself: then pass num_replicas=1, rank=0; else pass "
+            "num_replicas=torch.distributed.get_world_size() and rank=torch.distributed.get_rank()"
         )
 
 

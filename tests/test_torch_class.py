@@ -405,3 +405,63 @@ def test_a_type_checker_takes_it(tmp_path: Path) -> None:
     import typed_use
 
     assert typed_use.total(typed_use.loader()) == 45
+
+
+# --- samplers that are changed, and told, between epochs ---
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("told", [(0, 0, 0), (4, 4, 4), (0, 1, 1, 2), (2, 0, 0)])
+def test_an_epoch_told_again_is_that_epoch_again(told: tuple[int, ...], workers: int) -> None:
+    sampler: Any = DistributedSampler(Numbers(), 2, 1, seed=3)
+    oracle: Any = DistributedSampler(Numbers(), 2, 1, seed=3)
+    with DataLoader(Numbers(), 2, sampler=sampler, num_workers=workers) as loader:
+        for epoch in told:
+            sampler.set_epoch(epoch)
+            oracle.set_epoch(epoch)
+            assert list(chain(*ids(loader))) == list(oracle)
+            again = pickle.loads(pickle.dumps(loader))
+            assert again.state_dict() == loader.state_dict()
+        after = list(chain(*ids(loader)))  # told of none, it counts
+    oracle.set_epoch(told[-1] + 1)
+    assert after == list(oracle)
+
+
+def lengthen(loader: Any) -> None:
+    loader.batch_sampler.batch_size = 3
+
+
+def leave_off(loader: Any) -> None:
+    loader.batch_sampler.drop_last = True
+
+
+def another_sampler(loader: Any) -> None:
+    loader.batch_sampler.sampler = [7, 8, 9]
+
+
+def another_batch_sampler(loader: Any) -> None:
+    object.__setattr__(loader, "batch_sampler", [[4], [5, 6]])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("options", [{}, {"sampler": [3, 1, 4, 1, 5]}], ids=["default", "own"])
+@pytest.mark.parametrize("change", [lengthen, leave_off, another_sampler, another_batch_sampler])
+def test_samplers_that_are_changed_are_followed(change: Any, options: Any, workers: int) -> None:
+    with DataLoader(Numbers(), 2, num_workers=workers, **options) as ours:
+        theirs = TorchLoader(Numbers(), 2, **options)
+        for loader in (ours, theirs):
+            assert ids(loader)
+            change(loader)
+        assert (len(ours), ids(ours)) == (len(theirs), ids(theirs))
+
+
+@pytest.mark.parametrize(
+    "kind", [RandomSampler, lambda data: torch.utils.data.SubsetRandomSampler([1, 2])]
+)
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_loader_that_has_been_iterated_can_be_copied(kind: Any, whole: bool) -> None:
+    loader = DataLoader(Numbers(), 2, sampler=kind(Numbers()), seed=3)
+    list(loader) if whole else next(iter(loader))
+    again = copy.deepcopy(loader)
+    assert pickle.loads(pickle.dumps(loader)).state_dict() == loader.state_dict()
+    assert ids(again) == ids(loader)
