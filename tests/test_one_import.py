@@ -137,3 +137,137 @@ def test_four_ranks_then_two_then_one(tmp_path: Path) -> None:
         assert all(mine <= whole for mine, whole in zip(seen[ranks], left, strict=True))
         assert sum(map(len, seen[ranks])) >= sum(map(len, left)) - 4
         path, done = (tmp_path / f"{ranks}.ckpt",), steps
+
+
+TEMPLATE = {
+    "configs/train.yaml": """
+defaults: [_self_, {data: digits}, {model: net}, {trainer: default}]
+task_name: train
+seed: 3
+hydra: {run: {dir: out}}
+""",
+    "configs/data/digits.yaml": """
+_target_: src.data.digits_datamodule.DigitsDataModule
+batch_size: 8
+num_workers: 0
+pin_memory: false
+""",
+    "configs/model/net.yaml": "_target_: src.models.net.Net\n",
+    "configs/trainer/default.yaml": """
+_target_: lightning.Trainer
+default_root_dir: .
+accelerator: cpu
+devices: 1
+max_epochs: 2
+logger: false
+enable_progress_bar: false
+enable_checkpointing: false
+""",
+    "src/__init__.py": "",
+    "src/data/__init__.py": "",
+    "src/models/__init__.py": "",
+    "src/data/digits_datamodule.py": """
+import torch
+from lightning import LightningDataModule
+from torch.utils.data import Dataset, random_split
+
+from lit_loader import DataLoader  # before: from torch.utils.data import DataLoader
+
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return torch.tensor([float(index)]), index
+
+
+class DigitsDataModule(LightningDataModule):
+    def __init__(self, batch_size, num_workers, pin_memory):
+        super().__init__()
+        self.save_hyperparameters(logger=False)
+        self.batch_size_per_device = batch_size
+
+    def setup(self, stage=None):
+        if self.trainer is not None:
+            self.batch_size_per_device = self.hparams.batch_size // self.trainer.world_size
+        generator = torch.Generator().manual_seed(42)
+        self.train, self.val = random_split(Numbers(), [32, 8], generator=generator)
+
+    def loader(self, dataset, shuffle):
+        return DataLoader(
+            dataset=dataset,
+            batch_size=self.batch_size_per_device,
+            num_workers=self.hparams.num_workers,
+            pin_memory=self.hparams.pin_memory,
+            shuffle=shuffle,
+        )
+
+    def train_dataloader(self):
+        return self.loader(self.train, True)
+
+    def val_dataloader(self):
+        return self.loader(self.val, False)
+""",
+    "src/models/net.py": """
+import torch
+from lightning import LightningModule
+
+
+class Net(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.seen = torch.nn.Linear(1, 1), []
+
+    def training_step(self, batch, batch_idx):
+        self.seen += batch[1].tolist()
+        return self.layer(batch[0]).mean()
+
+    def validation_step(self, batch, batch_idx):
+        pass
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 1e-3)
+""",
+    "src/train.py": """
+import json, os, sys
+sys.path.insert(0, os.getcwd())
+import hydra, lightning
+
+
+@hydra.main(version_base="1.3", config_path="../configs", config_name="train.yaml")
+def main(cfg):
+    lightning.seed_everything(cfg.seed, workers=True, verbose=False)
+    data, model = hydra.utils.instantiate(cfg.data), hydra.utils.instantiate(cfg.model)
+    trainer = hydra.utils.instantiate(cfg.trainer)
+    trainer.fit(model=model, datamodule=data)
+    with open(f"seen-{trainer.global_rank}.json", "w") as file:
+        json.dump(model.seen, file)
+
+
+if __name__ == "__main__":
+    main()
+""",
+}
+
+
+def test_the_layout_of_the_lightning_hydra_template(tmp_path: Path) -> None:
+    for name, text in TEMPLATE.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    seen = {}
+    root = str(Path(program.__file__).parent.parent)
+    for workers, devices, strategy in ((0, 1, "auto"), (2, 1, "auto"), (1, 2, "ddp")):
+        run_python(
+            tmp_path, "src/train.py", f"data.num_workers={workers}", f"trainer.devices={devices}",
+            f"+trainer.strategy={strategy}", PYTHONPATH=root,
+        )  # fmt: skip
+        files = [tmp_path / f"seen-{rank}.json" for rank in range(devices)]
+        seen[workers] = [json.loads(file.read_text()) for file in files]
+    assert seen[0] == seen[2]  # the seed decides, not the workers
+    for runs in (seen[0], seen[1]):
+        half = len(runs[0]) // 2
+        first, second = ([run[part] for run in runs] for part in (slice(half), slice(half, None)))
+        for epoch in (first, second):  # 32 of the 40 numbers, each once
+            assert len(list(chain(*epoch))) == len(set(chain(*epoch))) == 32
+        assert first != second
