@@ -454,6 +454,7 @@ class Interrupted(Lane):
         self._armed = False
 
     def _run(self, until: Callable[[], bool]) -> None:
+        self._until = until
         with self._handling(), Later() as self._later:
             while not until():
                 options: dict[str, Any] = {"num_workers": 0}
@@ -489,6 +490,7 @@ class Interrupted(Lane):
     def _take(self, iterator: Any) -> Any:
         while True:
             taken: list[Any] = []
+            self._until()  # the main thread's other task
             self._send_signal()
             try:
                 self._armed = True
@@ -825,15 +827,19 @@ def soak(seconds: float) -> list[Usage]:
     return watch.found
 
 
-def left_over() -> tuple[int, int, set[int]]:
+def left_over() -> tuple[dict[str, int], int, set[int]]:
     """Descriptors and threads of this process, and all that were forked from it and live."""
+    kinds: collections.Counter[str] = collections.Counter()
+    for file in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # the folder's own
+            kinds[re.sub(r"\d+", "", os.readlink(file))] += 1
     forks = set()
     for pid in psutil.pids():
         with contextlib.suppress(OSError):
             ours = os.getpgid(pid) == os.getpgrp() and pid != os.getpid()
             if ours and "memfd:lit_loader " in Path(f"/proc/{pid}/maps").read_text():
                 forks.add(pid)
-    return len(os.listdir("/proc/self/fd")), threading.active_count(), forks
+    return kinds, threading.active_count(), forks
 
 
 def medians(entries: list[Usage]) -> Usage:
