@@ -25,6 +25,7 @@ import collections
 import contextlib
 import gc
 import hashlib
+import itertools
 import os
 import queue
 import random
@@ -456,12 +457,14 @@ class Interrupted(Lane):
     def _run(self, until: Callable[[], bool]) -> None:
         self._until = until
         with self._handling(), Later() as self._later:
-            while not until():
+            for turn in itertools.count(1):
+                if until():
+                    break
                 options: dict[str, Any] = {"num_workers": 0}
-                if self.rng.random() < 0.8:
+                if turn % 8:  # without, it takes turns with the lanes in process: that takes long
                     options = dict(self.with_workers, persistent_workers=self.rng.random() < 0.5)
                 with DataLoader(self.dataset, **self.options, **options) as loader:
-                    for _ in range(self.rng.randint(1, 3)):
+                    for _ in range(self.rng.randint(1, 3) if turn % 8 else 1):
                         self._epoch(loader)
                     self.restarts += loader.statistics().worker_restarts
 
@@ -706,8 +709,9 @@ def usage(targets: Iterable[Lane]) -> Usage:
     )
 
 
-SLACK = Usage(64 << 20, 256 << 20, 128 << 20, 32, 2, 8)
-"""By how much the median of the last quarter may be above that of the first."""
+SLACK = Usage(64 << 20, 512 << 20, 128 << 20, 32, 2, 8)
+"""By how much the median of the last quarter may be above that of the first. Workers of the fork
+server have 100 MB each, and are there or not."""
 
 
 # The test --------------------------------------------------------------------------------------
