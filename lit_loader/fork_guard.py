@@ -15,6 +15,7 @@ import ctypes
 import mmap
 import os
 import select
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 
@@ -26,7 +27,8 @@ Ranges = list[tuple[int, int]]
 """(address, bytes) of stretches of memory that begin at a page."""
 
 _guards: weakref.WeakSet[ForkGuard] = weakref.WeakSet()
-_guarding = True
+_unguarded: set[int] = set()
+"""The threads that fork a worker of our own just now; the others' forks are guarded meanwhile."""
 
 
 class ForkGuard:
@@ -39,7 +41,7 @@ class ForkGuard:
     def __init__(self, held: Callable[[], Ranges]) -> None:
         self._held: Callable[[], Callable[[], Ranges] | None] = weakref.WeakMethod(held)
         self._waiting: list[int] = []  # read ends of pipes that children hold the write ends of
-        self._writing: list[int] = []
+        self._writing: dict[int, int] = {}  # by the thread that forks: several may, at once
         _guards.add(self)
 
     def pending(self) -> bool:
@@ -56,6 +58,8 @@ class ForkGuard:
     def __del__(self) -> None:
         while self._waiting:
             os.close(self._waiting.pop())
+        while self._writing:  # another thread is about to fork, or has just done so
+            os.close(self._writing.popitem()[1])
 
     def before(self) -> None:
         """Open the pipe that the child will close, if there is anything to keep."""
@@ -63,22 +67,24 @@ class ForkGuard:
         if held is not None and held():
             read_end, write_end = os.pipe()
             self._waiting.append(read_end)
-            self._writing.append(write_end)
+            self._writing[threading.get_ident()] = write_end
 
     def in_parent(self) -> None:
         """Leave the write end to the child."""
-        while self._writing:
-            os.close(self._writing.pop())
+        write_end = self._writing.pop(threading.get_ident(), None)
+        if write_end is not None:
+            os.close(write_end)
 
     def in_child(self) -> None:
         """Copy what is held, and say so."""
         held = self._held()
-        if self._writing and held is not None:
+        if threading.get_ident() in self._writing and held is not None:
             for address, nbytes in held():
                 _make_private(address, nbytes)
-        for fds in (self._writing, self._waiting):
-            while fds:
-                os.close(fds.pop())
+        while self._waiting:
+            os.close(self._waiting.pop())
+        while self._writing:  # those of other threads, too, or their forks would not seem to end
+            os.close(self._writing.popitem()[1])
 
 
 def _make_private(address: int, nbytes: int) -> None:
@@ -95,17 +101,18 @@ def _make_private(address: int, nbytes: int) -> None:
 @contextlib.contextmanager
 def unguarded_fork() -> Iterator[None]:
     """Fork a worker of our own, which needs no batches of the consumer's."""
-    global _guarding
-    _guarding = False
+    thread = threading.get_ident()
+    _unguarded.add(thread)
     try:
         yield
     finally:
-        _guarding = True  # not what it was: threads that start workers together would leave it off
+        _unguarded.discard(thread)
 
 
 def _before() -> None:
-    for guard in list(_guards) if _guarding else ():
-        guard.before()
+    if threading.get_ident() not in _unguarded:
+        for guard in list(_guards):
+            guard.before()
 
 
 def _in_parent() -> None:
@@ -116,6 +123,7 @@ def _in_parent() -> None:
 def _in_child() -> None:
     for guard in list(_guards):
         guard.in_child()
+    _unguarded.clear()
     _guards.clear()  # the arenas are the parent's
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 import lit_loader
 from lit_loader.arena import Arena
+from lit_loader.fork_guard import ForkGuard, unguarded_fork
 
 
 class Filled(torch.utils.data.Dataset[torch.Tensor]):
@@ -126,3 +128,81 @@ def test_two_threads_may_free_and_look_at_the_same_time() -> None:
     assert not arena._guard.pending()
     os.close(read_end)  # the other thread's to close: this one must not have
     arena.close()
+
+
+# Forks in several threads ----------------------------------------------------------------------
+
+
+def test_a_worker_that_another_thread_starts_leaves_forks_guarded(loader: Any) -> None:
+    """Only the thread that starts a worker forks without; whichever of several is done first."""
+    read_end, write_end = os.pipe()
+    iterator = iter(loader)
+    batch = next(iterator)
+    inside, leave = threading.Event(), threading.Event()
+
+    def start() -> None:
+        with unguarded_fork():
+            inside.set()
+            leave.wait()
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    inside.wait()
+    pid = fork_with(batch, read_end, write_end)
+    leave.set()
+    thread.join()
+    del batch
+    for _ in range(200):
+        next(iterator)
+    os.write(write_end, b"x")
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    os.close(read_end)
+    os.close(write_end)
+
+
+def test_a_start_that_is_over_leaves_another_threads_unguarded(loader: Any) -> None:
+    def start() -> None:
+        with unguarded_fork():
+            pass
+
+    batch = next(iter(loader))
+    guard = loader._workers.pool._arena._guard
+    with unguarded_fork():
+        thread = threading.Thread(target=start)
+        thread.start()
+        thread.join()
+        assert in_child(lambda: True) == 0
+        assert not guard._waiting
+    assert in_child(lambda: True) == 0
+    assert guard._waiting
+    del batch
+
+
+class Holder:
+    """Holds something, as far as a guard can see; what is there is never looked at."""
+
+    def held(self) -> list[tuple[int, int]]:
+        return [(0, 0)]
+
+
+def test_threads_that_fork_at_the_same_time() -> None:
+    """None closes the pipe of another's child; and each child closes all."""
+    holder = Holder()
+    guard = ForkGuard(holder.held)
+    guard.before()
+    thread = threading.Thread(target=lambda: (guard.before(), guard.in_parent()))
+    thread.start()
+    thread.join()
+    assert guard.pending()  # this thread's, whose fork is to come
+    assert len(guard._waiting) == 1
+    guard.in_parent()
+    assert not guard.pending()
+
+
+def test_an_arena_that_is_let_go_of_while_another_thread_forks() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    holder = Holder()
+    guard = ForkGuard(holder.held)
+    guard.before()
+    del guard
+    assert len(os.listdir("/proc/self/fd")) == before
