@@ -16,10 +16,9 @@ A part is a *stretch* of the slot: what one tensor or array lies in, or several 
 
 from __future__ import annotations
 
-import pickle
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -74,10 +73,14 @@ def over(memory: Bytes | memoryview) -> Bytes:
     """Return an array over all of ``memory`` that views of it refer to.
 
     NumPy replaces the base of an array by the base's base as long as those are arrays, so that a
-    view would keep the mapping alive and not ``memory``. A PickleBuffer ends the chain.
+    view would keep the mapping alive and not ``memory``. A memoryview as the base ends the chain.
+
+    Nothing here may export the memoryview's buffer for longer than a call (a PickleBuffer would):
+    an exception at any moment may leave both in a cycle, of which CPython's collector would tear
+    the memoryview down first and the process with it. NumPy exports a memoryview only to look at
+    it, and keeps another one on the same memory.
     """
-    buffer: Any = pickle.PickleBuffer(memory if isinstance(memory, memoryview) else memory.data)
-    return np.frombuffer(buffer, np.uint8)
+    return np.frombuffer(memory if isinstance(memory, memoryview) else memory.data, np.uint8)
 
 
 def copied(memory: Bytes, stretches: Iterable[Stretch]) -> Pieces:

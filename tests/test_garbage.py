@@ -1,0 +1,109 @@
+"""What an exception out of a signal handler leaves behind can be garbage like any other.
+
+Its traceback holds the frames, and these what they were working on. Where a memoryview is among it
+whose buffer something else there exports, CPython's collector may tear the memoryview down first:
+"BufferError: memoryview has 1 exported buffer", and the process dies of a segmentation fault.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import run_python
+
+ROOT = Path(__file__).parent.parent
+
+INTERRUPTED = """
+import gc, sys
+import numpy as np, torch
+from lit_loader import arena, pieces
+from lit_loader.arena import Arena, ArenaMap
+from lit_loader.board import StatusBoard, board_bytes
+from lit_loader.codec import decode, encode
+from lit_loader.slot import SlotWriter
+
+held = int(sys.argv[1])
+for module in (arena, pieces):
+    module.DIVIDED = 1
+pieces._WATCHED, pieces._COPIES = 64, 1
+
+class Struck(BaseException):
+    pass
+
+class Tracer:
+    def __init__(self, at):
+        self.at, self.lines = at, 0
+
+    def __call__(self, frame, event, argument):
+        if "lit_loader" not in frame.f_code.co_filename:
+            return None
+        if event == "line":
+            self.lines += 1
+            if self.lines == self.at:
+                raise Struck
+        return self
+
+x = torch.arange(64.0)
+BATCHES = [[x, x[:3].clone()], {"views": [x, x[3:]], "array": np.arange(9), "rest": {1, 2}}]
+
+def work(tracer):
+    sys.settrace(tracer)
+    try:
+        memory = Arena(board_bytes(2), 4, held, slot_bytes=1 << 16)
+        StatusBoard(memory.board).progress(1).step(3)
+        copy = ArenaMap(memory.fd, memory.mapped, len(memory.board))
+        for batch in BATCHES:
+            slot = memory.acquire()
+            place = encode(batch, SlotWriter(copy.memory(slot.offset, slot.capacity)))
+            lease = memory.lease(slot, sum(place))
+            decode(lease, *place, memory.divide)
+        memory.close()
+    finally:
+        sys.settrace(None)
+
+def as_garbage(error):
+    '''Make a cycle of what the frames hold, younger than all that is in it.'''
+    cycle = []
+    trace = error.__traceback__
+    while trace is not None:
+        cycle.append(dict(trace.tb_frame.f_locals))
+        trace = trace.tb_next
+    cycle.append(cycle)
+
+def strike(at):
+    try:
+        work(Tracer(at))
+    except Struck as error:
+        as_garbage(error)
+
+count = Tracer(0)
+work(count)
+assert count.lines > 200, count.lines
+gc.disable()
+gc.freeze()  # what is there already need not be looked through each time
+for at in range(1, count.lines + 1):
+    strike(at)
+    gc.collect()
+print("alive")
+"""
+
+
+@pytest.mark.parametrize("held", [0, 4], ids=["copied", "divided"])
+def test_what_an_interruption_leaves(tmp_path: Path, held: int) -> None:
+    """Wherever it strikes on a batch's way: nothing is torn down under what still looks into it."""
+    found = run_python(tmp_path, "-c", INTERRUPTED, str(held), PYTHONPATH=str(ROOT))
+    assert "BufferError" not in found
+    assert found.endswith("alive\n")
+
+
+def test_numpy_exports_no_memoryview_for_long() -> None:
+    """pieces.py: an array over a memoryview keeps the memory, and exports nothing of it."""
+    memory = np.zeros(8, np.uint8)
+    view = memory.data
+    array = np.frombuffer(view, np.uint8)
+    view.release()  # raises BufferError where it is exported
+    array[3] = 7
+    assert memory[3] == 7
+    assert not isinstance(array.base, np.ndarray)
