@@ -4,13 +4,14 @@ A generator that is made on first use, or put in another's place (by ``set_epoch
 there when the dataset is searched at first. So the search is repeated: after each of the first
 `EARLY` batches and then after the 16th, 32nd, 64th, ... The attributes in which generators were
 found are compared at every batch. Most often nothing has changed, which costs 50 ns for each place.
+An iterable dataset is searched before each epoch: what it makes on the way is not set in its midst.
 """
 
 from __future__ import annotations
 
 import logging
 
-from lit_loader.generators import HeldGenerators, find_generators
+from lit_loader.generators import HeldGenerators, find_generators, has_seed
 
 __all__ = ["EARLY", "GeneratorWatch"]
 
@@ -46,6 +47,7 @@ class GeneratorWatch:
         self._looked = 0
         self._alert = EARLY
         self._fleeting: set[str] = set()
+        self._iterated = False
         self.held: HeldGenerators
         self._search()
 
@@ -106,6 +108,26 @@ class GeneratorWatch:
         elif not self.held.moved():
             return False
         return self._look(missed=self._batches - self._looked - 1 if due else 0)
+
+    def begun_to_iterate(self) -> None:
+        """Tell of generators that an iterable dataset has made since it was begun; once, at first.
+
+        They are left alone until the next epoch: a state leads to this place by reading again.
+        """
+        if self._iterated or not self._tell or not (self.held.moved() or self.held.outdated()):
+            self._iterated = True
+            return
+        self._iterated = True
+        now = find_generators(*self.roots)
+        for path, generator in zip(now.paths, now.generators, strict=True):
+            if path not in self.held.paths and not has_seed(generator):
+                self._note(
+                    f"{path} is a random generator that was made while the dataset was iterated, "
+                    "so it is not seeded in this epoch: unless it was given the same seed in all "
+                    "workers, shares taken after a shuffle by it overlap and leave samples out; "
+                    f"make it in __init__, or {_ADVICE}"
+                )
+                break
 
     def end_epoch(self) -> None:
         """Look for generators, for what comes next may be made by other means."""

@@ -20,7 +20,7 @@ import torch
 from lit_loader.reachable import Cut, Shape, is_leaf, leads
 from lit_loader.seeding import derive
 
-__all__ = ["HeldGenerators", "MAX_DEPTH", "MAX_OBJECTS", "find_generators"]
+__all__ = ["HeldGenerators", "MAX_DEPTH", "MAX_OBJECTS", "find_generators", "has_seed"]
 
 MAX_DEPTH = 16
 """Steps (attribute, item, closure cell, ...) that are followed from a root."""
@@ -205,6 +205,17 @@ def _reseeder(value: Any) -> _Reseed | None:
     if issubclass(kind, np.random.RandomState):
         return functools.partial(_reseed_random_state, value)
     return None
+
+
+def has_seed(generator: Any) -> bool:
+    """Whether a generator is known to be made with a seed, and not from the system's entropy."""
+    if issubclass(type(generator), torch.Generator):
+        return True  # a new one has a seed that is always the same
+    sequence = getattr(generator, "seed_seq", generator)
+    if type(sequence) is not np.random.SeedSequence:
+        return False
+    entropy = sequence.entropy
+    return not isinstance(entropy, int) or entropy < 2**64
 
 
 def _reseed_bits(bits: Any, seed: int) -> None:

@@ -168,6 +168,8 @@ class BatchLoader:
     def begin_epoch(self) -> None:
         """Take up an epoch: the next :meth:`load` iterates an iterable dataset anew."""
         self._fetcher = None
+        if self._recipe.iterable:
+            self._unwatched = 0
 
     def end_epoch(self) -> list[str]:
         """Give what the user is to be told at the end of an epoch."""
@@ -255,6 +257,7 @@ class BatchLoader:
         if not begins:
             self._reseed_batch(number)
         elif recipe.iterable:
+            self._watch.refresh()  # type: ignore[union-attr]
             self._fetcher = _ENDED  # if iter(dataset) raises, there is nothing to go on with
             self._fetcher = self._open(indices or ReadPoint(), number, progress)
         else:
@@ -291,6 +294,7 @@ class BatchLoader:
         again = not self._recipe.iterable and self._recipe.seeding != "worker"
         if again:
             watch.begin_batch()
+        begins = self._fetcher is None
         self._unwatched = 1
         batch = self.load(*task, on_collate, empty)
         if again and watch.end_batch():
@@ -298,6 +302,8 @@ class BatchLoader:
             self._unwatched = 1
             batch = self.load(*task)
             watch.end_again()
+        if begins and self._recipe.iterable:
+            watch.begun_to_iterate()
         self._unwatched = watch.pause if again else _FOR_EVER
         if watch.notes:
             notes, watch.notes = tuple(watch.notes), []

@@ -19,8 +19,10 @@ import random
 import sys
 import threading
 import types
+import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -55,7 +57,7 @@ _OPAQUE = frozenset(
         *("enum", "fractions", "importlib", "inspect", "io", "_io", "ipaddress", "logging", "mmap"),
         *("multiprocessing", "pathlib", "queue", "re", "selectors", "signal", "socket", "sqlite3"),
         *("ssl", "subprocess", "sys", "tempfile", "threading", "traceback", "typing", "unittest"),
-        *("uuid", "warnings", "weakref", "_weakref", "zipfile", "zipimport", "zoneinfo"),
+        *("uuid", "warnings", "zipfile", "zipimport", "zoneinfo"),
     }
 )
 _BY_REFERENTS = frozenset(
@@ -99,7 +101,7 @@ class Shape:
         if seen is None or values is None:
             return True
         return any(
-            type(value) not in _PLAIN and id(value) not in seen and not _is_data(value, False)
+            type(value) not in _PLAIN and id(value) not in seen and _may_lead(value)
             for value in values
         )
 
@@ -114,6 +116,14 @@ class Shape:
             ]
         except RuntimeError:  # another thread has changed one of them meanwhile
             return None
+
+
+def _may_lead(value: Any) -> bool:
+    """Whether what is new in a place leads to something."""
+    if issubclass(type(value), types.ModuleType):  # imported by a function, when it was called
+        name = object.__getattribute__(value, "__dict__").get("__name__")
+        return str(name).partition(".")[0] not in _CLOSED
+    return not _is_data(value, records=False)
 
 
 def leads(value: Any, calls: int, shape: Shape, seen: Mapping[int, object]) -> Iterator[Lead]:
@@ -145,6 +155,22 @@ def leads(value: Any, calls: int, shape: Shape, seen: Mapping[int, object]) -> I
         yield from (("", function, calls) for function in (value.fget, value.fset))
     elif issubclass(kind, type):
         yield from _of_class(value, calls, shape)
+        metaclass: Any = kind
+        if metaclass is not type:
+            for base in metaclass.__mro__:
+                if id(base) not in seen:
+                    yield "<metaclass>", base, calls
+    elif issubclass(kind, weakref.ref):
+        yield "()", _referent(value), calls
+    elif kind is types.GeneratorType:
+        for step, item in _of_generator(value, shape):
+            yield step, item, calls
+        return
+    elif kind is ContextVar:
+        read = functools.partial(_context_value, value)
+        shape.readers.append(read)
+        yield ".get()", read(), calls
+        return
     if issubclass(kind, torch.utils.data.DataLoader):
         # What it makes is its own; the dataset may be used besides.
         yield ".dataset", value.__dict__.get("dataset"), calls
@@ -161,6 +187,50 @@ def leads(value: Any, calls: int, shape: Shape, seen: Mapping[int, object]) -> I
         for base in kind.__mro__:
             if id(base) not in seen:
                 yield "", base, calls
+
+
+def _referent(reference: weakref.ref[Any]) -> Any:
+    """Give what a weak reference is to; of one to a method the method."""
+    if issubclass(type(reference), weakref.WeakMethod):
+        return weakref.WeakMethod.__call__(reference)  # type: ignore[arg-type]
+    return weakref.ref.__call__(reference)
+
+
+def _context_value(variable: ContextVar[Any]) -> Any:
+    try:
+        return variable.get()
+    except LookupError:
+        return None
+
+
+class _Suspended:
+    """What a generator object holds: its locals, and what it is in the midst of."""
+
+    def __init__(self, generator: types.GeneratorType[Any, Any, Any]) -> None:
+        self._generator = generator
+
+    def __iter__(self) -> Iterator[Any]:
+        return (each for each in _referents(self._generator) if type(each) not in _FRAMES)
+
+
+def _of_generator(
+    generator: types.GeneratorType[Any, Any, Any], shape: Shape
+) -> Iterator[tuple[str, Any]]:
+    place = _Suspended(generator)
+    shape.places.append(place)
+    frame = generator.gi_frame
+    if frame is None:
+        return
+    held = frame.f_locals
+    variables = list(held.items())
+    if type(held) is dict:  # a copy (Python < 3.13), which the frame keeps: values must be free
+        held.clear()
+    for name, item in variables:  # by name: which of them there are changes while it runs
+        yield f"<{name}>", item
+    named = {id(item) for _, item in variables}
+    others = (each for each in place if id(each) not in named and each is not held)
+    for number, item in enumerate(others):
+        yield f"<{number}>", item
 
 
 _FRAMES = (types.FrameType, types.TracebackType)
@@ -256,7 +326,10 @@ def _is_data(value: Any, records: bool, depth: int = _DATA_DEPTH) -> bool:
     kind = type(value)
     if depth == 0 or kind in (*_FUNCTIONS, functools.partial, type):
         return False
-    if kind in (list, tuple, set, frozenset, dict):
+    parts: Collection[Any]
+    if issubclass(kind, weakref.ref):
+        parts = [_referent(value)]
+    elif kind in (list, tuple, set, frozenset, dict):
         parts = dict.values(value) if kind is dict else value
     elif kind is threading.local or (records and _root(kind) not in _CLOSED):
         parts = [item for _, item, _ in _attributes(value, kind, 0, Shape())]
@@ -330,7 +403,7 @@ def _of_function(function: types.FunctionType, calls: int, shape: Shape) -> Iter
     if inner > LIBRARY_CALLS + 1:
         return
     yield from _given(function, calls, shape)
-    loaded, imported, attributes = _names(function.__code__)
+    loaded, imported, members, attributes = _names(function.__code__)
     package_name = function.__globals__.get("__package__")
     if imported and isinstance(package_name, str):  # perhaps by a relative name
         imported = [*imported, *(f"{package_name}.{name}".rstrip(".") for name in imported)]
@@ -340,6 +413,7 @@ def _of_function(function: types.FunctionType, calls: int, shape: Shape) -> Iter
             if name in namespace:
                 value, step = namespace[name], f"<global {name}>"
                 if issubclass(type(value), types.ModuleType):
+                    shape.note_names(object.__getattribute__(value, "__dict__"), members)
                     yield from _of_module(value, step, attributes, inner, shape, package)
                 elif not _is_foreign(value, package):
                     yield step, value, inner
@@ -411,27 +485,31 @@ def _is_library(root: str) -> bool:
 
 
 _LOAD_GLOBAL, _LOAD_NAME = dis.opmap["LOAD_GLOBAL"], dis.opmap["LOAD_NAME"]
-_IMPORT, _EXTENDED = dis.opmap["IMPORT_NAME"], dis.opmap["EXTENDED_ARG"]
+_IMPORT, _IMPORT_FROM = dis.opmap["IMPORT_NAME"], dis.opmap["IMPORT_FROM"]
+_EXTENDED = dis.opmap["EXTENDED_ARG"]
 _SHIFT = sys.version_info >= (3, 11)  # the lowest bit of LOAD_GLOBAL's argument is none of the name
 
 
 @functools.lru_cache(maxsize=100_000)
-def _names(code: types.CodeType) -> tuple[list[str], list[str], frozenset[str]]:
+def _names(code: types.CodeType) -> tuple[list[str], list[str], list[str], frozenset[str]]:
     """Give the names that a function, or one defined in it, uses.
 
     Returns:
-        Those that it loads as globals, the modules that it imports, and all that may be attributes.
+        Those that it loads as globals, the modules that it imports, what it imports from modules,
+        and all that may be attributes.
     """
     loaded = _arguments(code, _LOAD_GLOBAL, _SHIFT) | _arguments(code, _LOAD_NAME, 0)
     imported = _arguments(code, _IMPORT, 0)
+    members = _arguments(code, _IMPORT_FROM, 0)
     attributes = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             inner = _names(constant)
             loaded.update(inner[0])
             imported.update(inner[1])
-            attributes |= inner[2]
-    return sorted(loaded), sorted(imported), frozenset(attributes)
+            members.update(inner[2])
+            attributes |= inner[3]
+    return sorted(loaded), sorted(imported), sorted(members), frozenset(attributes)
 
 
 def _arguments(code: types.CodeType, operation: int, shift: int) -> set[str]:

@@ -7,11 +7,15 @@ what the consumer's own process gives, in another order.
 from __future__ import annotations
 
 import argparse
+import contextvars
 import functools
 import random
+import sys
 import threading
+import warnings
 from collections import UserDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, ClassVar
 
 import held_elsewhere
@@ -19,9 +23,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
-from lit_loader import DataLoader, generator_watch
+from lit_loader import DataLoader, generator_watch, get_shard
 from lit_loader.board import Progress
 from lit_loader.generator_watch import EARLY, GeneratorWatch
 from lit_loader.generators import find_generators
@@ -138,6 +142,32 @@ class Fleeting(Drawing):
         return float(self.rng.random())
 
 
+def endless() -> Iterator[float]:
+    rng = np.random.default_rng()
+    while True:
+        yield float(rng.random())
+
+
+class InAFrame(Drawing):
+    """Draws by a generator function, which makes its generator when it is first asked."""
+
+    def __init__(self) -> None:
+        self.numbers = endless()
+
+    def draw(self, index: int) -> float:
+        return next(self.numbers)
+
+
+class InAContext(Drawing):
+    def __init__(self) -> None:
+        self.variable = contextvars.ContextVar[random.Random]("variable")
+
+    def draw(self, index: int) -> float:
+        if self.variable.get(None) is None:
+            self.variable.set(random.Random())
+        return self.variable.get().random()
+
+
 class Long(Drawing):
     def __init__(self) -> None:
         self.transforms: list[Any] = [Lazy() for _ in range(300)]
@@ -228,7 +258,16 @@ KINDS: dict[str, Callable[[], Drawing]] = {
     kind.__name__: kind
     for kind in (
         *(Lazy, Cached, LazyElsewhere, LazyOnTheClass, LazyOnce, Perhaps),
-        *(Renewed, RenewedInside, Fleeting, Long, ModuleAttribute, ClassAttribute),
+        *(
+            Renewed,
+            RenewedInside,
+            Fleeting,
+            InAFrame,
+            InAContext,
+            Long,
+            ModuleAttribute,
+            ClassAttribute,
+        ),
     )
 } | {name: functools.partial(Inside, hide) for name, hide in HIDDEN.items()}
 
@@ -383,3 +422,91 @@ def test_a_failed_attempt_spawns_nothing() -> None:
         return [batch.tolist() for batch in loader]
 
     assert run(2) == run(0)
+
+
+class ImportsOnUse(Drawing):
+    def draw(self, index: int) -> float:
+        import imported_on_use  # type: ignore[import-not-found]
+
+        return float(imported_on_use.draw())
+
+
+class ImportsAMemberOnUse(Drawing):
+    def draw(self, index: int) -> float:
+        from package_on_use import member  # type: ignore[import-not-found]
+
+        return float(member.draw())
+
+
+@pytest.mark.parametrize("kind", [ImportsOnUse, ImportsAMemberOnUse])
+def test_generators_of_modules_that_are_imported_on_use(
+    kind: type[Drawing], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "import random\nrng = random.Random()\ndef draw():\n    return rng.random()\n"
+    package = tmp_path / "package_on_use"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "member.py").write_text(code)
+    (tmp_path / "imported_on_use.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def run(workers: int, backwards: bool = False) -> list[Any]:
+        for name in ("imported_on_use", "package_on_use", "package_on_use.member"):
+            sys.modules.pop(name, None)
+        if kind is ImportsAMemberOnUse:
+            import package_on_use  # noqa: F401  and not yet its member
+        return epoch(kind(), workers, backwards)
+
+    expected = run(0)
+    assert run(0) == expected
+    assert run(2) == expected
+    assert run(0, backwards=True) == expected
+
+
+class Shuffling(IterableDataset[int]):
+    """Shuffles by a generator of its own, and takes a share."""
+
+    rng: Any = None
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.make = make
+
+    def __iter__(self) -> Iterator[int]:
+        if self.rng is None:
+            self.rng = self.make()
+        order = list(range(LENGTH))
+        self.rng.shuffle(order)
+        index, count = get_shard()
+        yield from order[index::count]
+
+
+def test_an_iterable_dataset_that_makes_its_generator_on_first_use() -> None:
+    with DataLoader(
+        Shuffling(random.Random), BATCH, num_workers=2, persistent_workers=True
+    ) as loader:
+        with pytest.warns(UserWarning, match=r"Shuffling\.rng is a random gen.*while .* iterated"):
+            list(loader)
+        for _ in range(2):
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                assert sorted(torch.cat(list(loader)).tolist()) == list(range(LENGTH))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_iterable_dataset_that_gives_its_generator_a_seed_is_not_warned_of(workers: int) -> None:
+    dataset = Shuffling(functools.partial(np.random.default_rng, 1))
+    with (
+        DataLoader(dataset, BATCH, num_workers=workers) as loader,
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("error")
+        assert sorted(torch.cat(list(loader)).tolist()) == list(range(LENGTH))
+
+
+def test_what_a_dataset_replaces_as_it_is_iterated_is_not_warned_of() -> None:
+    dataset = Shuffling(random.Random)
+    dataset.rng = random.Random(1)
+    watch = GeneratorWatch(dataset)
+    dataset.rng = random.Random(2)
+    watch.begun_to_iterate()
+    assert watch.notes == []

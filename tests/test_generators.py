@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextvars
 import functools
 import itertools
 import logging
@@ -10,6 +11,7 @@ import random
 import re
 import threading
 import types
+import weakref
 from collections import OrderedDict, UserDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -87,6 +89,26 @@ class ImportsLate(Box):
         from held_elsewhere import GENERATOR
 
         return GENERATOR.random()
+
+
+class Meta(type):
+    rng = random.Random(1)
+
+
+class OfMeta(metaclass=Meta):
+    pass
+
+
+class Kept:
+    def __init__(self) -> None:
+        self.rng = random.Random(1)
+
+    def draw(self) -> float:
+        return self.rng.random()
+
+
+KEPT = Kept()
+VARIABLE = contextvars.ContextVar("VARIABLE", default=random.Random(1))  # noqa: B039
 
 
 class WithPartial:
@@ -192,8 +214,16 @@ def rng() -> random.Random:
         (Box(a=np.vectorize(rng().gauss)), ["Box.a.pyfunc.__self__"]),
         (Box(a=itertools.cycle([rng()])), ["Box.a<>[0]"]),
         (Box(a=map(rng().gauss, [0])), ["Box.a<>.__self__"]),
-        (Box(a=drawing(rng())), ["Box.a<>"]),
+        (Box(a=drawing(rng())), ["Box.a<generator>"]),
+        (Box(a=(each for each in [rng()])), ["Box.a<.0><>[0]"]),
         (Box(a=cached(rng())), ["Box.a<>"]),
+        (Box(a=weakref.ref(KEPT)), ["Box.a().rng"]),
+        (Box(a=weakref.WeakMethod(KEPT.draw)), ["Box.a().__self__.rng"]),
+        (Box(a=weakref.WeakSet([KEPT])), ["Box.a.data{}().rng"]),
+        (Box(a=weakref.WeakValueDictionary(key=KEPT)), ["Box.a.data().rng"]),
+        (Box(a=weakref.WeakKeyDictionary({KEPT: rng()})), ["Box.a.data[0]"]),
+        (Box(a=VARIABLE), ["Box.a.get()"]),
+        (OfMeta(), ["OfMeta<metaclass>.rng"]),
         (Box(a=local(rng())), ["Box.a.k"]),
         (Box(a=np.random.SeedSequence(1)), ["Box.a"]),
         (WithPartial(), ["WithPartial.method.args[0]"]),
