@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -173,15 +175,23 @@ def made_by_pool(start: Callable[[int, int], WorkerPool], readers: int, timeout:
                 worker = number % readers if readers else None
                 task = task_number(first.epoch, number)
                 pool.submit(task, indices.get(number), first.epoch, first.seed, worker)
-                outcome = pool.receive(timeout or None)
-                if outcome is None:
-                    raise LoaderError(f"a batch took longer than timeout={timeout:g}")
+                outcome = _received(pool, timeout)
                 if outcome.memory is not None or outcome.failure is not None:
                     yield position_of(outcome.number), _batch(outcome)
         finally:
             pool.close()
 
     return remake
+
+
+def _received(pool: WorkerPool, timeout: float) -> Outcome:
+    deadline = time.monotonic() + (timeout or math.inf)
+    while (left := deadline - time.monotonic()) > 0:
+        # While its workers come up, a pool returns early, to be asked again.
+        outcome = pool.receive(None if left == math.inf else left)
+        if outcome is not None:
+            return outcome
+    raise LoaderError(f"a batch took longer than timeout={timeout:g}")
 
 
 def _batch(outcome: Outcome) -> Any:
