@@ -142,6 +142,7 @@ class EpochBatches(Iterator[Any]):
         try:
             batch = next(self._batches)
         except Exception as error:
+            # An exception within this question leaves it nowhere, too.
             if not is_interruption(error):
                 self.at = position
             raise
@@ -257,6 +258,8 @@ class EpochBatches(Iterator[Any]):
         before = restored or (plan.place_between() if plan.between else None)
         fresh = {_FRESH: True} if plan.opened is None else {}
         plan.between, plan.brought_to = False, None
+        # A counter that was put back may do harm only when the order is made: up to the position.
+        doubtful = self._resumed and "carried" in given
         draws, began = _BEHIND in given, derive(seed, 0)
         behind = self._behind(group_size) if restored else 0
         for number in itertools.count(start - bool(behind) if restored else 0):
@@ -265,7 +268,7 @@ class EpochBatches(Iterator[Any]):
                 if isolated:
                     seed_globals(began if opens else derive(seed, number))
                 if items is None:
-                    with self._resuming() if restored else _NOTHING:
+                    with self._resuming() if restored or doubtful else _NOTHING:
                         items = self._open(source)
                     if not restored and self._opened and self._opened.tells_its_start:
                         before = self._now()
@@ -274,7 +277,8 @@ class EpochBatches(Iterator[Any]):
                 elif draws:
                     before = self._now()
                 assert items is not None
-                with self._resuming() if opens and restored else _NOTHING:
+                uneasy = (opens and restored) or (doubtful and number <= start)
+                with self._resuming() if uneasy else _NOTHING:
                     wanted = behind if opens and behind else group_size
                     group = _take(items, wanted)
                 if opens and isolated and number == 0 and self._now():

@@ -18,7 +18,7 @@ from lit_loader.epoch_batches import EpochBatches
 from lit_loader.errors import WorkerError
 from lit_loader.failure import describe_batch
 from lit_loader.fetch import EndOfData
-from lit_loader.generator_lock import turn
+from lit_loader.generator_lock import Turn
 from lit_loader.generator_watch import GeneratorWatch
 from lit_loader.interrupts import is_interruption, let_handlers_through
 from lit_loader.loading import BatchLoader, Parcel, Recipe
@@ -111,6 +111,9 @@ class LoaderIterator(Generic[T_co]):
 
     observer: BatchObserver | None = None
 
+    _draws = False
+    """Whether the global random generators are needed, of which other threads wait for a turn."""
+
     def __init__(self, host: Host) -> None:
         self._host = host
         self.sample_errors = SampleErrorLog(host.max_sample_errors)
@@ -126,8 +129,13 @@ class LoaderIterator(Generic[T_co]):
         return self
 
     def __next__(self) -> T_co:
-        asked = False
+        asked, mine = False, Turn() if self._draws else None
+        # A signal handler may raise at any instruction; all that follow the asking, up to the one
+        # that returns, are in this block: what comes out otherwise is taken back.
         try:
+            # Before the loader's own lock: a dataset that iterates this loader has that order, too.
+            if mine is not None:
+                mine.take()
             with self._host.lock:
                 if self._ended:
                     raise StopIteration
@@ -135,15 +143,25 @@ class LoaderIterator(Generic[T_co]):
                     self._start = self._host.begin_epoch()
                 self._settle(self._start)
                 asked = True
-                return self._next(self._start)
-        except Exception as error:
-            if asked and type(error) is not StopIteration and is_interruption(error):
-                self._take_back()
-            raise
-        except BaseException:
-            if asked:
-                self._take_back()
-            raise
+                batch = self._next(self._start)
+            if mine is not None:
+                mine.end()
+            return batch
+        except BaseException as error:
+            try:
+                if type(error) is StopIteration or not is_interruption(error):
+                    if mine is not None:
+                        mine.end()
+                    # It is what was asked for, and comes out: nothing is called from here on.
+                    asked, mine = False, None
+                raise
+            finally:
+                try:
+                    if asked:
+                        self._take_back()
+                finally:
+                    if mine is not None:
+                        mine.end()
 
     def __len__(self) -> int:
         return len(self._host)
@@ -244,13 +262,6 @@ class InProcessIterator(LoaderIterator[T_co]):
         self._drawn = -1  # the batch that the task is of
         self._asked = self._fetched = 0
         self._draws = True
-
-    def __next__(self) -> T_co:
-        if not self._draws:
-            return super().__next__()
-        # Before the loader's own lock: a dataset that iterates this loader has that order, too.
-        with turn():
-            return super().__next__()
 
     def _next(self, start: EpochStart) -> T_co:
         self._asked = time.monotonic_ns()

@@ -116,11 +116,11 @@ def launcher_main(
         ready = {fd for fd, _ in poll.poll()}
         if theirs.fileno() not in ready:
             break  # the parent has died
-        request = theirs.recv(REQUEST.size)
-        if not request:
-            break
-        kind, worker, generation = REQUEST.unpack(request)
         try:
+            request = theirs.recv(REQUEST.size)
+            if not request:
+                break
+            kind, worker, generation = REQUEST.unpack(request)
             if kind == START:
                 own = dataclasses.replace(links[worker], generation=generation)
                 started = _fork_worker(theirs, watch, worker_main, own, payload)
@@ -133,7 +133,7 @@ def launcher_main(
             else:
                 break
         except ConnectionError:
-            break  # the parent has closed its end: Ctrl-C while its workers were started
+            break  # the parent has left answers unread: Ctrl-C while its workers were started
     for process in processes.values():
         process.kill()
     os._exit(0)

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any, Final, TypeGuard
 
 from lit_loader.errors import StateError
+from lit_loader.interrupts import let_handlers_through
 from lit_loader.places import short_repr
 
 __all__ = [
@@ -118,6 +119,7 @@ def resuming(thing: object, role: str) -> Iterator[None]:
     except StateError:
         raise
     except Exception as error:
+        let_handlers_through(error)
         raise StateError(
             f"{role} {type(thing).__name__} cannot go on from its part of the state "
             f"({_told(error)}): resume with the {role} that the state was taken from"

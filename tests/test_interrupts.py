@@ -21,7 +21,7 @@ from samples import Counting
 from striking import Strike, Struck, StruckHard
 from torch.utils.data import IterableDataset
 
-from lit_loader import DataLoader, pin_memory
+from lit_loader import DataLoader, generator_lock, pin_memory
 from lit_loader.interrupts import HeldBack, is_interruption, let_handlers_through
 
 LENGTH = 8
@@ -35,6 +35,19 @@ class Noisy(torch.utils.data.Dataset):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.stack([torch.tensor(float(index)), torch.rand(())])
+
+
+class Unreadable(Exception):
+    pass
+
+
+class Damaged(Noisy):
+    """One that has a sample which cannot be read: batch 3 is an exception, given once."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 3:
+            raise Unreadable
+        return super().__getitem__(index)
 
 
 class Drawing(torch.utils.data.Sampler[int]):
@@ -122,12 +135,13 @@ class Case:
             assert signal.getsignal(signal.SIGINT) == strike._handle
         assert HeldBack.active is None
         assert is_free(loader.lock)
+        assert not generator_lock._taken
         if self.what == "next":
-            found += [batch.tolist() for batch in iterator]
+            found += drained(iterator)
         del iterator
         if self.what == "close":
             loader.close()  # or does nothing
-        found += [batch.tolist() for batch in loader]
+        found += drained(iter(loader))
         loader.close()
         return found, raised
 
@@ -138,9 +152,12 @@ class Case:
         iterator = iterators[0]
         try:
             strike.begin()
-            for batch in iterator:
-                found.append(batch)  # not converted: that, too, could be interrupted
-                break
+            try:
+                for batch in iterator:
+                    found.append(batch)  # not converted: that, too, could be interrupted
+                    break
+            except Unreadable:
+                found.append(UNREADABLE)
             strike.end()
         except BaseException as error:
             strike.end()
@@ -179,6 +196,21 @@ class Case:
         return None
 
 
+UNREADABLE = ["unreadable"]
+
+
+def drained(iterator: Any) -> list[Any]:
+    """What is left, and the exceptions in it."""
+    found = []
+    while True:
+        try:
+            found.append(next(iterator).tolist())
+        except Unreadable:
+            found.append(UNREADABLE)
+        except StopIteration:
+            return found
+
+
 def is_free(lock: Any) -> bool:
     """Whether another thread can have a lock."""
     answers = []
@@ -205,12 +237,20 @@ CASES = {
     "in process": Case(num_workers=0),
     "in process, first": Case(num_workers=0, given=0),
     "in process, a sampler's": Case(num_workers=0, sampler=Drawing),
+    "in process, a sampler's first": Case(num_workers=0, given=0, sampler=Drawing),
+    "in process, a sampler's end": Case(num_workers=0, given=LENGTH, sampler=Drawing),
+    "in process, last": Case(num_workers=0, given=LENGTH - 1),
+    "in process, end": Case(num_workers=0, given=LENGTH),
+    "in process, failing": Case(Damaged, num_workers=0),
+    "in process, a table": Case(functools.partial(torch.arange, LENGTH), num_workers=0),
     "in process, iterable": Case(Counting, num_workers=0),
+    "in process, iterable's end": Case(functools.partial(Counting, LENGTH), 8, num_workers=0),
     "in process, stateful": Case(Stateful, num_workers=0),
     "first": Case(given=0),
     "middle": Case(),
     "last": Case(given=LENGTH - 1),
     "end": Case(given=LENGTH),
+    "failing": Case(Damaged),
     "decoding": Case(collate_fn=rich),
     "unordered": Case(in_order=False, num_workers=2),
     "a sampler's": Case(sampler=Drawing),
@@ -247,8 +287,8 @@ def pinning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
 
 
-def sweep(case: Case, most: int | None) -> None:
-    """Strike at every instruction, or at so many of them, evenly distributed."""
+def sweep(case: Case, most: int | None, last: int = 0) -> None:
+    """Strike at every instruction, or at so many of them, evenly distributed; or at the last."""
     case.run(Strike(-1))  # all is imported
     gc.collect()
     before = usage()
@@ -260,6 +300,8 @@ def sweep(case: Case, most: int | None) -> None:
     points = count.exposed[:: -(-len(count.exposed) // most) if most else 1]
     some = HELD_POINTS if most is None else 1
     points += held[len(held) // (2 * some) :: -(-len(held) // some) or 1]
+    if last:
+        points = count.exposed[-last:]
     failures = []
     for turn, at in enumerate(points):
         kind = (Struck, StruckHard)[turn % 2]
@@ -292,6 +334,12 @@ def sweep(case: Case, most: int | None) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_some_instructions(name: str) -> None:
     sweep(CASES[name], 3)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("in process")])
+def test_on_the_way_out(name: str) -> None:
+    """When the batch is there, the generators and the lock are still to be given back."""
+    sweep(CASES[name], None, last=80)
 
 
 @pytest.mark.slow

@@ -324,3 +324,54 @@ def test_a_damaged_state_is_refused(change: Callable[[dict[str, Any]], object]) 
     loader.load_state_dict(damaged(change))
     with pytest.raises(StateError, match="other generators or counters than Both"):
         next(iter(loader))
+
+
+class Turned(Ordered):
+    """Slices by its counter as it is begun."""
+
+    def __init__(self) -> None:
+        self.turn = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.turn += 1
+        order = [*range(LENGTH)]
+        return iter(order[self.turn :] + order[: self.turn])
+
+
+class TurnedLate(Turned):
+    """As it is drawn from, after its fourth item."""
+
+    def __iter__(self) -> Iterator[int]:
+        self.turn += 1
+        yield from range(4)
+        order = [*range(4, LENGTH)]
+        yield from order[self.turn :] + order[: self.turn]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", [Turned, TurnedLate])
+@pytest.mark.parametrize("value", [1.5, None, "one"], ids=repr)
+def test_a_counter_of_another_type_is_the_states_fault(
+    kind: type[Turned], value: Any, workers: int
+) -> None:
+    """Which types a counter may have, the sampler knows alone: it is named when it fails."""
+    loader = loader_of(kind)
+    run(loader, 1)
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    state = loader.state_dict()
+    assert state["sampler"]["carried"]["attributes"] == {"0.turn": 1}
+    genuine = loader_of(kind, workers)
+    genuine.load_state_dict(state)
+    assert list(map(str, genuine)) == list(map(str, iterator))
+    state["sampler"]["carried"]["attributes"]["0.turn"] = value
+    resumed = loader_of(kind, workers)
+    resumed.load_state_dict(state)
+    with pytest.raises(
+        StateError, match=f"^sampler {kind.__name__} cannot go on from its .*TypeError: "
+    ) as caught:
+        next(iter(resumed))
+    assert isinstance(caught.value.__cause__, TypeError)
+    resumed.close()
+    genuine.close()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -15,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -111,6 +114,29 @@ POINTS = {
     "permitted": (launcher_main, "_fork_worker", lambda deed, function: then(function, deed)),
 }
 """Where the launcher is killed: module, function, and whether before or after it."""
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_launcher_that_nobody_listens_to_any_more_ends_quietly(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its parent has closed its end without reading what stands there: an interrupted start."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with open(tmp_path / "stacks", "wb") as stacks:
+        links: Any = SimpleNamespace(stacks=SimpleNamespace(fd=stacks.fileno()))
+        payload: Any = SimpleNamespace(open=lambda: None)
+        origin = launcher_main.Origin(os.getpid(), ours, True, False)
+        process = multiprocessing.get_context("fork").Process(
+            target=launcher_main.launcher_main,
+            args=(origin, theirs, [links], payload, print),
+        )
+        process.start()
+    theirs.close()
+    assert select.select([ours], [], [], 60)[0]  # it is ready
+    ours.close()
+    process.join(60)
+    assert process.exitcode == 0
+    assert capfd.readouterr() == ("", "")
 
 
 def kill_at(point: str, killed: Killed, monkeypatch: pytest.MonkeyPatch) -> None:
