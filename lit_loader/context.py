@@ -5,8 +5,6 @@ Set by whoever reads (a worker process, or the parent with ``num_workers=0``), a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final
 
 __all__ = ["get_epoch", "get_shard", "reading"]
@@ -20,15 +18,15 @@ class _Reading:
         self.shard = (0, 1)
         self.shard_asked = False
 
-    @contextmanager
-    def elsewhere(self) -> Iterator[None]:
-        """Give a context in which something else may be read, by a loader within a dataset say."""
-        kept = self.epoch, self.shard, self.shard_asked
+    def leave(self) -> tuple[int, tuple[int, int], bool]:
+        """Turn to something else, read by a loader within a dataset say; returns the place."""
+        place = self.epoch, self.shard, self.shard_asked
         self.shard_asked = False
-        try:
-            yield
-        finally:
-            self.epoch, self.shard, self.shard_asked = kept
+        return place
+
+    def return_to(self, place: tuple[int, tuple[int, int], bool]) -> None:
+        """Go on where `leave` was called."""
+        self.epoch, self.shard, self.shard_asked = place
 
 
 reading: Final = _Reading()

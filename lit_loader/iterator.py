@@ -26,7 +26,7 @@ from lit_loader.position import EpochPosition
 from lit_loader.recorder import Recorder
 from lit_loader.sample_errors import SampleErrorLog, annotate
 from lit_loader.statistics import BatchRecord
-from lit_loader.streams import OwnStreams, preserved
+from lit_loader.streams import Loan, OwnStreams
 
 __all__ = ["EpochStart", "Host", "InProcessIterator", "LoaderIterator"]
 
@@ -257,6 +257,8 @@ class InProcessIterator(LoaderIterator[T_co]):
         self._progress = Progress()
         self._loader: BatchLoader | None = None
         self._streams: OwnStreams | None = None
+        self._loan: Loan | None = None
+        self._place: Any = None
         self._number = 0
         self._task: Any = None
         self._drawn = -1  # the batch that the task is of
@@ -338,12 +340,15 @@ class InProcessIterator(LoaderIterator[T_co]):
         batch = loader.take(task, self._progress, self._on_collate)
         if batch is not None:
             return number, batch
+        self._place, self._loan = reading.leave(), Loan(self._streams)
         try:
-            lent = preserved() if self._streams is None else self._streams.lent()
-            with lent, reading.elsewhere():
+            try:
+                self._loan.begin()
                 return number, loader.load(
                     task, number, start.epoch, start.seed, self._progress, self._on_collate
                 )
+            finally:
+                self._return_loan()
         except EndOfData:
             start.position.exhausted(0)
             raise self._end(start) from None
@@ -362,6 +367,14 @@ class InProcessIterator(LoaderIterator[T_co]):
             annotate(error, f"in {describe_batch(number, indices, self._progress)}")
             raise
 
+    def _return_loan(self) -> None:
+        """Put back what was changed in this process to make a batch; may be called again."""
+        loan, place = self._loan, self._place
+        if loan is not None and place is not None:
+            reading.return_to(place)
+            loan.end()
+            self._loan = self._place = None
+
     def _begin(self, start: EpochStart) -> BatchLoader:
         recipe = self._recipe()
         loader = self._loader = BatchLoader(recipe, watch=self._host.generators(recipe))
@@ -378,6 +391,7 @@ class InProcessIterator(LoaderIterator[T_co]):
         return where.readers[0].batches if where.readers else where.batches
 
     def _take_back(self) -> None:
+        self._return_loan()
         super()._take_back()
         if self._loader is not None and self._start is not None:
             self._number = self._reached(self._start)

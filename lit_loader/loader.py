@@ -645,6 +645,8 @@ class DataLoader(TorchLoader[T_co]):
         # Set as an attribute: Lightning sets again, on a loader that it rebuilds with a sampler of
         # its own, what has been set on the one that a hook has made.
         self._loaded_state = state
+        if self._reads_again:
+            self._warn_of_reading_again()
         # A callback restores what Lightning has restored once more, before the first batch.
         self._restored_by_lightning = called_by_lightning()
 

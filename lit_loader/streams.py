@@ -15,7 +15,7 @@ from __future__ import annotations
 import ctypes
 import random
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ import torch
 from lit_loader.generator_lock import Turn
 from lit_loader.seeding import seed_streams
 
-__all__ = ["OwnStreams", "Rewind", "preserved"]
+__all__ = ["Loan", "OwnStreams", "Rewind", "preserved"]
 
 _numpy: Any = np.random  # its stubs do not know all of its functions
 
@@ -38,7 +38,13 @@ def preserved() -> Iterator[None]:
     reserve, and ``torch.initial_seed()``; also when the body raises. The body must seed before it
     draws. Other threads that borrow the generators wait meanwhile. May be nested.
     """
-    loan = _Loan()
+    with _lent(None):
+        yield
+
+
+@contextmanager
+def _lent(own: OwnStreams | None) -> Iterator[None]:
+    loan = Loan(own)
     try:
         try:
             loan.begin()
@@ -62,35 +68,48 @@ class OwnStreams:
         self._seed = seed
         self._inside: _Streams | None = None
 
-    @contextmanager
-    def lent(self) -> Iterator[None]:
+    def lent(self) -> AbstractContextManager[None]:
         """Give a context in whose body the global generators are these.
 
         They are seeded as `seed_worker` does it when the body is entered first, and go on where
         they were when it is entered again. Outside, the global generators are as if there were no
         body, exactly as with `preserved`; those of accelerators are not touched.
         """
-        with preserved():
-            own = _numpy.get_bit_generator()
-            if self._inside is None:
-                seed_streams(self._seed)
-            else:
-                _install(self._inside)
-            try:
-                yield
-            finally:
-                inside = _capture()
-                # One that the body has put there itself stays behind numpy.random.
-                self._inside = inside if inside.bits is not own else inside._replace(bits=None)
+        return _lent(self)
+
+    def install(self) -> None:
+        """Set the global generators to where these are."""
+        if self._inside is None:
+            seed_streams(self._seed)
+        else:
+            _install(self._inside)
+
+    def capture(self, spare: Any) -> None:
+        """Note where these are now.
+
+        Args:
+            spare: The bit generator that was put behind ``numpy.random`` for them. Another, which
+                the body has put there itself, stays theirs.
+        """
+        inside = _capture()
+        self._inside = inside if inside.bits is not spare else inside._replace(bits=None)
 
 
-class _Loan:
-    """The global generators of the process, lent to one thread."""
+class Loan:
+    """The global generators of the process, lent to one thread.
 
-    __slots__ = ("_outside", "_spare", "_turn")
+    For ``try`` and ``finally``, where exceptions of the user's come through: what contextlib makes
+    of a generator sets their traceback, which frozen ones do not take. `preserved` is a context.
 
-    def __init__(self) -> None:
+    Args:
+        own: Whose generators they are meanwhile; None: the body seeds them itself.
+    """
+
+    __slots__ = ("_outside", "_own", "_spare", "_turn")
+
+    def __init__(self, own: OwnStreams | None = None) -> None:
         self._turn = Turn()
+        self._own = own
         self._outside: _Streams | None = None
         self._spare: Any = None
 
@@ -101,11 +120,17 @@ class _Loan:
         """
         self._turn.take()
         self._outside = _capture()
-        self._spare = _spares.pop() if _spares else np.random.MT19937(0)
-        _numpy.set_bit_generator(self._spare)
+        spare = _spares.pop() if _spares else np.random.MT19937(0)
+        _numpy.set_bit_generator(spare)
+        if self._own is not None:
+            self._own.install()
+        self._spare = spare
 
     def end(self) -> None:
         """Put them back; may be called again, and does then what was not done."""
+        if self._spare is not None and self._own is not None:
+            self._own.capture(self._spare)
+            self._own = None
         if self._outside is not None:
             _install(self._outside)
             self._outside = None
