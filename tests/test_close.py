@@ -33,6 +33,17 @@ def usage() -> tuple[int, list[str], int]:
     return len(os.listdir("/proc/self/fd")), children, maps
 
 
+def nothing_is_left(before: tuple[int, list[str], int]) -> None:
+    """What a test before this one has left may have gone meanwhile."""
+    descriptors, children, maps = usage()
+    assert not set(children) - set(before[1])
+    assert (descriptors <= before[0], maps <= before[2]) == (True, True), (
+        descriptors,
+        maps,
+        before,
+    )
+
+
 # Somebody else reaps ---------------------------------------------------------------------------
 
 PROGRAM = """
@@ -87,14 +98,15 @@ def main(method, how):
             warnings.simplefilter("always")
             found = []
             for batch in loader:
-                if turn == 1 and not found:
-                    os.kill(loader._workers.pool.pids[0], signal.SIGKILL)
+                if turn == 1 and not found:  # all: one alone may have had nothing left to do
+                    for pid in loader._workers.pool.pids:
+                        os.kill(pid, signal.SIGKILL)
                 found.append(int(batch))
         assert found == list(range(12)), found
         loader.close()
-        for warning in caught:
-            told = str(warning.message)
-            print("killed by SIGKILL" in told or "its exit code is not known" in told)
+        told = [str(warning.message) for warning in caught]
+        causes = ("killed by SIGKILL", "its exit code is not known")
+        print(len(told) > 0, all(any(cause in text for cause in causes) for text in told))
     del loader, batch
     after = usage()
     print(before[0] == after[0], after[2], set(after[1]) - set(before[1]))
@@ -110,7 +122,7 @@ if __name__ == "__main__":
 )
 def test_children_that_others_reap(tmp_path: Path, method: str, how: str) -> None:
     told = finish(launch(PROGRAM, tmp_path, method, how))
-    assert told == ("True\nTrue 0 set()\n", "", 0)
+    assert told == ("False True\nTrue True\nTrue 0 set()\n", "", 0)
 
 
 def test_letting_go_of_a_child_that_was_reaped() -> None:
@@ -122,7 +134,7 @@ def test_letting_go_of_a_child_that_was_reaped() -> None:
     let_go(process)
     assert multiprocessing.active_children() == []
     del process
-    assert usage() == before
+    nothing_is_left(before)
 
 
 def test_closing_and_starting_at_the_same_time() -> None:
@@ -145,7 +157,7 @@ def test_closing_and_starting_at_the_same_time() -> None:
     for thread in threads:
         thread.join()
     assert not failures
-    assert usage() == before
+    nothing_is_left(before)
 
 
 # Steps that fail -------------------------------------------------------------------------------
@@ -192,7 +204,7 @@ def test_a_step_that_fails(
     del batch
     assert [int(batch) for batch in loader] == list(range(8))
     loader.close()
-    assert usage() == before
+    nothing_is_left(before)
 
 
 # Ctrl-C ----------------------------------------------------------------------------------------
@@ -238,7 +250,7 @@ def test_ctrl_c_while_a_worker_is_waited_for(monkeypatch: pytest.MonkeyPatch) ->
     assert came == [1]
     wait_gone(pids)
     del iterator
-    assert usage() == before
+    nothing_is_left(before)
 
 
 def test_a_handler_that_closes_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,7 +277,7 @@ def test_a_handler_that_closes_the_loader(monkeypatch: pytest.MonkeyPatch) -> No
     thread.join()
     signal.signal(signal.SIGUSR1, previous)
     del iterator
-    assert usage() == before
+    nothing_is_left(before)
 
 
 # The program's end -----------------------------------------------------------------------------
