@@ -26,6 +26,7 @@ from torch.utils.data import Dataset, IterableDataset
 from lit_loader.callbacks import LoaderStateCallback, put_in_front
 from lit_loader.config import LoaderConfig
 from lit_loader.loader import DataLoader
+from lit_loader.predict import for_lightning
 
 __all__ = ["SPLITS", "ManagedLoaders"]
 
@@ -79,7 +80,10 @@ class ManagedLoaders(LightningDataModule):
         """
         config = self._with_trainer(split, config)
         config.check_dataset_kind(isinstance(dataset, IterableDataset))
-        loader = DataLoader(dataset, **config.with_samplers_for(dataset).as_kwargs())
+        options = config.with_samplers_for(dataset).as_kwargs()
+        if split == "predict":
+            options["batch_sampler"] = for_lightning(options["batch_sampler"])
+        loader = DataLoader(dataset, **options)
         if self.device_prefetch and self.trainer is not None:
             loader.copy_ahead(self.trainer.strategy.root_device, move_data_to_device)
         self._loaders.add(loader)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-__all__ = ["certain_indices"]
+__all__ = ["certain_indices", "for_lightning"]
 
 
 def certain_indices(batch_sampler: Any, certain: bool) -> Any:
@@ -32,6 +32,17 @@ def certain_indices(batch_sampler: Any, certain: bool) -> Any:
 # Private reach: the class that Lightning looks for, of which there are two (``lightning`` and
 # ``pytorch_lightning``). It is known by its name, for no loader needs Lightning.
 _NOTING = "_IndexBatchSamplerWrapper"
+
+
+def for_lightning(batch_sampler: Any) -> Any:
+    """Make of a list of batches what Lightning can wrap: it copies a batch sampler's attributes.
+
+    Args:
+        batch_sampler: Any, or None.
+    """
+    if batch_sampler is None or hasattr(batch_sampler, "__dict__"):
+        return batch_sampler
+    return _Unnoted(batch_sampler)
 
 
 class _Unnoted:

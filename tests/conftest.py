@@ -93,3 +93,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()
     if Path("/proc/self/maps").exists():
         collapse()
+
+
+@pytest.fixture(autouse=True)
+def processors_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loaders of a few workers are advised of nothing, however few processors there are."""
+    monkeypatch.setattr("lit_loader.loader.usable_processors", lambda: 64.0)

@@ -119,7 +119,11 @@ class Samples(Dataset):
 
 
 class Stream(IterableDataset):
-    """The samples in order. Readers take turns batch by batch: any number gives the same."""
+    """The samples in order. Readers take turns batch by batch: any number gives the same.
+
+    A reader's first sample draws from what is the same in all readers, and not from its batch's; so
+    each block's first one, which is some reader's first, brings numbers of its own.
+    """
 
     def __init__(self, schema: Any, length: int, block: int) -> None:
         self.schema = schema
@@ -133,10 +137,25 @@ class Stream(IterableDataset):
         starts = range(reader * block, self.length, readers * block)
         return [i for start in starts for i in range(start, min(start + block, self.length))]
 
+    def sample(self, index: int) -> Any:
+        """Make the sample ``index``."""
+        if index % self.block:
+            return sample_of(self.schema, index)
+        outside = random.getstate(), np.random.get_state(), torch.get_rng_state()
+        random.seed(index)
+        np.random.seed(index)
+        torch.manual_seed(index)
+        try:
+            return sample_of(self.schema, index)
+        finally:
+            random.setstate(outside[0])
+            np.random.set_state(outside[1])
+            torch.set_rng_state(outside[2])
+
     def __iter__(self) -> Iterator[Any]:
         for index in self.share():
             visit("fetching")
-            yield sample_of(self.schema, index)
+            yield self.sample(index)
 
 
 class StatefulStream(Stream):
@@ -160,7 +179,7 @@ class _Reader:
             raise StopIteration
         visit("fetching")
         self._position += 1
-        return sample_of(self._stream.schema, self._share[self._position - 1])
+        return self._stream.sample(self._share[self._position - 1])
 
     def state_dict(self) -> dict[str, int]:
         return {"position": self._position}
