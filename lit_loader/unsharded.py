@@ -36,7 +36,7 @@ def advice_if_unsharded(dataset: Any, sampler: Any, iterable: bool) -> str | Non
         return None
     if any(_shards_itself(each) for each in (dataset, sampler, getattr(sampler, "sampler", None))):
         return None
-    who = type(dataset if iterable else sampler).__name__
+    who = type(dataset if iterable else getattr(sampler, "sampler", sampler)).__name__
     share = ", and let __iter__ take its share by lit_loader.get_shard()" if iterable else ""
     return (
         f"each of the {world} processes of this job reads all of the data, unless {who} takes a "

@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 BEGIN = """
-import os, resource, sys
+import os, resource, sys, warnings
 import torch
 import lit_loader.loader
 from lit_loader import DataLoader
@@ -40,6 +40,9 @@ class Rows(torch.utils.data.Dataset):
 
 def whole(index, batch):
     return bool((batch == index % 251).all())
+
+
+warnings.filterwarnings("ignore", message="This DataLoader will create")
 
 
 def load(dataset, **options):
