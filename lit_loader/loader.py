@@ -504,7 +504,7 @@ class DataLoader(TorchLoader[T_co]):
             self._warn_once(
                 "pin_memory=True has no effect: there is no accelerator to pin memory for; set it "
                 "to False on this machine",
-                4,
+                5,
             )
         return (None if device is None else pinning.pin_batch), device
 

@@ -14,6 +14,7 @@ has ended. One thread may send while another waits; everything else is for one t
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import select
 import termios
@@ -30,8 +31,9 @@ __all__ = ["Ended", "Mailbox", "PoolClosed"]
 
 _WAKE: Final = b"w"
 
-_LONGEST_WAIT: Final = 86_400.0
-"""Seconds that poll() is called for at most; it takes no more than 2**31 ms."""
+_LONGEST_WAIT: Final = 1.0
+"""Seconds that are waited at a time: a signal that comes just before the wait, when Python has
+looked for one for the last time, is handled when the wait ends, and would be never."""
 
 
 class Ended(Exception):
@@ -182,13 +184,15 @@ class Mailbox:
         if blocked is not None:
             self._poll.register(blocked, select.POLLOUT)
         with self._own.receiving:
-            ready = self._poll.poll(None if timeout is None else min(timeout, _LONGEST_WAIT) * 1000)
+            ready = self._poll.poll(
+                1000 * min(math.inf if timeout is None else timeout, _LONGEST_WAIT)
+            )
         if self._own.closed:
             raise PoolClosed
         if blocked is not None:
             self._poll.unregister(blocked)
         if not ready:
-            return False
+            return timeout is None or timeout > _LONGEST_WAIT  # to be waited on
         fds = {fd for fd, _ in ready}
         if self._results in fds:
             return True
