@@ -194,8 +194,8 @@ class BatchPlan:
         """Give the epoch that was set on the sampler since the last epoch began; None if none.
 
         Programs call ``set_epoch`` on a sampler of theirs without telling the loader; for such
-        samplers an ``epoch`` attribute counts as a request that is not what was announced: the very
-        object, so that the same number set again is one too.
+        samplers an ``epoch`` attribute counts as a request that no loader has announced, so that
+        the same number set again is one too.
         """
         for owner, seen in zip(self._owners, self._epochs_seen, strict=True):
             if isinstance(owner, EpochOrder):
@@ -206,8 +206,10 @@ class BatchPlan:
                 epoch = plain(given)
                 if not isinstance(epoch, int) or epoch < 0:
                     continue
-                if epoch != seen or (type(seen) is _Announced and given is not seen):
-                    return int(epoch)
+                if type(given) is _Announced:
+                    continue  # by a loader, this one or one that it is a copy of
+                if epoch != seen or type(seen) is _Announced:
+                    return epoch
         return None
 
     def batches(

@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import math
 import multiprocessing
+import operator
 import os
 import threading
 import warnings
@@ -297,8 +298,9 @@ class DataLoader(TorchLoader[T_co]):
     def _follow_samplers(self) -> None:
         """Make the plan anew if the samplers have been changed."""
         shown = self._shown()
-        same = all(now is then for now, then in zip(shown, self._planned, strict=True))
-        if not same:
+        samplers, numbers = slice(3), slice(3, None)  # samplers may compare by their items
+        same = all(map(operator.is_, shown[samplers], self._planned[samplers]))
+        if not same or shown[numbers] != self._planned[numbers]:
             self._plan, self._planned, self._made_here = self._make_plan(), shown, None
             self._epochs.replan(self._plan)
 

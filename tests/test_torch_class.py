@@ -469,3 +469,18 @@ def test_a_loader_that_has_been_iterated_can_be_copied(kind: Any, whole: bool) -
     again = copy.deepcopy(loader)
     assert pickle.loads(pickle.dumps(loader)).state_dict() == loader.state_dict()
     assert ids(again) == ids(loader)
+
+
+@pytest.mark.parametrize("change", [False, True])
+def test_a_copy_or_another_batch_size_repeats_no_epoch(change: bool) -> None:
+    sampler: Any = DistributedSampler(Numbers(), 2, 1, seed=3)
+    loader = DataLoader(Numbers(), 300, sampler=sampler)
+    for _ in range(3):
+        list(loader)
+    if change:
+        loader.batch_sampler.batch_size = 2  # type: ignore[union-attr]
+    else:
+        loader = pickle.loads(pickle.dumps(loader))
+    oracle: Any = DistributedSampler(Numbers(), 2, 1, seed=3)
+    oracle.set_epoch(3)
+    assert list(chain(*ids(loader))) == list(oracle)
