@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch.utils.data import get_worker_info
 
-    from lit_loader.callbacks import LoaderStateCallback
-    from lit_loader.collate import default_collate, default_convert
-    from lit_loader.config import LoaderConfig
+    from lit_loader.batch.collate import default_collate, default_convert
+    from lit_loader.batch.pad import PadCollate, Padded
+    from lit_loader.config.loader_config import LoaderConfig
     from lit_loader.context import get_epoch, get_shard
-    from lit_loader.datamodule import LoaderDataModule
     from lit_loader.errors import (
         ExactnessWarning,
         LitLoaderError,
@@ -31,14 +30,15 @@ if TYPE_CHECKING:
         WorkerRestartWarning,
         WorkerTimeoutError,
     )
+    from lit_loader.lightning.datamodule import LoaderDataModule
+    from lit_loader.lightning.monitor import LoaderMonitor
+    from lit_loader.lightning.state_callback import LoaderStateCallback
     from lit_loader.loader import DataLoader
-    from lit_loader.mixture import MixtureDataset, MixtureSampler
-    from lit_loader.mixture_stream import MixtureStream
-    from lit_loader.monitor import LoaderMonitor
-    from lit_loader.pad import PadCollate, Padded
-    from lit_loader.shared_sequence import SharedSequence
-    from lit_loader.statistics import LoaderStatistics
-    from lit_loader.token_budget import TokenBudgetBatchSampler
+    from lit_loader.memory.shared_sequence import SharedSequence
+    from lit_loader.mixture.dataset import MixtureDataset, MixtureSampler
+    from lit_loader.mixture.stream import MixtureStream
+    from lit_loader.sampling.token_budget import TokenBudgetBatchSampler
+    from lit_loader.statistics.records import LoaderStatistics
 
 __version__ = "0.1.0"
 
@@ -80,30 +80,30 @@ _MODULE_OF = {
     "DataLoader": "lit_loader.loader",
     "ExactnessWarning": "lit_loader.errors",
     "LitLoaderError": "lit_loader.errors",
-    "LoaderConfig": "lit_loader.config",
-    "LoaderDataModule": "lit_loader.datamodule",
+    "LoaderConfig": "lit_loader.config.loader_config",
+    "LoaderDataModule": "lit_loader.lightning.datamodule",
     "LoaderError": "lit_loader.errors",
-    "LoaderMonitor": "lit_loader.monitor",
-    "LoaderStateCallback": "lit_loader.callbacks",
-    "LoaderStatistics": "lit_loader.statistics",
-    "MixtureDataset": "lit_loader.mixture",
-    "MixtureSampler": "lit_loader.mixture",
-    "MixtureStream": "lit_loader.mixture_stream",
+    "LoaderMonitor": "lit_loader.lightning.monitor",
+    "LoaderStateCallback": "lit_loader.lightning.state_callback",
+    "LoaderStatistics": "lit_loader.statistics.records",
+    "MixtureDataset": "lit_loader.mixture.dataset",
+    "MixtureSampler": "lit_loader.mixture.dataset",
+    "MixtureStream": "lit_loader.mixture.stream",
     "OptionError": "lit_loader.errors",
-    "PadCollate": "lit_loader.pad",
-    "Padded": "lit_loader.pad",
+    "PadCollate": "lit_loader.batch.pad",
+    "Padded": "lit_loader.batch.pad",
     "PinMemoryError": "lit_loader.errors",
     "SampleErrorsError": "lit_loader.errors",
-    "SharedSequence": "lit_loader.shared_sequence",
+    "SharedSequence": "lit_loader.memory.shared_sequence",
     "StateError": "lit_loader.errors",
-    "TokenBudgetBatchSampler": "lit_loader.token_budget",
+    "TokenBudgetBatchSampler": "lit_loader.sampling.token_budget",
     "TransportError": "lit_loader.errors",
     "WorkerDiedError": "lit_loader.errors",
     "WorkerError": "lit_loader.errors",
     "WorkerRestartWarning": "lit_loader.errors",
     "WorkerTimeoutError": "lit_loader.errors",
-    "default_collate": "lit_loader.collate",
-    "default_convert": "lit_loader.collate",
+    "default_collate": "lit_loader.batch.collate",
+    "default_convert": "lit_loader.batch.collate",
     "get_epoch": "lit_loader.context",
     "get_shard": "lit_loader.context",
     "get_worker_info": "torch.utils.data",

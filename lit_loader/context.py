@@ -37,6 +37,9 @@ def get_epoch() -> int:
     return reading.epoch
 
 
+get_epoch.__module__ = "lit_loader"
+
+
 def get_shard() -> tuple[int, int]:
     """This reader's share over ranks × workers, for an iterable dataset's ``__iter__``.
 
@@ -49,3 +52,6 @@ def get_shard() -> tuple[int, int]:
     """
     reading.shard_asked = True
     return reading.shard
+
+
+get_shard.__module__ = "lit_loader"

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import reprlib
 from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType, MethodType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-__all__ = ["Failure", "find_failure", "short_repr"]
+__all__ = ["PACKAGE", "Failure", "find_failure", "short_repr"]
+
+PACKAGE: Final = os.path.join(os.path.dirname(__file__), "")
+"""What the files of all our own frames in a traceback begin with."""
 
 _REPR = reprlib.Repr()
 _REPR.maxother = 100  # room for a function's whole name, whose end is what tells most

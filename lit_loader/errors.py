@@ -77,7 +77,7 @@ class SampleErrorsError(LoaderError):
     """An epoch has more bad samples than ``max_sample_errors`` allows.
 
     Attributes:
-        errors: The last of them (at most 100), as ``lit_loader.sample_errors.SampleError``.
+        errors: The last of them (at most 100), as `batch/sample_errors.py`'s ``SampleError``.
     """
 
     errors: tuple[Any, ...] = ()
@@ -100,3 +100,8 @@ class WorkerRestartWarning(RuntimeWarning):
 
     Also: the process that starts workers was, or a worker could not be forked at first.
     """
+
+
+# They belong to the package, not to this file: pickles of them survive its moves.
+for _name in __all__:
+    globals()[_name].__module__ = "lit_loader"

@@ -1,12 +1,12 @@
 """`DataLoader`: the public face, with the names, meaning and defaults of torch's.
 
 It holds the options, gives out iterators, and keeps what outlives one of them: the persistent
-workers and the count of epochs. How batches are made and carried is told in `lit_loader.iterator`.
+workers and the count of epochs. How batches are made and carried is told in `iteration/base.py`.
 
 It is a subclass of torch's class so that programs and type checkers know it for a loader, and
 rebuild, shard or wrap it as they do with torch's. Nothing of torch's machinery runs: every method
-is overridden or reads attributes alone, and ``tests/test_torch_class.py`` holds that against the
-class of the torch that is installed.
+is overridden or reads attributes alone, and ``tests/parity/test_torch_class.py`` holds that against
+the class of the torch that is installed.
 """
 
 from __future__ import annotations
@@ -36,30 +36,31 @@ from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import default_convert as torch_default_convert
 from torch.utils.data.dataloader import _DatasetKind  # programs compare _dataset_kind with it
 
-from lit_loader import pin_memory as pinning
-from lit_loader.batch_plan import BatchPlan, Coming
-from lit_loader.config import LoaderConfig
-from lit_loader.device_copy import DeviceCopy, Move
-from lit_loader.epochs import Epochs
+from lit_loader.batch.make import BatchLoader, Recipe
+from lit_loader.batch.sample_errors import TRANSIENT_ERRORS, Tolerance
+from lit_loader.batch.tensor_table import frozen
+from lit_loader.checkpoint.fingerprint import Fingerprint, told
+from lit_loader.checkpoint.foreign_state import is_count
+from lit_loader.checkpoint.loader_state import ELASTIC, LoaderState, check_batches, check_portable
+from lit_loader.checkpoint.position import Position, ReadPoint
+from lit_loader.checkpoint.stateful import is_stateful
+from lit_loader.checkpoint.unsaved_position import ADVICE_WITHOUT_CALLBACK, called_by_lightning
+from lit_loader.config.loader_config import LoaderConfig
+from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError, StateError
-from lit_loader.exactness_check import ExactnessCheck, made_by_pool, made_here
-from lit_loader.fingerprint import Fingerprint, told
-from lit_loader.generator_watch import GeneratorWatch
-from lit_loader.interrupts import HeldBack
-from lit_loader.iterator import EpochStart, InProcessIterator, LoaderIterator
-from lit_loader.loading import BatchLoader, Recipe
-from lit_loader.multiprocess import Claim, MultiProcessIterator
-from lit_loader.persistent import PersistentWorkers, temporary
-from lit_loader.placement import quicker_here
-from lit_loader.places import short_repr
-from lit_loader.position import Position, ReadPoint
-from lit_loader.predict import certain_indices
-from lit_loader.processors import usable_processors
-from lit_loader.recorder import Recorder
-from lit_loader.recovery import Recovery
-from lit_loader.restoring import is_count
-from lit_loader.sample_errors import TRANSIENT_ERRORS, Tolerance
-from lit_loader.sampling import (
+from lit_loader.iteration import pin_memory as pinning
+from lit_loader.iteration.base import InProcessIterator, LoaderIterator
+from lit_loader.iteration.device_copy import DeviceCopy, Move
+from lit_loader.iteration.exactness_check import ExactnessCheck, made_by_pool, made_here
+from lit_loader.iteration.multi_process import Claim, MultiProcessIterator
+from lit_loader.iteration.persistent_workers import PersistentWorkers, temporary
+from lit_loader.iteration.placement import quicker_here
+from lit_loader.pool.recovery import Recovery
+from lit_loader.pool.worker_pool import WorkerPool
+from lit_loader.sampling.batch_plan import BatchPlan, Coming
+from lit_loader.sampling.certain_indices import certain_indices
+from lit_loader.sampling.epochs import Epochs, EpochStart
+from lit_loader.sampling.orders import (
     EndlessSampler,
     EpochOrder,
     OrderedSampler,
@@ -67,21 +68,20 @@ from lit_loader.sampling import (
     ShuffledSampler,
     epoch_number,
 )
-from lit_loader.seeding import BaseSeed
-from lit_loader.sharded_sampler import (
+from lit_loader.sampling.sharded_sampler import (
     ShardedSampler,
     Sharding,
     distributed_sampler_of,
     shard_items,
     sharding_of,
 )
-from lit_loader.state import ELASTIC, LoaderState, check_batches, check_portable
-from lit_loader.stateful import is_stateful
-from lit_loader.statistics import LoaderStatistics
-from lit_loader.tables import frozen
-from lit_loader.uncommitted import ADVICE_WITHOUT_CALLBACK, called_by_lightning
-from lit_loader.unsharded import advice_if_unsharded
-from lit_loader.worker_pool import WorkerPool
+from lit_loader.sampling.unsharded import advice_if_unsharded
+from lit_loader.seeding.generator_watch import GeneratorWatch
+from lit_loader.seeding.seeds import BaseSeed
+from lit_loader.statistics.recorder import Recorder
+from lit_loader.statistics.records import LoaderStatistics
+from lit_loader.system.interrupts import HeldBack
+from lit_loader.system.processors import usable_processors
 
 __all__ = ["DataLoader"]
 
@@ -111,6 +111,8 @@ class DataLoader(TorchLoader[T_co]):
     Raises:
         OptionError: An option, or a combination of options, is refused (a ValueError).
     """
+
+    __module__ = "lit_loader"
 
     collate_fn: Callable[[list[Any]], Any]
     worker_init_fn: Callable[[int], object] | None  # type: ignore[assignment]

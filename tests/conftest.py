@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from huge_pages import collapse
-from selection import leave_to_slow
+
+from tests.support.huge_pages import collapse
+from tests.support.selection import leave_to_slow
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # As after ``nohup pytest &``: programs inherit it, and tests of Ctrl-C would wait for ever.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
@@ -99,3 +106,22 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def processors_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loaders of a few workers are advised of nothing, however few processors there are."""
     monkeypatch.setattr("lit_loader.loader.usable_processors", lambda: 64.0)
+
+
+@pytest.fixture(autouse=True)
+def classes_as_they_were() -> Iterator[None]:
+    """Undo what Lightning does to the classes of loaders while a hook runs, if that has raised."""
+    yield
+    torch_data = sys.modules.get("torch.utils.data")
+    for base in (torch_data.DataLoader, torch_data.BatchSampler) if torch_data else ():
+        for kind in _subclasses(base):
+            for name in ("__init__", "__setattr__", "__delattr__"):
+                if f"__old{name}" in vars(kind):
+                    setattr(kind, name, getattr(kind, f"__old{name}"))
+                    delattr(kind, f"__old{name}")
+
+
+def _subclasses(base: type) -> Iterator[type]:
+    yield base
+    for kind in base.__subclasses__():
+        yield from _subclasses(kind)

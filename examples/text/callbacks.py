@@ -11,7 +11,7 @@ import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer
 from matplotlib.ticker import LogFormatter
 
-from lit_loader.token_budget import TokenBudgetBatchSampler, TokenBudgetStatistics
+from lit_loader.sampling.token_budget import TokenBudgetBatchSampler, TokenBudgetStatistics
 from text.report import ACCENT, LOSS, canvas
 
 

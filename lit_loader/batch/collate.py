@@ -64,6 +64,9 @@ def default_collate(samples: Sequence[Any], empty: Empty | None = None) -> Any:
     return rules.default_collate(samples)  # type: ignore[no-untyped-call]  # raises its TypeError
 
 
+default_collate.__module__ = "lit_loader"
+
+
 def collate_privately() -> None:
     """Keep torch's own ``default_collate``, in this process, from using shared memory.
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-from lit_loader.board import Progress
-from lit_loader.stateful import Opened
+from lit_loader.checkpoint.stateful import Opened
+from lit_loader.transport.status_board import Progress
 
 __all__ = ["EndOfData", "Fetcher", "IterableFetcher", "MapFetcher"]
 

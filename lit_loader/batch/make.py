@@ -10,25 +10,25 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import default_collate as torch_default_collate
 
-from lit_loader.board import Cancelled, Progress
-from lit_loader.collate import default_collate
-from lit_loader.context import reading
-from lit_loader.errors import StateError
-from lit_loader.fetch import EndOfData, Fetcher, IterableFetcher, MapFetcher
-from lit_loader.generator_watch import GeneratorWatch
-from lit_loader.generators import HeldGenerators
-from lit_loader.interrupts import let_handlers_through
-from lit_loader.position import ReadPoint
-from lit_loader.restoring import resuming
-from lit_loader.sample_errors import Attempts, SampleError, Tolerance
-from lit_loader.seeding import derive, extend, sample_seed, seed_globals
-from lit_loader.streams import Rewind
-from lit_loader.tables import Table, table_of
-from lit_loader.tolerant_fetch import (
+from lit_loader.batch.collate import default_collate
+from lit_loader.batch.fetch import EndOfData, Fetcher, IterableFetcher, MapFetcher
+from lit_loader.batch.sample_errors import Attempts, SampleError, Tolerance
+from lit_loader.batch.tensor_table import Table, table_of
+from lit_loader.batch.tolerant_fetch import (
     OMITTED,
     TolerantIterableFetcher,
     TolerantMapFetcher,
 )
+from lit_loader.checkpoint.foreign_state import resuming
+from lit_loader.checkpoint.position import ReadPoint
+from lit_loader.context import reading
+from lit_loader.errors import StateError
+from lit_loader.seeding.find_generators import HeldGenerators
+from lit_loader.seeding.generator_state import Rewind
+from lit_loader.seeding.generator_watch import GeneratorWatch
+from lit_loader.seeding.seeds import derive, extend, sample_seed, seed_globals
+from lit_loader.system.interrupts import let_handlers_through
+from lit_loader.transport.status_board import Cancelled, Progress
 
 __all__ = ["BatchLoader", "Parcel", "Recipe"]
 

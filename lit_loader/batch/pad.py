@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_loader.collate import default_collate
+from lit_loader.batch.collate import default_collate
+from lit_loader.config.scalars import plain
 from lit_loader.errors import OptionError
-from lit_loader.scalars import plain
 
 __all__ = ["PadCollate", "Padded"]
 
@@ -40,6 +40,9 @@ class Padded(NamedTuple):
         """Give True where there is data; bool, samples × longest, on the device of the lengths."""
         places = torch.arange(self.values.shape[1], device=self.lengths.device)
         return places < self.lengths[:, None]
+
+
+Padded.__module__ = "lit_loader"
 
 
 class PadCollate:
@@ -62,6 +65,8 @@ class PadCollate:
     Raises:
         OptionError: An option is refused.
     """
+
+    __module__ = "lit_loader"
 
     def __init__(
         self, pad_value: float | Mapping[str, float] = 0, pad_to_multiple_of: int = 1

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import os
 import reprlib
 import sys
 import time
@@ -22,8 +21,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from lit_loader.board import Progress
+from lit_loader.describe import PACKAGE
 from lit_loader.errors import SampleErrorsError
+from lit_loader.transport.status_board import Progress
 
 __all__ = [
     "BAD",
@@ -53,10 +53,9 @@ BAD: Final = object()
 
 _SLICE: Final = 0.05  # seconds within which a wait notices that its batch is no longer wanted
 _FRAMES: Final = 3
-_OWN: Final = os.path.dirname(__file__)
 _MESSAGE: Final = 300
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("lit_loader.sample_errors")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +113,7 @@ class SampleError:
         except Exception as broken:
             message = f"<str() of the exception raised {type(broken).__name__}>"
         frames = traceback.extract_tb(error.__traceback__)
-        theirs = [frame for frame in frames if os.path.dirname(frame.filename) != _OWN]
+        theirs = [frame for frame in frames if not frame.filename.startswith(PACKAGE)]
         return cls(
             index=index,
             position=position,

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Subset, TensorDataset
 
-from lit_loader.collate import DIRECT_BYTES, Empty
+from lit_loader.batch.collate import DIRECT_BYTES, Empty
 
 __all__ = ["Table", "frozen", "table_of"]
 

@@ -1,6 +1,6 @@
 """Reading samples of which some cannot be read: tried again, skipped, or replaced by others.
 
-These fetchers are used only where the options ask for it; those of `lit_loader.fetch` let every
+These fetchers are used only where the options ask for it; those of `batch/fetch.py` let every
 exception through, and all of this costs them nothing.
 
 An attempt that failed has drawn nothing: the random generators are put back, so that what a batch
@@ -16,10 +16,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from lit_loader.board import Progress
-from lit_loader.fetch import EndOfData, IterableFetcher
-from lit_loader.sample_errors import BAD, Attempts, NoSample, TooMany, annotate
-from lit_loader.seeding import extend
+from lit_loader.batch.fetch import EndOfData, IterableFetcher
+from lit_loader.batch.sample_errors import BAD, Attempts, NoSample, TooMany, annotate
+from lit_loader.seeding.seeds import extend
+from lit_loader.transport.status_board import Progress
 
 __all__ = [
     "MAX_DRAWS",

@@ -1,6 +1,6 @@
-"""``python -m lit_loader.apps.bench``."""
+"""``python -m lit_loader.bench``."""
 
-from lit_loader.apps.bench.app import main
+from lit_loader.bench.app import main
 
 if __name__ == "__main__":
     main()

@@ -1,4 +1,4 @@
-"""The Hydra application: ``lit-loader-bench``, ``python -m lit_loader.apps.bench``.
+"""The Hydra application: ``lit-loader-bench``, ``python -m lit_loader.bench``.
 
 Finds its configuration, ``conf/lit_loader/bench/default.yaml``, and turns what is wrong with the
 options into one line. torch, rich and matplotlib are imported in `runner`: ``--help`` stays quick.
@@ -33,7 +33,7 @@ def main(cfg: DictConfig) -> None:
     """Measure what the configuration asks for; ends with the exit code."""
     from hydra.core.hydra_config import HydraConfig
 
-    from lit_loader.apps.bench import runner
+    from lit_loader.bench import runner
 
     sys.path.insert(0, os.getcwd())  # the user's own modules, as python -m has it
     directory = Path(HydraConfig.get().runtime.output_dir)

@@ -19,15 +19,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lit_loader.apps.bench.names import CASES, need
-from lit_loader.apps.bench.settings import Settings
+from lit_loader.bench.core.names import CASES, need
+from lit_loader.bench.core.settings import Settings
 from lit_loader.errors import OptionError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from lit_loader.apps.bench.grid import Grid
-    from lit_loader.apps.bench.session import Row, Session
+    from lit_loader.bench.measure.session import Row, Session
+    from lit_loader.bench.own_dataset.grid import Grid
 
 __all__ = ["run"]
 
@@ -65,7 +65,7 @@ def run(cfg: Any, directory: Path) -> int:
 
 def _earlier(path: Path) -> Mapping[str, Any]:
     """The report of a run to compare with."""
-    from lit_loader.apps.bench.check import FORMAT
+    from lit_loader.bench.report.check import FORMAT
 
     try:
         found = json.loads(path.read_text())
@@ -91,9 +91,9 @@ class _Run:
         import torch
         from rich.console import Console
 
-        from lit_loader.apps.bench.contenders import contenders
-        from lit_loader.apps.bench.machine import describe
-        from lit_loader.apps.bench.session import Session
+        from lit_loader.bench.loaders.contenders import contenders
+        from lit_loader.bench.measure.machine import describe
+        from lit_loader.bench.measure.session import Session
 
         # What torch makes of its own workers. Forked workers of other loaders inherit it.
         threads = torch.get_num_threads()
@@ -110,7 +110,7 @@ class _Run:
 
     def go(self, earlier: Mapping[str, Any] | None, tolerance: float) -> int:
         """Measure, print, write, compare; returns the exit code."""
-        from lit_loader.apps.bench import files, plots, report
+        from lit_loader.bench.report import files, plots, report
 
         report.header(self._console, self._machine, self._settings)
         interrupted = False
@@ -141,7 +141,7 @@ class _Run:
         if self._user is None:
             self._measure_cases()
             return
-        from lit_loader.apps.bench.grid import Grid
+        from lit_loader.bench.own_dataset.grid import Grid
 
         grid = Grid.from_config(self._user, self._session)
         self._grid = grid
@@ -164,7 +164,7 @@ class _Run:
         """The rows that are measured, by case."""
         wanted, plan = self._settings.rows, {}
         for case in self._settings.cases:
-            module = importlib.import_module(f"lit_loader.apps.bench.cases.{case}")
+            module = importlib.import_module(f"lit_loader.bench.cases.{case}")
             rows: list[Row] = module.rows(self._settings)
             plan[case] = [row for row in rows if wanted is None or wanted in row.name]
         if not any(plan.values()):
@@ -175,7 +175,7 @@ class _Run:
         return {case: rows for case, rows in plan.items() if rows}
 
     def _tables(self, cases: Sequence[str]) -> None:
-        from lit_loader.apps.bench import report
+        from lit_loader.bench.report import report
 
         for case in cases:
             found = [m for m in self._session.measurements if m.case == case]
@@ -183,7 +183,7 @@ class _Run:
                 report.table(self._console, CASES[case].title, found)
 
     def _check(self, earlier: Mapping[str, Any], tolerance: float) -> int:
-        from lit_loader.apps.bench import check
+        from lit_loader.bench.report import check
 
         lines, worse = check.compare(earlier, self._session.measurements, tolerance)
         for line in lines:

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TypeGuard
 
+from lit_loader.describe import short_repr
 from lit_loader.errors import StateError
-from lit_loader.interrupts import let_handlers_through
-from lit_loader.places import short_repr
+from lit_loader.system.interrupts import let_handlers_through
 
 __all__ = [
     *("DEEPEST", "MAX_BATCHES", "MAX_COUNT", "PRIMITIVES"),

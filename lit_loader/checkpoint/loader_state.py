@@ -14,12 +14,12 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from lit_loader.checkpoint.fingerprint import Fingerprint
+from lit_loader.checkpoint.foreign_state import MAX_BATCHES, PRIMITIVES, brief, damaged, is_count
+from lit_loader.checkpoint.position import ReadPoint
+from lit_loader.checkpoint.sampler_state import check_packed, checked_sampler_state
+from lit_loader.checkpoint.stateful import checked_parts
 from lit_loader.errors import StateError
-from lit_loader.fingerprint import Fingerprint
-from lit_loader.position import ReadPoint
-from lit_loader.restoring import MAX_BATCHES, PRIMITIVES, brief, damaged, is_count
-from lit_loader.sampler_state import check_packed, checked_sampler_state
-from lit_loader.stateful import checked_parts
 
 __all__ = ["ELASTIC", "VERSION", "LoaderState", "check_batches", "check_portable"]
 
@@ -55,7 +55,7 @@ class LoaderState:
         fingerprint: Names and values (int, float, str, bool, None) that make the order of the
             samples and their random numbers, such as dataset_length, seed, seeding, order,
             batch_size and num_replicas; and what samplers and datasets tell of themselves, as
-            sampler.seed (see `lit_loader.fingerprint`).
+            sampler.seed (see `checkpoint/fingerprint.py`).
         ahead: Numbers of batches delivered after those; only with ``in_order=False``.
         sampler: What a stateful sampler must remember; None for most.
         workers: What each worker of an iterable dataset must remember; None for map-style ones.

@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
+from lit_loader.checkpoint.foreign_state import damaged, own_part, restore, resuming
 from lit_loader.errors import StateError
-from lit_loader.restoring import damaged, own_part, restore, resuming
 
 __all__ = ["ITERATOR", "Opened", "checked_parts", "is_stateful"]
 

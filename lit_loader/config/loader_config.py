@@ -23,9 +23,9 @@ from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.context import BaseContext
 from typing import Any, NoReturn, get_type_hints
 
+from lit_loader.config.scalars import plain
+from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError
-from lit_loader.places import short_repr
-from lit_loader.scalars import plain
 
 __all__ = ["SAMPLE_ERROR_POLICIES", "SEEDINGS", "SHARD_TAILS", "LoaderConfig", "hydra_schema"]
 
@@ -299,6 +299,11 @@ class LoaderConfig:
             OptionError: An override is unknown, or the result is refused.
         """
         return self.from_options(**{**self.as_kwargs(), **overrides})
+
+
+# Whoever asks for its type hints finds them resolved: the names in them are this file's.
+LoaderConfig.__annotations__ = get_type_hints(LoaderConfig)
+LoaderConfig.__module__ = "lit_loader"
 
 
 def hydra_schema() -> type:

@@ -9,45 +9,26 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
-from lit_loader.board import Progress
+from lit_loader.batch.fetch import EndOfData
+from lit_loader.batch.make import BatchLoader, Parcel, Recipe
+from lit_loader.batch.sample_errors import SampleErrorLog, annotate
 from lit_loader.context import reading
-from lit_loader.epoch_batches import EpochBatches
 from lit_loader.errors import WorkerError
-from lit_loader.failure import describe_batch
-from lit_loader.fetch import EndOfData
-from lit_loader.generator_lock import Turn
-from lit_loader.generator_watch import GeneratorWatch
-from lit_loader.interrupts import is_interruption, let_handlers_through
-from lit_loader.loading import BatchLoader, Parcel, Recipe
-from lit_loader.position import EpochPosition
-from lit_loader.recorder import Recorder
-from lit_loader.sample_errors import SampleErrorLog, annotate
-from lit_loader.statistics import BatchRecord
-from lit_loader.streams import Loan, OwnStreams
+from lit_loader.sampling.epochs import EpochStart
+from lit_loader.seeding.generator_lock import Turn
+from lit_loader.seeding.generator_state import Loan, OwnStreams
+from lit_loader.seeding.generator_watch import GeneratorWatch
+from lit_loader.statistics.recorder import Recorder
+from lit_loader.statistics.records import BatchRecord
+from lit_loader.system.interrupts import is_interruption, let_handlers_through
+from lit_loader.transport.remote_error import describe_batch
+from lit_loader.transport.status_board import Progress
 
-__all__ = ["EpochStart", "Host", "InProcessIterator", "LoaderIterator"]
+__all__ = ["Host", "InProcessIterator", "LoaderIterator"]
 
 T_co = TypeVar("T_co", covariant=True)
-
-
-@dataclass(frozen=True)
-class EpochStart:
-    """What an iterator learns at its first ``next()``.
-
-    Attributes:
-        epoch: The epoch's number.
-        seed: Its base seed.
-        batches: The indices of each batch, from the position on; None for an iterable dataset.
-        position: Where to begin; the iterator keeps it up to date.
-    """
-
-    epoch: int
-    seed: int
-    batches: EpochBatches | None
-    position: EpochPosition
 
 
 class Host(Protocol):

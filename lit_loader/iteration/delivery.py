@@ -14,17 +14,17 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from lit_loader.codec import Divide, decode
+from lit_loader.batch.make import Parcel
 from lit_loader.errors import LoaderError, TransportError
-from lit_loader.interrupts import HeldBack, let_handlers_through
-from lit_loader.loading import Parcel
-from lit_loader.mailbox import PoolClosed
-from lit_loader.messages import Result, position_of
-from lit_loader.outcome import Outcome, WorkerDeath
-from lit_loader.pin_memory import PinMemoryThread
-from lit_loader.recovery import Recovery
-from lit_loader.reorder import ReorderBuffer
-from lit_loader.worker_pool import WorkerPool
+from lit_loader.iteration.pin_memory import PinMemoryThread
+from lit_loader.iteration.reorder_buffer import ReorderBuffer
+from lit_loader.pool.outcome import Outcome, WorkerDeath
+from lit_loader.pool.pipes import PoolClosed
+from lit_loader.pool.recovery import Recovery
+from lit_loader.pool.worker_pool import WorkerPool
+from lit_loader.system.interrupts import HeldBack, let_handlers_through
+from lit_loader.transport.codec import Divide, decode
+from lit_loader.transport.messages import Result, position_of
 
 __all__ = ["Engine", "Pin", "Ready"]
 

@@ -21,16 +21,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from lit_loader.board import Progress
-from lit_loader.codec import decode
+from lit_loader.batch.make import BatchLoader, Parcel
 from lit_loader.errors import ExactnessWarning, LoaderError
-from lit_loader.iterator import EpochStart
-from lit_loader.loading import BatchLoader, Parcel
-from lit_loader.messages import position_of, task_number
-from lit_loader.outcome import Outcome, WorkerDeath
-from lit_loader.seeding import canonical_pickle
-from lit_loader.streams import preserved
-from lit_loader.worker_pool import WorkerPool
+from lit_loader.pool.outcome import Outcome, WorkerDeath
+from lit_loader.pool.worker_pool import WorkerPool
+from lit_loader.sampling.epochs import EpochStart
+from lit_loader.seeding.generator_state import preserved
+from lit_loader.seeding.seeds import canonical_pickle
+from lit_loader.transport.codec import decode
+from lit_loader.transport.messages import position_of, task_number
+from lit_loader.transport.status_board import Progress
 
 __all__ = ["Digest", "ExactnessCheck", "Made", "digest", "made_by_pool", "made_here"]
 

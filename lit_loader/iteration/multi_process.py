@@ -7,7 +7,7 @@
                       under way ◀───────────── delivered ───────────────────┘
 
 - **Sampler and dispatch** run in the thread that calls ``next()``, at most ``depth`` batches ahead.
-- **What was promised and not yet delivered** is kept as indices (:mod:`lit_loader.under_way`). So a
+- **What was promised and not yet delivered** is kept as indices (`iteration/outstanding.py`). So a
   pool can be lost (a worker died, Ctrl-C in the middle of something, another iterator took the pool
   over, the process was forked) and the next ``next()`` goes on: it claims workers and issues again
   what had not come in. The readers of an iterable dataset are then brought to where the last
@@ -27,18 +27,19 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from lit_loader.batch_plan import Coming
-from lit_loader.device_copy import DeviceCopy, Staged
-from lit_loader.engine import Engine, Pin, Ready
 from lit_loader.errors import LoaderError, WorkerRestartWarning
-from lit_loader.interrupts import HeldBack, is_interruption, let_handlers_through
-from lit_loader.iterator import EpochStart, Host, LoaderIterator
-from lit_loader.mailbox import PoolClosed
-from lit_loader.messages import position_of, task_number
-from lit_loader.recovery import Recovery
-from lit_loader.statistics import BatchRecord
-from lit_loader.under_way import UnderWay, is_of
-from lit_loader.worker_pool import WorkerPool
+from lit_loader.iteration.base import Host, LoaderIterator
+from lit_loader.iteration.delivery import Engine, Pin, Ready
+from lit_loader.iteration.device_copy import DeviceCopy, Staged
+from lit_loader.iteration.outstanding import UnderWay, is_of
+from lit_loader.pool.pipes import PoolClosed
+from lit_loader.pool.recovery import Recovery
+from lit_loader.pool.worker_pool import WorkerPool
+from lit_loader.sampling.batch_plan import Coming
+from lit_loader.sampling.epochs import EpochStart
+from lit_loader.statistics.records import BatchRecord
+from lit_loader.system.interrupts import HeldBack, is_interruption, let_handlers_through
+from lit_loader.transport.messages import position_of, task_number
 
 __all__ = ["Claim", "MultiProcessIterator", "PoolHost", "Release"]
 

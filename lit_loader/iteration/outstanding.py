@@ -16,11 +16,11 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from lit_loader.batch_plan import Coming
-from lit_loader.engine import Ready
-from lit_loader.messages import position_of, task_number
-from lit_loader.outcome import Outcome
-from lit_loader.reorder import ReorderBuffer
+from lit_loader.iteration.delivery import Ready
+from lit_loader.iteration.reorder_buffer import ReorderBuffer
+from lit_loader.pool.outcome import Outcome
+from lit_loader.sampling.batch_plan import Coming
+from lit_loader.transport.messages import position_of, task_number
 
 __all__ = ["UnderWay", "is_of"]
 

@@ -7,11 +7,11 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from lit_loader.iterator import EpochStart
-from lit_loader.multiprocess import Claim, MultiProcessIterator
-from lit_loader.recovery import Recovery
-from lit_loader.under_way import UnderWay
-from lit_loader.worker_pool import WorkerPool
+from lit_loader.iteration.multi_process import Claim, MultiProcessIterator
+from lit_loader.iteration.outstanding import UnderWay
+from lit_loader.pool.recovery import Recovery
+from lit_loader.pool.worker_pool import WorkerPool
+from lit_loader.sampling.epochs import EpochStart
 
 __all__ = ["PersistentWorkers", "temporary"]
 

@@ -1,6 +1,6 @@
 """Which process makes the batches of a table: measured, once for a loader.
 
-A batch that one indexing makes (:mod:`lit_loader.tables`) may be had in less time than a worker's
+A batch that one indexing makes (`batch/tensor_table.py`) may be had in less time than a worker's
 batch takes on its way. Then workers are not started at all. Nobody sees the difference in the data.
 """
 
@@ -13,8 +13,10 @@ from typing import Final
 
 import numpy as np
 
-from lit_loader.codec import decode, encode
-from lit_loader.messages import (
+from lit_loader.batch.tensor_table import Table
+from lit_loader.system.processors import usable_processors
+from lit_loader.transport.codec import decode, encode
+from lit_loader.transport.messages import (
     SIZE,
     Result,
     Status,
@@ -24,9 +26,7 @@ from lit_loader.messages import (
     unpack,
     unpack_indices,
 )
-from lit_loader.processors import usable_processors
-from lit_loader.slot import SlotWriter
-from lit_loader.tables import Table
+from lit_loader.transport.slot_writer import SlotWriter
 
 __all__ = ["quicker_here"]
 

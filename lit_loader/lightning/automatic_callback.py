@@ -6,11 +6,11 @@
                                        ╰─ none when training starts ─▶ leaves the Trainer
 
 Lightning saves and restores a loader's position by itself, but neither says which batches have been
-trained on nor restores it in all situations; both take a callback (`lit_loader.callbacks`). That
-one is put in here, so that a change of one import is enough: an installed package may name, under
-``lightning.pytorch.callbacks_factory``, callbacks for every Trainer of the environment.
+trained on nor restores it in all situations; both take a callback (`lightning/state_callback.py`).
+That one is put in here, so that a change of one import is enough: an installed package may name,
+under ``lightning.pytorch.callbacks_factory``, callbacks for every Trainer of the environment.
 
-- A program that has not imported lit_loader is given none (``apps.trainer_plugin``).
+- A program that has not imported lit_loader is given none (`lightning/trainer_plugin.py`).
 - This one here imports no loader of ours, and leaves the Trainer before the first training step
   unless there is a loader to look after, or a checkpoint with the position of one.
 - It steps back where the user, or `LoaderDataModule`, has brought a `LoaderStateCallback`.
@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_loader.trainer_progress import positions_in
+from lit_loader.lightning.trainer_progress import positions_in
 
 if TYPE_CHECKING:
-    from lit_loader.callbacks import LoaderStateCallback
+    from lit_loader.lightning.state_callback import LoaderStateCallback
 
 __all__ = ["LoaderStateOnDemand"]
 
@@ -49,7 +49,7 @@ class LoaderStateOnDemand(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Makes way for the callback that commits, if there is a loader of ours, and goes."""
         if "lit_loader.loader" in sys.modules:
-            from lit_loader.callbacks import train_loaders
+            from lit_loader.lightning.state_callback import train_loaders
 
             if train_loaders(trainer):
                 if callback := self._make_way(trainer):
@@ -59,7 +59,7 @@ class LoaderStateOnDemand(Callback):
 
     def _make_way(self, trainer: Trainer) -> LoaderStateCallback | None:
         """Put a callback in the place of this one; None: the Trainer has one."""
-        from lit_loader.callbacks import LoaderStateCallback, put_in_front
+        from lit_loader.lightning.state_callback import LoaderStateCallback, put_in_front
 
         self._leave(trainer)
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]

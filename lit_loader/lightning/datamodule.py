@@ -8,7 +8,7 @@
     loader ─ common options ─┐                                 ▲   ▲
     train, val, test, predict ┴▶ LoaderConfig of each split ───┘   └── managed: ranks, overfitting
 
-What becomes of the loaders afterwards is told in `lit_loader.managed`.
+What becomes of the loaders afterwards is told in `lightning/managed_loaders.py`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,18 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import Dataset
 
-from lit_loader.config import LoaderConfig
+from lit_loader.config.kinds import is_dataset
+from lit_loader.config.loader_config import LoaderConfig
 from lit_loader.errors import OptionError
+from lit_loader.lightning.dataset_sources import (
+    DatasetSource,
+    described,
+    for_each,
+    is_several,
+)
+from lit_loader.lightning.managed_loaders import SPLITS, ManagedLoaders
+from lit_loader.lightning.swapped_datamodule import SwappedDataModule
 from lit_loader.loader import DataLoader
-from lit_loader.managed import SPLITS, ManagedLoaders
-from lit_loader.migration import SwappedDataModule
-from lit_loader.sources import DatasetSource, described, for_each, is_dataset, is_several
 
 __all__ = ["SPLITS", "LoaderDataModule"]
 
@@ -99,6 +105,8 @@ class LoaderDataModule(ManagedLoaders):
     Raises:
         OptionError: A split or option is unknown or refused.
     """
+
+    __module__ = "lit_loader"
 
     splits: Sequence[str] = SPLITS
 

@@ -7,18 +7,12 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-__all__ = ["DatasetSource", "described", "for_each", "is_dataset", "is_several"]
+from lit_loader.config.kinds import is_dataset
+
+__all__ = ["DatasetSource", "described", "for_each", "is_several"]
 
 _Source = Dataset[Any] | Callable[[], Dataset[Any]]
 DatasetSource = _Source | Sequence[_Source] | Mapping[str, _Source]
-
-
-def is_dataset(source: object) -> bool:
-    """Whether this can be indexed or iterated; a list or dict of datasets can, too."""
-    # A class has these methods for its instances, and is itself a factory.
-    return not isinstance(source, type) and (
-        hasattr(source, "__getitem__") or hasattr(source, "__iter__")
-    )
 
 
 def is_several(source: Any) -> bool:

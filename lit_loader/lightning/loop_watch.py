@@ -22,11 +22,11 @@ import numpy as np
 from lightning.pytorch.utilities import CombinedLoader
 
 from lit_loader.loader import DataLoader
-from lit_loader.processors import usable_processors
-from lit_loader.recorder import WINDOW, Recorder, Stopwatch
-from lit_loader.statistics import BatchRecord, LoaderStatistics, StageTimes, StepRecord
-from lit_loader.timeline import LoaderTrace
-from lit_loader.verdict import verdict
+from lit_loader.statistics.chrome_trace import LoaderTrace
+from lit_loader.statistics.recorder import WINDOW, Recorder, Stopwatch
+from lit_loader.statistics.records import BatchRecord, LoaderStatistics, StageTimes, StepRecord
+from lit_loader.statistics.verdict import verdict
+from lit_loader.system.processors import usable_processors
 
 __all__ = ["LoaderReport", "LoopWatch", "interval_figures"]
 

@@ -23,10 +23,10 @@ from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.utilities import CombinedLoader, rank_zero_info
 from torch.utils.data import Dataset, IterableDataset
 
-from lit_loader.callbacks import LoaderStateCallback, put_in_front
-from lit_loader.config import LoaderConfig
+from lit_loader.config.loader_config import LoaderConfig
+from lit_loader.lightning.state_callback import LoaderStateCallback, put_in_front
 from lit_loader.loader import DataLoader
-from lit_loader.predict import for_lightning
+from lit_loader.sampling.certain_indices import for_lightning
 
 __all__ = ["SPLITS", "ManagedLoaders"]
 

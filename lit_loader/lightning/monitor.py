@@ -14,11 +14,11 @@ from typing import Any, Final
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from lit_loader.config.scalars import plain
 from lit_loader.errors import OptionError
-from lit_loader.loop_watch import LoaderReport, LoopWatch
-from lit_loader.plot import check_matplotlib, write_plot
-from lit_loader.scalars import plain
-from lit_loader.timeline import write_trace
+from lit_loader.lightning.loop_watch import LoaderReport, LoopWatch
+from lit_loader.statistics.chrome_trace import write_trace
+from lit_loader.statistics.plot import check_matplotlib, write_plot
 
 __all__ = ["LoaderMonitor"]
 
@@ -56,6 +56,8 @@ class LoaderMonitor(Callback):
     Raises:
         OptionError: An argument is refused, or matplotlib is missing.
     """
+
+    __module__ = "lit_loader"
 
     def __init__(
         self,

@@ -9,7 +9,7 @@
 Lightning asks a loader for its position whenever a checkpoint is written, also when a step has
 failed half-way, and by itself restores it in some situations only. So the position that is saved is
 the one committed after the last whole step, and it is restored here in all situations, from where
-Lightning has put it; its own progress is mended in `lit_loader.trainer_progress`.
+Lightning has put it; its own progress is mended in `lightning/trainer_progress.py`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import CombinedLoader
 
+from lit_loader.checkpoint.foreign_state import damaged
 from lit_loader.errors import StateError
-from lit_loader.loader import DataLoader
-from lit_loader.restoring import damaged
-from lit_loader.trainer_progress import (
+from lit_loader.lightning.trainer_progress import (
     Moved,
     begin_next_epoch,
     count_steps,
@@ -32,6 +31,7 @@ from lit_loader.trainer_progress import (
     mend_saved,
     positions_in,
 )
+from lit_loader.loader import DataLoader
 
 __all__ = ["LoaderStateCallback", "train_loaders"]
 
@@ -40,12 +40,15 @@ class LoaderStateCallback(Callback):
     """Commits the training loaders' positions step by step, and resumes them exactly.
 
     `LoaderDataModule` brings one along. Without that data module the Trainer has one by itself if
-    lit_loader is installed and imported before the Trainer is made (`lit_loader.on_demand`); else
-    pass one in ``Trainer(callbacks=[...])``. It puts itself in front of the other callbacks, so
-    that it has committed a step before a checkpoint of it is written.
+    lit_loader is installed and imported before the Trainer is made
+    (`lightning/automatic_callback.py`); else pass one in ``Trainer(callbacks=[...])``. It puts
+    itself in front of the other callbacks, so that it has committed a step before a checkpoint of
+    it is written.
 
     Other loaders than `DataLoader` are left alone.
     """
+
+    __module__ = "lit_loader"
 
     def __init__(self) -> None:
         self._restored: list[dict[str, Any]] = []

@@ -27,12 +27,12 @@ from torch.utils.data import (
     default_convert,
 )
 
-from lit_loader.config import LoaderConfig
+from lit_loader.checkpoint.foreign_state import damaged, resuming
+from lit_loader.config.loader_config import LoaderConfig
+from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError
+from lit_loader.lightning.managed_loaders import ManagedLoaders
 from lit_loader.loader import DataLoader
-from lit_loader.managed import ManagedLoaders
-from lit_loader.places import short_repr
-from lit_loader.restoring import damaged, resuming
 
 __all__ = ["SwappedDataModule", "options_of"]
 

@@ -16,6 +16,6 @@ def callbacks() -> list[Any]:
     """Lightning's hook, called by every Trainer when it is made."""
     if "lit_loader" not in sys.modules:
         return []
-    from lit_loader.on_demand import LoaderStateOnDemand
+    from lit_loader.lightning.automatic_callback import LoaderStateOnDemand
 
     return [LoaderStateOnDemand()]

@@ -8,7 +8,8 @@
 A checkpoint holds two records of the same thing: the loaders' positions, which are exact, and the
 Trainer's progress, from which it derives when an epoch ends, when to validate and which batch is
 the last. Where the second says something else than the first, it is corrected here, by its public
-counts as far as there are any; ``tests/test_lightning_resume.py`` fails where those change.
+counts as far as there are any; ``tests/lightning/test_lightning_resume.py`` fails where those
+change.
 """
 
 from __future__ import annotations

@@ -16,15 +16,15 @@
 - A batch that is given to the consumer holds its slot through a :class:`Lease`: the slot returns
   to the stack when the last tensor that looks into it dies. That is the only way back.
 - Of a batch that is held in part, the memory of what was dropped goes back to the system
-  (:mod:`lit_loader.leases`). Where too many batches are held, the next ones are copied out, tensor
-  by tensor (:mod:`lit_loader.pieces`).
+  (`memory/leases.py`). Where too many batches are held, the next ones are copied out, tensor
+  by tensor (`memory/held_tensors.py`).
 - Memory of a past peak goes back to the system: of slots that a whole window of acquires did
   without, and what a slot has beyond twice the largest batch of late, when it is used next. While
   nothing changes, no memory is mapped or given back.
 - Under a budget, free slots give their memory back first; then batches are copied out;
   and :meth:`Arena.room` says how many tasks may be under way.
 
-The file (:class:`~lit_loader.shared_file.SharedFile`) is a memfd where there is one: pages that
+The file (`system/shared_file.py`) is a memfd where there is one: pages that
 were never touched cost nothing, so slots are made far larger than any batch and their size needs no
 guessing. Where it is a file on a disk, slots are small and all of their blocks are allocated.
 """
@@ -43,18 +43,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_loader.errors import LoaderError
-from lit_loader.forecast import Forecast
-from lit_loader.fork_guard import ForkGuard
-from lit_loader.leases import Lease, LeaseRef, Leases
-from lit_loader.pieces import DIVIDED, Pieces, Stretch, copied, divided
-from lit_loader.shared_file import (
+from lit_loader.memory.held_tensors import DIVIDED, Pieces, Stretch, copied, divided
+from lit_loader.memory.leases import Lease, LeaseRef, Leases
+from lit_loader.memory.size_forecast import Forecast
+from lit_loader.memory.slots import FreeSlots, Slot, memory_of
+from lit_loader.system.fork_guard import ForkGuard
+from lit_loader.system.shared_file import (
     SharedFile,
     address_space_left,
     map_part,
     remedy,
     round_up,
 )
-from lit_loader.slots import FreeSlots, Slot, memory_of
 
 __all__ = ["HELD_SLOTS", "Arena", "ArenaMap", "Lease", "Slot"]
 

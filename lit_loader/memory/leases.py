@@ -1,7 +1,7 @@
 """The slots that batches in the consumer's hands look into, and how they come back.
 
 - A batch holds its slot through a :class:`Lease`, which dies with the last that looks into it.
-- Its large parts (:mod:`lit_loader.pieces`) are watched. When one is dropped and the batch is still
+- Its large parts (`memory/held_tensors.py`) are watched. When one is dropped and the batch is still
   held when some more have been given out, the memory of that part goes back to the system. Not at
   once: nearly always the rest of a batch dies a moment later, and then warm memory is worth having.
 """
@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_loader.fork_guard import ForkGuard
-from lit_loader.slots import Slot
+from lit_loader.memory.slots import Slot
+from lit_loader.system.fork_guard import ForkGuard
 
 __all__ = ["PATIENCE", "Lease", "LeaseRef", "Leases"]
 

@@ -21,7 +21,7 @@ from typing import Any, Final, SupportsIndex, TypeVar, overload
 
 import numpy as np
 
-from lit_loader.shared_file import nameless_file, write_all
+from lit_loader.system.shared_file import nameless_file, write_all
 
 __all__ = ["SharedSequence"]
 
@@ -48,6 +48,8 @@ class SharedSequence(Sequence[T]):
         OSError: There is no memory (or, without memfd, no room in the temporary directory).
         Exception: A record cannot be pickled.
     """
+
+    __module__ = "lit_loader"
 
     def __init__(self, records: Iterable[T]) -> None:
         fd, _ = nameless_file(_LABEL)

@@ -23,14 +23,14 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset, Sampler
 
+from lit_loader.checkpoint.fingerprint import Fingerprint, in_brief
+from lit_loader.config.kinds import is_dataset
+from lit_loader.config.scalars import plain
+from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError
-from lit_loader.fingerprint import Fingerprint, in_brief
-from lit_loader.permutation import Permutation
-from lit_loader.places import short_repr
-from lit_loader.sampling import CHUNK, EpochOrder, Indices, whole_number
-from lit_loader.scalars import plain
-from lit_loader.seeding import derive
-from lit_loader.sources import is_dataset
+from lit_loader.sampling.orders import CHUNK, EpochOrder, Indices, whole_number
+from lit_loader.sampling.permutation import Permutation
+from lit_loader.seeding.seeds import derive
 
 __all__ = [
     *("MixtureDataset", "MixtureSampler", "Schedule", "Weights"),
@@ -126,6 +126,8 @@ class MixtureDataset(Dataset[Any]):
         OptionError: Datasets and weights do not belong together, or an empty source has a weight.
     """
 
+    __module__ = "lit_loader"
+
     def __init__(
         self, datasets: Mapping[str, Any] | Sequence[Any], weights: Weights | None = None
     ) -> None:
@@ -213,6 +215,8 @@ class MixtureSampler(EpochOrder, Sampler[int]):
         OptionError: ``data_source`` is no `MixtureDataset`, or an option or a weight is refused.
     """
 
+    __module__ = "lit_loader"
+
     def __init__(
         self,
         data_source: MixtureDataset,
@@ -261,7 +265,7 @@ class MixtureSampler(EpochOrder, Sampler[int]):
         return dict(zip(self.data_source.names, total.tolist(), strict=True))
 
     def state_fingerprint(self) -> Fingerprint:
-        """Tell what the order depends on, besides the epoch; see `lit_loader.fingerprint`.
+        """Tell what the order depends on, besides the epoch; see `checkpoint/fingerprint.py`.
 
         Weights are told as shares: 3 and 1 give the same order as 0.75 and 0.25.
         """

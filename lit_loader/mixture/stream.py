@@ -17,17 +17,17 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
+from lit_loader.checkpoint.fingerprint import Fingerprint, in_brief
+from lit_loader.checkpoint.foreign_state import damaged, is_count
+from lit_loader.checkpoint.stateful import Opened, checked_parts
+from lit_loader.config.scalars import plain
 from lit_loader.context import reading
+from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError, StateError
-from lit_loader.fingerprint import Fingerprint, in_brief
-from lit_loader.mixture import Schedule, Weights, named_sources, named_weights, tell_epoch
-from lit_loader.places import short_repr
-from lit_loader.restoring import damaged, is_count
-from lit_loader.sampling import whole_number
-from lit_loader.scalars import plain
-from lit_loader.seeding import derive
-from lit_loader.stateful import Opened, checked_parts
-from lit_loader.streams import preserved
+from lit_loader.mixture.dataset import Schedule, Weights, named_sources, named_weights, tell_epoch
+from lit_loader.sampling.orders import whole_number
+from lit_loader.seeding.generator_state import preserved
+from lit_loader.seeding.seeds import derive
 
 __all__ = ["MixtureStream"]
 
@@ -53,6 +53,8 @@ class MixtureStream(IterableDataset[Any]):
         OptionError: The weights or options are refused; "repeat" without ``epoch_length`` would
             never end.
     """
+
+    __module__ = "lit_loader"
 
     def __init__(
         self,

@@ -6,12 +6,12 @@ import signal
 from collections.abc import Mapping
 from typing import Any, Final
 
-from lit_loader.board import BoardRow, Stage
-from lit_loader.cgroup import memory_limits
-from lit_loader.failure import describe_indices
-from lit_loader.handover import NO_ROOM
-from lit_loader.messages import position_of
-from lit_loader.outcome import WorkerDeath
+from lit_loader.pool.outcome import WorkerDeath
+from lit_loader.system.cgroups import memory_limits
+from lit_loader.transport.messages import position_of
+from lit_loader.transport.remote_error import describe_indices
+from lit_loader.transport.status_board import BoardRow, Stage
+from lit_loader.worker.payload import NO_ROOM
 
 __all__ = ["died", "hung", "unborn"]
 

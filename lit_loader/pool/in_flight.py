@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from lit_loader.arena import Arena, Slot
-from lit_loader.board import BoardRow, Stage
-from lit_loader.messages import Grow, Result
+from lit_loader.memory.arena import Arena, Slot
+from lit_loader.transport.messages import Grow, Result
+from lit_loader.transport.status_board import BoardRow, Stage
 
 __all__ = ["Flight", "Flights"]
 

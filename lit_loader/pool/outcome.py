@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_loader.board import BoardRow
-from lit_loader.failure import Failure
-from lit_loader.messages import Result
+from lit_loader.transport.messages import Result
+from lit_loader.transport.remote_error import Failure
+from lit_loader.transport.status_board import BoardRow
 
 __all__ = ["Outcome", "WorkerDeath"]
 

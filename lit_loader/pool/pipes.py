@@ -23,9 +23,9 @@ from array import array
 from collections import deque
 from typing import Final
 
-from lit_loader.messages import SIZE, Attend, Message, pack, unpack
-from lit_loader.outbox import Outbox
-from lit_loader.pool_resources import READ_AT_ONCE, PoolResources, drain
+from lit_loader.pool.resources import READ_AT_ONCE, PoolResources, drain
+from lit_loader.pool.send_queue import Outbox
+from lit_loader.transport.messages import SIZE, Attend, Message, pack, unpack
 
 __all__ = ["Ended", "Mailbox", "PoolClosed"]
 

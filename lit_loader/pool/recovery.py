@@ -20,12 +20,12 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
-from lit_loader.board import BoardRow, Stage
-from lit_loader.diagnosis import died, hung, unborn
 from lit_loader.errors import WorkerDiedError, WorkerTimeoutError
-from lit_loader.messages import position_of
-from lit_loader.outcome import Outcome, WorkerDeath
-from lit_loader.worker_pool import WorkerPool
+from lit_loader.pool.diagnosis import died, hung, unborn
+from lit_loader.pool.outcome import Outcome, WorkerDeath
+from lit_loader.pool.worker_pool import WorkerPool
+from lit_loader.transport.messages import position_of
+from lit_loader.transport.status_board import BoardRow, Stage
 
 __all__ = ["Recovery"]
 

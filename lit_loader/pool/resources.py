@@ -7,12 +7,12 @@ import os
 import threading
 from typing import Final
 
-from lit_loader.arena import Arena
-from lit_loader.board import StatusBoard
-from lit_loader.interrupts import HeldBack
-from lit_loader.messages import SIZE, Attend, Stop, pack
-from lit_loader.processes import Starter, WorkerProcess, end_processes
-from lit_loader.stacks import StackFile
+from lit_loader.memory.arena import Arena
+from lit_loader.system.interrupts import HeldBack
+from lit_loader.system.stack_dumps import StackFile
+from lit_loader.transport.messages import SIZE, Attend, Stop, pack
+from lit_loader.transport.status_board import StatusBoard
+from lit_loader.worker.starters import Starter, WorkerProcess, end_processes
 
 __all__ = ["READ_AT_ONCE", "PoolResources", "drain"]
 

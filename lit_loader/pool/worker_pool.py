@@ -13,7 +13,7 @@
 - :meth:`WorkerPool.receive` waits in one ``poll`` for results, for a worker's death and for
   :meth:`WorkerPool.wake`; nothing is looked at in intervals once the workers are up.
 - :meth:`WorkerPool.replace` puts a new process in the place of one that has ended, and issues again
-  what that one may have had (:mod:`lit_loader.flights`).
+  what that one may have had (`pool/in_flight.py`).
 - One thread may submit while another receives. Everything else is for one thread at a time.
 - A slot in flight belongs to the pool until its result is in, or until nobody can write into it any
   more: every worker has acknowledged a newer generation, or has done a task of a newer issue.
@@ -34,16 +34,18 @@ from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
 from typing import Any, Final
 
-from lit_loader.arena import Arena
-from lit_loader.board import BoardRow, Stage, StatusBoard, board_bytes
+from lit_loader.batch.make import Recipe
 from lit_loader.errors import LoaderError
-from lit_loader.failure import Failure
-from lit_loader.flights import Flight, Flights
-from lit_loader.handover import Descriptor, Links
-from lit_loader.interrupts import HeldBack
-from lit_loader.loading import Recipe
-from lit_loader.mailbox import Ended, Mailbox
-from lit_loader.messages import (
+from lit_loader.memory.arena import Arena
+from lit_loader.pool.in_flight import Flight, Flights
+from lit_loader.pool.outcome import Outcome, WorkerDeath
+from lit_loader.pool.pipes import Ended, Mailbox
+from lit_loader.pool.resources import PoolResources
+from lit_loader.system.interrupts import HeldBack
+from lit_loader.system.processors import usable_processors
+from lit_loader.system.stack_dumps import DUMP_SIGNAL
+from lit_loader.system.watchdog import LOOK_SECONDS, Watchdog
+from lit_loader.transport.messages import (
     Ack,
     Grant,
     Grow,
@@ -56,13 +58,11 @@ from lit_loader.messages import (
     Up,
     pack_indices,
 )
-from lit_loader.outcome import Outcome, WorkerDeath
-from lit_loader.pool_resources import PoolResources
-from lit_loader.processes import WorkerProcess
-from lit_loader.processors import usable_processors
-from lit_loader.stacks import DUMP_SIGNAL
-from lit_loader.starting import make_starter
-from lit_loader.watchdog import LOOK_SECONDS, Watchdog
+from lit_loader.transport.remote_error import Failure
+from lit_loader.transport.status_board import BoardRow, Stage, StatusBoard, board_bytes
+from lit_loader.worker.payload import Descriptor, Links
+from lit_loader.worker.start_fallback import make_starter
+from lit_loader.worker.starters import WorkerProcess
 
 __all__ = ["WorkerPool"]
 

@@ -11,7 +11,7 @@
   iterated as it is; a position is reached by its own ``load_state_dict``, or else by drawing its
   indices again, which reads no data.
 - A user's sampler that draws from the global generators finds them seeded; one that has a
-  ``generator`` of its own goes on with it from epoch to epoch: `lit_loader.epoch_batches`.
+  ``generator`` of its own goes on with it from epoch to epoch: `sampling/epoch_batches.py`.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import BatchSampler
 
-from lit_loader.epoch_batches import BETWEEN, SAMPLER, EpochBatches
+from lit_loader.checkpoint.fingerprint import Fingerprint, told
+from lit_loader.checkpoint.sampler_state import pack_generator
+from lit_loader.checkpoint.stateful import Opened, is_stateful
+from lit_loader.config.scalars import plain
 from lit_loader.errors import OptionError, StateError
-from lit_loader.fingerprint import Fingerprint, told
-from lit_loader.sampler_memory import SamplerMemory
-from lit_loader.sampler_state import pack_generator
-from lit_loader.sampling import EpochOrder, Seed, Shard
-from lit_loader.scalars import plain
-from lit_loader.sharded_sampler import distributed_sampler_of
-from lit_loader.stateful import Opened, is_stateful
+from lit_loader.sampling.epoch_batches import BETWEEN, SAMPLER, EpochBatches
+from lit_loader.sampling.orders import EpochOrder, Seed, Shard
+from lit_loader.sampling.sampler_memory import SamplerMemory
+from lit_loader.sampling.sharded_sampler import distributed_sampler_of
 
 __all__ = ["BatchPlan", "Coming"]
 

@@ -7,7 +7,7 @@
 - One that has a ``generator`` of its own goes on with it from epoch to epoch, as with torch's
   loader; its state at the epoch's start (3.2 KB) is then part of the position.
 - So are the other generators, and the counters, of a sampler without ``state_dict``
-  (`lit_loader.sampler_memory`).
+  (`sampling/sampler_memory.py`).
 """
 
 from __future__ import annotations
@@ -31,13 +31,12 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from lit_loader.checkpoint.foreign_state import damaged, is_count, resuming
+from lit_loader.checkpoint.sampler_state import pack_generator, unpack_generator
+from lit_loader.checkpoint.stateful import ITERATOR, Opened
+from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError, StateError
-from lit_loader.interrupts import is_interruption
-from lit_loader.places import short_repr
-from lit_loader.restoring import damaged, is_count, resuming
-from lit_loader.sampler_memory import SamplerMemory
-from lit_loader.sampler_state import pack_generator, unpack_generator
-from lit_loader.sampling import (
+from lit_loader.sampling.orders import (
     CHUNK,
     EpochOrder,
     OrderedSampler,
@@ -46,14 +45,15 @@ from lit_loader.sampling import (
     ShuffledSampler,
     resolve,
 )
-from lit_loader.seeding import derive, seed_globals
-from lit_loader.stateful import ITERATOR, Opened
-from lit_loader.streams import preserved
+from lit_loader.sampling.sampler_memory import SamplerMemory
+from lit_loader.seeding.generator_state import preserved
+from lit_loader.seeding.seeds import derive, seed_globals
+from lit_loader.system.interrupts import is_interruption
 
 __all__ = ["BETWEEN", "SAMPLER", "EpochBatches", "Plan"]
 
 SAMPLER, BETWEEN = "sampler", "between"
-"""Keys of a sampler's part of a state; see `lit_loader.sampler_state`."""
+"""Keys of a sampler's part of a state; see `checkpoint/sampler_state.py`."""
 
 _BEHIND, _FRESH = "behind", "fresh"
 _PARTS = {SAMPLER, ITERATOR}

@@ -16,14 +16,32 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from dataclasses import dataclass
 from typing import Any
 
-from lit_loader.batch_plan import BatchPlan
-from lit_loader.iterator import EpochStart
-from lit_loader.position import EpochPosition, Position
-from lit_loader.seeding import BaseSeed
+from lit_loader.checkpoint.position import EpochPosition, Position
+from lit_loader.sampling.batch_plan import BatchPlan
+from lit_loader.sampling.epoch_batches import EpochBatches
+from lit_loader.seeding.seeds import BaseSeed
 
-__all__ = ["Epochs"]
+__all__ = ["EpochStart", "Epochs"]
+
+
+@dataclass(frozen=True)
+class EpochStart:
+    """What an iterator learns at its first ``next()``.
+
+    Attributes:
+        epoch: The epoch's number.
+        seed: Its base seed.
+        batches: The indices of each batch, from the position on; None for an iterable dataset.
+        position: Where to begin; the iterator keeps it up to date.
+    """
+
+    epoch: int
+    seed: int
+    batches: EpochBatches | None
+    position: EpochPosition
 
 
 class Epochs:

@@ -20,12 +20,12 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 
+from lit_loader.checkpoint.foreign_state import MAX_COUNT
+from lit_loader.config.scalars import plain
+from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError
-from lit_loader.permutation import Permutation
-from lit_loader.places import short_repr
-from lit_loader.restoring import MAX_COUNT
-from lit_loader.scalars import plain
-from lit_loader.seeding import BaseSeed, derive
+from lit_loader.sampling.permutation import Permutation
+from lit_loader.seeding.seeds import BaseSeed, derive
 
 __all__ = [
     "CHUNK",

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from lit_loader.errors import StateError
-from lit_loader.generators import HeldGenerators, find_generators
+from lit_loader.seeding.find_generators import HeldGenerators, find_generators
 
 __all__ = ["SamplerMemory"]
 

@@ -24,7 +24,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from lit_loader.sampling import (
+from lit_loader.sampling.orders import (
     EpochOrder,
     OrderedSampler,
     Seed,

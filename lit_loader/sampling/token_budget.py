@@ -26,14 +26,14 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Sampler
 
+from lit_loader.checkpoint.fingerprint import Fingerprint, in_brief
+from lit_loader.checkpoint.foreign_state import damaged, is_count
+from lit_loader.config.scalars import plain
+from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError, StateError
-from lit_loader.fingerprint import Fingerprint, in_brief
-from lit_loader.permutation import Permutation
-from lit_loader.places import short_repr
-from lit_loader.restoring import damaged, is_count
-from lit_loader.sampling import epoch_number, whole_number
-from lit_loader.scalars import plain
-from lit_loader.seeding import derive
+from lit_loader.sampling.orders import epoch_number, whole_number
+from lit_loader.sampling.permutation import Permutation
+from lit_loader.seeding.seeds import derive
 
 __all__ = ["TokenBudgetBatchSampler", "TokenBudgetStatistics"]
 
@@ -112,6 +112,8 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
     Raises:
         OptionError: An option is refused, or a sample is too long (a ValueError).
     """
+
+    __module__ = "lit_loader"
 
     def __init__(
         self,
@@ -228,7 +230,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         )
 
     def state_fingerprint(self) -> Fingerprint:
-        """Tell what the batches depend on, besides the epoch; see `lit_loader.fingerprint`.
+        """Tell what the batches depend on, besides the epoch; see `checkpoint/fingerprint.py`.
 
         Not the number of ranks, with which they differ too: another one may go on at the end of an
         epoch. In the middle of one the batches' own state refuses that.

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import torch.distributed
 
-from lit_loader.sharded_sampler import distributed_sampler_of
+from lit_loader.sampling.sharded_sampler import distributed_sampler_of
 
 __all__ = ["advice_if_unsharded"]
 

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from lit_loader.reachable import Cut, Shape, is_leaf, leads
-from lit_loader.seeding import derive
+from lit_loader.seeding.reachable import Cut, Shape, is_leaf, leads
+from lit_loader.seeding.seeds import derive
 
 __all__ = ["HeldGenerators", "MAX_DEPTH", "MAX_OBJECTS", "find_generators", "has_seed"]
 
@@ -131,7 +131,7 @@ def find_generators(*roots: object, apart_from: Iterable[object] = ()) -> HeldGe
     of arrays of objects, what the standard library's and NumPy's objects hold (partial functions,
     caches, iterators, `UserDict`, ...), and of functions closures, defaults, the global names that
     they load and the attributes of modules and classes that they name. No code of the user's is
-    run: no property, no ``__getattr__``. What is left out is said in `lit_loader.reachable`.
+    run: no property, no ``__getattr__``. What is left out is said in `seeding/reachable.py`.
 
     Found: ``numpy.random.Generator``, ``BitGenerator``, ``RandomState`` and ``SeedSequence``,
     ``torch.Generator``, ``random.Random``, and what derives from them; not the three global ones.

@@ -35,7 +35,7 @@ GIVE_UP_AFTER: Final = 120.0
 
 _LOOK_EVERY: Final = 1.0
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("lit_loader.generator_lock")
 
 
 class Turn:

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from lit_loader.generator_lock import Turn
-from lit_loader.seeding import seed_streams
+from lit_loader.seeding.generator_lock import Turn
+from lit_loader.seeding.seeds import seed_streams
 
 __all__ = ["Loan", "OwnStreams", "Rewind", "preserved"]
 
@@ -233,8 +233,8 @@ class Rewind:
     Made to be marked before every sample that may fail: 45 us for the global generators.
 
     Args:
-        held: Further generators, of the kinds that `lit_loader.generators` finds. One that cannot
-            tell its state (``random.SystemRandom``) is left alone.
+        held: Further generators, of the kinds that `seeding/find_generators.py` finds. One that
+            cannot tell its state (``random.SystemRandom``) is left alone.
     """
 
     def __init__(self, held: Iterable[object] = ()) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 
-from lit_loader.generators import HeldGenerators, find_generators, has_seed
+from lit_loader.seeding.find_generators import HeldGenerators, find_generators, has_seed
 
 __all__ = ["EARLY", "GeneratorWatch"]
 
@@ -20,7 +20,7 @@ EARLY = 8
 
 _ALERT = 32  # and so many after one that has made a generator: there may be more of the kind
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("lit_loader.generator_watch")
 _ADVICE = "pass reseed_fn, which is called wherever generators are seeded"
 
 

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lit_loader.generator_lock import turn
+from lit_loader.seeding.generator_lock import turn
 
 __all__ = [
     "BaseSeed",

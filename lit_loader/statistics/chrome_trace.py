@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from lit_loader.statistics import BatchRecord, StepRecord
+from lit_loader.statistics.records import BatchRecord, StepRecord
 
 __all__ = ["LoaderTrace", "trace_events", "write_trace"]
 

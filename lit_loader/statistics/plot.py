@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_loader.errors import OptionError
-from lit_loader.timeline import LoaderTrace
+from lit_loader.statistics.chrome_trace import LoaderTrace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

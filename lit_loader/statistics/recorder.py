@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_loader.statistics import (
+from lit_loader.statistics.records import (
     BatchRecord,
     LoaderStatistics,
     SlowSample,

@@ -1,6 +1,6 @@
 """Where the time goes: what one batch has cost, and what all of a loader's batches have.
 
-`lit_loader.recorder` collects the records and sums them up. All clocks are
+`statistics/recorder.py` collects the records and sums them up. All clocks are
 ``time.monotonic_ns()``, which is the same in all processes.
 """
 
@@ -218,6 +218,9 @@ class LoaderStatistics:
             f"{_counted(self.worker_restarts, 'restart')}, "
             f"{_counted(self.sample_errors, 'bad sample')}"
         )
+
+
+LoaderStatistics.__module__ = "lit_loader"
 
 
 def _counted(number: int, noun: str, plural: str = "s") -> str:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from lit_loader.statistics import LoaderStatistics, StageTimes
+from lit_loader.statistics.records import LoaderStatistics, StageTimes
 
 __all__ = ["verdict"]
 

@@ -19,7 +19,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 
-from lit_loader.shared_file import map_over
+from lit_loader.system.shared_file import map_over
 
 __all__ = ["ForkGuard", "unguarded_fork"]
 

@@ -15,14 +15,15 @@ import os
 import signal
 from typing import Final
 
-from lit_loader.shared_file import nameless_file
+from lit_loader.describe import PACKAGE
+from lit_loader.system.shared_file import nameless_file
 
 __all__ = ["DUMP_SIGNAL", "StackFile", "write_stacks_to"]
 
 DUMP_SIGNAL: Final = getattr(signal, "SIGRTMAX", signal.SIGUSR2 + 3) - 3
 """Ends a worker after it has written its stacks; a real-time signal, which hardly anybody uses."""
 
-_OWN: Final = f'File "{os.path.dirname(__file__)}{os.sep}'
+_OWN: Final = f'File "{PACKAGE}'
 
 _LONGEST: Final = 20_000
 """Bytes of stacks that are read; the first are those of the thread that crashed."""

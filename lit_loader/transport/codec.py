@@ -5,8 +5,8 @@
     slot  │ tensors and arrays, each on a 64-byte boundary │ descriptor                    │
           │ (those collated in place are there already)    │ length │ table │ small pickle │
 
-`encode` takes the batch apart (`lit_loader.reductions`), gives every part its place in the slot
-(`lit_loader.layout`) and writes the descriptor behind them: a table (the form of a simple batch,
+`encode` takes the batch apart (`transport/reductions.py`), gives every part its place in the slot
+(`transport/layout.py`) and writes the descriptor behind them: a table (the form of a simple batch,
 and a row a part: kind, dtype, place, shape, strides) and the pickle of a structure that is not
 simple. `decode` builds every part over the bytes where they lie and puts them in their places. A
 descriptor stands for itself: any worker may have written it, batches may be decoded in any order,
@@ -20,7 +20,8 @@ What is promised:
   Other storages have the size of their tensor, however large the one they were cut from.
 * Decoded parts are writable, are normal tensors also under ``torch.inference_mode``, and keep
   ``memory`` alive: a weak reference to it dies with the last of them. The consumer's side may have
-  them lie elsewhere, each in memory of its own (`lit_loader.pieces`); what overlaps does so there.
+  them lie elsewhere, each in memory of its own (`memory/held_tensors.py`); what overlaps does so
+  there.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from lit_loader.describe import find_failure, short_repr
 from lit_loader.errors import TransportError
-from lit_loader.layout import build, lay_out
-from lit_loader.pieces import Pieces, Stretch
-from lit_loader.places import find_failure, short_repr
-from lit_loader.reductions import Part, Refusal, is_plain, pickle_apart, unpickle_together
-from lit_loader.slot import SlotFull, SlotWriter, align
+from lit_loader.memory.held_tensors import Pieces, Stretch
+from lit_loader.transport.layout import build, lay_out
+from lit_loader.transport.reductions import Part, Refusal, is_plain, pickle_apart, unpickle_together
+from lit_loader.transport.slot_writer import SlotFull, SlotWriter, align
 
 __all__ = ["Divide", "SlotFull", "SlotWriter", "decode", "encode"]
 

@@ -9,9 +9,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lit_loader.pieces import Pieces, Stretch, over
-from lit_loader.reductions import Part
-from lit_loader.slot import NUMPY_DTYPES, SlotWriter, align, storage_at, tensor_over
+from lit_loader.memory.held_tensors import Pieces, Stretch, over
+from lit_loader.transport.reductions import Part
+from lit_loader.transport.slot_writer import (
+    NUMPY_DTYPES,
+    SlotWriter,
+    align,
+    storage_at,
+    tensor_over,
+)
 
 __all__ = ["build", "lay_out"]
 

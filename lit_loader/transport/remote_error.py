@@ -12,8 +12,8 @@ import pickle
 import traceback
 from typing import Any, NamedTuple, cast
 
-from lit_loader.board import Progress
 from lit_loader.errors import WorkerError
+from lit_loader.transport.status_board import Progress
 
 __all__ = ["Failure", "WorkerTraceback", "describe_batch", "describe_indices"]
 

@@ -14,8 +14,8 @@ made, a process that has one thread only and never does anything else than fork.
 later is the same as one made at first: the same dataset, the same module state, nothing in motion.
 
 The one fork may go wrong itself, and the launcher may be killed. It is waited for as long as it
-gets on (:mod:`lit_loader.watchdog`); what is done if it does not is said in
-:mod:`lit_loader.starting`, and what runs in it in :mod:`lit_loader.launcher_main`.
+gets on (`system/watchdog.py`); what is done if it does not is said in
+`worker/start_fallback.py`, and what runs in it in `worker/launcher_process.py`.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Final
 
-from lit_loader.children import let_go
 from lit_loader.errors import LoaderError
-from lit_loader.handover import Links, Payload
-from lit_loader.launcher_main import (
+from lit_loader.system.child_processes import let_go
+from lit_loader.system.stack_dumps import DUMP_SIGNAL, StackFile
+from lit_loader.system.watchdog import LOOK_SECONDS, PATIENCE, Watchdog
+from lit_loader.worker.launcher_process import (
     QUIT,
     READY,
     REAP,
@@ -50,9 +51,8 @@ from lit_loader.launcher_main import (
     WorkerMain,
     launcher_main,
 )
-from lit_loader.quiet_start import quiet_start
-from lit_loader.stacks import DUMP_SIGNAL, StackFile
-from lit_loader.watchdog import LOOK_SECONDS, PATIENCE, Watchdog
+from lit_loader.worker.payload import Links, Payload
+from lit_loader.worker.process_start import quiet_start
 
 __all__ = ["LaunchedWorker", "Launcher", "LauncherLostError", "can_launch"]
 

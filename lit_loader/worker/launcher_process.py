@@ -33,13 +33,13 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
-from lit_loader.children import settle
-from lit_loader.generators import find_generators
-from lit_loader.handover import Links, Payload
-from lit_loader.loading import Recipe
-from lit_loader.quiet_start import reset_signals
-from lit_loader.seeding import seed_worker
-from lit_loader.stacks import write_stacks_to
+from lit_loader.batch.make import Recipe
+from lit_loader.seeding.find_generators import find_generators
+from lit_loader.seeding.seeds import seed_worker
+from lit_loader.system.child_processes import settle
+from lit_loader.system.stack_dumps import write_stacks_to
+from lit_loader.worker.payload import Links, Payload
+from lit_loader.worker.process_start import reset_signals
 
 __all__ = [
     "QUIT",

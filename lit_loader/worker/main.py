@@ -31,18 +31,18 @@ import numpy as np
 import torch
 from torch.utils.data._utils import worker as torch_worker
 
-from lit_loader.arena import ArenaMap
-from lit_loader.board import Cancelled, Stage, StatusBoard
-from lit_loader.codec import SlotFull, SlotWriter, encode
-from lit_loader.collate import collate_privately
+from lit_loader.batch.collate import collate_privately
+from lit_loader.batch.fetch import EndOfData
+from lit_loader.batch.make import BatchLoader
+from lit_loader.checkpoint.position import ReadPoint
 from lit_loader.context import reading
 from lit_loader.errors import TransportError
-from lit_loader.failure import Failure, describe_batch
-from lit_loader.fetch import EndOfData
-from lit_loader.generator_lock import Turn
-from lit_loader.handover import NO_ROOM, Links, Payload
-from lit_loader.loading import BatchLoader
-from lit_loader.messages import (
+from lit_loader.memory.arena import ArenaMap
+from lit_loader.seeding.generator_lock import Turn
+from lit_loader.seeding.seeds import seed_worker
+from lit_loader.system.stack_dumps import write_stacks_to
+from lit_loader.transport.codec import SlotFull, SlotWriter, encode
+from lit_loader.transport.messages import (
     SIZE,
     Ack,
     Attend,
@@ -60,10 +60,10 @@ from lit_loader.messages import (
     unpack,
     unpack_indices,
 )
-from lit_loader.position import ReadPoint
-from lit_loader.quiet_start import reset_signals
-from lit_loader.seeding import seed_worker
-from lit_loader.stacks import write_stacks_to
+from lit_loader.transport.remote_error import Failure, describe_batch
+from lit_loader.transport.status_board import Cancelled, Stage, StatusBoard
+from lit_loader.worker.payload import NO_ROOM, Links, Payload
+from lit_loader.worker.process_start import reset_signals
 
 __all__ = ["worker_main"]
 
@@ -380,7 +380,7 @@ def _set_worker_info(links: Links, dataset: Any) -> None:
     """Make ``torch.utils.data.get_worker_info()`` answer, which third-party datasets call.
 
     Private reach into torch, with no public way: the variable behind a public function. Watched by
-    ``tests/test_private_reach.py``.
+    ``tests/project/test_private_reach.py``.
     """
     reading.shard_asked = False  # in the parent, perhaps, of which this process is a fork
     torch_worker._worker_info = _WorkerInfo(

@@ -9,11 +9,11 @@ from multiprocessing import reduction
 from multiprocessing.context import get_spawning_popen
 from typing import Any, Final
 
+from lit_loader.batch.make import Recipe
+from lit_loader.describe import find_failure, short_repr
 from lit_loader.errors import TransportError
-from lit_loader.loading import Recipe
-from lit_loader.pickling import can_carry_by_value, dump, load
-from lit_loader.places import find_failure, short_repr
-from lit_loader.shared_file import nameless_file, write_all
+from lit_loader.system.pickling import can_carry_by_value, dump, load
+from lit_loader.system.shared_file import nameless_file, write_all
 
 __all__ = ["NO_ROOM", "CarryByValueError", "Descriptor", "Links", "Payload"]
 

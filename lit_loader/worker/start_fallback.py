@@ -21,13 +21,13 @@ from collections.abc import Sequence
 from multiprocessing.context import BaseContext
 from typing import Final
 
+from lit_loader.batch.make import Recipe
 from lit_loader.errors import LoaderError, TransportError
-from lit_loader.handover import Links, Payload
-from lit_loader.launcher import Launcher, LauncherLostError, can_launch
-from lit_loader.loading import Recipe
-from lit_loader.processes import DirectStarter, Starter, WorkerProcess
-from lit_loader.watchdog import PATIENCE
-from lit_loader.worker import worker_main
+from lit_loader.system.watchdog import PATIENCE
+from lit_loader.worker.launcher import Launcher, LauncherLostError, can_launch
+from lit_loader.worker.main import worker_main
+from lit_loader.worker.payload import Links, Payload
+from lit_loader.worker.starters import DirectStarter, Starter, WorkerProcess
 
 __all__ = ["ForkStarter", "make_starter"]
 

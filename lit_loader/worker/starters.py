@@ -14,13 +14,13 @@ from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Final, Protocol
 
-from lit_loader.children import UNKNOWN, settle
+from lit_loader.batch.make import Recipe
 from lit_loader.errors import LoaderError
-from lit_loader.handover import CarryByValueError, Links, Payload
-from lit_loader.loading import Recipe
-from lit_loader.pickling import can_carry_by_value, importable_main, main_is_importable
-from lit_loader.quiet_start import await_end_of_fork_server, quiet_start
-from lit_loader.worker import worker_main
+from lit_loader.system.child_processes import UNKNOWN, settle
+from lit_loader.system.pickling import can_carry_by_value, importable_main, main_is_importable
+from lit_loader.worker.main import worker_main
+from lit_loader.worker.payload import CarryByValueError, Links, Payload
+from lit_loader.worker.process_start import await_end_of_fork_server, quiet_start
 
 __all__ = [
     "STOP_GRACE",

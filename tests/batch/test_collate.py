@@ -17,8 +17,13 @@ from torch.utils.data import default_convert as torch_convert
 from torch.utils.data._utils import collate as rules
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from lit_loader.codec import SlotWriter, decode, encode
-from lit_loader.collate import DIRECT_BYTES, collate_privately, default_collate, default_convert
+from lit_loader.batch.collate import (
+    DIRECT_BYTES,
+    collate_privately,
+    default_collate,
+    default_convert,
+)
+from lit_loader.transport.codec import SlotWriter, decode, encode
 
 
 class Point(NamedTuple):

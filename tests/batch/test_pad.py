@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lit_loader import DataLoader, OptionError, TokenBudgetBatchSampler, default_collate
-from lit_loader.pad import PadCollate, Padded
+from lit_loader.batch.pad import PadCollate, Padded
 
 
 class Pair(NamedTuple):

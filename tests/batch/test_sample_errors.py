@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from exact import Augmented, noisy_collate
-from samples import Call, Rows, ints, uncollated
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
 import lit_loader
 from lit_loader import DataLoader
+from lit_loader.batch.sample_errors import KEPT_ERRORS, SampleError, SampleErrorLog
+from lit_loader.batch.tolerant_fetch import MAX_DRAWS, MAX_IN_A_ROW
 from lit_loader.errors import OptionError, SampleErrorsError, WorkerError
-from lit_loader.sample_errors import KEPT_ERRORS, SampleError, SampleErrorLog
-from lit_loader.tolerant_fetch import MAX_DRAWS, MAX_IN_A_ROW
+from tests.support.exact import Augmented, noisy_collate
+from tests.support.samples import Call, Rows, ints, uncollated
 
 WORKERS = [0, 2]
 
@@ -607,7 +607,7 @@ def test_an_error_is_written_down(workers: int, caplog: pytest.LogCaptureFixture
         Choosy(), batch_size=4, num_workers=workers, on_sample_error="replace", seed=1
     ) as loader:
         iterator = iter(loader)
-        with caplog.at_level(logging.WARNING, "lit_loader.sample_errors"):
+        with caplog.at_level(logging.WARNING, "lit_loader.batch.sample_errors"):
             next(iterator)
         first, *more = iterator.sample_errors.errors
     assert (first.index, first.position, first.retries, more) == (3, 3, 0, [])
@@ -712,7 +712,7 @@ def test_the_defaults_take_no_notice(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise AssertionError
 
-    monkeypatch.setattr("lit_loader.streams.Rewind.mark", fail)
-    monkeypatch.setattr("lit_loader.sample_errors.Attempts.insist", fail)
-    monkeypatch.setattr("lit_loader.sample_errors.SampleErrorLog.record", fail)
+    monkeypatch.setattr("lit_loader.seeding.generator_state.Rewind.mark", fail)
+    monkeypatch.setattr("lit_loader.batch.sample_errors.Attempts.insist", fail)
+    monkeypatch.setattr("lit_loader.batch.sample_errors.SampleErrorLog.record", fail)
     assert len(list(DataLoader(Rows(8)))) == 8

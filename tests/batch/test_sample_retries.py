@@ -11,17 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from exact import noisy_collate
-from samples import Call, Counting
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 import lit_loader
-from lit_loader import DataLoader, sample_errors
-from lit_loader.board import Cancelled, Progress
-from lit_loader.generators import find_generators
-from lit_loader.sample_errors import MAX_BACKOFF, Attempts, Tolerance
-from lit_loader.streams import Rewind, preserved
+from lit_loader import DataLoader
+from lit_loader.batch import sample_errors
+from lit_loader.batch.sample_errors import MAX_BACKOFF, Attempts, Tolerance
+from lit_loader.seeding import find_generators
+from lit_loader.seeding.generator_state import Rewind, preserved
+from lit_loader.transport.status_board import Cancelled, Progress
+from tests.support.exact import noisy_collate
+from tests.support.samples import Call, Counting
 
 # `Draws` holds one, which cannot be taken back and has nothing to do with what samples are.
 pytestmark = pytest.mark.filterwarnings("ignore:.*is a random.SystemRandom:UserWarning")

@@ -12,16 +12,16 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from parity.tools import wait_gone
-from samples import Call
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from lit_loader import DataLoader
 from lit_loader import loader as loader_module
-from lit_loader.iterator import InProcessIterator, LoaderIterator
-from lit_loader.placement import quicker_here
-from lit_loader.tables import table_of
+from lit_loader.batch.tensor_table import table_of
+from lit_loader.iteration.base import InProcessIterator, LoaderIterator
+from lit_loader.iteration.placement import quicker_here
+from tests.parity.tools import wait_gone
+from tests.support.samples import Call
 
 
 class BySample(Dataset):

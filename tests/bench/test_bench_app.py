@@ -19,16 +19,20 @@ from hydra import compose, initialize_config_dir
 from torch.utils.data import Dataset
 
 from lit_loader import OptionError
-from lit_loader.apps.bench import advice, check, limits, names, runner, tree
-from lit_loader.apps.bench.app import conf_dir
-from lit_loader.apps.bench.cases.growth import steepest
-from lit_loader.apps.bench.contenders import Setup, contenders
-from lit_loader.apps.bench.datasets import ManyTensors, Sleeping, Tensors
-from lit_loader.apps.bench.results import COPY, IN_PROCESS, LIMIT, Measurement, Target
-from lit_loader.apps.bench.rounds import interleave, per_batch
-from lit_loader.apps.bench.session import subject
-from lit_loader.processors import usable_processors
-from lit_loader.statistics import LoaderStatistics, StageTimes
+from lit_loader.bench import runner
+from lit_loader.bench.app import conf_dir
+from lit_loader.bench.cases.growth import steepest
+from lit_loader.bench.core import names, tree
+from lit_loader.bench.core.results import COPY, IN_PROCESS, LIMIT, Measurement, Target
+from lit_loader.bench.data.datasets import ManyTensors, Sleeping, Tensors
+from lit_loader.bench.loaders.contenders import Setup, contenders
+from lit_loader.bench.measure import limits
+from lit_loader.bench.measure.rounds import interleave, per_batch
+from lit_loader.bench.measure.session import subject
+from lit_loader.bench.own_dataset import advice
+from lit_loader.bench.report import check
+from lit_loader.statistics.records import LoaderStatistics, StageTimes
+from lit_loader.system.processors import usable_processors
 
 for needed in ("rich", "matplotlib"):  # of which the modules above import nothing yet
     pytest.importorskip(needed)
@@ -71,7 +75,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 def program(directory: Path, *arguments: str, interrupt: bool = False) -> tuple[int, str, str]:
     """Run it as a user does; returns exit code, stdout, stderr."""
     started = subprocess.Popen(
-        [sys.executable, "-m", "lit_loader.apps.bench", *arguments],
+        [sys.executable, "-m", "lit_loader.bench", *arguments],
         cwd=directory, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         env={**os.environ, "COLUMNS": "160"},
     )  # fmt: skip
@@ -277,7 +281,7 @@ def test_errors_are_one_line(tmp_path: Path) -> None:
 def test_help_is_quick() -> None:
     code = (
         "import sys; sys.argv = ['lit-loader-bench', '--help']\n"
-        "from lit_loader.apps.bench.app import main\n"
+        "from lit_loader.bench.app import main\n"
         "try: main()\n"
         "finally: assert not {'torch', 'rich', 'matplotlib'} & set(sys.modules)"
     )

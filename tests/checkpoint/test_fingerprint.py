@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exact import Indices, digests, taken, through_file
 from torch.utils.data import BatchSampler, IterableDataset, Sampler
 
 from lit_loader import (
@@ -20,8 +19,9 @@ from lit_loader import (
     StateError,
     TokenBudgetBatchSampler,
 )
-from lit_loader.batch_plan import BatchPlan
-from lit_loader.fingerprint import in_brief, told
+from lit_loader.checkpoint.fingerprint import in_brief, told
+from lit_loader.sampling.batch_plan import BatchPlan
+from tests.support.exact import Indices, digests, taken, through_file
 
 LENGTH = 60
 

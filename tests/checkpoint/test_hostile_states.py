@@ -15,11 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from exact import SamplerWithStatefulIterator
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lightning.pytorch import LightningDataModule
-from stateful_data import SAMPLERS, STREAMS, sampling
 from torch.utils.data import (
     BatchSampler,
     IterableDataset,
@@ -39,7 +37,9 @@ from lit_loader import (
     StateError,
     TokenBudgetBatchSampler,
 )
-from lit_loader.restoring import DEEPEST, MAX_BATCHES, MAX_COUNT
+from lit_loader.checkpoint.foreign_state import DEEPEST, MAX_BATCHES, MAX_COUNT
+from tests.support.exact import SamplerWithStatefulIterator
+from tests.support.stateful_data import SAMPLERS, STREAMS, sampling
 
 LENGTH = 22
 

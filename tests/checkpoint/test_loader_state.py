@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from lit_loader.checkpoint.loader_state import ELASTIC, VERSION, LoaderState
 from lit_loader.errors import StateError
-from lit_loader.state import ELASTIC, VERSION, LoaderState
 
 FINGERPRINT: dict[str, int | float | str | bool | None] = {
     "dataset_length": 1_281_167,

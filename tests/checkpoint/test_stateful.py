@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from exact import Augmented, digests, taken
-from stateful_data import SAMPLERS, STREAMS, sampling
 
 from lit_loader import DataLoader, MixtureStream
+from tests.support.exact import Augmented, digests, taken
+from tests.support.stateful_data import SAMPLERS, STREAMS, sampling
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.* has no state_dict and load_state_dict"),

@@ -24,7 +24,7 @@ from torch.utils.data import RandomSampler, TensorDataset, WeightedRandomSampler
 import lit_loader
 from lit_loader import DataLoader, LoaderConfig, OptionError
 
-LOADER_CONF = Path(__file__).parent.parent / "conf" / "lit_loader" / "loader"
+LOADER_CONF = Path(__file__).parents[2] / "conf" / "lit_loader" / "loader"
 NAMES = [field.name for field in fields(LoaderConfig)]
 
 
@@ -79,7 +79,7 @@ def test_every_attribute_is_documented() -> None:
 
 def test_module_imports_neither_torch_nor_hydra() -> None:
     code = (
-        "import sys, lit_loader.config; "
+        "import sys, lit_loader.config.loader_config; "
         "assert not {'torch', 'hydra', 'omegaconf', 'numpy', 'lightning'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from samples import Call, Counting, Rows
 from torch.utils.data import Dataset, Sampler
 
 from lit_loader import (
@@ -24,6 +23,7 @@ from lit_loader import (
     StateError,
     TokenBudgetBatchSampler,
 )
+from tests.support.samples import Call, Counting, Rows
 
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from exact import digests, through_file
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 import lit_loader
 from lit_loader import DataLoader
+from tests.support.exact import digests, through_file
 
 FILES = 24
 

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from exact import Augmented, digests, noisy_collate, taken, through_file
 
 from lit_loader import DataLoader
+from tests.support.exact import Augmented, digests, noisy_collate, taken, through_file
 
 BATCHES = 7
 STOPS = (0, 1, 3, BATCHES - 1, BATCHES)

@@ -12,19 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from exact import (
-    Augmented,
-    EveryOther,
-    Indices,
-    Pairs,
-    SamplerWithStatefulIterator,
-    SharedWithState,
-    StatefulSampler,
-    digests,
-    taken,
-    through_file,
-    with_states,
-)
 from torch.utils.data import (
     BatchSampler,
     RandomSampler,
@@ -37,6 +24,19 @@ from torch.utils.data import (
 )
 
 from lit_loader import DataLoader, StateError
+from tests.support.exact import (
+    Augmented,
+    EveryOther,
+    Indices,
+    Pairs,
+    SamplerWithStatefulIterator,
+    SharedWithState,
+    StatefulSampler,
+    digests,
+    taken,
+    through_file,
+    with_states,
+)
 
 LENGTH = 26
 WEIGHTS = torch.arange(1.0, LENGTH + 1).tolist()

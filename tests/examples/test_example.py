@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import run_python
-from recipes import TRAIN
+
+from tests.support.commands import run_python
+from tests.support.recipes import TRAIN
 
 
 def run(directory: Path, *arguments: str, code: int = 0) -> str:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from recipes import importable
 from torch.utils.data import IterableDataset
 
 from lit_loader import DataLoader
+from tests.support.recipes import importable
 
 
 @pytest.fixture

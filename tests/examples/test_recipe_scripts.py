@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from recipes import EXAMPLES, importable
+
+from tests.support.recipes import EXAMPLES, importable
 
 
 @pytest.fixture

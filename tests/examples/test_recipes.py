@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from recipes import EXAMPLES, TRAIN, importable, run
+
+from tests.support.recipes import EXAMPLES, TRAIN, importable, run
 
 RECIPES = {
     "images": ("PIL", 17, ["predictions.png"]),

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from commands import run_python
-from recipes import EXAMPLES, TRAIN
+
+from tests.support.commands import run_python
+from tests.support.recipes import EXAMPLES, TRAIN
 
 SHORT = ("trainer.max_epochs=1", "trainer.limit_val_batches=2", "trainer.limit_test_batches=2")
 SMALL = ("model.width=32", "model.layers=1")

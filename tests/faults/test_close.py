@@ -14,15 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from parity.tools import wait_gone
-from samples import METHODS, Call, hang, worker_pids
-from test_signals import finish, launch
 
-from lit_loader import DataLoader, arena, board, pool_resources, stacks
-from lit_loader.children import let_go
+from lit_loader import DataLoader
 from lit_loader.errors import LoaderError
-from lit_loader.mailbox import Mailbox
-from lit_loader.processes import STOP_GRACE
+from lit_loader.memory import arena
+from lit_loader.pool import resources
+from lit_loader.pool.pipes import Mailbox
+from lit_loader.system import stack_dumps
+from lit_loader.system.child_processes import let_go
+from lit_loader.transport import status_board
+from lit_loader.worker.starters import STOP_GRACE
+from tests.faults.test_signals import finish, launch
+from tests.parity.tools import wait_gone
+from tests.support.samples import METHODS, Call, hang, worker_pids
 
 
 def usage() -> tuple[int, list[str], int]:
@@ -170,11 +174,11 @@ class Broken(Exception):
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        (pool_resources, "end_processes"),
-        (pool_resources, "drain"),
-        (pool_resources.PoolResources, "_close_starter"),
-        (stacks.StackFile, "close"),
-        (board.StatusBoard, "release"),
+        (resources, "end_processes"),
+        (resources, "drain"),
+        (resources.PoolResources, "_close_starter"),
+        (stack_dumps.StackFile, "close"),
+        (status_board.StatusBoard, "release"),
         (arena.Arena, "trim"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -236,13 +240,13 @@ def test_ctrl_c_while_a_worker_is_waited_for(monkeypatch: pytest.MonkeyPatch) ->
     iterator = iter(loader)
     next(iterator)
     pids = worker_pids(iterator)
-    end_processes = pool_resources.end_processes
+    end_processes = resources.end_processes
 
     def interrupted(*arguments: Any) -> None:
         signal.raise_signal(signal.SIGINT)
         end_processes(*arguments)
 
-    monkeypatch.setattr(pool_resources, "end_processes", interrupted)
+    monkeypatch.setattr(resources, "end_processes", interrupted)
     began = time.monotonic()
     with handler() as came, pytest.raises(Asked):
         loader.close()
@@ -285,8 +289,9 @@ def test_a_handler_that_closes_the_loader(monkeypatch: pytest.MonkeyPatch) -> No
 DAEMON = """
 import threading, sys
 import torch
-from lit_loader import DataLoader, pin_memory
-from samples import Call, hang
+from lit_loader import DataLoader
+from lit_loader.iteration import pin_memory
+from tests.support.samples import Call, hang
 
 pin_memory.find_accelerator = lambda device="": 0
 pin_memory.pin_tensor = torch.clone

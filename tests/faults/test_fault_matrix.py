@@ -22,7 +22,13 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from faults import (
+
+from lit_loader import DataLoader
+from lit_loader.errors import TransportError, WorkerRestartWarning
+from lit_loader.iteration import pin_memory as pinning
+from lit_loader.memory import arena as arena_module
+from tests.parity.tools import PROMPT, finish_script, start_script
+from tests.support.faults import (
     POINTS,
     Faults,
     Noisy,
@@ -32,13 +38,7 @@ from faults import (
     Struck,
     outcomes,
 )
-from parity.tools import PROMPT, finish_script, start_script
-from samples import METHODS, named_memory
-
-from lit_loader import DataLoader
-from lit_loader import arena as arena_module
-from lit_loader import pin_memory as pinning
-from lit_loader.errors import TransportError, WorkerRestartWarning
+from tests.support.samples import METHODS, named_memory
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -365,7 +365,7 @@ PROGRAM = """
     from pathlib import Path
 
     sys.path.insert(0, {tests!r})
-    from faults import Faults, Noisy, Strike
+    from tests.support.faults import Faults, Noisy, Strike
 
     if __name__ == "__main__":
         faults = Faults(Path({folder!r}), Strike("parent", {point!r}))
@@ -388,7 +388,7 @@ def test_a_program_is_killed(method: str, point: str, tmp_path: Path) -> None:
     folder = tmp_path / "struck"
     folder.mkdir()
     named = named_memory()
-    tests = str(Path(__file__).parent)
+    tests = str(Path(__file__).parents[2])
     source = PROGRAM.format(tests=tests, folder=str(folder), point=point, method=method)
     out, err, status = finish_script(start_script(DataLoader, source, tmp_path))
     assert status == -signal.SIGKILL

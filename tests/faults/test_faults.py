@@ -18,8 +18,12 @@ from typing import Any
 
 import pytest
 import torch
-from parity.tools import PROMPT, Gate, wait_gone
-from samples import (
+
+import lit_loader
+from lit_loader import DataLoader
+from lit_loader.errors import TransportError, WorkerDiedError, WorkerError, WorkerTimeoutError
+from tests.parity.tools import PROMPT, Gate, wait_gone
+from tests.support.samples import (
     METHODS,
     BrokenArrival,
     Call,
@@ -32,10 +36,6 @@ from samples import (
     uncollated,
     worker_pids,
 )
-
-import lit_loader
-from lit_loader import DataLoader
-from lit_loader.errors import TransportError, WorkerDiedError, WorkerError, WorkerTimeoutError
 
 PERSISTENT = pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
 

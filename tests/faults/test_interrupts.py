@@ -17,12 +17,14 @@ from typing import Any
 
 import pytest
 import torch
-from samples import Counting
-from striking import Strike, Struck, StruckHard
 from torch.utils.data import IterableDataset
 
-from lit_loader import DataLoader, generator_lock, pin_memory
-from lit_loader.interrupts import HeldBack, is_interruption, let_handlers_through
+from lit_loader import DataLoader
+from lit_loader.iteration import pin_memory
+from lit_loader.seeding import generator_lock
+from lit_loader.system.interrupts import HeldBack, is_interruption, let_handlers_through
+from tests.support.samples import Counting
+from tests.support.striking import Strike, Struck, StruckHard
 
 LENGTH = 8
 

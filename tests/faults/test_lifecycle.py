@@ -16,8 +16,15 @@ from typing import Any
 
 import psutil
 import pytest
-from parity.tools import PROMPT, Gate, finish_script, start_script, wait_gone
-from samples import (
+
+import lit_loader
+from lit_loader import DataLoader
+from lit_loader.errors import LoaderError
+from lit_loader.pool import resources
+from lit_loader.pool import worker_pool as pool_module
+from lit_loader.pool.pipes import Mailbox
+from tests.parity.tools import PROMPT, Gate, finish_script, start_script, wait_gone
+from tests.support.samples import (
     METHODS,
     Call,
     Counting,
@@ -30,12 +37,6 @@ from samples import (
     uncollated,
     worker_pids,
 )
-
-import lit_loader
-from lit_loader import DataLoader, pool_resources
-from lit_loader import worker_pool as pool_module
-from lit_loader.errors import LoaderError
-from lit_loader.mailbox import Mailbox
 
 PERSISTENT = pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
 KIND = pytest.mark.parametrize("iterable", [False, True], ids=["map", "iterable"])
@@ -613,7 +614,7 @@ def test_an_interrupt_while_closing_leaves_nothing(monkeypatch: pytest.MonkeyPat
     next(iter(loader))
     assert loader._workers.pool is not None
     pids = set(loader._workers.pool.pids)
-    monkeypatch.setattr(pool_resources, "end_processes", interrupted)
+    monkeypatch.setattr(resources, "end_processes", interrupted)
     with pytest.raises(KeyboardInterrupt):
         loader.close()
     wait_gone(pids)

@@ -19,8 +19,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from parity.tools import PROMPT, ROOT, finish_script
-from samples import METHODS
+
+from tests.parity.tools import PROMPT, ROOT, finish_script
+from tests.support.samples import METHODS
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs pidfds (Linux)")
 
@@ -105,7 +106,7 @@ def launch(source: str, folder: Path, *arguments: object) -> subprocess.Popen[st
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     launched.append(process)
     return process
@@ -382,7 +383,7 @@ import json, logging, os, sys, warnings
 from pathlib import Path
 warnings.simplefilter("ignore")
 import torch
-from exact import Augmented, digest
+from tests.support.exact import Augmented, digest
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lit_loader import LoaderDataModule

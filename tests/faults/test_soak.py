@@ -1,6 +1,7 @@
 """Soak: processes are killed all the time, for a long time, and nothing is lost and nothing grows.
 
-    LIT_LOADER_SOAK_SECONDS=1200 pytest -m slow -n 0 -s -o faulthandler_timeout=0 tests/test_soak.py
+    export LIT_LOADER_SOAK_SECONDS=1200
+    pytest -m slow -n 0 -s -o faulthandler_timeout=0 tests/faults/test_soak.py
 
 Several loaders run side by side, each of them epoch after epoch and in a thread of its own; what
 they give is compared with what a single thread has got of ``num_workers=0`` before. A lane is:
@@ -52,14 +53,14 @@ from torch.utils.data import Dataset, IterableDataset
 
 import lit_loader
 from lit_loader import DataLoader
-from lit_loader.board import Stage
 from lit_loader.errors import (
     LoaderError,
     WorkerDiedError,
     WorkerRestartWarning,
     WorkerTimeoutError,
 )
-from lit_loader.worker_pool import WorkerPool
+from lit_loader.pool.worker_pool import WorkerPool
+from lit_loader.transport.status_board import Stage
 
 SECONDS = float(os.environ.get("LIT_LOADER_SOAK_SECONDS", "1200"))
 SEED = int(os.environ.get("LIT_LOADER_SOAK_SEED", "0"))

@@ -20,7 +20,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from exact import (
+from torch import Tensor
+from torch.utils.data import Dataset, RandomSampler, TensorDataset
+
+import lit_loader
+from lit_loader import DataLoader, LoaderError, MixtureDataset, MixtureSampler, MixtureStream
+from lit_loader.seeding import generator_lock
+from lit_loader.seeding.generator_state import OwnStreams
+from lit_loader.seeding.seeds import base_seed
+from tests.support.exact import (
     Augmented,
     EveryOther,
     Pairs,
@@ -29,21 +37,7 @@ from exact import (
     digests,
     noisy_collate,
 )
-from samples import Call, Counting
-from torch import Tensor
-from torch.utils.data import Dataset, RandomSampler, TensorDataset
-
-import lit_loader
-from lit_loader import (
-    DataLoader,
-    LoaderError,
-    MixtureDataset,
-    MixtureSampler,
-    MixtureStream,
-    generator_lock,
-)
-from lit_loader.seeding import base_seed
-from lit_loader.streams import OwnStreams
+from tests.support.samples import Call, Counting
 
 SOURCES = MixtureDataset([Augmented(13), Augmented(13)], [1, 2])
 TABLE = TensorDataset(torch.arange(52.0).reshape(26, 2))
@@ -544,7 +538,7 @@ def test_a_generator_that_is_left_in_the_midst_holds_nothing() -> None:
 # --- an exception at any instruction ---
 
 OURS = {
-    *("streams.py", "generator_lock.py", "context.py", "iterator.py"),
+    *("generator_state.py", "generator_lock.py", "context.py", "base.py"),
     *("batch_plan.py", "epoch_batches.py", "contextlib.py"),
 }
 

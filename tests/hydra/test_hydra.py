@@ -13,11 +13,11 @@ import torch
 from hydra import compose, initialize_config_dir
 from hydra.errors import ConfigCompositionException
 from hydra.utils import instantiate
-from hydra_apps import ROOT, Compose, Numbers, composing, refusal
 from omegaconf import DictConfig, MissingMandatoryValue, OmegaConf
 from torch.utils.data import WeightedRandomSampler
 
 from lit_loader import LoaderConfig, LoaderDataModule
+from tests.support.hydra_apps import ROOT, Compose, Numbers, composing, refusal
 
 
 class PadCollate:

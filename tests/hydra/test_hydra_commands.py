@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import run_python
-from hydra_apps import DATA, GROUPS, PRESETS
 
 from lit_loader import DataLoader, LoaderConfig
+from tests.support.commands import run_python
+from tests.support.hydra_apps import DATA, GROUPS, PRESETS
 
 PROGRAM = """
 import json

@@ -13,7 +13,6 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
-from hydra_apps import CONF, GROUPS, PRESETS, Compose, Numbers, composing, refusal
 from omegaconf import DictConfig
 from torch.utils.data import RandomSampler, WeightedRandomSampler
 
@@ -25,7 +24,8 @@ from lit_loader import (
     MixtureSampler,
     TokenBudgetBatchSampler,
 )
-from lit_loader.pad import PadCollate, Padded
+from lit_loader.batch.pad import PadCollate, Padded
+from tests.support.hydra_apps import CONF, GROUPS, PRESETS, Compose, Numbers, composing, refusal
 
 Batches = list[Any]
 

@@ -7,8 +7,9 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from commands import run_python
-from hydra_apps import DATA, ROOT
+
+from tests.support.commands import run_python
+from tests.support.hydra_apps import DATA, ROOT
 
 PROJECT = {
     "src/__init__.py": "",
@@ -43,7 +44,7 @@ from pathlib import Path
 
 import hydra
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 
 @hydra.main(version_base="1.3", config_path="../configs", config_name="train.yaml")

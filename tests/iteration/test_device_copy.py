@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from samples import Call, Rows
 
 from lit_loader import DataLoader
 from lit_loader import loader as loader_module
-from lit_loader.apps import device_copy_benchmark
-from lit_loader.device_copy import DeviceCopy, Staged, _mark
+from lit_loader.bench import device_copy
+from lit_loader.iteration.device_copy import DeviceCopy, Staged, _mark
+from tests.support.samples import Call, Rows
 
 PIN = pytest.mark.parametrize("pin", [False, True], ids=["", "pinned"])
 
@@ -193,12 +193,12 @@ def test_the_benchmark_says_that_there_is_nothing_to_measure(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert device_copy_benchmark.main([]) == 1
+    assert device_copy.main([]) == 1
     assert capsys.readouterr().out.startswith("no CUDA device")
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
-    assert device_copy_benchmark.main(["--megabytes", "4", "--batches", "20", "--rounds", "1"]) == 0
+    assert device_copy.main(["--megabytes", "4", "--batches", "20", "--rounds", "1"]) == 0
     assert capsys.readouterr().out.count("(") == 4

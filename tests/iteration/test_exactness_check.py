@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from exact import Augmented
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import lit_loader
 from lit_loader import DataLoader, ExactnessWarning, LoaderConfig, OptionError
-from lit_loader.exactness_check import digest
+from lit_loader.iteration.exactness_check import digest
+from tests.support.exact import Augmented
 
 LENGTH = 20
 

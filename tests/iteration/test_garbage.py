@@ -11,18 +11,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import run_python
 
-ROOT = Path(__file__).parent.parent
+from tests.support.commands import run_python
+
+ROOT = Path(__file__).parents[2]
 
 INTERRUPTED = """
 import gc, sys
 import numpy as np, torch
-from lit_loader import arena, pieces
-from lit_loader.arena import Arena, ArenaMap
-from lit_loader.board import StatusBoard, board_bytes
-from lit_loader.codec import decode, encode
-from lit_loader.slot import SlotWriter
+from lit_loader.memory import arena
+from lit_loader.memory import held_tensors
+from lit_loader.memory.arena import Arena, ArenaMap
+from lit_loader.transport.status_board import StatusBoard, board_bytes
+from lit_loader.transport.codec import decode, encode
+from lit_loader.transport.slot_writer import SlotWriter
 
 held = int(sys.argv[1])
 for module in (arena, pieces):

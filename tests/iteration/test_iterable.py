@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from exact import (
+from torch.utils.data import IterableDataset, get_worker_info
+
+from lit_loader import DataLoader, StateError
+from tests.support.exact import (
     Shared,
     SharedWithIteratorState,
     SharedWithState,
@@ -24,9 +27,6 @@ from exact import (
     through_file,
     with_states,
 )
-from torch.utils.data import IterableDataset, get_worker_info
-
-from lit_loader import DataLoader, StateError
 
 KINDS = {"neither": Shared, "iterator": SharedWithIteratorState, "dataset": SharedWithState}
 LENGTHS = {

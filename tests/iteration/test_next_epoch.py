@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from samples import Call, ints
 from torch.utils.data import SequentialSampler
 
 import lit_loader
 from lit_loader import DataLoader
-from lit_loader import pin_memory as pinning
+from lit_loader.iteration import pin_memory as pinning
+from tests.support.samples import Call, ints
 
 pytestmark = pytest.mark.timeout(60)
 

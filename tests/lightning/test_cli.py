@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.cli import LightningCLI
-from lightning_runs import Noting, Points
 
 from lit_loader import DataLoader, LoaderDataModule, OptionError
+from tests.support.lightning_runs import Noting, Points
 
 pytest.importorskip("jsonargparse")
 

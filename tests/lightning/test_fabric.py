@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-EXAMPLE = Path(__file__).parent.parent / "examples" / "fabric.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "fabric.py"
 STEPS = 17  # an epoch of 1,077 images in batches of 64
 
 Run = Callable[..., list[str]]

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import older_lightning  # noqa: F401
 import pytest
 import torch
 import torch.utils.data
@@ -27,13 +26,14 @@ from lightning.pytorch import Callback, LightningDataModule, Trainer, seed_every
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
 from lightning.pytorch.utilities import CombinedLoader
-from lightning_runs import Noting, Points, quiet_trainer
-from parity.tools import wait_gone
-from samples import worker_pids
 from torch import Tensor
 from torch.utils.data import RandomSampler, SequentialSampler
 
 from lit_loader import DataLoader, LoaderDataModule, LoaderStateCallback, OptionError
+from tests.parity.tools import wait_gone
+from tests.support import older_lightning  # noqa: F401
+from tests.support.lightning_runs import Noting, Points, quiet_trainer
+from tests.support.samples import worker_pids
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no"),

@@ -13,15 +13,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import older_lightning  # noqa: F401
 import pytest
-from exact import Augmented, digest
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor, nn, optim
 
 from lit_loader import DataLoader, LoaderDataModule, LoaderStateCallback, StateError
-from lit_loader.trainer_progress import Moved, follow
+from lit_loader.lightning.trainer_progress import Moved, follow
+from tests.support import older_lightning  # noqa: F401
+from tests.support.exact import Augmented, digest
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no")
 

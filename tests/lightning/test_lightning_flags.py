@@ -15,10 +15,10 @@ from lightning.pytorch.callbacks import BasePredictionWriter, LearningRateFinder
 from lightning.pytorch.profilers import AdvancedProfiler, SimpleProfiler
 from lightning.pytorch.tuner import Tuner
 from lightning.pytorch.utilities import CombinedLoader
-from lightning_runs import Noting, Points, quiet_trainer
 from torch.utils.data import IterableDataset, WeightedRandomSampler
 
 from lit_loader import DataLoader, LoaderDataModule, OptionError
+from tests.support.lightning_runs import Noting, Points, quiet_trainer
 
 SPLITS = ("train", "val", "test", "predict")
 IN_ORDER = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]

@@ -16,18 +16,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import older_lightning  # noqa: F401
 import pytest
 import torch
-from exact import Augmented, SharedWithIteratorState, digest
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import OnExceptionCheckpoint
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 
 from lit_loader import DataLoader, LoaderDataModule, LoaderStateCallback
-from lit_loader.apps import trainer_plugin
-from lit_loader.on_demand import LoaderStateOnDemand
+from lit_loader.lightning import trainer_plugin
+from lit_loader.lightning.automatic_callback import LoaderStateOnDemand
+from tests.support import older_lightning  # noqa: F401
+from tests.support.exact import Augmented, SharedWithIteratorState, digest
 
 GROUP = "lightning.pytorch.callbacks_factory"
 BATCHES = 7  # of 4 of 26 samples

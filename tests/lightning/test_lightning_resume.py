@@ -16,18 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import ddp_fit
-import older_lightning  # noqa: F401
 import pytest
 import torch
-from exact import (
-    Augmented,
-    EveryOther,
-    SamplerWithStatefulIterator,
-    SharedWithIteratorState,
-    StatefulSampler,
-    digest,
-)
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.utilities import CombinedLoader
@@ -35,7 +25,19 @@ from torch import Tensor
 from torch.utils.data import RandomSampler, WeightedRandomSampler
 
 from lit_loader import DataLoader, LoaderDataModule, StateError
-from lit_loader.callbacks import LoaderStateCallback
+from lit_loader.lightning.state_callback import LoaderStateCallback
+from tests.support import (
+    ddp_fit,
+    older_lightning,  # noqa: F401
+)
+from tests.support.exact import (
+    Augmented,
+    EveryOther,
+    SamplerWithStatefulIterator,
+    SharedWithIteratorState,
+    StatefulSampler,
+    digest,
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no"),
@@ -588,7 +590,7 @@ def test_a_callback_of_an_unknown_state_restores_nothing() -> None:
 def test_two_processes(tmp_path: Path) -> None:
     """Two ranks stop and resume, with other workers; at last a single process takes over."""
     script = Path(ddp_fit.__file__)
-    environment = {**os.environ, "PYTHONPATH": str(script.parent.parent)}
+    environment = {**os.environ, "PYTHONPATH": str(script.parents[2])}
     subprocess.run(
         [sys.executable, script, tmp_path], check=True, env=environment, capture_output=True
     )

@@ -18,22 +18,22 @@ from typing import Any
 
 import pytest
 import torch
-from delays import DELAY, SAMPLES, Collate, Delayed, Wait, compute, sleep, timed
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.loggers import CSVLogger, Logger
 from lightning.pytorch.utilities import CombinedLoader
-from lightning_runs import Noting, Points, quiet_trainer
-from samples import Counting
-from test_timeline import by_track, check
 
 from lit_loader import DataLoader, LoaderDataModule
 from lit_loader.errors import OptionError
-from lit_loader.loop_watch import interval_figures
-from lit_loader.monitor import LoaderMonitor
-from lit_loader.statistics import BatchRecord, LoaderStatistics, WorkerTimes
+from lit_loader.lightning.loop_watch import interval_figures
+from lit_loader.lightning.monitor import LoaderMonitor
+from lit_loader.statistics.records import BatchRecord, LoaderStatistics, WorkerTimes
+from tests.statistics.test_chrome_trace import by_track, check
+from tests.support.delays import DELAY, SAMPLES, Collate, Delayed, Wait, compute, sleep, timed
+from tests.support.lightning_runs import Noting, Points, quiet_trainer
+from tests.support.samples import Counting
 
 # Many of the fits here are without validation, by a model that could validate.
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
@@ -531,9 +531,9 @@ TWO = """
 import sys
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning_runs import Noting, Points
+from tests.support.lightning_runs import Noting, Points
 from lit_loader import LoaderDataModule
-from lit_loader.monitor import LoaderMonitor
+from lit_loader.lightning.monitor import LoaderMonitor
 
 if __name__ == "__main__":
     root = sys.argv[1]
@@ -571,8 +571,7 @@ def test_another_rank(
 def test_two_ranks(tmp_path: Path) -> None:
     (tmp_path / "two.py").write_text(TWO)
     (tmp_path / "csvlog.py").write_text(CSVLOG)
-    here = Path(__file__).parent
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (here.parent, here)))}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(
         [sys.executable, tmp_path / "two.py", tmp_path / "run"],
         check=True, env=environment, capture_output=True, text=True,
@@ -652,6 +651,6 @@ def test_a_fit_takes_as_long_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for _ in range(8):
         on.append(seconds(LoaderMonitor(print_verdict=False)))
         with monkeypatch.context() as patch:
-            patch.setattr("lit_loader.recorder.Recorder.add", lambda *_: None)
+            patch.setattr("lit_loader.statistics.recorder.Recorder.add", lambda *_: None)
             off.append(seconds(Callback()))
     assert min(on) / min(off) < 1.03

@@ -10,10 +10,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import one_import_fit as program
 import pytest
-from commands import run_python
-from one_import_fit import BATCH_SIZE, EPOCHS, LENGTH, PREDICTED, OwnModule
+
+from tests.support import one_import_fit as program
+from tests.support.commands import run_python
+from tests.support.one_import_fit import BATCH_SIZE, EPOCHS, LENGTH, PREDICTED, OwnModule
 
 BATCHES = 4  # of each rank: 26 samples, 13 for each
 EVERY = set(range(LENGTH))
@@ -42,7 +43,7 @@ class Runs(NamedTuple):
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     folder = tmp_path_factory.mktemp("ranks")
     script = Path(program.__file__)
-    run_python(folder, script, folder, "2", PYTHONPATH=str(script.parent.parent))
+    run_python(folder, script, folder, "2", PYTHONPATH=str(script.parents[2]))
     seen = [json.loads((folder / f"seen-{rank}.json").read_text()) for rank in range(2)]
     return Runs(folder, seen)
 
@@ -126,7 +127,7 @@ def test_four_ranks_then_two_then_one(tmp_path: Path) -> None:
     for ranks, size, steps in ((4, 2, 2), (2, 4, 5), (1, 8, 8)):
         run_python(
             tmp_path, script, tmp_path, *map(str, (ranks, size, steps)), *path,
-            PYTHONPATH=str(script.parent.parent),
+            PYTHONPATH=str(script.parents[2]),
         )  # fmt: skip
         files = [tmp_path / f"seen-{ranks}-{rank}.json" for rank in range(ranks)]
         steps_of_all = zip(*(json.loads(file.read_text()) for file in files), strict=True)
@@ -171,7 +172,7 @@ import torch
 from lightning import LightningDataModule
 from torch.utils.data import Dataset, random_split
 
-from lit_loader import DataLoader  # before: from torch.utils.data import DataLoader
+from lit_loader import DataLoader
 
 
 class Numbers(Dataset):
@@ -256,7 +257,7 @@ def test_the_layout_of_the_lightning_hydra_template(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     seen = {}
-    root = str(Path(program.__file__).parent.parent)
+    root = str(Path(program.__file__).parents[2])
     for workers, devices, strategy in ((0, 1, "auto"), (2, 1, "auto"), (1, 2, "ddp")):
         run_python(
             tmp_path, "src/train.py", f"data.num_workers={workers}", f"trainer.devices={devices}",

@@ -16,17 +16,18 @@ from typing import Any
 
 import psutil
 import pytest
-import strategy_runs
 import torch
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
-from lightning_runs import Points
-from parity.tools import wait_gone
-from strategy_runs import BATCH_SIZE, BATCHES, EPOCHS, LENGTH, PREDICTED, RANKS, SAVED
 
 from lit_loader import LoaderDataModule
+from tests.parity.tools import wait_gone
+from tests.support import strategy_runs
+from tests.support.lightning_runs import Points
+from tests.support.strategy_runs import BATCH_SIZE, BATCHES, EPOCHS, LENGTH, PREDICTED, RANKS, SAVED
 
-SCRIPT = Path(__file__).with_name("strategy_fit.py")
-TRAIN = SCRIPT.parent.parent / "examples" / "train.py"
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "tests" / "support" / "strategy_fit.py"
+TRAIN = ROOT / "examples" / "train.py"
 LIMIT = 240  # seconds for a run; one takes 5 to 20, and far longer where other work is going on
 
 pytestmark = pytest.mark.timeout(300)
@@ -75,7 +76,7 @@ def members(session: int) -> list[int]:
 
 
 def clean_environment() -> dict[str, str]:
-    ours = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parent.parent), "COLUMNS": "160"}
+    ours = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "COLUMNS": "160"}
     ranks = ("LOCAL_RANK", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
     return {**{k: v for k, v in os.environ.items() if k not in ranks}, **ours}
 

@@ -15,7 +15,6 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.tuner import Tuner
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from lightning_runs import Noting, Points, SaveAt, quiet_trainer
 from torch.utils.data import (
     BatchSampler,
     IterableDataset,
@@ -28,7 +27,8 @@ from torch.utils.data import (
 from torch.utils.data import DataLoader as TorchLoader
 
 from lit_loader import DataLoader, LoaderDataModule, OptionError
-from lit_loader.migration import SwappedDataModule, options_of
+from lit_loader.lightning.swapped_datamodule import SwappedDataModule, options_of
+from tests.support.lightning_runs import Noting, Points, SaveAt, quiet_trainer
 
 
 class Own(LightningDataModule):

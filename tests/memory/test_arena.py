@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from samples import given
 
-from lit_loader import arena as arena_module
-from lit_loader.arena import Arena, ArenaMap
 from lit_loader.errors import LoaderError
+from lit_loader.memory import arena as arena_module
+from lit_loader.memory.arena import Arena, ArenaMap
+from tests.support.samples import given
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 SLOT = 1 << 20
 
 

@@ -16,13 +16,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from samples import given
 
-from lit_loader import arena as arena_module
-from lit_loader import forecast, shared_file
-from lit_loader.arena import Arena, ArenaMap
 from lit_loader.errors import LoaderError
-from lit_loader.slots import Slot
+from lit_loader.memory import arena as arena_module
+from lit_loader.memory import size_forecast
+from lit_loader.memory.arena import Arena, ArenaMap
+from lit_loader.memory.slots import Slot
+from lit_loader.system import shared_file
+from tests.support.samples import given
 
 PAGE = mmap.PAGESIZE
 BATCH = 64 << 10
@@ -125,10 +126,10 @@ def test_nothing_is_mapped_or_given_back_while_nothing_changes(
     arena = Arena(64, in_flight=DEPTH, budget=budget)
     sizes = random.Random(5).choices(range(BATCH * 3 // 4, BATCH), k=997)
     consumer = Consumer(arena, lambda number: sizes[number % 997], hold)
-    consumer.take(2 * forecast.WINDOW)
+    consumer.take(2 * size_forecast.WINDOW)
     assert calls  # what is watched for is seen
     calls.clear()
-    consumer.take(4 * forecast.WINDOW)
+    consumer.take(4 * size_forecast.WINDOW)
     assert calls == []
     consumer.let_go()
     arena.close()
@@ -142,7 +143,7 @@ def test_a_burst_of_held_batches_is_given_back_within_the_epoch() -> None:
     assert blocks(arena) >= 60 * BATCH
     consumer.let_go()
     consumer.held = deque(maxlen=2)
-    consumer.take(2 * forecast.WINDOW)
+    consumer.take(2 * size_forecast.WINDOW)
     assert blocks(arena) <= (DEPTH + 3) * BATCH
     consumer.let_go()
     arena.close()
@@ -186,7 +187,7 @@ def test_large_batches_of_the_past_are_given_back_within_the_epoch() -> None:
     """A slot keeps no more than the batches of late need; also one that is held meanwhile."""
     arena = Arena(64, in_flight=DEPTH)
     consumer = Consumer(arena, lambda number: 64 * BATCH if number < 20 else PAGE)
-    consumer.take(20 + 2 * forecast.WINDOW)
+    consumer.take(20 + 2 * size_forecast.WINDOW)
     consumer.held = deque(consumer.held, maxlen=30)
     consumer.take(30)
     assert blocks(arena) <= 50 * PAGE + (DEPTH + 30) * 2 * PAGE
@@ -198,9 +199,9 @@ def test_large_batches_of_the_past_are_given_back_within_the_epoch() -> None:
 def test_sizes_that_vary_keep_their_memory(calls: list[str]) -> None:
     """One large batch in a window is enough for what the slots keep."""
     arena = Arena(64, in_flight=DEPTH)
-    large = forecast.WINDOW - 1
+    large = size_forecast.WINDOW - 1
     consumer = Consumer(arena, lambda number: 8 * BATCH if number % large == 0 else BATCH)
-    consumer.take(3 * forecast.WINDOW)
+    consumer.take(3 * size_forecast.WINDOW)
     assert "madvise" not in calls
     consumer.let_go()
     arena.close()
@@ -210,7 +211,7 @@ def test_sizes_that_vary_keep_their_memory(calls: list[str]) -> None:
 def test_half_of_the_largest_is_too_little_to_give_back() -> None:
     arena = Arena(64, in_flight=1, held=1)
     arena.release(_written(arena, 2 * BATCH))
-    for _ in range(3 * forecast.WINDOW):
+    for _ in range(3 * size_forecast.WINDOW):
         arena.lease(arena.acquire(), BATCH + PAGE)
     assert arena.acquire().touched == 2 * BATCH
     arena.close()
@@ -225,7 +226,7 @@ def _written(arena: Arena, nbytes: int) -> Slot:
 @needs_memfd
 def test_indices_larger_than_their_batch_keep_their_memory(calls: list[str]) -> None:
     arena = Arena(64, in_flight=1, held=1)
-    for number in range(3 * forecast.WINDOW):
+    for number in range(3 * size_forecast.WINDOW):
         slot = arena.acquire(4 * BATCH - number % 3 * PAGE)
         slot.memory[: 3 * BATCH] = 1
         arena.lease(slot, PAGE)
@@ -269,7 +270,7 @@ def test_a_slot_is_nobodys_while_it_is_emptied(monkeypatch: pytest.MonkeyPatch) 
 @needs_memfd
 def test_threads_never_meet_a_slot_that_is_being_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many short windows: memory is given back all the time, never of a slot in use."""
-    monkeypatch.setattr(forecast, "WINDOW", 5)
+    monkeypatch.setattr(size_forecast, "WINDOW", 5)
     arena = Arena(64, in_flight=8, held=4, budget=10 * BATCH)
     mixed: list[int] = []
 
@@ -359,7 +360,7 @@ def test_slots_under_a_budget_keep_no_more_than_is_expected() -> None:
     arena = Arena(64, in_flight=16, budget=8 * BATCH)
     small = BATCH * 5 // 8
     consumer = Consumer(arena, lambda number: 2 * (BATCH if number < 50 else small), depth=16)
-    consumer.take(50 + 3 * forecast.WINDOW)
+    consumer.take(50 + 3 * size_forecast.WINDOW)
     assert consumer.most == 8 * BATCH // (2 * small) - 1  # beside one that is held
     assert consumer.peak <= 8 * BATCH * 1.1
     consumer.let_go()

@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from samples import Call
 
-from lit_loader import DataLoader, pieces
-from lit_loader.arena import Arena
-from lit_loader.leases import PATIENCE
+from lit_loader import DataLoader
+from lit_loader.memory import held_tensors
+from lit_loader.memory.arena import Arena
+from lit_loader.memory.leases import PATIENCE
+from tests.support.samples import Call
 
 KB, MB = 1 << 10, 1 << 20
 PAGE = mmap.PAGESIZE
@@ -252,7 +253,9 @@ def test_where_each_part_comes_to_lie() -> None:
     small = [(start, start + 100) for start in range(0, 200 * 128, 128)]
     large = [(MB, 2 * MB), (2 * MB, 4 * MB)]
     watched: list[tuple[int, int]] = []
-    held = pieces.divided(memory, [*small, *large], lambda _, *stretch: watched.append(stretch))
+    held = held_tensors.divided(
+        memory, [*small, *large], lambda _, *stretch: watched.append(stretch)
+    )
     assert watched == large
     for start, end in [*small, *large]:
         piece, first = held.at(start)
@@ -262,6 +265,6 @@ def test_where_each_part_comes_to_lie() -> None:
     # Many small ones are watched in rows, for what is kept of them is to be little.
     many = [(start, start + 3 * KB) for start in range(0, 4 * MB, 4 * KB)]
     watched.clear()
-    pieces.divided(memory, many, lambda _, *stretch: watched.append(stretch))
+    held_tensors.divided(memory, many, lambda _, *stretch: watched.append(stretch))
     assert 55 <= len(watched) <= 64
     assert max(end - start for start, end in watched) <= 68 * KB

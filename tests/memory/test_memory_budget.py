@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from samples import Call, Counting
 
 from lit_loader import DataLoader
+from tests.support.samples import Call, Counting
 
 MB = 1 << 20
 SLACK = 1.1

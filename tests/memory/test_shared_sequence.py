@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from samples import METHODS, ints
 from torch.utils.data import Dataset
 
 from lit_loader import DataLoader, SharedSequence
+from tests.support.samples import METHODS, ints
 
 RECORDS = [0, "one", b"two", (3, [4.0]), {"five": np.arange(6)}, None, "x" * 3_000_000, ""]
 

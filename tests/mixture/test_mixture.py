@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from exact import Augmented, Epochs, digests, goes_on, through_file, with_states
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -20,8 +19,9 @@ from torch.utils.data import Dataset, IterableDataset
 
 import lit_loader
 from lit_loader import DataLoader, LoaderDataModule, OptionError, StateError
-from lit_loader.mixture import MixtureDataset, MixtureSampler, Schedule
-from lit_loader.mixture_stream import MixtureStream
+from lit_loader.mixture.dataset import MixtureDataset, MixtureSampler, Schedule
+from lit_loader.mixture.stream import MixtureStream
+from tests.support.exact import Augmented, Epochs, digests, goes_on, through_file, with_states
 
 WEIGHTS = {"a": 5, "b": 3, "c": 2}
 

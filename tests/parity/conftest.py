@@ -32,7 +32,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     # of a worker that was replaced, where torch ends the epoch.
     quiet = (
         pytest.mark.filterwarnings("ignore:.*has not asked which of them it serves:UserWarning"),
-        pytest.mark.filterwarnings("ignore::lit_loader.errors.WorkerRestartWarning"),
+        pytest.mark.filterwarnings("ignore::lit_loader.WorkerRestartWarning"),
     )
     params = [pytest.param("ours", marks=quiet)]
     if not metafunc.definition.get_closest_marker("ours_only"):

@@ -11,16 +11,17 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import client_programs as program
 import pytest
-from client_programs import BATCH_SIZE, EPOCHS, LENGTH
-from commands import run_python
+
+from tests.support import client_programs as program
+from tests.support.client_programs import BATCH_SIZE, EPOCHS, LENGTH
+from tests.support.commands import run_python
 
 pytestmark = pytest.mark.clients
 
-ROOT = Path(program.__file__).parent.parent
+ROOT = Path(program.__file__).parents[2]
 EVERY = list(range(LENGTH))
-OURS = "lit_loader.loader.DataLoader"
+OURS = "lit_loader.DataLoader"
 
 
 def run(name: str, folder: Path, ranks: int = 1) -> list[dict[str, Any]]:

@@ -31,7 +31,7 @@ from torch.utils.data import (
 from torch.utils.data import DataLoader as TorchLoader
 
 from lit_loader import DataLoader
-from lit_loader.sharded_sampler import ShardedSampler
+from lit_loader.sampling.sharded_sampler import ShardedSampler
 
 LENGTH = 10
 DATA = TensorDataset(torch.arange(LENGTH))
@@ -246,7 +246,7 @@ def test_an_order_that_others_iterate_is_another_each_time() -> None:
 
 
 def test_the_loader_says_when_torchs_makes_its_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lit_loader.sampling._told", False)
+    monkeypatch.setattr("lit_loader.sampling.orders._told", False)
     loader = DataLoader(DATA, 4, shuffle=True)
     rebuilt = TorchLoader(DATA, batch_sampler=loader.batch_sampler)
     with pytest.warns(UserWarning, match="are made by torch's DataLoader") as caught:
@@ -406,7 +406,7 @@ def test_states_name_the_order_that_they_are_of() -> None:
 
 def test_a_type_checker_takes_it(tmp_path: Path) -> None:
     """The file is checked with the package, see .ci/run; here it is only run."""
-    import typed_use
+    from tests.project import typed_use
 
     assert typed_use.total(typed_use.loader()) == 45
 

@@ -1,7 +1,7 @@
 """The pool and its flights against simulated workers: every interleaving is a list of steps.
 
 The pool is the real one, with its pipes, its board and its arena. Its workers are objects in this
-process that do what `lit_loader.worker` does one step at a time: read a message, look at its issue,
+process that do what `worker/main.py` does one step at a time: read a message, look at its issue,
 announce the task, write the batch, send the result. Hypothesis chooses who takes the next step, who
 dies where, and what the parent does meanwhile, and shrinks what fails to a few steps.
 
@@ -33,11 +33,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from lit_loader import worker_pool
-from lit_loader.arena import ArenaMap
-from lit_loader.board import Stage, StatusBoard, board_bytes
-from lit_loader.handover import Links
-from lit_loader.messages import (
+from lit_loader.memory.arena import ArenaMap
+from lit_loader.pool import worker_pool
+from lit_loader.pool.outcome import Outcome, WorkerDeath
+from lit_loader.pool.worker_pool import WorkerPool
+from lit_loader.transport.messages import (
     SIZE,
     Ack,
     Attend,
@@ -54,8 +54,8 @@ from lit_loader.messages import (
     unpack,
     unpack_indices,
 )
-from lit_loader.outcome import Outcome, WorkerDeath
-from lit_loader.worker_pool import WorkerPool
+from lit_loader.transport.status_board import Stage, StatusBoard, board_bytes
+from lit_loader.worker.payload import Links
 
 pytestmark = pytest.mark.timeout(600)  # what fails is to be shrunk, too
 
@@ -398,7 +398,7 @@ class PoolMachine(RuleBasedStateMachine):
     def _replace(self, death: WorkerDeath, give_up: bool) -> None:
         number = death.row.number
         busy = death.row.stage in Stage.BUSY and not self.resuming
-        # As lit_loader.recovery decides about a task that has ended two workers.
+        # As lit_loader.pool.recovery decides about a task that has ended two workers.
         if give_up and busy and not self.dealt and self.pool.is_pending(number):
             self.outstanding.remove(number)
             self.pool.replace(death.worker, without=number)

@@ -21,17 +21,26 @@ from typing import Any
 
 import psutil
 import pytest
-from faults import FAULTS, Faults, Noisy, NoisyStream, StatefulStream, Strike, outcomes, plain
-from parity.tools import PROMPT, Gate, wait_gone
-from samples import Call, Counting, hang, ints, uncollated, worker_pids
 from torch.utils.data import IterableDataset, get_worker_info
 
 import lit_loader
 from lit_loader import DataLoader
-from lit_loader import arena as arena_module
-from lit_loader.board import Stage
 from lit_loader.errors import WorkerDiedError, WorkerRestartWarning, WorkerTimeoutError
-from lit_loader.worker_pool import WorkerPool
+from lit_loader.memory import arena as arena_module
+from lit_loader.pool.worker_pool import WorkerPool
+from lit_loader.transport.status_board import Stage
+from tests.parity.tools import PROMPT, Gate, wait_gone
+from tests.support.faults import (
+    FAULTS,
+    Faults,
+    Noisy,
+    NoisyStream,
+    StatefulStream,
+    Strike,
+    outcomes,
+    plain,
+)
+from tests.support.samples import Call, Counting, hang, ints, uncollated, worker_pids
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -293,7 +302,7 @@ def test_a_warning_that_is_an_error_loses_no_batch(
 def _pretend_to_pin(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from lit_loader import pin_memory
+    from lit_loader.iteration import pin_memory
 
     monkeypatch.setattr(pin_memory, "find_accelerator", lambda device="": 0)
     monkeypatch.setattr(pin_memory, "pin_tensor", torch.Tensor.clone)

@@ -18,10 +18,14 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from faults import Faults, Strike
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
-from property_data import (
+
+from lit_loader import DataLoader
+from lit_loader.errors import WorkerRestartWarning
+from lit_loader.memory import arena as arena_module
+from tests.support.faults import Faults, Strike
+from tests.support.property_data import (
     Samples,
     StatefulStream,
     Stream,
@@ -33,10 +37,6 @@ from property_data import (
     uncollated,
     written,
 )
-
-from lit_loader import DataLoader
-from lit_loader import arena as arena_module
-from lit_loader.errors import WorkerRestartWarning
 
 pytestmark = pytest.mark.timeout(600)  # what fails is to be shrunk, too
 

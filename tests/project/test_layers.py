@@ -1,4 +1,7 @@
-"""Who may import whom: lower never imports higher, and one layer's files not each other."""
+"""Who may import whom: the rooms of the package, and what each may import.
+
+``lit_loader/README.md`` shows the same table, and ``test_readme.py`` holds it to this one.
+"""
 
 from __future__ import annotations
 
@@ -10,73 +13,59 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parent.parent / "lit_loader"
+PACKAGE = Path(__file__).parents[2] / "lit_loader"
 
-LAYERS: tuple[tuple[str, ...], ...] = (
-    # words that all others use
-    ("errors",),
-    ("children", "generator_lock", "interrupts", "messages", "board", "cgroup", "context",
-     "forecast", "outbox", "permutation", "pickling", "pieces", "places", "position",
-     "processors", "reachable", "reductions", "scalars", "shared_file", "slot", "slots", "sources",
-     "stream_locks", "uncommitted", "watchdog"),
-    ("fork_guard", "restoring", "seeding"),
-    ("leases", "stateful"),
-    # one stage of a batch's way each, and the options
-    ("config", "sampling", "arena", "layout", "collate", "failure", "fetch", "fingerprint",
-     "generators", "pin_memory", "quiet_start", "reorder", "sample_errors", "sampler_state",
-     "shared_sequence", "stacks", "statistics", "streams"),
-    ("generator_watch", "mixture", "pad", "predict", "recorder", "sampler_memory",
-     "sharded_sampler", "state", "tables", "token_budget", "tolerant_fetch", "timeline",
-     "verdict"),
-    ("epoch_batches",),
-    # making one batch, carrying it; planning all of them
-    ("loading", "codec", "batch_plan", "flights", "mixture_stream", "outcome", "plot",
-     "unsharded"),
-    ("handover", "placement"),
-    # making batches in a worker process, and in the consumer's own
-    ("worker", "iterator", "launcher_main"),
-    # around the workers
-    ("launcher", "processes", "epochs"),
-    ("starting", "pool_resources"),
-    ("mailbox",),
-    ("worker_pool",),
-    ("diagnosis",),
-    ("recovery", "device_copy"),
-    ("engine",),
-    ("under_way",),
-    # the iterator with workers, and the workers that outlive one
-    ("multiprocess",),
-    ("exactness_check", "persistent"),
-    # the public face
-    ("loader", "trainer_progress"),
-    ("callbacks", "loop_watch"),
-    ("managed", "monitor", "on_demand"),
-    ("migration",),
-    ("datamodule",),
-    ("apps",),
-)  # fmt: skip
+WORDS = ("errors", "describe", "context")
+"""Files beside the rooms that every room may import; they import nothing of the package."""
 
-LIGHT = (
-    "__init__",
-    "errors",
-    "messages",
-    "board",
-    "context",
-    "config",
-    "apps.searchpath_plugin",
-    "apps.trainer_plugin",
+MAY_IMPORT: dict[str, tuple[str, ...]] = {
+    "system": (),
+    "seeding": (),
+    "config": (),
+    "statistics": (),
+    "checkpoint": ("system",),
+    "memory": ("system",),
+    "hydra": ("config",),
+    "transport": ("memory",),
+    "batch": ("transport", "checkpoint", "config", "seeding", "system"),
+    "sampling": ("checkpoint", "config", "seeding", "system"),
+    "mixture": ("sampling", "checkpoint", "config", "seeding"),
+    "worker": ("batch", "transport", "memory", "checkpoint", "seeding", "system"),
+    "pool": ("worker", "batch", "transport", "memory", "system"),
+    "iteration": (*("pool", "batch", "sampling", "transport", "statistics", "seeding", "system"),),
+    "loader": (
+        *("iteration", "pool", "batch", "sampling", "checkpoint", "statistics", "config"),
+        *("seeding", "system"),
+    ),
+    "lightning": ("loader", "sampling", "checkpoint", "statistics", "config", "system"),
+    "bench": ("loader", "statistics", "config", "seeding", "system"),
+}
+"""Each room, and the public face ``loader.py``, with the rooms below that it may import."""
+
+WITHOUT_TORCH = (
+    "lit_loader",
+    "lit_loader.config.loader_config",
+    "lit_loader.context",
+    "lit_loader.errors",
+    "lit_loader.hydra.searchpath_plugin",
+    "lit_loader.lightning.trainer_plugin",
+    "lit_loader.transport.messages",
+    "lit_loader.transport.status_board",
 )
-"""What is imported without a loader being used; of these only `messages` may import NumPy."""
-
-LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
+"""What Hydra's plugins and other programs import without using a loader."""
 
 
 def modules() -> dict[str, str]:
-    """Dotted name below the package to source text."""
+    """Path below the package to source text."""
     return {
-        ".".join(path.relative_to(PACKAGE).with_suffix("").parts): path.read_text()
+        path.relative_to(PACKAGE).as_posix(): path.read_text()
         for path in sorted(PACKAGE.rglob("*.py"))
     }
+
+
+def room(path: str) -> str:
+    """The room that a file lies in; its own name if it lies beside the rooms."""
+    return path.split("/")[0].removesuffix(".py")
 
 
 def imports(source: str) -> Iterator[str]:
@@ -89,78 +78,116 @@ def imports(source: str) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def part(dotted: str) -> str | None:
-    """The part of the package that a dotted name lies in; None if outside, "" for all of it."""
-    root, _, rest = dotted.partition(".")
-    if root != PACKAGE.name:
-        return None
-    name = rest.partition(".")[0]
-    return name if name in LAYER_OF else ""
-
-
-def breaks(name: str, source: str) -> list[str]:
+def breaks(path: str, source: str) -> list[str]:
     """What a module imports and may not."""
-    layer = LAYER_OF[name.partition(".")[0]]
+    here = room(path)
+    allowed = {here, *WORDS, *MAY_IMPORT.get(here, ())} if here not in WORDS else set()
     found = []
-    # An application of several files is one program, whose files import each other.
-    program = ".".join(name.split(".")[:2]) if name.count(".") > 1 else None
     for dotted in imports(source):
-        if program and dotted.startswith(f"{PACKAGE.name}.{program}."):
-            continue
-        other = part(dotted)
-        # The whole package is every layer at once: only programs on top of it may want that.
-        if other is not None and LAYER_OF.get(other, len(LAYERS) - 2) >= layer:
-            found.append(f"{name} (layer {layer}) imports {dotted}")
+        root, *rest = dotted.split(".")
+        # A program on top of the package, and what asks where it lies, may import all of it.
+        whole = not rest and here in ("bench", "hydra")
+        if root == PACKAGE.name and not whole and (not rest or rest[0] not in allowed):
+            found.append(f"{path} imports {dotted}")
     return found
 
 
-def test_every_module_is_in_the_table_once() -> None:
-    names = [name for layer in LAYERS for name in layer]
-    assert len(names) == len(set(names))
-    present = {name.partition(".")[0] for name in modules()} - {"__init__"}
-    assert present <= set(names)
+def floors() -> dict[str, int]:
+    """How many floors of rooms each room stands on."""
+    found: dict[str, int] = {}
+    for name, below in MAY_IMPORT.items():
+        found[name] = 1 + max((found[other] for other in below), default=0)
+    return found
 
 
-def test_imports_go_downwards() -> None:
+def test_every_file_lies_in_a_room() -> None:
+    rooms = {room(path) for path in modules()}
+    assert rooms - {"__init__"} == {*WORDS, *MAY_IMPORT}
+    files = {path.name for path in PACKAGE.iterdir() if path.is_file()}
+    assert files == {"__init__.py", "loader.py", "py.typed", "README.md"} | {
+        f"{name}.py" for name in WORDS
+    }
+
+
+def test_the_table_has_no_circle_and_nine_floors_at_most() -> None:
+    assert max(floors().values()) <= 9  # a room above the one that imports it: KeyError
+
+
+def test_imports_are_those_of_the_table() -> None:
     found = [
         line
-        for name, text in modules().items()
-        if name != "__init__"
-        for line in breaks(name, text)
+        for path, text in modules().items()
+        if path != "__init__.py"
+        for line in breaks(path, text)
     ]
     assert not found, "\n".join(found)
 
 
+def test_the_table_allows_nothing_that_is_not_needed() -> None:
+    used = {
+        (room(path), dotted.split(".")[1])
+        for path, text in modules().items()
+        for dotted in imports(text)
+        if dotted.startswith(f"{PACKAGE.name}.")
+    }
+    allowed = {(name, other) for name, below in MAY_IMPORT.items() for other in below}
+    assert allowed - used == set()
+
+
 @pytest.mark.parametrize(
-    ("name", "source"),
+    ("path", "source"),
     [
-        ("arena", "from lit_loader.worker import worker_main"),
-        ("arena", "import lit_loader.codec"),
-        ("arena", "from lit_loader import codec"),
-        ("arena", "def f():\n    from lit_loader.loader import DataLoader"),
-        ("loader", "import lit_loader"),
-        ("loader", "from lit_loader import DataLoader"),
-        ("errors", "from lit_loader.messages import SIZE"),
+        ("memory/arena.py", "from lit_loader.worker.main import worker_main"),
+        ("memory/arena.py", "import lit_loader.transport.codec"),
+        ("memory/arena.py", "from lit_loader.transport import codec"),
+        ("memory/arena.py", "def f():\n    from lit_loader.loader import DataLoader"),
+        ("memory/arena.py", "if TYPE_CHECKING:\n    from lit_loader.pool import worker_pool"),
+        ("loader.py", "import lit_loader"),
+        ("loader.py", "from lit_loader import DataLoader"),
+        ("loader.py", "from lit_loader.lightning import datamodule"),
+        ("errors.py", "from lit_loader.transport.messages import SIZE"),
+        ("errors.py", "from lit_loader import context"),
     ],
-    ids=range(7),
+    ids=range(10),
 )
-def test_a_break_is_found(name: str, source: str) -> None:
-    assert len(breaks(name, source)) == 1
+def test_a_break_is_found(path: str, source: str) -> None:
+    assert len(breaks(path, source)) == 1
 
 
 def test_what_is_allowed_is_not_found() -> None:
-    source = "import os\nfrom lit_loader.errors import LoaderError\nfrom lit_loader import slot"
-    assert breaks("arena", source) == []
-    assert breaks("apps.bench", "import lit_loader") == []
+    source = (
+        "import os\nfrom lit_loader.errors import LoaderError\nfrom lit_loader.memory import slots"
+    )
+    assert breaks("memory/arena.py", source) == []
+    assert breaks("bench/app.py", "import lit_loader") == []
+
+
+@pytest.mark.parametrize("path", [path for path in modules() if path.endswith("/__init__.py")])
+def test_a_room_itself_holds_a_docstring_only(path: str) -> None:
+    """Re-exports would import torch where Hydra looks for plugins, and make circles."""
+    if path == "bench/cases/__init__.py":
+        return
+    tree = ast.parse(modules()[path])
+    assert len(tree.body) == 1 and ast.get_docstring(tree)
 
 
 def test_the_package_imports_nothing_of_itself_at_once() -> None:
-    tree = ast.parse(modules()["__init__"])
+    tree = ast.parse(modules()["__init__.py"])
     at_once = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
-    assert {part(dotted) for node in at_once for dotted in imports(ast.unparse(node))} == {None}
+    names = {dotted for node in at_once for dotted in imports(ast.unparse(node))}
+    assert not [name for name in names if name.split(".")[0] == PACKAGE.name]
+
+
+def test_no_file_is_long_and_no_room_large() -> None:
+    lines = {path: len(text.splitlines()) for path, text in modules().items()}
+    assert {path: count for path, count in lines.items() if count > 400} == {}
+    rooms: dict[str, int] = {}
+    for path, count in lines.items():
+        parent = path.rpartition("/")[0]
+        rooms[parent] = rooms.get(parent, 0) + count
+    assert {name: count for name, count in rooms.items() if count > 3000} == {}
 
 
 def test_light_modules_import_no_torch() -> None:
-    names = [("lit_loader." + name).removesuffix(".__init__") for name in LIGHT]
-    code = f"import sys, {', '.join(names)}; assert 'torch' not in sys.modules"
+    code = f"import sys, {', '.join(WITHOUT_TORCH)}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)

@@ -12,7 +12,7 @@ import pytest
 
 import lit_loader
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def run_python(code: str) -> None:
@@ -90,5 +90,5 @@ def test_sdist_builds_and_tests_anywhere(distributions: Path) -> None:
         names = {name.split("/", 1)[1] for name in archive.getnames()}
     assert names >= {
         ".ci/run", "LICENSE", "README.md", "conf/lit_loader/loader/default.yaml",
-        "constraints.txt", "examples/train.py", "pyproject.toml", "tests/test_package.py",
+        "constraints.txt", "examples/train.py", "pyproject.toml", "tests/project/test_package.py",
     }  # fmt: skip

@@ -22,24 +22,26 @@ import torch
 from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils import worker as torch_worker
 
-from lit_loader import collate, generators, handover, seeding
+from lit_loader.batch import collate
+from lit_loader.seeding import find_generators, seeds
+from lit_loader.worker import payload as handover
 
-PACKAGE = Path(__file__).parent.parent / "lit_loader"
+PACKAGE = Path(__file__).parents[2] / "lit_loader"
 
 REACHES = {
-    "callbacks.py": {"fit_loop._data_fetcher"},
-    "children.py": {"process._popen"},
-    "collate.py": {"torch.utils.data._utils"},
-    "generators.py": {"mtrand._rand"},
-    "handover.py": {"popen._fds"},
-    "launcher_main.py": {"process._popen"},
-    "quiet_start.py": {"forkserver._forkserver"},
-    "reductions.py": {
+    "lightning/state_callback.py": {"fit_loop._data_fetcher"},
+    "system/child_processes.py": {"process._popen"},
+    "batch/collate.py": {"torch.utils.data._utils"},
+    "seeding/find_generators.py": {"mtrand._rand"},
+    "worker/payload.py": {"popen._fds"},
+    "worker/launcher_process.py": {"process._popen"},
+    "worker/process_start.py": {"forkserver._forkserver"},
+    "transport/reductions.py": {
         "tensor._indices", "tensor._values", "obj._untyped_storage", "torch._C",
         "torch._make_per_tensor_quantized_tensor", "torch._make_per_channel_quantized_tensor",
     },
-    "trainer_progress.py": {"fit_loop._restarting", "loop._batches_that_stepped"},
-    "worker.py": {"torch.utils.data._utils", "torch_worker._worker_info"},
+    "lightning/trainer_progress.py": {"fit_loop._restarting", "loop._batches_that_stepped"},
+    "worker/main.py": {"torch.utils.data._utils", "torch_worker._worker_info"},
 }  # fmt: skip
 
 OWN = re.compile(r"\b(self|cls|short|payload|state|module)\._\w+|\w+\._(fields|make|replace)\b")
@@ -52,12 +54,12 @@ def test_the_list_is_complete() -> None:
         code = re.sub(r'(?s:""".*?""")|#.*', "", path.read_text())
         names = set(PRIVATE.findall(OWN.sub("", code))) - {"os._exit"}
         if names:
-            found[path.name] = names
+            found[path.relative_to(PACKAGE).as_posix()] = names
     assert found == REACHES
 
 
 def test_worker_info(monkeypatch: pytest.MonkeyPatch) -> None:
-    """worker.py: the variable behind torch.utils.data.get_worker_info()."""
+    """main.py: the variable behind torch.utils.data.get_worker_info()."""
     info = torch_worker.WorkerInfo(id=1, num_workers=2, seed=3, dataset=[4])
     monkeypatch.setattr(torch_worker, "_worker_info", info)
     seen = torch.utils.data.get_worker_info()
@@ -80,7 +82,7 @@ def carried(read_end: handover.Descriptor) -> None:
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_descriptors_travel_along(method: str) -> None:
-    """handover.py: multiprocessing.reduction.DupFd, of which only the code tells."""
+    """payload.py: multiprocessing.reduction.DupFd, of which only the code tells."""
     assert callable(reduction.DupFd)
     reading, writing = os.pipe()
     process = multiprocessing.get_context(method).Process(
@@ -111,7 +113,7 @@ class Noting:
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_descriptors_are_noted(method: str) -> None:
-    """handover.py: Popen._fds, by which it is known whether an object took any along."""
+    """payload.py: Popen._fds, by which it is known whether an object took any along."""
     reading, writing = os.pipe()
     noting = Noting(writing)
     process = multiprocessing.get_context(method).Process(target=list, args=(noting,))
@@ -124,7 +126,7 @@ def test_descriptors_are_noted(method: str) -> None:
 
 
 def test_multiprocessings_pickler() -> None:
-    """handover.py: ForkingPickler.dumps, and that pickle.loads reads it."""
+    """payload.py: ForkingPickler.dumps, and that pickle.loads reads it."""
     assert pickle.loads(bytes(reduction.ForkingPickler.dumps([1, "a"]))) == [1, "a"]
 
 
@@ -135,7 +137,7 @@ def test_helper_processes_can_be_started_beforehand() -> None:
 
 
 def test_what_the_fork_server_imports() -> None:
-    """quiet_start.py: ForkServer._preload_modules, and what it is if nobody has set it."""
+    """process_start.py: ForkServer._preload_modules, and what it is if nobody has set it."""
     server = forkserver.ForkServer()
     assert server._preload_modules == ["__main__"]
     server.set_forkserver_preload(["a"])
@@ -145,20 +147,20 @@ def test_what_the_fork_server_imports() -> None:
 
 
 def test_numpys_global_generator() -> None:
-    """generators.py: the object behind numpy.random's functions."""
-    assert np.random.rand.__self__ is np.random.mtrand._rand is generators._GLOBALS[1]
+    """find_generators.py: the object behind numpy.random's functions."""
+    assert np.random.rand.__self__ is np.random.mtrand._rand is find_generators._GLOBALS[1]
 
 
 def test_the_layout_of_a_torch_generators_state() -> None:
     """seeding.py: the state's first eight bytes are the initial seed."""
-    seeding._initial_seed_leads_the_state.cache_clear()
-    assert seeding._initial_seed_leads_the_state()
+    seeds._initial_seed_leads_the_state.cache_clear()
+    assert seeds._initial_seed_leads_the_state()
 
 
 def test_pythons_global_generator() -> None:
-    """generators.py: random.seed is a method of the generator behind the module's functions."""
+    """find_generators.py: random.seed is a method of the generator behind the functions."""
     assert isinstance(random.seed.__self__, random.Random)
-    assert random.random.__self__ is random.seed.__self__ is generators._GLOBALS[0]
+    assert random.random.__self__ is random.seed.__self__ is find_generators._GLOBALS[0]
 
 
 def test_the_parts_of_a_sparse_tensor() -> None:
@@ -215,7 +217,7 @@ def test_lightnings_mark_of_a_resumed_loop() -> None:
 
 
 def test_a_process_that_somebody_else_has_waited_for() -> None:
-    """launcher_main.py: wait4 tells peak memory; Popen.returncode spares a second wait."""
+    """launcher_process.py: wait4 tells peak memory; Popen.returncode spares a second wait."""
     process = multiprocessing.get_context("fork").Process(target=os._exit, args=(7,))
     process.start()
     os.wait4(process.pid or 0, 0)
@@ -226,7 +228,7 @@ def test_a_process_that_somebody_else_has_waited_for() -> None:
 
 
 def test_a_forked_daemon_may_have_children_if_it_is_none_any_more() -> None:
-    """launcher_main.py: documented of a process that was not started, as a child's own is."""
+    """launcher_process.py: documented of a process that was not started, as a child's own is."""
     process = multiprocessing.get_context("fork").Process(target=_child_of_a_daemon, daemon=True)
     process.start()
     process.join()

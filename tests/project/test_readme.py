@@ -1,6 +1,6 @@
 """README.md says what is so: options, names, files, layers, error texts, code.
 
-``python tests/test_readme.py`` writes its table of options anew.
+``python tests/project/test_readme.py`` writes its table of options anew.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 import lit_loader
-from lit_loader.config import LoaderConfig
+from lit_loader.config.loader_config import LoaderConfig
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PACKAGE = ROOT / "lit_loader"
 BEGIN, END = "<!-- options: begin -->", "<!-- options: end -->"
@@ -80,7 +80,9 @@ def with_options(readme: str) -> str:
 def test_options_are_those_of_the_code() -> None:
     assert text().count(BEGIN) == text().count(END) == 1
     same = text() == with_options(text())
-    assert same, "README.md: the options differ from LoaderConfig; run python tests/test_readme.py"
+    assert same, (
+        "README.md: the options differ from LoaderConfig; run python tests/project/test_readme.py"
+    )
 
 
 # --- names, files, commands ---
@@ -138,7 +140,7 @@ def test_python_compiles(number: int) -> None:
 
 
 def test_layers_are_those_of_the_test() -> None:
-    from test_layers import LAYERS
+    from tests.project.test_layers import LAYERS
 
     (table,) = re.findall(r"^\| layer \|(?:.*\n)+?(?=\n)", text(), flags=re.MULTILINE)
     layers = [part for row in rows(table) for part in row[1].split(", then ")]

@@ -31,8 +31,8 @@ from lit_loader import (
     WorkerDiedError,
     WorkerError,
 )
-from lit_loader.failure import Failure
-from lit_loader.sample_errors import SampleError
+from lit_loader.batch.sample_errors import SampleError
+from lit_loader.transport.remote_error import Failure
 
 PACKAGE = Path(lit_loader.__file__).parent
 

@@ -24,11 +24,11 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from lit_loader.batch_plan import BatchPlan
 from lit_loader.errors import StateError
-from lit_loader.sampling import OrderedSampler, Shard, ShuffledSampler
-from lit_loader.seeding import seed_worker
-from lit_loader.streams import preserved
+from lit_loader.sampling.batch_plan import BatchPlan
+from lit_loader.sampling.orders import OrderedSampler, Shard, ShuffledSampler
+from lit_loader.seeding.generator_state import preserved
+from lit_loader.seeding.seeds import seed_worker
 
 N = 53
 

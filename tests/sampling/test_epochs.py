@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from exact import Augmented, Epochs, digests
 from torch.utils.data import DistributedSampler, IterableDataset, Sampler
 
 import lit_loader
 from lit_loader import DataLoader
+from tests.support.exact import Augmented, Epochs, digests
 
 
 def told(loader: DataLoader[Any]) -> set[tuple[int, int]]:

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lit_loader.permutation import MAX_LENGTH, TABLE_LENGTH, Permutation
+from lit_loader.sampling.permutation import MAX_LENGTH, TABLE_LENGTH, Permutation
 
 
 def assert_uniform(counts: object) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from exact import Indices
 from torch.utils.data import DataLoader as TorchLoader
 
 from lit_loader import DataLoader, StateError
+from tests.support.exact import Indices
 
 LENGTH = 14
 EPOCHS = 4

@@ -8,10 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-from exact import Augmented, EveryOther, Indices, Pairs, StatefulSampler, digest, through_file
 from torch.utils.data import BatchSampler, RandomSampler, WeightedRandomSampler
 
 from lit_loader import DataLoader, StateError
+from tests.support.exact import (
+    Augmented,
+    EveryOther,
+    Indices,
+    Pairs,
+    StatefulSampler,
+    digest,
+    through_file,
+)
 
 LENGTH = 50
 

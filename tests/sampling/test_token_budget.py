@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from exact import Augmented, Indices, digests, goes_on, through_file, with_states
 from hypothesis import given
 from hypothesis import strategies as st
-from lightning_runs import Noting, Points, SaveAt, quiet_trainer
 
 from lit_loader import DataLoader, LoaderDataModule, OptionError, StateError
-from lit_loader.mixture import MixtureDataset
-from lit_loader.token_budget import TokenBudgetBatchSampler
+from lit_loader.mixture.dataset import MixtureDataset
+from lit_loader.sampling.token_budget import TokenBudgetBatchSampler
+from tests.support.exact import Augmented, Indices, digests, goes_on, through_file, with_states
+from tests.support.lightning_runs import Noting, Points, SaveAt, quiet_trainer
 
 BUDGET = 200
 

@@ -17,15 +17,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import held_elsewhere
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import ConcatDataset, Subset
 
-from lit_loader.generators import MAX_DEPTH, MAX_OBJECTS, find_generators
-from lit_loader.reachable import MAX_ITEMS, MAX_SCANNED
-from lit_loader.seeding import derive
+from lit_loader.seeding.find_generators import MAX_DEPTH, MAX_OBJECTS, find_generators
+from lit_loader.seeding.reachable import MAX_ITEMS, MAX_SCANNED
+from lit_loader.seeding.seeds import derive
+from tests.support import held_elsewhere
 
 MODULE_GENERATOR = np.random.default_rng(1)
 UNUSED_GENERATOR = np.random.default_rng(1)
@@ -86,7 +86,7 @@ class UsesAttribute(Box):
 
 class ImportsLate(Box):
     def __getitem__(self, index: int) -> Any:
-        from held_elsewhere import GENERATOR
+        from tests.support.held_elsewhere import GENERATOR
 
         return GENERATOR.random()
 

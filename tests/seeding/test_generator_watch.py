@@ -18,19 +18,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
-import held_elsewhere
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from lit_loader import DataLoader, generator_watch, get_shard
-from lit_loader.board import Progress
-from lit_loader.generator_watch import EARLY, GeneratorWatch
-from lit_loader.generators import find_generators
-from lit_loader.loading import BatchLoader
-from lit_loader.streams import preserved
+from lit_loader import DataLoader, get_shard
+from lit_loader.batch.make import BatchLoader
+from lit_loader.seeding import generator_watch
+from lit_loader.seeding.find_generators import find_generators
+from lit_loader.seeding.generator_state import preserved
+from lit_loader.seeding.generator_watch import EARLY, GeneratorWatch
+from lit_loader.transport.status_board import Progress
+from tests.support import held_elsewhere
 
 LENGTH = 24
 BATCH = 2

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 import torch
 
-from lit_loader import seeding
-from lit_loader.seeding import base_seed, derive, sample_seed, seed_globals, seed_worker
-from lit_loader.streams import OwnStreams, preserved
+from lit_loader.seeding import seeds as seeding
+from lit_loader.seeding.generator_state import OwnStreams, preserved
+from lit_loader.seeding.seeds import base_seed, derive, sample_seed, seed_globals, seed_worker
 
 
 class Colour(Enum):
@@ -125,7 +125,7 @@ def test_different_indices_have_different_seeds() -> None:
 
 def test_seeds_of_samples_are_the_same_in_each_process() -> None:
     program = (
-        "from lit_loader.seeding import sample_seed\n"
+        "from lit_loader.seeding.seeds import sample_seed\n"
         "print([sample_seed(5, i) for i in ('a', ('a', 1), frozenset('abcdef'), b'x', 1.5)])"
     )
     answers = {

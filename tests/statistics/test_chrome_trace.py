@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from delays import Collate, Delayed, sleep
-from samples import Rows
 
 from lit_loader import DataLoader
-from lit_loader import pin_memory as pinning
-from lit_loader.plot import draw, write_plot
-from lit_loader.statistics import BatchRecord, StepRecord
-from lit_loader.timeline import LoaderTrace, trace_events, write_trace
+from lit_loader.iteration import pin_memory as pinning
+from lit_loader.statistics.chrome_trace import LoaderTrace, trace_events, write_trace
+from lit_loader.statistics.plot import draw, write_plot
+from lit_loader.statistics.records import BatchRecord, StepRecord
+from tests.support.delays import Collate, Delayed, sleep
+from tests.support.samples import Rows
 
 Event = dict[str, Any]
 

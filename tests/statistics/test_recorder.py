@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lit_loader.recorder import WINDOW, Recorder, Stopwatch
-from lit_loader.statistics import (
+from lit_loader.statistics.recorder import WINDOW, Recorder, Stopwatch
+from lit_loader.statistics.records import (
     BatchRecord,
     LoaderStatistics,
     SlowSample,

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from delays import DELAY, SAMPLES, STAGES, Collate, Delayed, Wait, compute, sleep
-from parity.tools import PROMPT
-from samples import Call, Counting, Rows
 
 from lit_loader import DataLoader
-from lit_loader import pin_memory as pinning
 from lit_loader.errors import WorkerRestartWarning
-from lit_loader.statistics import LoaderStatistics, StageTimes, WorkerTimes
+from lit_loader.iteration import pin_memory as pinning
+from lit_loader.statistics.records import LoaderStatistics, StageTimes, WorkerTimes
+from tests.parity.tools import PROMPT
+from tests.support.delays import DELAY, SAMPLES, STAGES, Collate, Delayed, Wait, compute, sleep
+from tests.support.samples import Call, Counting, Rows
 
 # --- of a loader ---
 

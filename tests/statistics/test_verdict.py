@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from lit_loader.statistics import LoaderStatistics, SlowSample, StageTimes, WorkerTimes
-from lit_loader.verdict import verdict
+from lit_loader.statistics.records import LoaderStatistics, SlowSample, StageTimes, WorkerTimes
+from lit_loader.statistics.verdict import verdict
 
 
 def lasted(total: float) -> StageTimes:

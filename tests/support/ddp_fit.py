@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import older_lightning  # noqa: F401
-from exact import Augmented
 from lightning.pytorch import Callback, Trainer
-from lightning_runs import SaveAt, quiet_trainer
-from strategy_runs import BATCH_SIZE, BATCHES, EPOCHS, LENGTH, Model
 
 from lit_loader import LoaderDataModule
+from tests.support import older_lightning  # noqa: F401
+from tests.support.exact import Augmented
+from tests.support.lightning_runs import SaveAt, quiet_trainer
+from tests.support.strategy_runs import BATCH_SIZE, BATCHES, EPOCHS, LENGTH, Model
 
 __all__ = ["BATCHES", "BATCH_SIZE", "EPOCHS", "LENGTH", "Model", "data", "trainer"]
 

@@ -21,13 +21,14 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
-from samples import hang
 from torch.utils.data import Dataset, IterableDataset
 
 import lit_loader
-from lit_loader import codec, worker
-from lit_loader.board import Stage, StatusBoard
-from lit_loader.messages import Ack, Result, Status, Task, position_of
+from lit_loader.transport import codec
+from lit_loader.transport.messages import Ack, Result, Status, Task, position_of
+from lit_loader.transport.status_board import Stage, StatusBoard
+from lit_loader.worker import main as worker
+from tests.support.samples import hang
 
 POINTS: Final = {
     "starting": "in worker_init_fn, before the first task",

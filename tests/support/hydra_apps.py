@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 Compose = Callable[..., DictConfig]
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 CONF = ROOT / "conf" / "lit_loader"
 GROUPS = {
     "loader": {

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed
-from exact import Augmented
 from lightning.fabric import Fabric
 from lightning.pytorch import Callback, LightningDataModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.utilities import CombinedLoader
-from lightning_runs import SaveAt, quiet_trainer
-from strategy_runs import BATCH_SIZE, EPOCHS, LENGTH, Model
 
 from lit_loader import DataLoader
+from tests.support.exact import Augmented
+from tests.support.lightning_runs import SaveAt, quiet_trainer
+from tests.support.strategy_runs import BATCH_SIZE, EPOCHS, LENGTH, Model
 
 PREDICTED = 9
 

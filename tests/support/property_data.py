@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from faults import visit
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
 import lit_loader
+from tests.support.faults import visit
 
 TENSORS = ("float32", "float64", "float16", "bfloat16", "complex64", "int64", "uint8", "bool")
 ARRAYS = ("float32", "float64", "int64", "int16", "uint8", "bool")

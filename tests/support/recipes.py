@@ -10,14 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from commands import run_python
+
+from tests.support.commands import run_python
 
 # What all of them need; the tests that import this are skipped without.
 pytest.importorskip("matplotlib")
 pytest.importorskip("PIL")
 pytest.importorskip("sklearn")
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 TRAIN = EXAMPLES / "train.py"
 
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-from parity.tools import PROMPT
 from torch.utils.data import Dataset, IterableDataset
 
 import lit_loader
-from lit_loader.arena import Arena, Slot
+from lit_loader.memory.arena import Arena, Slot
+from tests.parity.tools import PROMPT
 
 METHODS = ["fork", "spawn", "forkserver"]
 

@@ -8,6 +8,6 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    from strategy_runs import main
+    from tests.support.strategy_runs import main
 
     main(Path(sys.argv[1]), *sys.argv[2:])

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from exact import Augmented, digests
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.strategies import ModelParallelStrategy
-from lightning_runs import quiet_trainer
 from torch import Tensor
 from torch.distributed.fsdp import fully_shard
 
 from lit_loader import LoaderDataModule
+from tests.support.exact import Augmented, digests
+from tests.support.lightning_runs import quiet_trainer
 
 LENGTH, BATCH_SIZE, EPOCHS, RANKS = 26, 4, 2, 2
 BATCHES = 4  # of each rank: 26 samples, 13 for each

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_loader.cgroup import MemoryLimits, memory_limits
+from lit_loader.system.cgroups import MemoryLimits, memory_limits
 
 GIB = 1 << 30
 NO_LIMIT = 0x7FFFFFFFFFFFF000

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import lit_loader
-from lit_loader.arena import Arena
-from lit_loader.fork_guard import ForkGuard, unguarded_fork
+from lit_loader.memory.arena import Arena
+from lit_loader.system.fork_guard import ForkGuard, unguarded_fork
 
 
 class Filled(torch.utils.data.Dataset[torch.Tensor]):

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 import torch
-from parity.tools import ROOT, finish_script, start_script
-from samples import Call, ints, uncollated
 
 from lit_loader import DataLoader
+from lit_loader.describe import find_failure
 from lit_loader.errors import TransportError
-from lit_loader.places import find_failure
+from tests.parity.tools import ROOT, finish_script, start_script
+from tests.support.samples import Call, ints, uncollated
 
 SPAWNED = pytest.mark.parametrize("method", ["spawn", "forkserver"])
 
@@ -196,7 +196,9 @@ def test_beside_what_only_a_processs_start_can_carry(method: str) -> None:
 
 
 def test_nothing_is_pickled_twice_that_need_not_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lit_loader.processes.main_is_importable", lambda: True)  # also with xdist
+    monkeypatch.setattr(
+        "lit_loader.worker.starters.main_is_importable", lambda: True
+    )  # also with xdist
     monkeypatch.setattr(Counted, "pickled", 0)
     give(Counted(), num_workers=2)
     assert Counted.pickled == 1
@@ -286,7 +288,9 @@ def test_a_structure_too_deep_for_either(monkeypatch: pytest.MonkeyPatch) -> Non
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
-    monkeypatch.setattr("lit_loader.processes.main_is_importable", lambda: True)  # also with xdist
+    monkeypatch.setattr(
+        "lit_loader.worker.starters.main_is_importable", lambda: True
+    )  # also with xdist
     monkeypatch.setattr(Counted, "pickled", 0)
     text = refusal(Counted(deep))
     assert text.startswith("dataset: ")

@@ -24,10 +24,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from lit_loader import pieces
-from lit_loader.codec import SlotFull, SlotWriter, decode, encode
 from lit_loader.errors import TransportError
-from lit_loader.slot import ALIGNMENT
+from lit_loader.memory import held_tensors
+from lit_loader.transport.codec import SlotFull, SlotWriter, decode, encode
+from lit_loader.transport.slot_writer import ALIGNMENT
 
 CAPACITY = 1 << 20
 
@@ -52,16 +52,16 @@ _divide: Any = None
 def way(request: pytest.FixtureRequest) -> Iterator[None]:
     """How the consumer holds what is carried: over the slot, or each part for itself."""
     global _divide
-    _divide = {"as it lies": None, "copied": pieces.copied, "divided": divided}[request.param]
+    _divide = {"as it lies": None, "copied": held_tensors.copied, "divided": divided}[request.param]
     with pytest.MonkeyPatch.context() as patch:  # all sizes of parts, in small batches
         for name, value in {"_WATCHED": 64, "_COPIES": 2, "_SHARE": 2}.items():
-            patch.setattr(pieces, name, value)
+            patch.setattr(held_tensors, name, value)
         yield
     _divide = None
 
 
 def divided(memory: Any, stretches: Any) -> Any:
-    return pieces.divided(memory, stretches, lambda *_: None)
+    return held_tensors.divided(memory, stretches, lambda *_: None)
 
 
 def carry(batch: object, capacity: int = CAPACITY) -> Any:
@@ -70,7 +70,7 @@ def carry(batch: object, capacity: int = CAPACITY) -> Any:
     offset, nbytes = encode(batch, SlotWriter(slot))
     slot = slot.copy()
     got = decode(slot, offset, nbytes, _divide)
-    if _divide is pieces.copied:
+    if _divide is held_tensors.copied:
         slot.fill(0)  # nothing of it is needed any more
     return got
 

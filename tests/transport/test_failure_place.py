@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from samples import Call, Counting
 from torch.utils.data import Dataset, IterableDataset
 
 from lit_loader import DataLoader, WorkerTimeoutError
+from tests.support.samples import Call, Counting
 
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 

@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from lit_loader.messages import SIZE, Message, Task, pack, pack_indices, unpack, unpack_indices
+from lit_loader.transport.messages import (
+    SIZE,
+    Message,
+    Task,
+    pack,
+    pack_indices,
+    unpack,
+    unpack_indices,
+)
 
 LARGEST = {"seed": 2**64 - 1, "generation": 2**32 - 1, "worker": 2**16 - 1, "status": 2}
 KINDS = get_args(Message)

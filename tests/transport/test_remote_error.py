@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lit_loader.errors import WorkerError
-from lit_loader.failure import Failure, WorkerTraceback, describe_indices
+from lit_loader.transport.remote_error import Failure, WorkerTraceback, describe_indices
 
 WHERE = "in DataLoader worker 1 (pid 77), batch 3, indices [6, 7]"
 ROOM = 1 << 20

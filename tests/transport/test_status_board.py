@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from lit_loader.board import Cancelled, Progress, Stage, StatusBoard, board_bytes
+from lit_loader.transport.status_board import Cancelled, Progress, Stage, StatusBoard, board_bytes
 
 
 def new_board(workers: int = 3) -> StatusBoard:

@@ -14,15 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from parity.tools import PROMPT, Gate
-from samples import METHODS, Call, Counting, Rows, ints, named_memory, uncollated
 
 import lit_loader
-from lit_loader import DataLoader, pool_resources, processes
-from lit_loader import arena as arena_module
-from lit_loader import worker_pool as pool_module
+from lit_loader import DataLoader
 from lit_loader.errors import LoaderError, TransportError
-from lit_loader.mailbox import Mailbox
+from lit_loader.memory import arena as arena_module
+from lit_loader.pool import resources
+from lit_loader.pool import worker_pool as pool_module
+from lit_loader.pool.pipes import Mailbox
+from lit_loader.worker import starters
+from tests.parity.tools import PROMPT, Gate
+from tests.support.samples import METHODS, Call, Counting, Rows, ints, named_memory, uncollated
 
 SMALL = 64 << 10
 
@@ -251,14 +253,14 @@ class Slow(Counting):
 
 def narrow_pipes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give every pipe of a pool one page, as the kernel does where a user has very many."""
-    original = pool_resources.PoolResources.pipe
+    original = resources.PoolResources.pipe
 
     def pipe(own: Any) -> tuple[int, int]:
         ends = original(own)
         fcntl.fcntl(ends[1], fcntl.F_SETPIPE_SZ, 4096)
         return ends
 
-    monkeypatch.setattr(pool_resources.PoolResources, "pipe", pipe)
+    monkeypatch.setattr(resources.PoolResources, "pipe", pipe)
 
 
 @pytest.mark.skipif(not hasattr(fcntl, "F_SETPIPE_SZ"), reason="needs Python 3.10 on Linux")
@@ -319,7 +321,7 @@ class TestNarrowPipes:
         assert poll.poll(30_000)
         begun = time.monotonic()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(processes, "STOP_GRACE", 60.0)
+            patch.setattr(starters, "STOP_GRACE", 60.0)
             loader.close()
         assert time.monotonic() - begun < PROMPT
 

@@ -29,13 +29,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from parity.tools import PROMPT
-from samples import Call, Rows, ints, worker_pids
 
-from lit_loader import DataLoader, launcher, quiet_start, seeding, starting, worker
-from lit_loader import pin_memory as pinning
+from lit_loader import DataLoader
 from lit_loader.errors import LoaderError, WorkerRestartWarning
-from lit_loader.launcher import Launcher
+from lit_loader.iteration import pin_memory as pinning
+from lit_loader.seeding import seeds
+from lit_loader.worker import launcher, process_start, start_fallback
+from lit_loader.worker import main as worker
+from lit_loader.worker.launcher import Launcher
+from tests.parity.tools import PROMPT
+from tests.support.samples import Call, Rows, ints, worker_pids
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
@@ -179,7 +182,7 @@ def test_a_log_that_is_being_written_at_the_fork(
     monkeypatch: pytest.MonkeyPatch, launched: bool
 ) -> None:
     """The copy of its file is locked; workers log there all the same."""
-    monkeypatch.setattr(starting, "can_launch", lambda context: launched)
+    monkeypatch.setattr(start_fallback, "can_launch", lambda context: launched)
     reading, writing = os.pipe()
     with open(writing, "w") as stream:
         handler = logging.StreamHandler(stream)
@@ -327,7 +330,7 @@ def warned() -> Iterator[list[str]]:
 @pytest.fixture(params=[True, False], ids=["launched", "direct"])
 def launched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether workers come from a launcher, or each from this process itself."""
-    monkeypatch.setattr(starting, "can_launch", lambda context: request.param)
+    monkeypatch.setattr(start_fallback, "can_launch", lambda context: request.param)
     return bool(request.param)
 
 
@@ -340,7 +343,7 @@ def accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forking is given up soon."""
-    monkeypatch.setattr(starting, "PATIENCE", 1)
+    monkeypatch.setattr(start_fallback, "PATIENCE", 1)
     monkeypatch.setattr(launcher, "PATIENCE", 1)
 
 
@@ -412,7 +415,7 @@ def test_torchs_generator_is_being_drawn_from_and_nobody_waits(
 ) -> None:
     """The launcher is forked again until it has fallen between two draws."""
     expected = batches(Drawing())
-    monkeypatch.setattr(quiet_start, "await_draws", lambda: None)
+    monkeypatch.setattr(process_start, "await_draws", lambda: None)
     with drawing(0.8), warned() as texts:
         assert batches(Drawing(), max_worker_restarts=0) == expected
     assert texts
@@ -474,17 +477,17 @@ def test_a_worker_that_does_not_come_up(launched: bool, monkeypatch: pytest.Monk
 
     def seed_worker(seed: int) -> None:
         with lock:
-            seeding.seed_worker(seed)
+            seeds.seed_worker(seed)
 
     monkeypatch.setattr(worker, "seed_worker", seed_worker)
     with holding(lock) as release, warned() as texts:
-        distrust = starting.ForkStarter.distrust
+        distrust = start_fallback.ForkStarter.distrust
 
         def noted(self: Any, number: int) -> None:
             release()
             distrust(self, number)
 
-        monkeypatch.setattr(starting.ForkStarter, "distrust", noted)
+        monkeypatch.setattr(start_fallback.ForkStarter, "distrust", noted)
         assert batches(Drawing(), num_workers=1, max_worker_restarts=0) == expected
     [text] = texts
     assert re.search(
@@ -504,13 +507,13 @@ def test_a_lock_of_the_datasets_own(launched: bool, monkeypatch: pytest.MonkeyPa
             return index
 
     with holding(lock) as release, warned() as texts:
-        distrust = starting.ForkStarter.distrust
+        distrust = start_fallback.ForkStarter.distrust
 
         def noted(self: Any, number: int) -> None:
             release()
             distrust(self, number)
 
-        monkeypatch.setattr(starting.ForkStarter, "distrust", noted)
+        monkeypatch.setattr(start_fallback.ForkStarter, "distrust", noted)
         with DataLoader(
             Call(sample, 4), num_workers=1, multiprocessing_context="fork", timeout=0.5
         ) as loader:

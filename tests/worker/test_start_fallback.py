@@ -22,13 +22,14 @@ from typing import Any
 
 import psutil
 import pytest
-from parity.tools import wait_gone
-from samples import Rows, ints
 
-from lit_loader import DataLoader, launcher_main, starting
+from lit_loader import DataLoader
 from lit_loader.errors import LoaderError, WorkerDiedError, WorkerRestartWarning
-from lit_loader.launcher import Launcher
-from lit_loader.processors import usable_processors
+from lit_loader.system.processors import usable_processors
+from lit_loader.worker import launcher_process, start_fallback
+from lit_loader.worker.launcher import Launcher
+from tests.parity.tools import wait_gone
+from tests.support.samples import Rows, ints
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs a launcher"),
@@ -107,11 +108,11 @@ def then(function: Any, deed: Callable[[], None]) -> Any:
 
 
 POINTS = {
-    "rehearsing": (launcher_main, "rehearse", first),
-    "asked": (launcher_main, "_fork_worker", first),
+    "rehearsing": (launcher_process, "rehearse", first),
+    "asked": (launcher_process, "_fork_worker", first),
     "forked": (socket, "send_fds", first),
     "answered": (socket, "send_fds", lambda deed, function: then(function, deed)),
-    "permitted": (launcher_main, "_fork_worker", lambda deed, function: then(function, deed)),
+    "permitted": (launcher_process, "_fork_worker", lambda deed, function: then(function, deed)),
 }
 """Where the launcher is killed: module, function, and whether before or after it."""
 
@@ -125,9 +126,9 @@ def test_a_launcher_that_nobody_listens_to_any_more_ends_quietly(
     with open(tmp_path / "stacks", "wb") as stacks:
         links: Any = SimpleNamespace(stacks=SimpleNamespace(fd=stacks.fileno()))
         payload: Any = SimpleNamespace(open=lambda: None)
-        origin = launcher_main.Origin(os.getpid(), ours, True, False)
+        origin = launcher_process.Origin(os.getpid(), ours, True, False)
         process = multiprocessing.get_context("fork").Process(
-            target=launcher_main.launcher_main,
+            target=launcher_process.launcher_main,
             args=(origin, theirs, [links], payload, print),
         )
         process.start()
@@ -196,7 +197,7 @@ def test_launchers_that_are_killed_again_and_again(
         Rows(4, 1), num_workers=1, max_worker_restarts=0
     ) as loader:  # fmt: skip
         assert ints(loader) == list(range(4))
-    assert killed.done == starting.ATTEMPTS == len(texts)
+    assert killed.done == start_fallback.ATTEMPTS == len(texts)
     assert re.match(
         r"Forking workers was given up after 5 attempts: the process that starts workers "
         r"\(pid \d+\) was killed by SIGKILL \(.*\)\nThey come from Python's fork server now, and "
@@ -296,7 +297,7 @@ def test_a_launcher_that_is_stopped_is_not_taken_to_be_stuck(
 
 
 def launcher_module() -> Any:
-    from lit_loader import launcher
+    from lit_loader.worker import launcher
 
     return launcher
 
@@ -304,8 +305,9 @@ def launcher_module() -> Any:
 SCRIPT = """
 import threading, warnings
 import torch
-from lit_loader import DataLoader, starting
-from lit_loader import launcher
+from lit_loader import DataLoader
+from lit_loader.worker import start_fallback
+from lit_loader.worker import launcher
 
 print("run as", __name__, flush=True)
 warnings.simplefilter("ignore")
@@ -342,7 +344,7 @@ def test_a_script_that_does_not_expect_to_be_imported(tmp_path: Path) -> None:
     script.write_text(SCRIPT)
     done = subprocess.run(
         [sys.executable, script], check=True, capture_output=True, text=True, timeout=100,
-        env={**os.environ, "PYTHONPATH": str(Path(starting.__file__).parents[1])},
+        env={**os.environ, "PYTHONPATH": str(Path(start_fallback.__file__).parents[1])},
     )  # fmt: skip
     assert done.stdout.splitlines() == ["run as __main__", "[0, 1, 4, 9]"]
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 import functools
 import time
 
-from lit_loader.apps.bench.cases.stragglers import Oversleep
-from lit_loader.apps.bench.contenders import Opened, Setup
-from lit_loader.apps.bench.datasets import Sleeping
-from lit_loader.apps.bench.results import LIMIT, Measurement, Target
-from lit_loader.apps.bench.rounds import Figures, per_batch
-from lit_loader.apps.bench.session import MICRO, Row, Session, subject
-from lit_loader.apps.bench.settings import Settings
+from lit_loader.bench.cases.stragglers import Oversleep
+from lit_loader.bench.core.results import LIMIT, Measurement, Target
+from lit_loader.bench.core.settings import Settings
+from lit_loader.bench.data.datasets import Sleeping
+from lit_loader.bench.loaders.contenders import Opened, Setup
+from lit_loader.bench.measure.rounds import Figures, per_batch
+from lit_loader.bench.measure.session import MICRO, Row, Session, subject
 
 __all__ = ["hold_the_gil", "rows"]
 

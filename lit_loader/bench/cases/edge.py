@@ -11,12 +11,12 @@ import functools
 import statistics
 import time
 
-from lit_loader.apps.bench.contenders import Opened, Setup
-from lit_loader.apps.bench.datasets import Jittering
-from lit_loader.apps.bench.results import Measurement, Target
-from lit_loader.apps.bench.rounds import Figures
-from lit_loader.apps.bench.session import Row, Session
-from lit_loader.apps.bench.settings import Settings
+from lit_loader.bench.core.results import Measurement, Target
+from lit_loader.bench.core.settings import Settings
+from lit_loader.bench.data.datasets import Jittering
+from lit_loader.bench.loaders.contenders import Opened, Setup
+from lit_loader.bench.measure.rounds import Figures
+from lit_loader.bench.measure.session import Row, Session
 
 __all__ = ["rows", "waits"]
 

@@ -13,14 +13,14 @@ import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
-from lit_loader.apps.bench.datasets import Tensors
-from lit_loader.apps.bench.names import OURS
-from lit_loader.apps.bench.results import Measurement
-from lit_loader.apps.bench.rounds import Figures
-from lit_loader.apps.bench.session import MICRO, Row, Session, subject
-from lit_loader.apps.bench.settings import Settings
+from lit_loader.bench.core.names import OURS
+from lit_loader.bench.core.results import Measurement
+from lit_loader.bench.core.settings import Settings
+from lit_loader.bench.data.datasets import Tensors
+from lit_loader.bench.measure.rounds import Figures
+from lit_loader.bench.measure.session import MICRO, Row, Session, subject
 from lit_loader.loader import DataLoader
-from lit_loader.seeding import derive, extend, sample_seed, seed_globals
+from lit_loader.seeding.seeds import derive, extend, sample_seed, seed_globals
 
 __all__ = ["rows"]
 

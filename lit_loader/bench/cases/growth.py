@@ -14,13 +14,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from lit_loader.apps.bench.contenders import Opened, Setup
-from lit_loader.apps.bench.datasets import Block, ManyTensors, Tensors
-from lit_loader.apps.bench.limits import Limit
-from lit_loader.apps.bench.results import Measurement, Target
-from lit_loader.apps.bench.rounds import Figures, per_batch
-from lit_loader.apps.bench.session import MICRO, Row, Session
-from lit_loader.apps.bench.settings import Settings
+from lit_loader.bench.core.results import Measurement, Target
+from lit_loader.bench.core.settings import Settings
+from lit_loader.bench.data.datasets import Block, ManyTensors, Tensors
+from lit_loader.bench.loaders.contenders import Opened, Setup
+from lit_loader.bench.measure.limits import Limit
+from lit_loader.bench.measure.rounds import Figures, per_batch
+from lit_loader.bench.measure.session import MICRO, Row, Session
 
 __all__ = ["Line", "rows", "steepest"]
 
@@ -121,7 +121,7 @@ def _run(session: Session, *, line: Line, x: int, last: bool) -> None:
 
 def _too_large(nbytes: int) -> str:
     """Why so many bytes under way are too many, for each of several loaders; "": they are not."""
-    from lit_loader.cgroup import memory_limits
+    from lit_loader.system.cgroups import memory_limits
 
     available = memory_limits().available
     if available is None or 2 * nbytes < available:

@@ -16,12 +16,12 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
-from lit_loader.apps.bench.contenders import Cannot, Setup, contenders
-from lit_loader.apps.bench.datasets import Records
-from lit_loader.apps.bench.results import Measurement, Target
-from lit_loader.apps.bench.rounds import Opener, Subject
-from lit_loader.apps.bench.session import Row, Session
-from lit_loader.apps.bench.settings import Settings
+from lit_loader.bench.core.results import Measurement, Target
+from lit_loader.bench.core.settings import Settings
+from lit_loader.bench.data.datasets import Records
+from lit_loader.bench.loaders.contenders import Cannot, Setup, contenders
+from lit_loader.bench.measure.rounds import Opener, Subject
+from lit_loader.bench.measure.session import Row, Session
 
 __all__ = ["rows"]
 
@@ -76,7 +76,7 @@ def _run(session: Session, *, name: str, records: int, shared: bool, shuffle: bo
 
 def _in_a_process(loader: str, setup: Setup, records: int, shared: bool) -> float:
     """Peak PSS in 10**6 bytes, measured in a new process."""
-    from lit_loader.cgroup import memory_limits
+    from lit_loader.system.cgroups import memory_limits
 
     available = memory_limits().available
     needed = records * _RECORD_BYTES * (2 + setup.num_workers)
@@ -106,8 +106,8 @@ def _in_a_process(loader: str, setup: Setup, records: int, shared: bool) -> floa
 
 def _measure(sender: Connection, loader: str, setup: Setup, records: int, shared: bool) -> None:
     """What the new process does; sends the peak, or why there is none."""
-    from lit_loader.apps.bench.rounds import one_line
-    from lit_loader.apps.bench.tree import pss_bytes
+    from lit_loader.bench.core.tree import pss_bytes
+    from lit_loader.bench.measure.rounds import one_line
 
     try:
         names: Any = [f"image/{number:010d}.jpg" for number in range(records)]

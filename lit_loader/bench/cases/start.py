@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from multiprocessing import get_all_start_methods
 from typing import Any
 
-from lit_loader.apps.bench.contenders import Contender, Setup
-from lit_loader.apps.bench.datasets import LargeObject, Tensors
-from lit_loader.apps.bench.results import Measurement
-from lit_loader.apps.bench.rounds import Opener, Subject
-from lit_loader.apps.bench.session import Row, Session
-from lit_loader.apps.bench.settings import Settings
+from lit_loader.bench.core.results import Measurement
+from lit_loader.bench.core.settings import Settings
+from lit_loader.bench.data.datasets import LargeObject, Tensors
+from lit_loader.bench.loaders.contenders import Contender, Setup
+from lit_loader.bench.measure.rounds import Opener, Subject
+from lit_loader.bench.measure.session import Row, Session
 
 __all__ = ["rows"]
 

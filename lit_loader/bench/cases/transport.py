@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from lit_loader.apps.bench import datasets
-from lit_loader.apps.bench.contenders import Opened, Setup
-from lit_loader.apps.bench.limits import Limit
-from lit_loader.apps.bench.results import Measurement, Target
-from lit_loader.apps.bench.rounds import Figures, per_batch
-from lit_loader.apps.bench.session import MICRO, Row, Session
-from lit_loader.apps.bench.settings import Settings
+from lit_loader.bench.core.results import Measurement, Target
+from lit_loader.bench.core.settings import Settings
+from lit_loader.bench.data import datasets
+from lit_loader.bench.loaders.contenders import Opened, Setup
+from lit_loader.bench.measure.limits import Limit
+from lit_loader.bench.measure.rounds import Figures, per_batch
+from lit_loader.bench.measure.session import MICRO, Row, Session
 
 __all__ = ["KINDS", "Kind", "rows"]
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from lit_loader.apps.bench.names import OURS, REFERENCE
+from lit_loader.bench.core.names import OURS, REFERENCE
 
 __all__ = ["COPY", "IN_PROCESS", "LIMIT", "NO_LOADERS", "Measurement", "Spread", "Target"]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from lit_loader.apps.bench.names import CASES, LOADERS, choose, installed
+from lit_loader.bench.core.names import CASES, LOADERS, choose, installed
 from lit_loader.errors import OptionError
 
 __all__ = ["GridSettings", "Settings"]

@@ -24,8 +24,8 @@ from typing import Any, Final
 
 import torch
 
-from lit_loader.apps.bench.endless import Grain, Spdl
-from lit_loader.apps.bench.opened import (
+from lit_loader.bench.loaders.endless import Grain, Spdl
+from lit_loader.bench.loaders.opened import (
     Cannot,
     Contender,
     Opened,

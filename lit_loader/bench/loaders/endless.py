@@ -14,7 +14,8 @@ from typing import Any, cast
 import torch
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
 
-from lit_loader.apps.bench.opened import (
+from lit_loader.bench.core.tree import wait_until_idle
+from lit_loader.bench.loaders.opened import (
     Cannot,
     Contender,
     Opened,
@@ -22,7 +23,6 @@ from lit_loader.apps.bench.opened import (
     Setup,
     check_sampler_memory,
 )
-from lit_loader.apps.bench.tree import wait_until_idle
 
 __all__ = ["Grain", "Spdl"]
 

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from torch.utils.data import default_collate, default_convert
 
-from lit_loader.apps.bench.names import LOADERS
-from lit_loader.apps.bench.tree import wait_until_idle
+from lit_loader.bench.core.names import LOADERS
+from lit_loader.bench.core.tree import wait_until_idle
 
 __all__ = ["Cannot", "Contender", "Opened", "Reiterable", "Setup", "check_sampler_memory"]
 
@@ -132,7 +132,7 @@ def check_sampler_memory(dataset: Any, setup: Setup) -> None:
     """
     if not setup.shuffle or setup.options.get("sampler") is not None:
         return
-    from lit_loader.cgroup import memory_limits
+    from lit_loader.system.cgroups import memory_limits
 
     needed, available = 48 * len(dataset), memory_limits().available
     if available is not None and needed > available // 2:

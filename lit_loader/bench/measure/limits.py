@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from lit_loader.apps.bench.contenders import Setup
-from lit_loader.apps.bench.results import COPY, IN_PROCESS, LIMIT
-from lit_loader.processors import usable_processors
+from lit_loader.bench.core.results import COPY, IN_PROCESS, LIMIT
+from lit_loader.bench.loaders.contenders import Setup
+from lit_loader.system.processors import usable_processors
 
 __all__ = ["InProcess", "Limit", "MemoryCopy", "collate_into", "nbytes"]
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lit_loader.apps.bench.contenders import Contender
-from lit_loader.processors import usable_processors
+from lit_loader.bench.loaders.contenders import Contender
+from lit_loader.system.processors import usable_processors
 
 __all__ = ["describe"]
 

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
-from lit_loader.apps.bench.contenders import Cannot, Contender, Opened, Setup
-from lit_loader.apps.bench.results import NO_LOADERS, Measurement
+from lit_loader.bench.core.results import NO_LOADERS, Measurement
+from lit_loader.bench.loaders.contenders import Cannot, Contender, Opened, Setup
 
 __all__ = ["Figures", "Opener", "Subject", "interleave", "one_line", "opener", "per_batch"]
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lit_loader.apps.bench.contenders import Contender, Opened, Setup
-from lit_loader.apps.bench.limits import Limit
-from lit_loader.apps.bench.results import COPY, IN_PROCESS, LIMIT, Measurement
-from lit_loader.apps.bench.rounds import Figures, Opener, Subject, interleave, opener
-from lit_loader.apps.bench.settings import Settings
+from lit_loader.bench.core.results import COPY, IN_PROCESS, LIMIT, Measurement
+from lit_loader.bench.core.settings import Settings
+from lit_loader.bench.loaders.contenders import Contender, Opened, Setup
+from lit_loader.bench.measure.limits import Limit
+from lit_loader.bench.measure.rounds import Figures, Opener, Subject, interleave, opener
 
 __all__ = ["Row", "Session"]
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from lit_loader.statistics import LoaderStatistics
+from lit_loader.statistics.records import LoaderStatistics
 
 __all__ = ["Facts", "advise", "choose"]
 

@@ -14,18 +14,18 @@ from typing import Any
 
 import torch
 
-from lit_loader.apps.bench.advice import Facts, advise, choose
-from lit_loader.apps.bench.contenders import Contender, Setup
-from lit_loader.apps.bench.limits import MemoryCopy, nbytes
-from lit_loader.apps.bench.names import OURS
-from lit_loader.apps.bench.results import Spread
-from lit_loader.apps.bench.rounds import one_line
-from lit_loader.apps.bench.session import Session
-from lit_loader.apps.bench.tree import cpu_seconds, machine_seconds
-from lit_loader.config import LoaderConfig
+from lit_loader.bench.core.names import OURS
+from lit_loader.bench.core.results import Spread
+from lit_loader.bench.core.tree import cpu_seconds, machine_seconds
+from lit_loader.bench.loaders.contenders import Contender, Setup
+from lit_loader.bench.measure.limits import MemoryCopy, nbytes
+from lit_loader.bench.measure.rounds import one_line
+from lit_loader.bench.measure.session import Session
+from lit_loader.bench.own_dataset.advice import Facts, advise, choose
+from lit_loader.config.loader_config import LoaderConfig
 from lit_loader.errors import OptionError
-from lit_loader.processors import usable_processors
-from lit_loader.statistics import LoaderStatistics
+from lit_loader.statistics.records import LoaderStatistics
+from lit_loader.system.processors import usable_processors
 
 __all__ = ["Grid", "Point"]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from lit_loader.apps.bench.names import OURS
-from lit_loader.apps.bench.results import Measurement
+from lit_loader.bench.core.names import OURS
+from lit_loader.bench.core.results import Measurement
 
 __all__ = ["FORMAT", "compare", "ratios"]
 

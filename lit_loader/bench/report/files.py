@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lit_loader.apps.bench.check import FORMAT
-from lit_loader.apps.bench.results import COPY, IN_PROCESS, LIMIT, Measurement, Spread
+from lit_loader.bench.core.results import COPY, IN_PROCESS, LIMIT, Measurement, Spread
+from lit_loader.bench.report.check import FORMAT
 
 if TYPE_CHECKING:
-    from lit_loader.apps.bench.grid import Grid
+    from lit_loader.bench.own_dataset.grid import Grid
 
 __all__ = ["COLUMNS", "write"]
 

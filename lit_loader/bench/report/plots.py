@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from lit_loader.apps.bench.names import CASES
-from lit_loader.apps.bench.results import LIMIT, Measurement
+from lit_loader.bench.core.names import CASES
+from lit_loader.bench.core.results import LIMIT, Measurement
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from lit_loader.apps.bench.grid import Grid
+    from lit_loader.bench.own_dataset.grid import Grid
 
 __all__ = ["write"]
 

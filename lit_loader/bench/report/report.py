@@ -11,14 +11,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lit_loader.apps.bench.names import OURS
-from lit_loader.apps.bench.results import LIMIT, Measurement, Spread
-from lit_loader.apps.bench.settings import Settings
+from lit_loader.bench.core.names import OURS
+from lit_loader.bench.core.results import LIMIT, Measurement, Spread
+from lit_loader.bench.core.settings import Settings
 
 if TYPE_CHECKING:
     from rich.console import JustifyMethod
 
-    from lit_loader.apps.bench.grid import Grid
+    from lit_loader.bench.own_dataset.grid import Grid
 
 __all__ = ["grid", "header", "number", "table", "written"]
 

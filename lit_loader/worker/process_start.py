@@ -15,9 +15,9 @@ from multiprocessing.context import BaseContext
 from typing import Final
 
 from lit_loader.errors import LoaderError
-from lit_loader.fork_guard import unguarded_fork
-from lit_loader.seeding import await_draws, renew_numpy_generator
-from lit_loader.stream_locks import renew_stream_locks
+from lit_loader.seeding.seeds import await_draws, renew_numpy_generator
+from lit_loader.system.fork_guard import unguarded_fork
+from lit_loader.system.stdio_locks import renew_stream_locks
 
 __all__ = ["await_end_of_fork_server", "quiet_start", "reset_signals"]
 
@@ -137,7 +137,7 @@ def _preload(context: BaseContext) -> None:
 
     # Private reach: the list can be set, and not be asked for. Unset it is this one.
     if forkserver._forkserver._preload_modules == ["__main__"]:  # type: ignore[attr-defined]
-        context.set_forkserver_preload(["__main__", "lit_loader.worker"])
+        context.set_forkserver_preload(["__main__", "lit_loader.worker.main"])
 
 
 def await_end_of_fork_server() -> None:
@@ -163,7 +163,7 @@ def await_end_of_fork_server() -> None:
 def _no_warning_of_threads() -> Iterator[None]:
     """Silence Python's warning of any fork while threads live, and torch always has some.
 
-    What could go wrong in the child is locks held by them: see :mod:`lit_loader.launcher`.
+    What could go wrong in the child is locks held by them: see `worker/launcher.py`.
     """
     if sys.version_info < (3, 12):  # which does not warn; and filters are of all threads
         yield

@@ -1,0 +1,1 @@
+"""Making one batch: fetch its samples, collate them."""

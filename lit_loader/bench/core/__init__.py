@@ -1,0 +1,1 @@
+"""What every part of the benchmark shares: settings, names, results."""

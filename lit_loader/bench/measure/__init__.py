@@ -1,0 +1,1 @@
+"""Measuring: rounds of turns, the machine, and what it can do at best."""

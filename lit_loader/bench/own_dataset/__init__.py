@@ -1,0 +1,1 @@
+"""The user's own dataset: a grid of settings measured, and advice from it."""

@@ -1,0 +1,1 @@
+"""What a state of the loader holds, how it is written, and how a foreign one is read."""

@@ -1,0 +1,1 @@
+"""What Hydra finds of the package: its groups of configurations and their schema."""

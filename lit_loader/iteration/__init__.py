@@ -1,0 +1,1 @@
+"""One pass over the data, as the consumer sees it: in this process, or by workers."""

@@ -1,0 +1,1 @@
+"""The loader in a Lightning Trainer: data module, callbacks, monitor."""

@@ -1,0 +1,1 @@
+"""The shared memory that batches travel in, and who holds which part of it."""

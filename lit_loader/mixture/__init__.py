@@ -1,0 +1,1 @@
+"""Several datasets as one, mixed by weights."""

@@ -1,0 +1,1 @@
+"""The parent's side of the workers: feed, watch, replace, stop."""

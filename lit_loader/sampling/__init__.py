@@ -1,0 +1,1 @@
+"""Deciding which samples a batch holds: orders, shards, epochs."""

@@ -1,0 +1,1 @@
+"""Seeds, and the random generators that are set from them."""

@@ -1,0 +1,1 @@
+"""What batches have cost: recorded, summed up, put into words, drawn."""
