@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType, MethodType
 from typing import Any, Final, NamedTuple
 
-__all__ = ["PACKAGE", "Failure", "find_failure", "short_repr"]
+__all__ = ["PACKAGE", "FailingObject", "find_failing_object", "short_repr"]
 
 PACKAGE: Final = os.path.join(os.path.dirname(__file__), "")
 """What the files of all our own frames in a traceback begin with."""
@@ -23,7 +23,7 @@ _REPR.maxother = 100  # room for a function's whole name, whose end is what tell
 _REPR.maxlevel = 3
 
 
-class Failure(NamedTuple):
+class FailingObject(NamedTuple):
     """The innermost object that fails.
 
     Attributes:
@@ -37,13 +37,13 @@ class Failure(NamedTuple):
     error: Exception
 
 
-def find_failure(
+def find_failing_object(
     value: object,
     error: Exception,
     attempt: Callable[[object], object],
     name: str = "batch",
     inside: bool = False,
-) -> Failure:
+) -> FailingObject:
     """Follow a failure from ``value`` down to the innermost object that fails on its own.
 
     Args:
@@ -63,7 +63,7 @@ def find_failure(
             except Exception as child_error:
                 name, value, error = name + step, child, child_error
                 break
-    return Failure(name, value, error)
+    return FailingObject(name, value, error)
 
 
 def short_repr(value: object) -> str:

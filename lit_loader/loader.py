@@ -36,10 +36,10 @@ from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import default_convert as torch_default_convert
 from torch.utils.data.dataloader import _DatasetKind  # programs compare _dataset_kind with it
 
-from lit_loader.batch.make import BatchLoader, Recipe
+from lit_loader.batch.make import BatchLoader, BatchSpec
 from lit_loader.batch.sample_errors import TRANSIENT_ERRORS, Tolerance
 from lit_loader.batch.tensor_table import frozen
-from lit_loader.checkpoint.fingerprint import Fingerprint, told
+from lit_loader.checkpoint.fingerprint import Fingerprint, fingerprint_of
 from lit_loader.checkpoint.foreign_state import is_count
 from lit_loader.checkpoint.loader_state import ELASTIC, LoaderState, check_batches, check_portable
 from lit_loader.checkpoint.position import Position, ReadPoint
@@ -54,10 +54,10 @@ from lit_loader.iteration.device_copy import DeviceCopy, Move
 from lit_loader.iteration.exactness_check import ExactnessCheck, made_by_pool, made_here
 from lit_loader.iteration.multi_process import Claim, MultiProcessIterator
 from lit_loader.iteration.persistent_workers import PersistentWorkers, temporary
-from lit_loader.iteration.placement import quicker_here
+from lit_loader.iteration.placement import faster_in_process
 from lit_loader.pool.recovery import Recovery
 from lit_loader.pool.worker_pool import WorkerPool
-from lit_loader.sampling.batch_plan import BatchPlan, Coming
+from lit_loader.sampling.batch_plan import BatchPlan, UpcomingBatch
 from lit_loader.sampling.certain_indices import certain_indices
 from lit_loader.sampling.epochs import Epochs, EpochStart
 from lit_loader.sampling.orders import (
@@ -423,8 +423,8 @@ class DataLoader(TorchLoader[T_co]):
         self._follow_samplers()
         pin, device = self._pinning()
         if self.num_workers == 0 or (pin is None and self._best_made_here()):
-            recipe = self._recipe_of_workers if self.num_workers else None
-            here: InProcessIterator[T_co] = InProcessIterator(self, pin, recipe)
+            spec = self._recipe_of_workers if self.num_workers else None
+            here: InProcessIterator[T_co] = InProcessIterator(self, pin, spec)
             here.observer = self._exactness_check(in_process=True)
             return here
         iterator: MultiProcessIterator[T_co] = MultiProcessIterator(
@@ -432,7 +432,7 @@ class DataLoader(TorchLoader[T_co]):
             depth=self._depth(),
             num_workers=self.num_workers,
             in_order=self.in_order,
-            dealt=self._dealt,
+            assigned=self._assigned,
             timeout=self.timeout,
             max_restarts=self.max_worker_restarts,
             budgeted=self.memory_budget is not None,
@@ -463,8 +463,8 @@ class DataLoader(TorchLoader[T_co]):
             self._exactness_checked = True
 
         def begin() -> BatchLoader:
-            recipe = self.recipe()
-            return BatchLoader(recipe, watch=self.generators(recipe))
+            spec = self.spec()
+            return BatchLoader(spec, watch=self.generators(spec))
 
         remake = made_here(begin)
         if not in_process:
@@ -477,8 +477,8 @@ class DataLoader(TorchLoader[T_co]):
         if self.worker_init_fn is not None or self._copies_to is not None:
             return False
         if self._made_here is None:
-            table = self.recipe().table()
-            self._made_here = table is not None and quicker_here(
+            table = self.spec().table()
+            self._made_here = table is not None and faster_in_process(
                 table,
                 len(self.dataset),  # type: ignore[arg-type]
                 self._plan.size if self._plan is not None else 1,
@@ -486,14 +486,14 @@ class DataLoader(TorchLoader[T_co]):
             )
         return self._made_here
 
-    def _recipe_of_workers(self) -> Recipe:
-        """The recipe, with the table as workers would have it that were started now, or before."""
+    def _recipe_of_workers(self) -> BatchSpec:
+        """The spec, with the table as workers would have it that were started now, or before."""
         if self._workers.dataset is None or not self.persistent_workers:
             self._workers.dataset = frozen(self.dataset)
-        return dataclasses.replace(self.recipe(), dataset=self._workers.dataset)
+        return dataclasses.replace(self.spec(), dataset=self._workers.dataset)
 
     @property
-    def _dealt(self) -> bool:
+    def _assigned(self) -> bool:
         """Whether a worker's tasks are its own, instead of being pulled by whoever is free."""
         return self._iterable or self.seeding == "worker"
 
@@ -512,9 +512,9 @@ class DataLoader(TorchLoader[T_co]):
             )
         return (None if device is None else pinning.pin_batch), device
 
-    def recipe(self) -> Recipe:
+    def spec(self) -> BatchSpec:
         """What a batch is made by."""
-        return Recipe(
+        return BatchSpec(
             dataset=self.dataset,
             iterable=self._iterable,
             batch_size=self.batch_size,
@@ -545,14 +545,14 @@ class DataLoader(TorchLoader[T_co]):
             return self._plan.rank, self._plan.num_replicas
         return self.rank or 0, self.num_replicas or 1
 
-    def generators(self, recipe: Recipe) -> GeneratorWatch:
+    def generators(self, spec: BatchSpec) -> GeneratorWatch:
         """Find the generators that are held in this process: once, and again what has changed."""
         watch = self._watch
         if watch is None or any(
             known is not root
-            for known, root in zip(watch.roots, (recipe.dataset, recipe.collate_fn), strict=False)
+            for known, root in zip(watch.roots, (spec.dataset, spec.collate_fn), strict=False)
         ):
-            watch = self._watch = recipe.watch()
+            watch = self._watch = spec.watch()
         else:
             watch.refresh()
         return watch
@@ -728,7 +728,7 @@ class DataLoader(TorchLoader[T_co]):
             "num_replicas": self._replica[1],
             "rank": self.rank if self._iterable and self.num_replicas != 1 else None,
             "num_workers": max(1, self.num_workers) if self._iterable else None,
-            **told("dataset", self.dataset),
+            **fingerprint_of("dataset", self.dataset),
             **(plan.fingerprint() if plan is not None else {}),
         }
 
@@ -794,27 +794,27 @@ class DataLoader(TorchLoader[T_co]):
             iterator, recovery, start, lambda: self._start_pool(start.seed, workers), workers
         )
 
-    def coming(self, epoch: int) -> Iterator[Coming] | None:
+    def lookahead(self, epoch: int) -> Iterator[UpcomingBatch] | None:
         """Foresee the batches of the epochs after this one; None: nothing is made ahead."""
         if not (self.prefetch_next_epoch and self.persistent_workers):
             return None
-        if self._plan is None or self._dealt:  # dealt: generators go on from batch to batch
+        if self._plan is None or self._assigned:  # assigned: generators go on from batch to batch
             return None
-        return self._plan.coming(epoch)
+        return self._plan.lookahead(epoch)
 
-    def foreseen(self, epoch: int) -> Iterator[Any]:
+    def expected_batches(self, epoch: int) -> Iterator[Any]:
         """Foresee the indices of an epoch's batches, as they would be issued now."""
         assert self._plan is not None
-        return self._plan.foreseen(epoch)
+        return self._plan.expected_batches(epoch)
 
     def _start_pool(self, seed: int, num_workers: int) -> WorkerPool:
         return WorkerPool(
-            self.recipe(),
+            self.spec(),
             num_workers,
             self._context or _default_context(),
             in_flight=self._depth(),
             seed=seed,
-            dealt=self._dealt,
+            assigned=self._assigned,
             memory_budget=self.memory_budget,
         )
 

@@ -30,7 +30,7 @@ from lit_loader.seeding.seeds import derive, extend, sample_seed, seed_globals
 from lit_loader.system.interrupts import let_handlers_through
 from lit_loader.transport.status_board import Cancelled, Progress
 
-__all__ = ["BatchLoader", "Parcel", "Recipe"]
+__all__ = ["BatchLoader", "BatchWithReport", "BatchSpec"]
 
 _FOR_EVER = 1 << 62
 _REPLACEMENTS = 0x4E72  # keeps the choice of replacements apart from what samples draw
@@ -41,7 +41,7 @@ Empty = Callable[[Any, torch.dtype], "torch.Tensor | None"]
 """Gives memory of a shape and dtype in the batch's slot, or None for private memory."""
 
 
-class Parcel(NamedTuple):
+class BatchWithReport(NamedTuple):
     """A batch with what the parent is to know besides.
 
     Every batch of an iterable dataset comes in one; a map-style dataset's only if some of its
@@ -69,7 +69,7 @@ class Parcel(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Recipe:
+class BatchSpec:
     """What it takes to make batches; travels to every worker.
 
     Attributes:
@@ -128,33 +128,33 @@ class Recipe:
 
 
 class BatchLoader:
-    """Makes batches by a recipe, in whichever process it lives.
+    """Makes batches by a spec, in whichever process it lives.
 
     Args:
-        recipe: What to make.
+        spec: What to make.
         worker: This reader's number among the loader's workers, 0 with ``num_workers=0``.
         num_readers: Number of workers, 1 with ``num_workers=0``.
-        watch: The generators of the recipe's dataset and functions, as far as they are known.
+        watch: The generators of the spec's dataset and functions, as far as they are known.
     """
 
     def __init__(
         self,
-        recipe: Recipe,
+        spec: BatchSpec,
         worker: int = 0,
         num_readers: int = 1,
         watch: GeneratorWatch | None = None,
     ) -> None:
-        self._recipe = recipe
+        self._spec = spec
         self._num_readers = num_readers
-        self._share = (recipe.rank * num_readers + worker, recipe.num_replicas * num_readers)
-        self._collates_into_slot = recipe.default_collation
+        self._share = (spec.rank * num_readers + worker, spec.num_replicas * num_readers)
+        self._collates_into_slot = spec.default_collation
         self._fetcher: Fetcher | None = None
         self._watch = watch
         self._unwatched = 0  # batches until generators are looked for again
         self._rewind: Rewind | None = None
         self._rewound: HeldGenerators | None = None  # those that it takes back
         self._attempts = self._new_attempts()
-        self._table = recipe.table()
+        self._table = spec.table()
         self._epoch: tuple[int, int] | None = None
         self._epoch_seed = 0
         self.samples = 0
@@ -168,12 +168,12 @@ class BatchLoader:
     def begin_epoch(self) -> None:
         """Take up an epoch: the next :meth:`load` iterates an iterable dataset anew."""
         self._fetcher = None
-        if self._recipe.iterable:
+        if self._spec.iterable:
             self._unwatched = 0
 
     def end_epoch(self) -> list[str]:
         """Give what the user is to be told at the end of an epoch."""
-        if self._watch is None or self._recipe.iterable or self._recipe.seeding == "worker":
+        if self._watch is None or self._spec.iterable or self._spec.seeding == "worker":
             return []
         self._watch.end_epoch()
         notes, self._watch.notes = self._watch.notes, []
@@ -204,7 +204,7 @@ class BatchLoader:
         """
         if self._table is None or type(indices) is not list:
             return None
-        if not (self._recipe.own_order or {int} == set(map(type, indices))):
+        if not (self._spec.own_order or {int} == set(map(type, indices))):
             return None  # a bool, say, means another thing to a tensor
         progress.step(0)
         try:
@@ -239,7 +239,7 @@ class BatchLoader:
             empty: Gives slot memory for what the default collate stacks.
 
         Returns:
-            The batch; a :class:`Parcel` of it for an iterable dataset, and where samples failed.
+            The batch; a `BatchWithReport` for an iterable dataset, and where samples failed.
 
         Raises:
             EndOfData: An iterable dataset has no more.
@@ -249,14 +249,14 @@ class BatchLoader:
             task = (indices, number, epoch, seed, progress)
             return self._load_watched(task, on_collate, empty)
         self._unwatched -= 1
-        recipe, begins = self._recipe, self._fetcher is None
+        spec, begins = self._spec, self._fetcher is None
         # At every batch: loaders with num_workers=0 may take turns in one process.
         reading.epoch, reading.shard = epoch, self._share
         if self._epoch != (seed, epoch):
             self._enter(seed, epoch)
         if not begins:
             self._reseed_batch(number)
-        elif recipe.iterable:
+        elif spec.iterable:
             self._watch.refresh()  # type: ignore[union-attr]
             self._fetcher = _ENDED  # if iter(dataset) raises, there is nothing to go on with
             self._fetcher = self._open(indices or ReadPoint(), number, progress)
@@ -265,23 +265,23 @@ class BatchLoader:
             self._reseed_batch(number)
         assert self._fetcher is not None
         state = None
-        if recipe.iterable and isinstance(self._fetcher, IterableFetcher):
+        if spec.iterable and isinstance(self._fetcher, IterableFetcher):
             state = self._fetcher.state()
         samples = self._fetcher.fetch(indices, progress)
         if samples is OMITTED:
             self.samples = 0
-            return self._parcel(None, state, begins, omitted=True)
-        self.samples = len(samples) if recipe.batched else 1
+            return self._with_report(None, state, begins, omitted=True)
+        self.samples = len(samples) if spec.batched else 1
         if on_collate is not None:
             on_collate()
-        if recipe.seeding == "sample":
+        if spec.seeding == "sample":
             self._reseed_batch(number)  # for collate_fn, whatever the samples have drawn before
         if self._collates_into_slot:
             batch = default_collate(samples, empty)
         else:
-            batch = recipe.collate_fn(samples)
-        if recipe.iterable or self._attempts.errors or self._attempts.retries:
-            return self._parcel(batch, state, begins)
+            batch = spec.collate_fn(samples)
+        if spec.iterable or self._attempts.errors or self._attempts.retries:
+            return self._with_report(batch, state, begins)
         return batch
 
     def _load_watched(
@@ -290,8 +290,8 @@ class BatchLoader:
         """Do as :meth:`load` does, and look for generators that the batch has made."""
         watch = self._watch
         if watch is None:
-            watch = self._watch = self._recipe.watch()
-        again = not self._recipe.iterable and self._recipe.seeding != "worker"
+            watch = self._watch = self._spec.watch()
+        again = not self._spec.iterable and self._spec.seeding != "worker"
         if again:
             watch.begin_batch()
         begins = self._fetcher is None
@@ -302,30 +302,32 @@ class BatchLoader:
             self._unwatched = 1
             batch = self.load(*task)
             watch.end_again()
-        if begins and self._recipe.iterable:
+        if begins and self._spec.iterable:
             watch.begun_to_iterate()
         self._unwatched = watch.pause if again else _FOR_EVER
         if watch.notes:
             notes, watch.notes = tuple(watch.notes), []
-            parcel = batch if type(batch) is Parcel else Parcel(batch, None, False)
-            batch = parcel._replace(notes=notes)
+            made = batch if type(batch) is BatchWithReport else BatchWithReport(batch, None, False)
+            batch = made._replace(notes=notes)
         return batch
 
-    def _parcel(self, batch: Any, state: Any, begins: bool, omitted: bool = False) -> Parcel:
+    def _with_report(
+        self, batch: Any, state: Any, begins: bool, omitted: bool = False
+    ) -> BatchWithReport:
         attempts = self._attempts
-        ignores_share = self._recipe.iterable and begins and self._ignores_share()
-        return Parcel(
+        ignores_share = self._spec.iterable and begins and self._ignores_share()
+        return BatchWithReport(
             batch, state, ignores_share, tuple(attempts.errors), omitted, attempts.retries
         )
 
     def _enter(self, seed: int, epoch: int) -> None:
         """Note the epoch, and tell a dataset that wants to know it."""
         self._epoch, self._epoch_seed = (seed, epoch), derive(seed, epoch)
-        set_epoch = getattr(self._recipe.dataset, "set_epoch", None)
+        set_epoch = getattr(self._spec.dataset, "set_epoch", None)
         if callable(set_epoch):
             self._reseed_beginning(_SET_EPOCH)
             set_epoch(epoch)
-            if self._watch is not None and not self._recipe.iterable:
+            if self._watch is not None and not self._spec.iterable:
                 self._watch.begin_batch()
                 self._unwatched = 0
 
@@ -335,13 +337,13 @@ class BatchLoader:
         There a dataset shuffles its files before it takes its share of them: all readers, on all
         ranks, must draw the same.
         """
-        if self._recipe.seeding != "worker":
+        if self._spec.seeding != "worker":
             self._reseed(extend(self._epoch_seed, _BEGINNING, stage))
 
     def _reseed_batch(self, number: int) -> None:
-        recipe = self._recipe
-        if recipe.seeding != "worker":
-            position = number * recipe.num_replicas + recipe.rank
+        spec = self._spec
+        if spec.seeding != "worker":
+            position = number * spec.num_replicas + spec.rank
             self._reseed(extend(self._epoch_seed, position))
 
     def _reseed_for(self, index: Any) -> None:
@@ -351,8 +353,8 @@ class BatchLoader:
         """Set every generator that the dataset may draw from."""
         seed_globals(seed)
         self._watch.held.reseed(seed)  # type: ignore[union-attr]
-        if self._recipe.reseed_fn is not None:
-            self._recipe.reseed_fn(self._recipe.dataset, seed)
+        if self._spec.reseed_fn is not None:
+            self._spec.reseed_fn(self._spec.dataset, seed)
 
     def _open(self, point: ReadPoint, number: int, progress: Progress) -> Fetcher:
         """Begin to read an iterable dataset, up to where batch ``number`` comes next.
@@ -362,12 +364,12 @@ class BatchLoader:
         that sample; from the second one on they are the batch's. That is why a state is never that
         of the place itself, but leads to a batch before, which is read again and dropped.
         """
-        recipe = self._recipe
-        options = (recipe.dataset, recipe.batch_size, recipe.drop_last, point.state)
+        spec = self._spec
+        options = (spec.dataset, spec.batch_size, spec.drop_last, point.state)
         seed_iter = partial(self._reseed_beginning, _ITER)
         fetcher = (
             IterableFetcher(*options, seed_iter)
-            if recipe.tolerance.none
+            if spec.tolerance.none
             else TolerantIterableFetcher(*options, seed_iter, self._attempts)
         )
         # Without a state all that has been given out already is read again.
@@ -384,34 +386,34 @@ class BatchLoader:
                 let_handlers_through(error)
                 if point.state is not None and earlier == first:
                     # A state is that before a batch which could be read.
-                    with resuming(recipe.dataset, "dataset"):
+                    with resuming(spec.dataset, "dataset"):
                         raise
                 # Else it is that batch's outcome, which was given out.
             self._reseed_batch(earlier + self._num_readers)
         return fetcher
 
     def _new_map_fetcher(self) -> Fetcher:
-        recipe, by_sample = self._recipe, self._recipe.seeding == "sample"
-        if recipe.tolerance.none:
+        spec, by_sample = self._spec, self._spec.seeding == "sample"
+        if spec.tolerance.none:
             before_sample = self._reseed_for if by_sample else None
-            return MapFetcher(recipe.dataset, recipe.batched, before_sample)
+            return MapFetcher(spec.dataset, spec.batched, before_sample)
         return TolerantMapFetcher(
-            recipe.dataset,
-            recipe.batched,
+            spec.dataset,
+            spec.batched,
             self._attempts,
             together=not by_sample,
-            from_all=recipe.own_order,
+            from_all=spec.own_order,
             seed_for=self._replacement_seed,
         )
 
     def _new_attempts(self) -> Attempts:
         """What reads single samples, if some may fail."""
-        recipe = self._recipe
-        if recipe.seeding == "sample" and not recipe.iterable:
+        spec = self._spec
+        if spec.seeding == "sample" and not spec.iterable:
             # Whatever a failed attempt has drawn: the next one, the next sample and the collate_fn
             # are seeded anew.
-            return Attempts(recipe.tolerance, before=self._reseed_for, undo=lambda: None)
-        return Attempts(recipe.tolerance, before=self._mark, undo=self._back)
+            return Attempts(spec.tolerance, before=self._reseed_for, undo=lambda: None)
+        return Attempts(spec.tolerance, before=self._mark, undo=self._back)
 
     def _mark(self, index: Any) -> None:
         assert self._watch is not None

@@ -2,7 +2,7 @@
 
 ::
 
-    worker  Attempts ─SampleError─▶ Parcel ─▶ parent  SampleErrorLog, in delivered order
+    worker  Attempts ─SampleError─▶ BatchWithReport ─▶ parent  SampleErrorLog, in delivered order
 
 A *bad sample* is one whose reading raises an ``Exception``: ``dataset[index]``, ``__getitems__``,
 ``next()`` of an iterator, and nothing else.

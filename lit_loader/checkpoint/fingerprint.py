@@ -24,7 +24,7 @@ import numpy as np
 
 from lit_loader.errors import OptionError
 
-__all__ = ["Fingerprint", "in_brief", "told"]
+__all__ = ["Fingerprint", "fingerprint_of", "summarise"]
 
 Fingerprint = dict[str, int | float | str | bool | None]
 
@@ -34,7 +34,7 @@ _SHORT: Final = 60
 _PRIMITIVES: Final = (int, float, str, bool, type(None))
 
 
-def told(name: str, thing: Any) -> Fingerprint:
+def fingerprint_of(name: str, thing: Any) -> Fingerprint:
     """Ask a sampler or dataset what its data depends on.
 
     Args:
@@ -62,7 +62,7 @@ def told(name: str, thing: Any) -> Fingerprint:
     return {f"{name}.{field}": value for field, value in fields.items()}
 
 
-def in_brief(values: Collection[object]) -> str:
+def summarise(values: Collection[object]) -> str:
     """Write values out if that is short; else their number and a digest of them.
 
     Args:

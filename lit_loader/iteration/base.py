@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from lit_loader.batch.fetch import EndOfData
-from lit_loader.batch.make import BatchLoader, Parcel, Recipe
+from lit_loader.batch.make import BatchLoader, BatchSpec, BatchWithReport
 from lit_loader.batch.sample_errors import SampleErrorLog, annotate
 from lit_loader.context import reading
 from lit_loader.errors import WorkerError
@@ -50,11 +50,11 @@ class Host(Protocol):
     def __len__(self) -> int:
         """Batches of an epoch."""
 
-    def recipe(self) -> Recipe:
+    def spec(self) -> BatchSpec:
         """What a batch is made by."""
 
-    def generators(self, recipe: Recipe) -> GeneratorWatch:
-        """What is known of the generators that a recipe's dataset holds in this process."""
+    def generators(self, spec: BatchSpec) -> GeneratorWatch:
+        """What is known of the generators that a spec's dataset holds in this process."""
 
     def begin_epoch(self) -> EpochStart:
         """Begin the epoch that comes next."""
@@ -193,16 +193,16 @@ class LoaderIterator(Generic[T_co]):
         if self.observer.done:
             self.observer = None
 
-    def _note_errors(self, number: int, parcel: Parcel) -> None:
+    def _note_errors(self, number: int, made: BatchWithReport) -> None:
         """Note what was wrong with a batch that is given out or omitted now."""
         if number == self._noted:
             return  # it has been taken back, and is given again
         self._noted = number
         recorder = self._host.recorder
-        recorder.sample_errors += len(parcel.errors)
-        recorder.sample_retries += parcel.retries
-        self.sample_errors.record(number, parcel.errors, parcel.retries)
-        for note in parcel.notes:
+        recorder.sample_errors += len(made.errors)
+        recorder.sample_retries += made.retries
+        self.sample_errors.record(number, made.errors, made.retries)
+        for note in made.notes:
             self._host.tell(note)
 
     def _count(self, samples: int) -> None:
@@ -223,18 +223,18 @@ class InProcessIterator(LoaderIterator[T_co]):
     Args:
         host: The loader.
         pin: Pins a batch, or None.
-        recipe: Gives, at the first ``next()``, what batches are made by; None: the host does.
+        spec: Gives, at the first ``next()``, what batches are made by; None: the host does.
     """
 
     def __init__(
         self,
         host: Host,
         pin: Callable[[Any], Any] | None,
-        recipe: Callable[[], Recipe] | None = None,
+        spec: Callable[[], BatchSpec] | None = None,
     ) -> None:
         super().__init__(host)
         self._pin = pin
-        self._recipe = recipe or host.recipe
+        self._spec = spec or host.spec
         self._progress = Progress()
         self._loader: BatchLoader | None = None
         self._streams: OwnStreams | None = None
@@ -251,19 +251,19 @@ class InProcessIterator(LoaderIterator[T_co]):
         loader = self._loader or self._begin(start)
         while True:
             number, batch = self._make(loader, start)
-            if type(batch) is not Parcel:
+            if type(batch) is not BatchWithReport:
                 start.position.delivered(number)
                 break
-            parcel, batch = batch, batch.batch
+            made, batch = batch, batch.batch
             if start.batches is None:
-                start.position.read(0, parcel.state)
-                if parcel.ignores_share:
+                start.position.read(0, made.state)
+                if made.ignores_share:
                     self._host.warn_of_ignored_share()
                 self._count(loader.samples)
             else:
                 start.position.delivered(number)
-            self._note_errors(number, parcel)
-            if not parcel.omitted:
+            self._note_errors(number, made)
+            if not made.omitted:
                 break
         return self._clocked(loader, start, number, batch)
 
@@ -357,10 +357,10 @@ class InProcessIterator(LoaderIterator[T_co]):
             self._loan = self._place = None
 
     def _begin(self, start: EpochStart) -> BatchLoader:
-        recipe = self._recipe()
-        loader = self._loader = BatchLoader(recipe, watch=self._host.generators(recipe))
+        spec = self._spec()
+        loader = self._loader = BatchLoader(spec, watch=self._host.generators(spec))
         self._draws = not loader.reads_table
-        if recipe.seeding == "worker":
+        if spec.seeding == "worker":
             self._streams = OwnStreams(start.seed)  # those of a single worker
         self._number = self._reached(start)
         return loader

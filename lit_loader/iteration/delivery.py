@@ -4,8 +4,8 @@
 
     pool.receive ─outcome─▶ window ─in order─▶ decode ─▶ [pin-memory thread] ─▶ take
 
-Without pinning all of it runs in the thread that calls :meth:`Engine.take`; with pinning, in the
-pin-memory thread, and ``take`` only empties that thread's queue.
+Without pinning all of it runs in the thread that calls :meth:`DeliveryPipeline.take`; with pinning,
+in the pin-memory thread, and ``take`` only empties that thread's queue.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from lit_loader.batch.make import Parcel
+from lit_loader.batch.make import BatchWithReport
 from lit_loader.errors import LoaderError, TransportError
 from lit_loader.iteration.pin_memory import PinMemoryThread
 from lit_loader.iteration.reorder_buffer import ReorderBuffer
@@ -26,12 +26,12 @@ from lit_loader.system.interrupts import HeldBack, let_handlers_through
 from lit_loader.transport.codec import Divide, decode
 from lit_loader.transport.messages import Result, position_of
 
-__all__ = ["Engine", "Pin", "Ready"]
+__all__ = ["DeliveryPipeline", "Pin", "Delivery"]
 
 Pin = Callable[[Any], Any]
 
 
-class Ready(NamedTuple):
+class Delivery(NamedTuple):
     """A task's outcome on the consumer's side; neither batch nor error: a worker's data ended.
 
     Attributes:
@@ -40,7 +40,7 @@ class Ready(NamedTuple):
         error: What is raised in its place, or None.
         samples: Samples of the batch.
         ended: Whether this reader of an iterable dataset has nothing more to give.
-        parcel: What came with the batch, or None.
+        made: What came with the batch, or None.
         result: The worker's message, or None.
         arrived: ``time.monotonic_ns()`` when that was read.
         decode: Nanoseconds that it took to rebuild the batch.
@@ -52,14 +52,14 @@ class Ready(NamedTuple):
     error: BaseException | None
     samples: int = 0
     ended: bool = False
-    parcel: Parcel | None = None
+    made: BatchWithReport | None = None
     result: Result | None = None
     arrived: int = 0
     decode: int = 0
     pin: int = 0
 
 
-class Engine:
+class DeliveryPipeline:
     """One iterator's use of a pool: takes outcomes in, gives them out in order, decoded.
 
     Knows the iterator not, so that a forgotten iterator can be collected while the pin-memory
@@ -87,7 +87,7 @@ class Engine:
         self._pin = pin
         self._device = device
         self._stopping = False
-        self._thread: PinMemoryThread[Ready] | None = None
+        self._thread: PinMemoryThread[Delivery] | None = None
 
     def start(self) -> None:
         """Begin to pin; from now on the window is the thread's to take from."""
@@ -98,7 +98,7 @@ class Engine:
                     self._next_ready, lambda ready: _pinned(ready, pin), self._device
                 )
 
-    def take(self) -> Ready:
+    def take(self) -> Delivery:
         """Return the next outcome in order.
 
         Raises:
@@ -116,7 +116,7 @@ class Engine:
             )
         return ready
 
-    def take_at_once(self) -> Ready | None:
+    def take_at_once(self) -> Delivery | None:
         """Return the next outcome in order if it is there; a death is left to :meth:`take`."""
         if self._thread is not None:
             return self._thread.take_at_once()
@@ -130,7 +130,7 @@ class Engine:
             return None
         return _decoded(entry[1], self.pool.divide)
 
-    def _next_ready(self) -> Ready | None:
+    def _next_ready(self) -> Delivery | None:
         began = time.monotonic()
         while not self._stopping:
             entry = self._window.pop()
@@ -147,7 +147,7 @@ class Engine:
         pinned = 0 if self._thread is None else self._thread.waiting
         return len(self._window) + pinned + self.pool.unread
 
-    def stop(self) -> list[Ready]:
+    def stop(self) -> list[Delivery]:
         """End the thread; returns what it had pinned and nobody has taken."""
         self._stopping = True
         if self._thread is None or self.pool.elsewhere:  # in a forked copy there is no thread
@@ -157,8 +157,8 @@ class Engine:
         return self._thread.left()
 
 
-def _pinned(ready: Ready, pin: Pin) -> Ready:
-    if ready.error is not None or ready.ended or (ready.parcel and ready.parcel.omitted):
+def _pinned(ready: Delivery, pin: Pin) -> Delivery:
+    if ready.error is not None or ready.ended or (ready.made and ready.made.omitted):
         return ready
     began = time.monotonic_ns()
     try:
@@ -169,13 +169,13 @@ def _pinned(ready: Ready, pin: Pin) -> Ready:
     return ready._replace(batch=batch, pin=time.monotonic_ns() - began)
 
 
-def _decoded(outcome: Outcome, divide: Divide) -> Ready:
+def _decoded(outcome: Outcome, divide: Divide) -> Delivery:
     if outcome.error is not None:
-        return Ready(outcome.number, None, outcome.error)
+        return Delivery(outcome.number, None, outcome.error)
     if outcome.failure is not None:
-        return Ready(outcome.number, None, outcome.failure.error())
+        return Delivery(outcome.number, None, outcome.failure.error())
     if outcome.memory is None:
-        return Ready(outcome.number, None, None, ended=True)
+        return Delivery(outcome.number, None, None, ended=True)
     began = time.monotonic_ns()
     try:
         batch = decode(outcome.memory, outcome.at, outcome.nbytes, divide)
@@ -186,19 +186,19 @@ def _decoded(outcome: Outcome, divide: Divide) -> Ready:
             f"batch {number} cannot be rebuilt in the training process: {error}"
         )
         broken.__cause__ = error
-        return Ready(outcome.number, None, broken)
+        return Delivery(outcome.number, None, broken)
     took = time.monotonic_ns() - began
-    parcel = None
-    if isinstance(batch, Parcel):
-        parcel = batch._replace(batch=None)  # what is pinned is another object
+    made = None
+    if isinstance(batch, BatchWithReport):
+        made = batch._replace(batch=None)  # what is pinned is another object
         batch = batch.batch
-    return Ready(
+    return Delivery(
         outcome.number,
         batch,
         None,
         outcome.samples,
         False,
-        parcel,
+        made,
         outcome.result,
         outcome.arrived,
         took,

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from lit_loader.batch.make import BatchLoader, Parcel
+from lit_loader.batch.make import BatchLoader, BatchWithReport
 from lit_loader.errors import ExactnessWarning, LoaderError
 from lit_loader.pool.outcome import Outcome, WorkerDeath
 from lit_loader.pool.worker_pool import WorkerPool
@@ -148,7 +148,7 @@ def made_here(begin: Callable[[], BatchLoader]) -> Remake:
                     batch = loader.load(one.indices, one.number, one.epoch, one.seed, Progress())
             except Exception as error:
                 batch = error
-            yield one.number, batch.batch if type(batch) is Parcel else batch
+            yield one.number, batch.batch if type(batch) is BatchWithReport else batch
 
     return remake
 
@@ -199,7 +199,7 @@ def _batch(outcome: Outcome) -> Any:
         return outcome.failure.error()
     assert outcome.memory is not None
     batch = decode(outcome.memory, outcome.at, outcome.nbytes)
-    return batch.batch if type(batch) is Parcel else batch
+    return batch.batch if type(batch) is BatchWithReport else batch
 
 
 def _difference(before: Digest, now: Digest) -> str | None:

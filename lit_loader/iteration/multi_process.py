@@ -1,8 +1,8 @@
-"""One pass over the data, made by worker processes: the wiring of sampler, pool and engine.
+"""One pass over the data, made by worker processes: the wiring of sampler, pool and pipeline.
 
 ::
 
-    batches ─indices─▶ dispatch ─▶ pool.submit … workers … engine.take ─▶ next()
+    batches ─indices─▶ dispatch ─▶ pool.submit … workers … pipeline.take ─▶ next()
                           │                                                 │
                       under way ◀───────────── delivered ───────────────────┘
 
@@ -29,13 +29,13 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from lit_loader.errors import LoaderError, WorkerRestartWarning
 from lit_loader.iteration.base import Host, LoaderIterator
-from lit_loader.iteration.delivery import Engine, Pin, Ready
+from lit_loader.iteration.delivery import Delivery, DeliveryPipeline, Pin
 from lit_loader.iteration.device_copy import DeviceCopy, Staged
-from lit_loader.iteration.outstanding import UnderWay, is_of
+from lit_loader.iteration.outstanding import OutstandingTasks, is_of
 from lit_loader.pool.pipes import PoolClosed
 from lit_loader.pool.recovery import Recovery
 from lit_loader.pool.worker_pool import WorkerPool
-from lit_loader.sampling.batch_plan import Coming
+from lit_loader.sampling.batch_plan import UpcomingBatch
 from lit_loader.sampling.epochs import EpochStart
 from lit_loader.statistics.records import BatchRecord
 from lit_loader.system.interrupts import HeldBack, is_interruption, let_handlers_through
@@ -46,7 +46,7 @@ __all__ = ["Claim", "MultiProcessIterator", "PoolHost", "Release"]
 T_co = TypeVar("T_co", covariant=True)
 
 
-Release = Callable[[bool, "UnderWay | None"], object]
+Release = Callable[[bool, "OutstandingTasks | None"], object]
 """Gives workers back; called with whether they may be used again, and what they are at for the next
 epoch (None: nothing)."""
 
@@ -62,7 +62,7 @@ class Claim(NamedTuple):
 
     pool: WorkerPool
     release: Release
-    begun: UnderWay | None = None
+    begun: OutstandingTasks | None = None
 
 
 class PoolHost(Host, Protocol):
@@ -76,10 +76,10 @@ class PoolHost(Host, Protocol):
     ) -> Claim:
         """Give workers that have begun the epoch to ``iterator``, for it alone."""
 
-    def coming(self, epoch: int) -> Iterator[Coming] | None:
+    def lookahead(self, epoch: int) -> Iterator[UpcomingBatch] | None:
         """Foresee the batches of the epochs after this one; None: nothing is made ahead."""
 
-    def foreseen(self, epoch: int) -> Iterator[Any]:
+    def expected_batches(self, epoch: int) -> Iterator[Any]:
         """Foresee the indices of an epoch's batches, as they would be issued now."""
 
 
@@ -91,7 +91,7 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         depth: Batches that may be under way at the same time.
         num_workers: Worker processes.
         in_order: Whether batches come in the sampler's order, or as they are finished.
-        dealt: Whether batch ``n`` is made by worker ``n % num_workers``, and by no other.
+        assigned: Whether batch ``n`` is made by worker ``n % num_workers``, and by no other.
         timeout: Seconds without progress after which a worker hangs; 0: never.
         max_restarts: Workers that may be replaced after they died or hung.
         budgeted: Whether the workers have a memory budget, which is to be asked before a task.
@@ -106,7 +106,7 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         depth: int,
         num_workers: int,
         in_order: bool,
-        dealt: bool,
+        assigned: bool,
         timeout: float,
         max_restarts: int,
         budgeted: bool,
@@ -119,19 +119,19 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         self._depth = depth
         self._num_workers = num_workers
         self._in_order = in_order
-        self._dealt = dealt
+        self._assigned = assigned
         self._timeout = timeout or None
         self._max_restarts = max_restarts
         self._pin = pin
         self._device = device
         self._pid = os.getpid()
         self._next_position: int | None = None
-        self._under_way = UnderWay(in_order)
+        self._outstanding = OutstandingTasks(in_order)
         self._indices: Any = None  # of the batch given out last
         self._sampler_error: Exception | None = None
         self._all_issued = False
         self._closed = False
-        self._engine: Engine | None = None
+        self._pipeline: DeliveryPipeline | None = None
         self.recovery: Recovery | None = None
         """Sees to workers that die or hang, from the first ``next()`` on."""
         self._restarts_told = 0
@@ -154,10 +154,10 @@ class MultiProcessIterator(LoaderIterator[T_co]):
             except BaseException as error:
                 # Noted as given out, perhaps; but it does not come out.
                 start.position.take_back()
-                self._under_way.given = None
-                closed = self._engine is not None and self._engine.pool.closed
+                self._outstanding.given = None
+                closed = self._pipeline is not None and self._pipeline.pool.closed
                 # Also Ctrl-C in mid-message: nobody knows what the pool's pipes then hold.
-                self.disconnect(sound=False)
+                self.disconnect(reusable=False)
                 _end_with_the_program()
                 if isinstance(error, LoaderError):  # what was healed before it comes first
                     self._tell_of_restarts(4)
@@ -167,7 +167,7 @@ class MultiProcessIterator(LoaderIterator[T_co]):
                     ) from None
                 raise
             if ready is None:
-                self.disconnect(sound=True)
+                self.disconnect(reusable=True)
                 # Only now the pin-memory thread cannot replace another worker.
                 self._tell_of_restarts(4)
                 raise self._end(start)
@@ -178,13 +178,13 @@ class MultiProcessIterator(LoaderIterator[T_co]):
                     del ready  # or its traceback would hold this frame, and this frame it
             if start.batches is None:
                 self._count(ready.samples)
-            parcel = ready.parcel
-            if parcel is not None:
-                if parcel.ignores_share:
+            made = ready.made
+            if made is not None:
+                if made.ignores_share:
                     self._host.warn_of_ignored_share()
-                self._note_errors(position_of(ready.number), parcel)
-                if parcel.omitted:
-                    self._under_way.settle()
+                self._note_errors(position_of(ready.number), made)
+                if made.omitted:
+                    self._outstanding.settle()
                     continue
             if self.observer is not None:
                 staged = isinstance(ready.batch, Staged)
@@ -198,9 +198,9 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         """Give the batch on the device; and before that, queue the copy of the next one."""
         assert self._copy is not None
         staged = batch if isinstance(batch, Staged) else self._copy.stage(batch)
-        coming = self._under_way.ready
-        if not coming and self._engine is not None:
-            following = self._engine.take_at_once()
+        coming = self._outstanding.ready
+        if not coming and self._pipeline is not None:
+            following = self._pipeline.take_at_once()
             if following is not None:
                 coming.append(following)
         # One of the next epoch is left to that one's iterator.
@@ -210,7 +210,7 @@ class MultiProcessIterator(LoaderIterator[T_co]):
                 coming[0] = following._replace(batch=self._copy.stage(following.batch))
         return self._copy.take(staged)
 
-    def _clock(self, start: EpochStart, ready: Ready, asked: int) -> None:
+    def _clock(self, start: EpochStart, ready: Delivery, asked: int) -> None:
         """Record what the batch has cost, at the moment at which it is given out."""
         result = ready.result
         assert result is not None
@@ -242,37 +242,37 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         )
         self._given = given
 
-    def _advance(self, start: EpochStart) -> Ready | None:
+    def _advance(self, start: EpochStart) -> Delivery | None:
         """Keep the workers busy until the next batch, or error, is there; None: all are out."""
         while True:
-            if not self._all_issued or self._under_way.owed:
-                engine = self._connect(start)
-                self._dispatch(start, engine.pool)
-            under_way = self._under_way
-            if not under_way.owed:
+            if not self._all_issued or self._outstanding.owed:
+                pipeline = self._connect(start)
+                self._dispatch(start, pipeline.pool)
+            outstanding = self._outstanding
+            if not outstanding.owed:
                 error, self._sampler_error = self._sampler_error, None
-                return None if error is None else Ready(-1, None, error)
-            ready = under_way.take_ready(start.epoch) if under_way.ready else None
+                return None if error is None else Delivery(-1, None, error)
+            ready = outstanding.take_ready(start.epoch) if outstanding.ready else None
             if ready is None:
-                ready = engine.take()
+                ready = pipeline.take()
                 if not is_of(start.epoch, ready.number):  # only where batches come unordered
-                    under_way.ready.append(ready)
+                    outstanding.ready.append(ready)
                     continue
-            recovery = engine.recovery
+            recovery = pipeline.recovery
             if self._budgeted or recovery.notices or recovery.restarts > self._restarts_told:
                 # Not lost where warnings are errors.
-                under_way.ready.appendleft(ready)
-                self._tell(engine)
-                under_way.ready.popleft()
-            self._indices = under_way.tasks[ready.number]
+                outstanding.ready.appendleft(ready)
+                self._tell(pipeline)
+                outstanding.ready.popleft()
+            self._indices = outstanding.tasks[ready.number]
             self._note(start, ready)
-            under_way.given = ready.number
+            outstanding.given = ready.number
             if not ready.ended:
-                self._dispatch(start, engine.pool)
+                self._dispatch(start, pipeline.pool)
                 return ready
-            under_way.settle()
+            outstanding.settle()
 
-    def _note(self, start: EpochStart, ready: Ready) -> None:
+    def _note(self, start: EpochStart, ready: Delivery) -> None:
         """Keep the position up to date."""
         position = position_of(ready.number)
         reader = position % self._num_workers
@@ -281,14 +281,14 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         elif ready.error is not None:
             start.position.failed(position, reader)
         elif start.batches is None:
-            start.position.read(reader, None if ready.parcel is None else ready.parcel.state)
+            start.position.read(reader, None if ready.made is None else ready.made.state)
         else:
             start.position.delivered(position)
 
-    def _connect(self, start: EpochStart) -> Engine:
+    def _connect(self, start: EpochStart) -> DeliveryPipeline:
         """Have workers that know the epoch and hold everything outstanding."""
-        if self._engine is not None:
-            return self._engine
+        if self._pipeline is not None:
+            return self._pipeline
         if self.recovery is None:
             point = start.position.reader if start.batches is None else None
             self.recovery = Recovery(self._max_restarts, self._timeout, point)
@@ -296,28 +296,28 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         pool, release, begun = self._host.claim(self, self.recovery, start)
         try:
             with HeldBack():
-                engine = self._take_over(start, self.recovery, pool, release, begun)
+                pipeline = self._take_over(start, self.recovery, pool, release, begun)
         except BaseException:
-            if self._engine is None:
+            if self._pipeline is None:
                 release(False, None)
             raise
-        under_way = self._under_way
+        outstanding = self._outstanding
         if start.batches is None:
             self._bring_up(start)
         elif begun is None:
-            for number in under_way.window.restart(under_way.missing()):
-                self._submit(number, under_way.tasks[number], start.epoch, start.seed, pool)
+            for number in outstanding.window.restart(outstanding.missing()):
+                self._submit(number, outstanding.tasks[number], start.epoch, start.seed, pool)
         if self._next_position is None:
             self._next_position = start.position.start.batches if start.batches is not None else 0
         # Begun by the iterator of the epoch before, and perhaps for another pool than this one.
         while not self._all_issued and (
-            task_number(start.epoch, self._next_position) in under_way.tasks
+            task_number(start.epoch, self._next_position) in outstanding.tasks
         ):
             self._dispatch_next(start, pool)
         if begun is not None and begun.owed == len(begun.tasks):
-            begun.coming = None  # else this epoch is all issued, and the next begun
-        engine.start()
-        return engine
+            begun.lookahead = None  # else this epoch is all issued, and the next begun
+        pipeline.start()
+        return pipeline
 
     def _take_over(
         self,
@@ -325,27 +325,27 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         recovery: Recovery,
         pool: WorkerPool,
         release: Release,
-        begun: UnderWay | None,
-    ) -> Engine:
+        begun: OutstandingTasks | None,
+    ) -> DeliveryPipeline:
         """Have the workers for one's own: from now on :meth:`disconnect` gives them back."""
         if begun is not None:
-            self._under_way = begun
-        under_way = self._under_way
-        under_way.generation, under_way.seed = pool.generation, start.seed
-        recovery.assigned = under_way.tasks
-        engine = Engine(pool, under_way.window, self._pin, self._device, recovery)
-        self._finalizer = weakref.finalize(self, _let_go, engine, release, under_way)
-        self._engine = engine
-        return engine
+            self._outstanding = begun
+        outstanding = self._outstanding
+        outstanding.generation, outstanding.seed = pool.generation, start.seed
+        recovery.assigned = outstanding.tasks
+        pipeline = DeliveryPipeline(pool, outstanding.window, self._pin, self._device, recovery)
+        self._finalizer = weakref.finalize(self, _let_go, pipeline, release, outstanding)
+        self._pipeline = pipeline
+        return pipeline
 
-    def foresaw(self, under_way: UnderWay, start: EpochStart) -> bool:
+    def matches(self, outstanding: OutstandingTasks, start: EpochStart) -> bool:
         """Whether what is under way is what this iterator's epoch begins with."""
         return (
             self._next_position is None
             and start.position.start.batches == 0
             and not start.position.start.ahead
-            and start.seed == under_way.seed
-            and under_way.begins(start.epoch, self._host.foreseen(start.epoch))
+            and start.seed == outstanding.seed
+            and outstanding.begins(start.epoch, self._host.expected_batches(start.epoch))
         )
 
     def _bring_up(self, start: EpochStart) -> None:
@@ -353,7 +353,7 @@ class MultiProcessIterator(LoaderIterator[T_co]):
 
         What had come in and is not delivered is made again: a reader has one place only.
         """
-        self._under_way.clear()
+        self._outstanding.clear()
         self._all_issued = False
         points = [start.position.reader(reader) for reader in range(self._num_workers)]
         rounds = min((point.batches for point in points if not point.ended), default=0)
@@ -362,9 +362,9 @@ class MultiProcessIterator(LoaderIterator[T_co]):
 
     def _dispatch(self, start: EpochStart, pool: WorkerPool) -> None:
         """Issue tasks until ``depth`` are under way or there are no more."""
-        tasks, given = self._under_way.tasks, 0 if self._under_way.given is None else 1
-        while (under_way := len(tasks) - given) < self._depth and not (
-            self._budgeted and pool.room(under_way) <= 0
+        tasks, given = self._outstanding.tasks, 0 if self._outstanding.given is None else 1
+        while (outstanding := len(tasks) - given) < self._depth and not (
+            self._budgeted and pool.room(outstanding) <= 0
         ):
             if self._all_issued:
                 if self._sampler_error is not None or not self._dispatch_coming(start, pool):
@@ -376,16 +376,16 @@ class MultiProcessIterator(LoaderIterator[T_co]):
 
     def _dispatch_coming(self, start: EpochStart, pool: WorkerPool) -> bool:
         """Issue the next batch of the epochs to come; returns whether there was one."""
-        under_way = self._under_way
-        if under_way.coming is None:
-            under_way.coming = self._host.coming(start.epoch)
-            if under_way.coming is None:
+        outstanding = self._outstanding
+        if outstanding.lookahead is None:
+            outstanding.lookahead = self._host.lookahead(start.epoch)
+            if outstanding.lookahead is None:
                 return False
-        coming = next(under_way.coming, None)
+        coming = next(outstanding.lookahead, None)
         if coming is None:
             return False
         number = task_number(coming.epoch, coming.position)
-        under_way.tasks[number] = coming.indices
+        outstanding.tasks[number] = coming.indices
         self._send(number, coming.indices, coming.epoch, start, pool)
         return True
 
@@ -425,14 +425,14 @@ class MultiProcessIterator(LoaderIterator[T_co]):
 
     def _issue(self, position: int, task: Any, start: EpochStart, pool: WorkerPool) -> None:
         """Note a task of the epoch, and send it unless it is under way already."""
-        number, under_way = task_number(start.epoch, position), self._under_way
+        number, outstanding = task_number(start.epoch, position), self._outstanding
         noted = None if start.batches is None else task
-        begun = number in under_way.tasks
+        begun = number in outstanding.tasks
         # Noted before it is sent: whatever goes wrong then, it will be issued again. And at once:
         # nothing is called in between that a signal handler could raise in.
         if not begun:
-            under_way.tasks[number] = noted
-        under_way.owed += 1
+            outstanding.tasks[number] = noted
+        outstanding.owed += 1
         self._next_position = position + 1
         if not begun:
             self._send(number, task, start.epoch, start, pool)
@@ -440,17 +440,17 @@ class MultiProcessIterator(LoaderIterator[T_co]):
     def _send(
         self, number: int, task: Any, epoch: int, start: EpochStart, pool: WorkerPool
     ) -> None:
-        self._under_way.window.expect(number)
+        self._outstanding.window.expect(number)
         self._submit(number, task, epoch, start.seed, pool)
 
     def _submit(self, number: int, task: Any, epoch: int, seed: int, pool: WorkerPool) -> None:
-        worker = position_of(number) % self._num_workers if self._dealt else None
+        worker = position_of(number) % self._num_workers if self._assigned else None
         pool.submit(number, task, epoch, seed, worker)
 
-    def _tell(self, engine: Engine) -> None:
+    def _tell(self, pipeline: DeliveryPipeline) -> None:
         """Warn of workers that were replaced, and of a budget that cannot be kept."""
         self._tell_of_restarts(6)
-        overrun = engine.pool.overrun()
+        overrun = pipeline.pool.overrun()
         if overrun is not None:
             warnings.warn(overrun, RuntimeWarning, stacklevel=5)
 
@@ -463,53 +463,53 @@ class MultiProcessIterator(LoaderIterator[T_co]):
             notice = recovery.notices.popleft()
             warnings.warn(notice, WorkerRestartWarning, stacklevel=stacklevel)
 
-    def disconnect(self, sound: bool) -> None:
+    def disconnect(self, reusable: bool) -> None:
         """Give the workers back, keeping what has come in.
 
         Args:
-            sound: Whether the workers may be used again.
+            reusable: Whether the workers may be used again.
         """
         with HeldBack():
-            engine, under_way = self._engine, self._under_way
-            if engine is None:
+            pipeline, outstanding = self._pipeline, self._outstanding
+            if pipeline is None:
                 return
-            under_way.settle()
-            self._engine = None
+            outstanding.settle()
+            self._pipeline = None
             detached = self._finalizer.detach()
             if detached is None:  # it has run: the program exits
                 return
             release = detached[2][1]
             assert self._start is not None
             try:
-                under_way.ready.extend(engine.stop())
+                outstanding.ready.extend(pipeline.stop())
             finally:
-                if under_way.owed or not sound:
-                    under_way.keep_only(self._start.epoch)
-                    release(sound, None)
+                if outstanding.owed or not reusable:
+                    outstanding.keep_only(self._start.epoch)
+                    release(reusable, None)
                 else:  # the rest is of later epochs, and another iterator's
-                    self._under_way = UnderWay(self._in_order)
-                    release(sound, under_way)
+                    self._outstanding = OutstandingTasks(self._in_order)
+                    release(reusable, outstanding)
 
     def _settle(self, start: EpochStart) -> None:
         start.position.settle()
-        under_way = self._under_way
-        if under_way.given is not None:  # its settle(), spelled out
-            under_way.tasks.pop(under_way.given, None)
-            under_way.owed -= 1
-            under_way.given = None
+        outstanding = self._outstanding
+        if outstanding.given is not None:  # its settle(), spelled out
+            outstanding.tasks.pop(outstanding.given, None)
+            outstanding.owed -= 1
+            outstanding.given = None
 
     def _take_back(self) -> None:
         with self._host.lock:
             super()._take_back()
-            self._under_way.given = None
+            self._outstanding.given = None
             # What was not given has left the pool, or is somewhere on the way.
-            self.disconnect(sound=False)
+            self.disconnect(reusable=False)
 
     def close(self) -> None:
         """End the iterator: its workers are given back, and it gives no more batches."""
         self._closed = not self._ended
-        self.disconnect(sound=True)
-        self._under_way.clear()
+        self.disconnect(reusable=True)
+        self._outstanding.clear()
 
     def _shutdown_workers(self) -> None:
         """End the workers, persistent ones too; torch's name, which programs call."""
@@ -519,40 +519,40 @@ class MultiProcessIterator(LoaderIterator[T_co]):
     def _leave_behind(self) -> None:
         """After a fork: the workers, and the memory of what has come in, are the parent's."""
         self._pid = os.getpid()
-        tasks, owed = self._under_way.tasks, self._under_way.owed
-        self._under_way = UnderWay(self._in_order)
-        self._under_way.tasks, self._under_way.owed = tasks, owed
+        tasks, owed = self._outstanding.tasks, self._outstanding.owed
+        self._outstanding = OutstandingTasks(self._in_order)
+        self._outstanding.tasks, self._outstanding.owed = tasks, owed
         if self._start is not None:
-            self._under_way.keep_only(self._start.epoch)
-        if self._engine is not None:
+            self._outstanding.keep_only(self._start.epoch)
+        if self._pipeline is not None:
             self._finalizer.detach()
-            self._engine = None
+            self._pipeline = None
 
     @property
     def ready(self) -> int:
         """Batches that have been made and not asked for."""
-        ready = len(self._under_way.ready)
-        return ready + (0 if self._engine is None else self._engine.ready)
+        ready = len(self._outstanding.ready)
+        return ready + (0 if self._pipeline is None else self._pipeline.ready)
 
     @property
     def shared_memory(self) -> int:
         """Bytes of the arena that are in use."""
-        return 0 if self._engine is None else self._engine.pool.shared_memory
+        return 0 if self._pipeline is None else self._pipeline.pool.shared_memory
 
     @property
     def connected(self) -> bool:
         """Whether workers are at this iterator's disposal."""
-        return self._engine is not None
+        return self._pipeline is not None
 
 
-def _let_go(engine: Engine, release: Release, under_way: UnderWay) -> None:
-    """Give an engine's workers back when its iterator has been collected."""
+def _let_go(pipeline: DeliveryPipeline, release: Release, outstanding: OutstandingTasks) -> None:
+    """Give an pipeline's workers back when its iterator has been collected."""
     with HeldBack(unnoticed=True):
-        under_way.settle()
+        outstanding.settle()
         try:
-            under_way.ready.extend(engine.stop())
+            outstanding.ready.extend(pipeline.stop())
         finally:
-            release(True, None if under_way.owed else under_way)
+            release(True, None if outstanding.owed else outstanding)
 
 
 def _end_with_the_program() -> None:

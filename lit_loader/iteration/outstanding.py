@@ -16,16 +16,16 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from lit_loader.iteration.delivery import Ready
+from lit_loader.iteration.delivery import Delivery
 from lit_loader.iteration.reorder_buffer import ReorderBuffer
 from lit_loader.pool.outcome import Outcome
-from lit_loader.sampling.batch_plan import Coming
+from lit_loader.sampling.batch_plan import UpcomingBatch
 from lit_loader.transport.messages import position_of, task_number
 
-__all__ = ["UnderWay", "is_of"]
+__all__ = ["OutstandingTasks", "is_of"]
 
 
-class UnderWay:
+class OutstandingTasks:
     """Tasks, and what came of them. Knows neither iterator nor pool.
 
     Args:
@@ -35,7 +35,7 @@ class UnderWay:
         tasks: Task number to indices, of what is not given out; those of later epochs come last.
         window: Outcomes that wait for their turn.
         ready: What has had its turn and was not given out.
-        coming: The batches of the epochs that follow, if workers are asked for them ahead.
+        lookahead: The batches of the epochs that follow, if workers are asked for them ahead.
         generation: The pool's, in which the tasks are valid.
         seed: Base seed of the tasks.
         owed: How many of the tasks are of the iterator's own epoch.
@@ -46,8 +46,8 @@ class UnderWay:
         self.in_order = in_order
         self.tasks: dict[int, Any] = {}
         self.window: ReorderBuffer[Outcome] = ReorderBuffer(in_order)
-        self.ready: deque[Ready] = deque()
-        self.coming: Iterator[Coming] | None = None
+        self.ready: deque[Delivery] = deque()
+        self.lookahead: Iterator[UpcomingBatch] | None = None
         self.generation = 0
         self.seed = 0
         self.owed = 0
@@ -74,7 +74,7 @@ class UnderWay:
             place += 1
         return place > 0
 
-    def take_ready(self, epoch: int) -> Ready | None:
+    def take_ready(self, epoch: int) -> Delivery | None:
         """Take the next batch of an epoch that is ready, if there is one."""
         for place, ready in enumerate(self.ready):
             if is_of(epoch, ready.number):
@@ -96,14 +96,14 @@ class UnderWay:
         for number in [number for number in self.tasks if not is_of(epoch, number)]:
             del self.tasks[number]
         self.ready = deque(ready for ready in self.ready if is_of(epoch, ready.number))
-        self.coming = None
+        self.lookahead = None
 
     def clear(self) -> None:
         """Forget everything."""
         self.tasks.clear()
         self.ready.clear()
         self.window.restart([])
-        self.coming = None
+        self.lookahead = None
         self.owed = 0
         self.given = None
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lit_loader.iteration.multi_process import Claim, MultiProcessIterator
-from lit_loader.iteration.outstanding import UnderWay
+from lit_loader.iteration.outstanding import OutstandingTasks
 from lit_loader.pool.recovery import Recovery
 from lit_loader.pool.worker_pool import WorkerPool
 from lit_loader.sampling.epochs import EpochStart
@@ -18,7 +18,7 @@ __all__ = ["PersistentWorkers", "temporary"]
 
 def temporary(pool: WorkerPool) -> Claim:
     """Give workers to an iterator that end with its use of them."""
-    return Claim(pool, lambda sound, under_way: pool.close())
+    return Claim(pool, lambda reusable, outstanding: pool.close())
 
 
 class PersistentWorkers:
@@ -33,7 +33,7 @@ class PersistentWorkers:
     def __init__(self) -> None:
         self.pool: WorkerPool | None = None
         self.dataset: Any = None
-        self._kept: UnderWay | None = None  # what the workers were asked for the next epoch
+        self._kept: OutstandingTasks | None = None  # what the workers were asked for the next epoch
         self._owner: Callable[[], MultiProcessIterator[Any] | None] = lambda: None
 
     def claim(
@@ -65,7 +65,7 @@ class PersistentWorkers:
             if iterator.superseded:
                 return temporary(start())
             owner.superseded = True
-            owner.disconnect(sound=True)
+            owner.disconnect(reusable=True)
         begun = self._begun(iterator, epoch, num_workers)
         if begun is None:
             pool = self._resumed(num_workers, recovery) or start()
@@ -77,11 +77,11 @@ class PersistentWorkers:
         self._owner = weakref.ref(iterator)
         generation = pool.generation
 
-        def release(sound: bool, under_way: UnderWay | None) -> None:
-            if not sound:
+        def release(reusable: bool, outstanding: OutstandingTasks | None) -> None:
+            if not reusable:
                 pool.close()
-            elif under_way is not None and under_way.tasks:
-                self._kept = under_way
+            elif outstanding is not None and outstanding.tasks:
+                self._kept = outstanding
             else:
                 pool.cancel(generation)
 
@@ -89,14 +89,14 @@ class PersistentWorkers:
 
     def _begun(
         self, iterator: MultiProcessIterator[Any], epoch: EpochStart, num_workers: int
-    ) -> UnderWay | None:
+    ) -> OutstandingTasks | None:
         """What the workers have begun for this epoch already; None if that is of no use to it."""
         kept, self._kept = self._kept, None
         pool = self.pool
         if kept is None or pool is None or pool.closed or pool.num_workers != num_workers:
             return None
         # A forgotten iterator is collected at any time, also when others have used the workers.
-        if kept.generation != pool.generation or not iterator.foresaw(kept, epoch):
+        if kept.generation != pool.generation or not iterator.matches(kept, epoch):
             return None
         return kept
 

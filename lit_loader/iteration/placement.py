@@ -28,7 +28,7 @@ from lit_loader.transport.messages import (
 )
 from lit_loader.transport.slot_writer import SlotWriter
 
-__all__ = ["quicker_here"]
+__all__ = ["faster_in_process"]
 
 _TIMES: Final = 7
 
@@ -37,7 +37,7 @@ _MOST: Final = 4
 consumer then waits is still little, and workers would take the time from it anyway."""
 
 
-def quicker_here(table: Table, length: int, batch_size: int, num_workers: int) -> bool:
+def faster_in_process(table: Table, length: int, batch_size: int, num_workers: int) -> bool:
     """Whether batches had better be made in this process.
 
     Args:

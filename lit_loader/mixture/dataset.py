@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset, Sampler
 
-from lit_loader.checkpoint.fingerprint import Fingerprint, in_brief
+from lit_loader.checkpoint.fingerprint import Fingerprint, summarise
 from lit_loader.config.kinds import is_dataset
 from lit_loader.config.scalars import plain
 from lit_loader.describe import short_repr
@@ -273,8 +273,8 @@ class MixtureSampler(EpochOrder, Sampler[int]):
             "seed": self.seed,
             "shuffle": self.shuffle,
             "epoch_length": self.epoch_length,
-            "lengths": in_brief(self.data_source.lengths),
-            "shares": in_brief(self._schedule.shares),
+            "lengths": summarise(self.data_source.lengths),
+            "shares": summarise(self._schedule.shares),
         }
 
     def _draw(self, draws: Indices) -> Indices:

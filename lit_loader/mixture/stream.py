@@ -17,7 +17,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from lit_loader.checkpoint.fingerprint import Fingerprint, in_brief
+from lit_loader.checkpoint.fingerprint import Fingerprint, summarise
 from lit_loader.checkpoint.foreign_state import damaged, is_count
 from lit_loader.checkpoint.stateful import Opened, checked_parts
 from lit_loader.config.scalars import plain
@@ -105,7 +105,7 @@ class MixtureStream(IterableDataset[Any]):
             "seed": self.seed,
             "exhausted": self.exhausted,
             "epoch_length": self.epoch_length,
-            "shares": in_brief(self._shares),
+            "shares": summarise(self._shares),
         }
 
 

@@ -16,10 +16,10 @@ from lit_loader.memory.arena import Arena, Slot
 from lit_loader.transport.messages import Grow, Result
 from lit_loader.transport.status_board import BoardRow, Stage
 
-__all__ = ["Flight", "Flights"]
+__all__ = ["InFlightTask", "InFlightTasks"]
 
 
-class Flight:
+class InFlightTask:
     """A task under way.
 
     Attributes:
@@ -27,7 +27,7 @@ class Flight:
         packed: Its indices.
         epoch: Its epoch.
         seed: Base seed of the epoch.
-        worker: Who is to do it, where tasks are dealt.
+        worker: Who is to do it, where tasks are assigned.
         slots: The slot it was sent with, and a larger one if that was granted.
         issue: The issue it was sent with.
     """
@@ -46,22 +46,22 @@ class Flight:
         self.issue = 0
 
 
-class Flights:
+class InFlightTasks:
     """Keeps account of tasks and their slots; for one thread at a time, or under a lock.
 
     Args:
         arena: Where the slots come from.
         num_workers: How many workers there are.
-        dealt: Whether tasks are sent to a worker by number, so that it is known who had what.
+        assigned: Whether tasks are sent to a worker by number, so that it is known who had what.
 
     Attributes:
         issue: Counts how often tasks were issued again.
     """
 
-    def __init__(self, arena: Arena, num_workers: int, dealt: bool) -> None:
+    def __init__(self, arena: Arena, num_workers: int, assigned: bool) -> None:
         self._arena = arena
-        self._dealt = dealt
-        self._under_way: dict[int, Flight] = {}
+        self._assigned = assigned
+        self._outstanding: dict[int, InFlightTask] = {}
         self._passed = [0] * num_workers  # the newest issue of which a worker has done a task
         self._aside: list[tuple[int, Slot]] = []  # slots of copies, with their issue
         self.issue = 0
@@ -70,7 +70,7 @@ class Flights:
         """Note that a worker is started, which finds nothing but the newest issue."""
         self._passed[worker] = self.issue
 
-    def prepare(self, flight: Flight) -> Slot:
+    def prepare(self, flight: InFlightTask) -> Slot:
         """Give a task a fresh slot with its indices in it, and note that it is under way.
 
         Raises:
@@ -82,15 +82,15 @@ class Flights:
             slot.view[: len(packed)] = packed
         flight.slots = [slot]
         flight.issue = self.issue
-        self._under_way[flight.number] = flight
+        self._outstanding[flight.number] = flight
         return slot
 
-    def land(self, result: Result) -> Slot | None:
+    def complete(self, result: Result) -> Slot | None:
         """Note that a task is done; returns the slot of its outcome, None if it does not count."""
         landed = self.slot_of(result)
         if landed is None:
             return None
-        flight = self._under_way.pop(result.number)
+        flight = self._outstanding.pop(result.number)
         for slot in flight.slots:
             if slot is not landed:
                 self._arena.release(slot, used=False)
@@ -101,7 +101,7 @@ class Flights:
 
     def slot_of(self, result: Result) -> Slot | None:
         """The slot of a task's outcome; None if it does not count, or not any more."""
-        flight = self._under_way.get(result.number)
+        flight = self._outstanding.get(result.number)
         if flight is not None:
             for slot in flight.slots:
                 if slot.offset == result.offset:
@@ -114,14 +114,14 @@ class Flights:
         Raises:
             LoaderError: There is no memory for it.
         """
-        flight = self._under_way.get(message.number)
+        flight = self._outstanding.get(message.number)
         if flight is None or flight.slots[0].offset != message.offset:
             return None
         slot = self._arena.acquire(message.nbytes)
         flight.slots.append(slot)
         return slot
 
-    def pending(self, results: Iterable[Result]) -> list[Flight]:
+    def pending(self, results: Iterable[Result]) -> list[InFlightTask]:
         """Tasks under way, in the order in which they were first sent.
 
         Args:
@@ -130,17 +130,17 @@ class Flights:
         done = {(result.number, result.offset) for result in results}
         return [
             flight
-            for number, flight in self._under_way.items()
+            for number, flight in self._outstanding.items()
             if not any((number, slot.offset) in done for slot in flight.slots)
         ]
 
     def withdraw(self, number: int) -> None:
         """Give a task up."""
-        self._put_aside(self._under_way.pop(number))
+        self._retire(self._outstanding.pop(number))
 
     def lost_with(
         self, worker: int, rows: Iterable[BoardRow], results: Iterable[Result]
-    ) -> list[Flight]:
+    ) -> list[InFlightTask]:
         """Take away from a worker that is gone what it may have had; to be prepared anew.
 
         Args:
@@ -148,7 +148,7 @@ class Flights:
             rows: What all workers were doing after the new issue was put on the board.
             results: Those that have come in and were not landed yet.
         """
-        if self._dealt:
+        if self._assigned:
             lost = [flight for flight in self.pending(results) if flight.worker == worker]
             lost.sort(key=lambda flight: flight.number)
         else:
@@ -156,13 +156,13 @@ class Flights:
             lost = [f for f in self.pending(results) if (f.number, f.issue) not in held]
             self.begin(worker)
         for flight in lost:
-            self._put_aside(flight)
+            self._retire(flight)
         self._release_aside()
         return lost
 
-    def _put_aside(self, flight: Flight) -> None:
+    def _retire(self, flight: InFlightTask) -> None:
         """Keep the slots of a copy while somebody may write into them."""
-        if self._dealt:  # nobody but the worker that is gone has known them
+        if self._assigned:  # nobody but the worker that is gone has known them
             for slot in flight.slots:
                 self._arena.release(slot, used=False)
         else:
@@ -179,10 +179,10 @@ class Flights:
 
     def clear(self) -> None:
         """Forget everything: no worker does anything of it any more."""
-        for flight in self._under_way.values():
+        for flight in self._outstanding.values():
             for slot in flight.slots:
                 self._arena.release(slot, used=False)
         for _, slot in self._aside:
             self._arena.release(slot, used=False)
-        self._under_way.clear()
+        self._outstanding.clear()
         self._aside.clear()

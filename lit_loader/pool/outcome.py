@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_loader.transport.messages import Result
-from lit_loader.transport.remote_error import Failure
+from lit_loader.transport.remote_error import RemoteError
 from lit_loader.transport.status_board import BoardRow
 
 __all__ = ["Outcome", "WorkerDeath"]
@@ -34,7 +34,7 @@ class Outcome(NamedTuple):
     memory: NDArray[np.uint8] | None
     at: int
     nbytes: int
-    failure: Failure | None
+    failure: RemoteError | None
     samples: int = 0
     error: BaseException | None = None
     result: Result | None = None

@@ -24,10 +24,10 @@ from collections import deque
 from typing import Final
 
 from lit_loader.pool.resources import READ_AT_ONCE, PoolResources, drain
-from lit_loader.pool.send_queue import Outbox
+from lit_loader.pool.send_queue import SendQueue
 from lit_loader.transport.messages import SIZE, Attend, Message, pack, unpack
 
-__all__ = ["Ended", "Mailbox", "PoolClosed"]
+__all__ = ["Ended", "Pipes", "PoolClosed"]
 
 _WAKE: Final = b"w"
 
@@ -52,13 +52,13 @@ class PoolClosed(Exception):
     """The pipes are closed: by a signal handler, or by the end of the program."""
 
 
-class Mailbox:
+class Pipes:
     """Sends messages to workers, and waits for theirs.
 
     Args:
         own: Holds the pipes, and closes them.
         num_workers: How many control pipes there are.
-        dealt: There is no task pipe: all that a worker is sent goes through its own.
+        assigned: There is no task pipe: all that a worker is sent goes through its own.
 
     Attributes:
         arrived: Messages that have been read and not been given out.
@@ -67,12 +67,12 @@ class Mailbox:
         control_ends: The end of the control pipe of each.
     """
 
-    def __init__(self, own: PoolResources, num_workers: int, dealt: bool) -> None:
+    def __init__(self, own: PoolResources, num_workers: int, assigned: bool) -> None:
         self.arrived: deque[Message] = deque()
-        self._outbox = Outbox()
+        self._send_queue = SendQueue()
         self.tasks_end: int | None = None
         self._tasks: int | None = None
-        if not dealt:  # nobody would ever read it empty
+        if not assigned:  # nobody would ever read it empty
             self.tasks_end, self._tasks = own.pipe()
         self._results, self.results_end = own.pipe()
         # A worker with nothing to do waits, and one with a result until there is room.
@@ -95,7 +95,7 @@ class Mailbox:
         own.tasks, own.results, own.controls = self._tasks, self._results, self._control
 
     @property
-    def pulled(self) -> bool:
+    def shared_queue(self) -> bool:
         """Whether tasks come through one pipe, for whichever worker is idle."""
         return self._tasks is not None
 
@@ -107,22 +107,22 @@ class Mailbox:
             worker: For whom; None: for whoever takes it out of the task pipe first.
         """
         pipe = self._tasks if worker is None else self._control[worker]
-        assert pipe is not None, "a task is dealt to a worker, or pulled from the task pipe"
-        self._outbox.send(pipe, pack(message))
+        assert pipe is not None, "a task is assigned to a worker, or pulled from the task pipe"
+        self._send_queue.send(pipe, pack(message))
 
     def announce(self, messages: int) -> None:
         """Have idle workers look into their control pipes, in which so many messages are now."""
-        if self.pulled:
+        if self.shared_queue:
             for _ in range(messages):
                 self.send(Attend())
 
     def take_back(self) -> None:
         """Forget what waits for room."""
-        self._outbox.clear()
+        self._send_queue.clear()
 
     def empty(self, worker: int) -> None:
         """Take out what was sent to a worker that is gone and did not read it."""
-        self._outbox.drop(self._control[worker])
+        self._send_queue.drop(self._control[worker])
         drain(self.control_ends[worker])
         os.set_blocking(self.control_ends[worker], True)
 
@@ -173,14 +173,14 @@ class Mailbox:
             data = os.read(self._results, READ_AT_ONCE)
         except BlockingIOError:
             return False
-        self._outbox.flush()
+        self._send_queue.flush()
         for start in range(0, len(data), SIZE):
             self.arrived.append(unpack(data, start))
         return True
 
     def _wait(self, timeout: float | None) -> bool:
         """Wait for something to happen; returns False on timeout or wake-up."""
-        blocked = self._outbox.blocked
+        blocked = self._send_queue.blocked
         if blocked is not None:
             self._poll.register(blocked, select.POLLOUT)
         with self._own.receiving:
@@ -197,7 +197,7 @@ class Mailbox:
         if self._results in fds:
             return True
         if blocked in fds:
-            self._outbox.flush()  # workers that drop what was cancelled send no results
+            self._send_queue.flush()  # workers that drop what was cancelled send no results
             return True
         if self._woken in fds:
             os.read(self._woken, 1)

@@ -131,7 +131,10 @@ class Recovery:
         left = self._timeout - (time.monotonic() - began)
         if left > 0:  # without looking at the board, for nobody can hang for longer than this
             return left
-        idle = max((self._idle(row, began) for row in pool.owing().values()), default=0.0)
+        idle = max(
+            (self._idle(row, began) for row in pool.workers_with_pending_work().values()),
+            default=0.0,
+        )
         return max(0.0, self._timeout - idle)
 
     @staticmethod
@@ -142,16 +145,16 @@ class Recovery:
     def _end_the_hung(self, pool: WorkerPool, began: float) -> Outcome | None:
         """Look for a worker that hangs; if it still does at the second look, replace it."""
         assert self._timeout is not None
-        owing = pool.owing()
+        pending = pool.workers_with_pending_work()
         if self._suspect is not None:
             worker, row = self._suspect
             self._suspect = None
-            if owing.get(worker) == row:
+            if pending.get(worker) == row:
                 seconds = time.monotonic() - (row.since / 1e9 if row.since else began)
                 death = pool.end_hung(worker)
                 told = hung(death, seconds, self._timeout, self.assigned)
                 return self._replace(pool, death, WorkerTimeoutError, told)
-        for worker, row in sorted(owing.items(), key=lambda item: item[1].since):
+        for worker, row in sorted(pending.items(), key=lambda item: item[1].since):
             # Who waits for tasks is only to blame if those that have one get on.
             if self._idle(row, began) >= self._timeout:
                 self._suspect = worker, row
@@ -224,5 +227,5 @@ class Recovery:
         if self._point is not None:  # a reader cannot pass over it
             raise error from None
         self.restarts += 1
-        pool.replace(death.worker, without=number)
+        pool.replace(death.worker, skip_task=number)
         return Outcome(number, None, 0, 0, None, error=error)

@@ -6,10 +6,10 @@ import os
 import threading
 from collections import deque
 
-__all__ = ["Outbox"]
+__all__ = ["SendQueue"]
 
 
-class Outbox:
+class SendQueue:
     """Writes messages into pipes that do not block, and keeps what there is no room for.
 
     A pipe holds about 1,000 messages, and far fewer where a user has very many pipes. What does

@@ -34,12 +34,12 @@ from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
 from typing import Any, Final
 
-from lit_loader.batch.make import Recipe
+from lit_loader.batch.make import BatchSpec
 from lit_loader.errors import LoaderError
 from lit_loader.memory.arena import Arena
-from lit_loader.pool.in_flight import Flight, Flights
+from lit_loader.pool.in_flight import InFlightTask, InFlightTasks
 from lit_loader.pool.outcome import Outcome, WorkerDeath
-from lit_loader.pool.pipes import Ended, Mailbox
+from lit_loader.pool.pipes import Ended, Pipes
 from lit_loader.pool.resources import PoolResources
 from lit_loader.system.interrupts import HeldBack
 from lit_loader.system.processors import usable_processors
@@ -58,7 +58,7 @@ from lit_loader.transport.messages import (
     Up,
     pack_indices,
 )
-from lit_loader.transport.remote_error import Failure
+from lit_loader.transport.remote_error import RemoteError
 from lit_loader.transport.status_board import BoardRow, Stage, StatusBoard, board_bytes
 from lit_loader.worker.payload import Descriptor, Links
 from lit_loader.worker.start_fallback import make_starter
@@ -74,12 +74,12 @@ class WorkerPool:
     """A set of worker processes with their arena and pipes. Starts them at once.
 
     Args:
-        recipe: What the workers make.
+        spec: What the workers make.
         num_workers: How many, at least 1.
         context: How to start them.
         in_flight: Tasks that may be under way at the same time.
         seed: Base seed of the workers' own seeds.
-        dealt: Tasks are sent to a worker by number instead of being pulled.
+        assigned: Tasks are sent to a worker by number instead of being pulled.
         slot_bytes: Bytes a slot, None for the arena's own choice.
         memory_budget: Bytes of shared memory to stay within, None for no limit.
 
@@ -89,12 +89,12 @@ class WorkerPool:
 
     def __init__(
         self,
-        recipe: Recipe,
+        spec: BatchSpec,
         num_workers: int,
         context: BaseContext,
         in_flight: int,
         seed: int,
-        dealt: bool,
+        assigned: bool,
         slot_bytes: int | None = None,
         memory_budget: int | None = None,
     ) -> None:
@@ -119,23 +119,23 @@ class WorkerPool:
             with HeldBack():
                 self._arena = Arena(size, in_flight, slot_bytes=slot_bytes, budget=memory_budget)
                 self.divide = self._arena.divide
-                self._flights = Flights(self._arena, num_workers, dealt)
+                self._in_flight = InFlightTasks(self._arena, num_workers, assigned)
                 self._keep = in_flight + 2
                 self._board = StatusBoard(self._arena.board)
                 self._board.generation = self._generation
                 self._own = PoolResources(self._arena, self._board)
                 self._finalizer = weakref.finalize(self, self._own.close, unnoticed=True)
-                self._start(recipe, context, seed, dealt)
+                self._start(spec, context, seed, assigned)
         except BaseException as error:
             if hasattr(self, "_finalizer"):
                 self.close()
             _explain(error, num_workers)
             raise
 
-    def _start(self, recipe: Recipe, context: BaseContext, seed: int, dealt: bool) -> None:
+    def _start(self, spec: BatchSpec, context: BaseContext, seed: int, assigned: bool) -> None:
         own = self._own
         own.stacks.open()
-        mail = self._mail = Mailbox(own, self.num_workers, dealt)
+        pipes = self._pipes = Pipes(own, self.num_workers, assigned)
         links = []
         for worker in range(self.num_workers):
             links.append(
@@ -148,13 +148,13 @@ class WorkerPool:
                     arena=Descriptor(self._arena.fd),
                     mapped=self._arena.mapped,
                     board_bytes=len(self._arena.board),
-                    tasks=None if mail.tasks_end is None else Descriptor(mail.tasks_end),
-                    control=Descriptor(mail.control_ends[worker]),
-                    results=Descriptor(mail.results_end),
+                    tasks=None if pipes.tasks_end is None else Descriptor(pipes.tasks_end),
+                    control=Descriptor(pipes.control_ends[worker]),
+                    results=Descriptor(pipes.results_end),
                     stacks=Descriptor(own.stacks.fd),
                 )
             )
-        own.starter = make_starter(context, links, recipe)
+        own.starter = make_starter(context, links, spec)
         self.notices = own.starter.notices
         self._start_more()
 
@@ -172,14 +172,14 @@ class WorkerPool:
                 _explain(error, self.num_workers)
                 raise
             for worker in workers:
-                self._flights.begin(worker)
+                self._in_flight.begin(worker)
 
     def _launch(self, workers: Sequence[int]) -> Sequence[WorkerProcess]:
         """Start processes for workers, and watch them."""
         assert self._own.starter is not None
         processes = self._own.starter.start_all(workers, self._generation)
         for process in processes:
-            self._mail.watch(process.sentinel)
+            self._pipes.watch(process.sentinel)
         for worker, process in zip(workers, processes, strict=True):
             self._starting[worker] = Watchdog(process.pid or 0)
         return processes
@@ -201,7 +201,7 @@ class WorkerPool:
     @property
     def unread(self) -> int:
         """Results that workers have sent and nobody has read yet."""
-        return self._mail.unread
+        return self._pipes.unread
 
     @property
     def shared_memory(self) -> int:
@@ -226,7 +226,7 @@ class WorkerPool:
             indices: Its indices, None for an iterable dataset.
             epoch: Its epoch.
             seed: Base seed of the epoch.
-            worker: Who is to do it, where tasks are dealt.
+            worker: Who is to do it, where tasks are assigned.
 
         Raises:
             Exception: The indices cannot be pickled.
@@ -235,11 +235,11 @@ class WorkerPool:
             if indices is None and worker is not None and self._points:
                 indices = self._points.pop(worker, None)
             packed = b"" if indices is None else pack_indices(indices)
-            self._send(Flight(number, packed, epoch, seed, worker))
+            self._send(InFlightTask(number, packed, epoch, seed, worker))
 
-    def _send(self, flight: Flight) -> None:
+    def _send(self, flight: InFlightTask) -> None:
         """Send a task with a fresh slot."""
-        slot = self._flights.prepare(flight)
+        slot = self._in_flight.prepare(flight)
         task = Task(
             self._generation,
             flight.number,
@@ -250,7 +250,7 @@ class WorkerPool:
             len(flight.packed),
             flight.issue,
         )
-        self._mail.send(task, flight.worker)
+        self._pipes.send(task, flight.worker)
 
     def receive(self, timeout: float | None = None) -> Outcome | None:
         """Wait for the next task to be done.
@@ -278,7 +278,7 @@ class WorkerPool:
         """Wait for the next message of a worker; None: the time is up, or :meth:`wake`."""
         while True:
             try:
-                event = self._mail.next(self._until(deadline) if self._starting else deadline)
+                event = self._pipes.next(self._until(deadline) if self._starting else deadline)
             except Ended as ended:
                 raise self._death(ended.sentinel) from None
             if type(event) is not Up:
@@ -332,7 +332,7 @@ class WorkerPool:
 
     def _outcome(self, result: Result) -> Outcome | None:
         """Take a result in; None for one that does not count any more."""
-        slot = self._flights.land(result)
+        slot = self._in_flight.complete(result)
         if slot is None:
             return None
         self._proven = True
@@ -352,7 +352,7 @@ class WorkerPool:
             )
         failure = None
         if result.status == Status.FAILURE:
-            failure = Failure.unpack(slot.memory[result.at : end].tobytes())
+            failure = RemoteError.unpack(slot.memory[result.at : end].tobytes())
         # A batch that failed late has filled nobody knows how much of its slot.
         self._arena.release(slot, used=failure is None)
         return Outcome(result.number, None, 0, 0, failure)
@@ -362,37 +362,37 @@ class WorkerPool:
         if message.generation != self._generation:
             return
         try:
-            slot = self._flights.grow(message)
+            slot = self._in_flight.grow(message)
         except LoaderError:
             slot = None  # the worker says so
         offset, capacity = (0, 0) if slot is None else (slot.offset, slot.capacity)
         grant = Grant(message.generation, message.number, offset, capacity)
-        self._mail.send(grant, message.worker)
+        self._pipes.send(grant, message.worker)
 
-    def replace(self, worker: int, point: Any = None, without: int | None = None) -> None:
+    def replace(self, worker: int, point: Any = None, skip_task: int | None = None) -> None:
         """Put a new process in the place of a worker that has ended, and give it what that had.
 
         Args:
             worker: Its number.
             point: Where a reader of an iterable dataset is to begin.
-            without: Number of a task that is not to be done again.
+            skip_task: Number of a task that is not to be done again.
 
         Raises:
             LoaderError: No process can be started.
         """
         own = self._own
         with HeldBack(), self._sending:
-            while self._mail.read():
+            while self._pipes.read():
                 pass
             # What the one that is gone has asked for or acknowledged would be taken for another's;
             # the result of an older copy, whose slot may be used anew, for the same task's.
-            arrived = self._mail.arrived
+            arrived = self._pipes.arrived
             for event in [event for event in arrived if self._is_void(event, worker)]:
                 arrived.remove(event)
             gone = own.processes[worker]
-            self._mail.unwatch(gone.sentinel)
+            self._pipes.unwatch(gone.sentinel)
             gone.close()
-            self._mail.empty(worker)
+            self._pipes.empty(worker)
             self._board.clear(worker)
             # Before there is a new process: it may take messages at once.
             if self._missing is not None:
@@ -400,9 +400,9 @@ class WorkerPool:
                 # pipe what is meant for those who are still in a sample.
                 self._missing.add(worker)
                 self._ask_to_resume([worker])
-            elif self._mail.pulled:
-                self._flights.issue += 1
-                self._board.issue = self._flights.issue
+            elif self._pipes.shared_queue:
+                self._in_flight.issue += 1
+                self._board.issue = self._in_flight.issue
             try:
                 [process] = self._launch([worker])
             except BaseException:
@@ -411,10 +411,10 @@ class WorkerPool:
             own.processes[worker] = process
             if self._missing is not None:
                 return
-            if without is not None:
-                self._flights.withdraw(without)
+            if skip_task is not None:
+                self._in_flight.withdraw(skip_task)
             # Read after the issue: who has not announced a task yet finds that it is void.
-            lost = self._flights.lost_with(worker, self.rows(), self._results_read())
+            lost = self._in_flight.lost_with(worker, self.rows(), self._results_read())
             if lost and point is not None:
                 lost[0].packed = pack_indices(point)
             elif point is not None:
@@ -425,26 +425,26 @@ class WorkerPool:
     def _is_void(self, event: Message, worker: int) -> bool:
         """Whether a message that has come in counts no more now that a worker is gone."""
         if isinstance(event, Result):
-            return self._flights.slot_of(event) is None
+            return self._in_flight.slot_of(event) is None
         return isinstance(event, Ack | Grow | Up) and event.worker == worker
 
     def is_pending(self, number: int) -> bool:
         """Whether a task is under way and has no result yet."""
-        while self._mail.read():
+        while self._pipes.read():
             pass
         with self._sending:
-            pending = self._flights.pending(self._results_read())
+            pending = self._in_flight.pending(self._results_read())
         return any(flight.number == number for flight in pending)
 
     def _results_read(self) -> list[Result]:
         """Results that have been read and not been given out."""
         return [
             event
-            for event in self._mail.arrived
+            for event in self._pipes.arrived
             if isinstance(event, Result) and event.generation == self._generation
         ]
 
-    def owing(self) -> dict[int, BoardRow]:
+    def workers_with_pending_work(self) -> dict[int, BoardRow]:
         """Those workers from whom something is due, and what they are doing."""
         rows = dict(enumerate(self.rows()))
         assert self._own.starter is not None
@@ -455,7 +455,7 @@ class WorkerPool:
         busy = {worker: row for worker, row in rows.items() if row.stage in Stage.BUSY}
         begun = {row.number for row in busy.values()}
         with self._sending:
-            pending = self._flights.pending(self._results_read())
+            pending = self._in_flight.pending(self._results_read())
         due = {flight.worker for flight in pending if flight.number not in begun}
         return {w: row for w, row in rows.items() if w in busy or w in due or None in due}
 
@@ -481,7 +481,7 @@ class WorkerPool:
 
     def wake(self) -> None:
         """Let a :meth:`receive` that waits in another thread return None."""
-        self._mail.wake()
+        self._pipes.wake()
 
     @property
     def generation(self) -> int:
@@ -504,7 +504,7 @@ class WorkerPool:
                 return
             self._generation += 1
             self._board.generation = self._generation
-            self._mail.take_back()
+            self._pipes.take_back()
 
     def resume(self) -> None:
         """Begin a new epoch: ask every worker to forget older tasks; see :meth:`resumed`."""
@@ -514,9 +514,9 @@ class WorkerPool:
 
     def _ask_to_resume(self, workers: Sequence[int]) -> None:
         for worker in workers:
-            self._mail.send(Resume(self._generation), worker)
+            self._pipes.send(Resume(self._generation), worker)
         # Only now: whoever takes one must find what it announces.
-        self._mail.announce(len(workers))
+        self._pipes.announce(len(workers))
 
     def resumed(self, timeout: float | None = None) -> bool | None:
         """Wait until every worker has acknowledged the new epoch.
@@ -540,8 +540,8 @@ class WorkerPool:
                 self._missing.discard(event.worker)
         self._missing = None
         for worker in self.started:
-            self._mail.send(Proceed(), worker)
-        self._flights.clear()
+            self._pipes.send(Proceed(), worker)
+        self._in_flight.clear()
         self._points.clear()
         self.trim()
         self._start_more()

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import BatchSampler
 
-from lit_loader.checkpoint.fingerprint import Fingerprint, told
+from lit_loader.checkpoint.fingerprint import Fingerprint, fingerprint_of
 from lit_loader.checkpoint.sampler_state import pack_generator
 from lit_loader.checkpoint.stateful import Opened, is_stateful
 from lit_loader.config.scalars import plain
@@ -34,10 +34,10 @@ from lit_loader.sampling.orders import EpochOrder, Seed, Shard
 from lit_loader.sampling.sampler_memory import SamplerMemory
 from lit_loader.sampling.sharded_sampler import distributed_sampler_of
 
-__all__ = ["BatchPlan", "Coming"]
+__all__ = ["BatchPlan", "UpcomingBatch"]
 
 
-class Coming(NamedTuple):
+class UpcomingBatch(NamedTuple):
     """A batch of an epoch to come.
 
     Attributes:
@@ -188,7 +188,7 @@ class BatchPlan:
             return None
         if self.num_replicas != self.shard.num_replicas:  # a DistributedSampler tells its share
             return length * self.num_replicas
-        return min(length, self.shard.dealt(length))
+        return min(length, self.shard.assigned(length))
 
     def requested_epoch(self) -> int | None:
         """Give the epoch that was set on the sampler since the last epoch began; None if none.
@@ -228,7 +228,7 @@ class BatchPlan:
         """
         return EpochBatches(self, epoch, start, state)
 
-    def foreseen(self, epoch: int) -> Iterator[Any]:
+    def expected_batches(self, epoch: int) -> Iterator[Any]:
         """Give the indices of an epoch's batches without beginning it; for the loader's own orders.
 
         Args:
@@ -237,8 +237,8 @@ class BatchPlan:
         assert isinstance(self.source, EpochOrder), "other samplers change when they are drawn from"
         return EpochBatches(self, epoch, 0, None).computed(self.source)
 
-    def coming(self, epoch: int) -> Iterator[Coming] | None:
-        """Give the batches of the epochs after this one, as far as they can be foreseen.
+    def lookahead(self, epoch: int) -> Iterator[UpcomingBatch] | None:
+        """Give the batches of the epochs after this one, as far as they can be expected_batches.
 
         Args:
             epoch: Epoch number.
@@ -248,11 +248,11 @@ class BatchPlan:
         """
         return self._coming(epoch) if isinstance(self.source, EpochOrder) else None
 
-    def _coming(self, epoch: int) -> Iterator[Coming]:
+    def _coming(self, epoch: int) -> Iterator[UpcomingBatch]:
         for following in itertools.count(epoch + 1):
             position = -1
-            for position, indices in enumerate(self.foreseen(following)):
-                yield Coming(following, position, indices)
+            for position, indices in enumerate(self.expected_batches(following)):
+                yield UpcomingBatch(following, position, indices)
             if position < 0:
                 return  # an epoch without batches: so are all others
 
@@ -291,7 +291,7 @@ class BatchPlan:
         """
         fields: Fingerprint = {}
         for depth, owner in enumerate(self._owners):
-            fields |= told("sampler" + ".sampler" * depth, owner)
+            fields |= fingerprint_of("sampler" + ".sampler" * depth, owner)
         return fields
 
     def announce(self, epoch: int) -> None:

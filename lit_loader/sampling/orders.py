@@ -270,7 +270,7 @@ class Shard:
                 f"shard_tail must be one of 'pad', 'drop', 'keep', got shard_tail={self.tail!r}"
             )
 
-    def dealt(self, length: int) -> int:
+    def assigned(self, length: int) -> int:
         """Give how many items all ranks together get from a stream of ``length`` items."""
         remainder = length % self.num_replicas
         if self.tail == "keep" or not remainder:
@@ -279,7 +279,7 @@ class Shard:
 
     def share(self, length: int) -> int:
         """Give how many items this rank gets from a stream of ``length`` items."""
-        return -((self.rank - self.dealt(length)) // self.num_replicas)
+        return -((self.rank - self.assigned(length)) // self.num_replicas)
 
     def positions(self, start: int, stop: int, length: int) -> Indices:
         """Give where in a stream of ``length`` items this rank's items ``start`` to ``stop`` are.
@@ -304,7 +304,7 @@ class Shard:
         Returns:
             This rank's items in their order.
         """
-        missing = self.dealt(len(items)) - len(items)
+        missing = self.assigned(len(items)) - len(items)
         if missing < 0:
             items = items[:missing]
         elif missing:

@@ -79,7 +79,7 @@ class ShardedSampler(DistributedSampler[Any]):
     @property
     def total_size(self) -> int:  # type: ignore[override]
         """Items of all ranks, those that some repeat or leave off counted so."""
-        return self.shard.dealt(len(self.source))
+        return self.shard.assigned(len(self.source))
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose order comes next, if the source has one for each."""

@@ -26,7 +26,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Sampler
 
-from lit_loader.checkpoint.fingerprint import Fingerprint, in_brief
+from lit_loader.checkpoint.fingerprint import Fingerprint, summarise
 from lit_loader.checkpoint.foreign_state import damaged, is_count
 from lit_loader.config.scalars import plain
 from lit_loader.describe import short_repr
@@ -249,7 +249,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
 
     @functools.cached_property
     def _lengths_in_brief(self) -> str:
-        return in_brief(self._lengths)  # once: there may be millions of them
+        return summarise(self._lengths)  # once: there may be millions of them
 
     def _counted(self, lengths: _Numbers) -> tuple[_Numbers, _Numbers]:
         """Give the tokens that each sample counts for, and the samples that are not left out."""

@@ -36,7 +36,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lit_loader.describe import find_failure, short_repr
+from lit_loader.describe import find_failing_object, short_repr
 from lit_loader.errors import TransportError
 from lit_loader.memory.held_tensors import Pieces, Stretch
 from lit_loader.transport.layout import build, lay_out
@@ -183,7 +183,7 @@ def _unflat(form: _Form, parts: Iterator[Part]) -> object:
 
 
 def _cannot_carry(batch: object, error: Exception) -> TransportError:
-    path, value, error = find_failure(batch, error, pickle_apart)
+    path, value, error = find_failing_object(batch, error, pickle_apart)
     if isinstance(error, Refusal):
         return TransportError(f"{path}: {error}")
     return TransportError(

@@ -13,7 +13,7 @@ neither side needs a lock, and a process killed at any instant leaves the pipes 
 An idle worker blocks in a read of the task pipe, where the kernel wakes one reader for one message.
 So what is for one worker alone is announced there: as many :class:`Attend` as there are workers.
 A worker that takes one looks into its control pipe, and then waits there (for :class:`Proceed`)
-until all have done so; none can take another's. Where tasks are dealt, not pulled, they come
+until all have done so; none can take another's. Where tasks are assigned, not pulled, they come
 through the control pipe too, and nothing is announced.
 
 Batches do not travel in messages: a :class:`Task` names a slot of the arena that holds the task's

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 from lit_loader.errors import WorkerError
 from lit_loader.transport.status_board import Progress
 
-__all__ = ["Failure", "WorkerTraceback", "describe_batch", "describe_indices"]
+__all__ = ["RemoteError", "WorkerTraceback", "describe_batch", "describe_indices"]
 
 _SHOWN_INDICES = 32
 
@@ -76,7 +76,7 @@ def _portable(value: Any) -> bool:
     return True
 
 
-class Failure(NamedTuple):
+class RemoteError(NamedTuple):
     """What is left of an exception on its way.
 
     Attributes:
@@ -98,7 +98,7 @@ class Failure(NamedTuple):
     where: str
 
     @classmethod
-    def capture(cls, error: BaseException, where: str) -> Failure:
+    def capture(cls, error: BaseException, where: str) -> RemoteError:
         """Write ``error`` down, with its traceback."""
         kind = type(error)
         try:
@@ -128,7 +128,7 @@ class Failure(NamedTuple):
         if len(data) <= capacity:
             return data
         room = capacity // 16  # characters, of up to 4 bytes each, three times
-        short = Failure(
+        short = RemoteError(
             None,
             self.name[:200],
             self.message[:room],
@@ -146,7 +146,7 @@ class Failure(NamedTuple):
         return pickle.dumps((original, text), pickle.HIGHEST_PROTOCOL)
 
     @classmethod
-    def unpack(cls, data: bytes) -> Failure:
+    def unpack(cls, data: bytes) -> RemoteError:
         """Read what :meth:`pack` wrote; what cannot be had in this process is left out."""
         original, (name, message, trace, where) = pickle.loads(data)
         try:

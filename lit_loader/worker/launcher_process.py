@@ -33,7 +33,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
-from lit_loader.batch.make import Recipe
+from lit_loader.batch.make import BatchSpec
 from lit_loader.seeding.find_generators import find_generators
 from lit_loader.seeding.seeds import seed_worker
 from lit_loader.system.child_processes import settle
@@ -139,18 +139,18 @@ def launcher_main(
     os._exit(0)
 
 
-def rehearse(recipe: Recipe, threads: bool) -> None:
+def rehearse(spec: BatchSpec, threads: bool) -> None:
     """Take every lock of the loader's own need that a thread of the parent may have held.
 
     Args:
-        recipe: What the workers make.
+        spec: What the workers make.
         threads: Whether the parent had several: one alone was at nothing but the fork.
     """
     # What cannot be seeded or drawn from here cannot be in a worker either, which will say so.
     with contextlib.suppress(Exception):
         seed_worker(0)
     if threads:
-        for generator in find_generators(recipe.dataset, recipe.collate_fn).generators:
+        for generator in find_generators(spec.dataset, spec.collate_fn).generators:
             with contextlib.suppress(Exception):
                 _take_lock(generator)
 

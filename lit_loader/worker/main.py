@@ -60,7 +60,7 @@ from lit_loader.transport.messages import (
     unpack,
     unpack_indices,
 )
-from lit_loader.transport.remote_error import Failure, describe_batch
+from lit_loader.transport.remote_error import RemoteError, describe_batch
 from lit_loader.transport.status_board import Cancelled, Stage, StatusBoard
 from lit_loader.worker.payload import NO_ROOM, Links, Payload
 from lit_loader.worker.process_start import reset_signals
@@ -162,7 +162,7 @@ class _Worker:
         self._task: Task | None = None
         self._times: list[int] = []
         self._loader: BatchLoader | None = None
-        self._broken: Failure | None = None
+        self._broken: RemoteError | None = None
         self._initialise(links, payload)
 
     def _initialise(self, links: Links, payload: Payload) -> None:
@@ -173,17 +173,17 @@ class _Worker:
             try:
                 seed_worker(links.seed)
                 where += "while its dataset was unpickled"
-                recipe = payload.open()
+                spec = payload.open()
             finally:
                 self._send(Up(self._id))
-            _set_worker_info(links, recipe.dataset)
+            _set_worker_info(links, spec.dataset)
             collate_privately()
             where = where.replace("while its dataset was unpickled", "in worker_init_fn")
-            if recipe.worker_init_fn is not None:
-                recipe.worker_init_fn(self._id)
-            self._loader = BatchLoader(recipe, links.worker, links.num_workers)
+            if spec.worker_init_fn is not None:
+                spec.worker_init_fn(self._id)
+            self._loader = BatchLoader(spec, links.worker, links.num_workers)
         except BaseException as error:
-            self._broken = Failure.capture(error, where)
+            self._broken = RemoteError.capture(error, where)
 
     def run(self) -> None:
         """Serve until Stop."""
@@ -258,7 +258,7 @@ class _Worker:
                 f"in DataLoader worker {self._id} (pid {os.getpid()}), "
                 f"{describe_batch(position_of(task.number), shown, self._progress)}"
             )
-            self._fail(task, Failure.capture(error, where))
+            self._fail(task, RemoteError.capture(error, where))
         else:
             self._send_result(task, Status.BATCH, offset, at, nbytes)
 
@@ -327,7 +327,7 @@ class _Worker:
             writer = self._writers[offset] = SlotWriter(self._arena.memory(offset, capacity))
         return writer
 
-    def _fail(self, task: Task, failure: Failure) -> None:
+    def _fail(self, task: Task, failure: RemoteError) -> None:
         memory = self._arena.memory(task.offset, task.capacity)
         packed = failure.pack(task.capacity)
         memory[: len(packed)] = np.frombuffer(packed, np.uint8)

@@ -9,8 +9,8 @@ from multiprocessing import reduction
 from multiprocessing.context import get_spawning_popen
 from typing import Any, Final
 
-from lit_loader.batch.make import Recipe
-from lit_loader.describe import find_failure, short_repr
+from lit_loader.batch.make import BatchSpec
+from lit_loader.describe import find_failing_object, short_repr
 from lit_loader.errors import TransportError
 from lit_loader.system.pickling import can_carry_by_value, dump, load
 from lit_loader.system.shared_file import nameless_file, write_all
@@ -21,7 +21,7 @@ NO_ROOM: Final = os.EX_OSERR
 """Exit code of a worker that has no room for the arena in its address space."""
 
 _USERS: Final = ("dataset", "collate_fn", "worker_init_fn", "reseed_fn")
-"""The parts of a recipe that come from the user, and so may be such as cannot be pickled."""
+"""The parts of a spec that come from the user, and so may be such as cannot be pickled."""
 
 _ADVICE: Final = {
     True: "leave it out in __getstate__ and make it in the worker (on first use, or in "
@@ -59,12 +59,12 @@ class Payload:
     (locks, queues, shared tensors) is pickled for each worker anew.
 
     Args:
-        recipe: The objects.
+        spec: The objects.
         by_value: Carry functions and classes by value where they cannot be imported.
     """
 
-    def __init__(self, recipe: Recipe, by_value: bool = False) -> None:
-        self._recipe: Recipe | None = recipe
+    def __init__(self, spec: BatchSpec, by_value: bool = False) -> None:
+        self._spec: BatchSpec | None = spec
         self._by_value = by_value
         self._fd = -1
         self._for_all = False
@@ -80,7 +80,7 @@ class Payload:
         popen: Any = get_spawning_popen()
         noted = len(popen._fds)
         try:
-            pickled, self._pickler = dump(self._recipe, self._by_value)
+            pickled, self._pickler = dump(self._spec, self._by_value)
         except Exception as error:
             # Not tried again here: the start has noted the descriptors of the first attempt.
             again = not self._by_value and can_carry_by_value()
@@ -109,11 +109,11 @@ class Payload:
             dump(value, self._by_value)
 
         for name in _USERS:
-            value = getattr(self._recipe, name)
+            value = getattr(self._spec, name)
             try:
                 attempt(value)
             except Exception as refusal:
-                place = find_failure(value, refusal, attempt, name, inside=self._by_value)
+                place = find_failing_object(value, refusal, attempt, name, inside=self._by_value)
                 how = ", not by cloudpickle either" if self._by_value else ""
                 return TransportError(
                     f"{place.path}: {short_repr(place.value)} cannot be pickled{how}, as every "
@@ -122,22 +122,22 @@ class Payload:
                 )
         return error
 
-    def open(self) -> Recipe:
+    def open(self) -> BatchSpec:
         """Return the objects.
 
         Raises:
             Exception: Whatever unpickling them raises.
         """
-        if self._recipe is None:
+        if self._spec is None:
             with mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ) as pickled:
-                self._recipe = load(pickled)
+                self._spec = load(pickled)
             self.close()
-        return self._recipe
+        return self._spec
 
 
 def _payload_from(file: Descriptor) -> Payload:
     payload = Payload.__new__(Payload)
-    payload._recipe, payload._fd = None, file.fd
+    payload._spec, payload._fd = None, file.fd
     return payload
 
 
@@ -154,7 +154,7 @@ class Links:
         arena: The arena's file.
         mapped: Bytes of it to map.
         board_bytes: Bytes of the status board at its start.
-        tasks: Read end of the task pipe all workers share, or None if tasks are dealt.
+        tasks: Read end of the task pipe all workers share, or None if tasks are assigned.
         control: Read end of the pipe for this worker alone.
         results: Write end of the result pipe.
         stacks: The file for the stacks of a worker that crashes.

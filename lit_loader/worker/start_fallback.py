@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from multiprocessing.context import BaseContext
 from typing import Final
 
-from lit_loader.batch.make import Recipe
+from lit_loader.batch.make import BatchSpec
 from lit_loader.errors import LoaderError, TransportError
 from lit_loader.system.watchdog import PATIENCE
 from lit_loader.worker.launcher import Launcher, LauncherLostError, can_launch
@@ -36,17 +36,17 @@ ATTEMPTS: Final = 5
 twice as long as the one before."""
 
 
-def make_starter(context: BaseContext, links: Sequence[Links], recipe: Recipe) -> Starter:
+def make_starter(context: BaseContext, links: Sequence[Links], spec: BatchSpec) -> Starter:
     """Choose where the workers come from.
 
     Args:
         context: The start method.
         links: What connects each worker with the parent, by number.
-        recipe: What the workers make.
+        spec: What the workers make.
     """
     if context.get_start_method() == "fork":
-        return ForkStarter(context, links, recipe)
-    return DirectStarter(context, links, recipe)
+        return ForkStarter(context, links, spec)
+    return DirectStarter(context, links, spec)
 
 
 class ForkStarter:
@@ -55,22 +55,22 @@ class ForkStarter:
     Args:
         context: The start method "fork".
         links: What connects each worker with the parent, by number.
-        recipe: What the workers make.
+        spec: What the workers make.
 
     Attributes:
         notices: What is to be told to the consumer.
     """
 
-    def __init__(self, context: BaseContext, links: Sequence[Links], recipe: Recipe) -> None:
+    def __init__(self, context: BaseContext, links: Sequence[Links], spec: BatchSpec) -> None:
         self.notices: deque[str] = deque()
         self._links = links
-        self._recipe = recipe
+        self._spec = spec
         self._launcher: Launcher | None = None
         if can_launch(context):
-            self._launcher = Launcher(context, links, Payload(recipe), worker_main)
+            self._launcher = Launcher(context, links, Payload(spec), worker_main)
         self._direct: DirectStarter | None = None
         if self._launcher is None:
-            self._direct = DirectStarter(context, links, recipe)
+            self._direct = DirectStarter(context, links, spec)
         self._given_up = ""
         self._failures = 0
         self._round = 0  # counts what workers were forked from
@@ -141,7 +141,7 @@ class ForkStarter:
             return
         self._given_up = f"Forking workers was given up after {ATTEMPTS} attempts: {told}"
         self._direct = DirectStarter(
-            multiprocessing.get_context("forkserver"), self._links, self._recipe, without_main=True
+            multiprocessing.get_context("forkserver"), self._links, self._spec, without_main=True
         )
         self.notices.append(
             f"{self._given_up}\nThey come from Python's fork server now, and nothing is lost. "

@@ -14,7 +14,7 @@ from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Final, Protocol
 
-from lit_loader.batch.make import Recipe
+from lit_loader.batch.make import BatchSpec
 from lit_loader.errors import LoaderError
 from lit_loader.system.child_processes import UNKNOWN, settle
 from lit_loader.system.pickling import can_carry_by_value, importable_main, main_is_importable
@@ -170,7 +170,7 @@ class DirectStarter:
     Args:
         context: The start method.
         links: What connects each worker with the parent, by number.
-        recipe: What the workers make.
+        spec: What the workers make.
         without_main: Have no worker import ``__main__``, which may be a script that does not expect
             it; what it defines is carried by value, if it can be.
 
@@ -183,17 +183,17 @@ class DirectStarter:
         self,
         context: BaseContext,
         links: Sequence[Links],
-        recipe: Recipe,
+        spec: BatchSpec,
         without_main: bool = False,
     ) -> None:
         self.notices: deque[str] = deque()
         self.forks = context.get_start_method() == "fork"
         self._context = context
         self._links = links
-        self._recipe = recipe
+        self._spec = spec
         self._without_main = without_main
         by_value = can_carry_by_value() and (without_main or not main_is_importable())
-        self._payload = Payload(recipe, by_value)
+        self._payload = Payload(spec, by_value)
 
     def came_up(self) -> None:
         """Nothing follows from it."""
@@ -219,7 +219,7 @@ class DirectStarter:
         try:
             return self._start_process(worker, generation)
         except CarryByValueError:
-            self._payload = Payload(self._recipe, by_value=True)
+            self._payload = Payload(self._spec, by_value=True)
         except _SERVER_GONE:
             # Python's fork server has just been killed; the next start makes another.
             await_end_of_fork_server()

@@ -19,7 +19,7 @@ from lit_loader import DataLoader
 from lit_loader import loader as loader_module
 from lit_loader.batch.tensor_table import table_of
 from lit_loader.iteration.base import InProcessIterator, LoaderIterator
-from lit_loader.iteration.placement import quicker_here
+from lit_loader.iteration.placement import faster_in_process
 from tests.parity.tools import wait_gone
 from tests.support.samples import Call
 
@@ -78,7 +78,7 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
     """Where the batches of a loader with workers are made."""
     if request.param != "chosen":
         here = request.param == "here"
-        monkeypatch.setattr(loader_module, "quicker_here", lambda *arguments: here)
+        monkeypatch.setattr(loader_module, "faster_in_process", lambda *arguments: here)
     return request.param
 
 
@@ -230,7 +230,7 @@ def check_as_torch(dataset: Any, num_workers: int) -> None:
 def num_workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """0, and 1 with the batches made in either place."""
     here = request.param == "here"
-    monkeypatch.setattr(loader_module, "quicker_here", lambda *arguments: here)
+    monkeypatch.setattr(loader_module, "faster_in_process", lambda *arguments: here)
     return int(request.param != "without workers")
 
 
@@ -458,7 +458,7 @@ def test_workers_are_started_for_what_takes_time() -> None:
     dataset = TensorDataset(torch.zeros(64, 150_000))
     big = table_of(dataset)
     assert big is not None
-    assert not quicker_here(big, 64, 32, 2)
+    assert not faster_in_process(big, 64, 32, 2)
 
 
 @pytest.mark.parametrize("option", ["worker_init_fn", "reseed_fn", "collate_fn", "on_sample_error"])
@@ -472,7 +472,7 @@ def test_workers_are_started_where_they_are_needed(option: str) -> None:
     loader = DataLoader(TensorDataset(torch.arange(4)), num_workers=1, **{option: value})
     iterator = iter(loader)
     next(iterator)
-    pids = list(iterator._engine.pool.pids)
+    pids = list(iterator._pipeline.pool.pids)
     del iterator
     wait_gone(pids)
 

@@ -19,7 +19,7 @@ from lit_loader import (
     StateError,
     TokenBudgetBatchSampler,
 )
-from lit_loader.checkpoint.fingerprint import in_brief, told
+from lit_loader.checkpoint.fingerprint import fingerprint_of, summarise
 from lit_loader.sampling.batch_plan import BatchPlan
 from tests.support.exact import Indices, digests, taken, through_file
 
@@ -191,7 +191,7 @@ def test_states_stay_small() -> None:
 
 
 def test_what_tells_nothing_adds_nothing() -> None:
-    assert told("sampler", range(3)) == told("sampler", None) == {}
+    assert fingerprint_of("sampler", range(3)) == fingerprint_of("sampler", None) == {}
     names = DataLoader(Indices(LENGTH), 4, shuffle=True).state_dict()["fingerprint"].keys()
     assert not [name for name in names if "." in name]
 
@@ -211,13 +211,13 @@ def test_what_cannot_be_part_of_a_state_is_refused(given: Any) -> None:
 
 
 def test_values_in_brief() -> None:
-    assert in_brief([]) == ""
-    assert in_brief([1, 2.5]) == "1, 2.5"
-    assert in_brief(np.array([3, 4])) == "3, 4"
-    long = in_brief(range(100))
+    assert summarise([]) == ""
+    assert summarise([1, 2.5]) == "1, 2.5"
+    assert summarise(np.array([3, 4])) == "3, 4"
+    long = summarise(range(100))
     assert long.startswith("100 values, digest ")
     assert len(long) < 60
     others = [range(101), range(1, 101), np.arange(100), np.arange(1, 101)]
-    assert len({long, *map(in_brief, others)}) == 5
+    assert len({long, *map(summarise, others)}) == 5
     # Not so many, but long.
-    assert in_brief([10**40, 10**41]).startswith("2 values, digest ")
+    assert summarise([10**40, 10**41]).startswith("2 values, digest ")

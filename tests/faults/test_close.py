@@ -19,7 +19,7 @@ from lit_loader import DataLoader
 from lit_loader.errors import LoaderError
 from lit_loader.memory import arena
 from lit_loader.pool import resources
-from lit_loader.pool.pipes import Mailbox
+from lit_loader.pool.pipes import Pipes
 from lit_loader.system import stack_dumps
 from lit_loader.system.child_processes import let_go
 from lit_loader.transport import status_board
@@ -265,13 +265,13 @@ def test_a_handler_that_closes_the_loader(monkeypatch: pytest.MonkeyPatch) -> No
     next(iterator)
     previous = signal.signal(signal.SIGUSR1, lambda *_: loader.close())
     main, waits = threading.main_thread().ident or 0, threading.Event()
-    wait = Mailbox._wait
+    wait = Pipes._wait
 
-    def waiting(mail: Mailbox, timeout: float | None) -> bool:
+    def waiting(pipes: Pipes, timeout: float | None) -> bool:
         waits.set()
-        return wait(mail, timeout)
+        return wait(pipes, timeout)
 
-    monkeypatch.setattr(Mailbox, "_wait", waiting)
+    monkeypatch.setattr(Pipes, "_wait", waiting)
     thread = threading.Thread(
         target=lambda: (waits.wait(), signal.pthread_kill(main, signal.SIGUSR1))
     )

@@ -22,7 +22,7 @@ from lit_loader import DataLoader
 from lit_loader.errors import LoaderError
 from lit_loader.pool import resources
 from lit_loader.pool import worker_pool as pool_module
-from lit_loader.pool.pipes import Mailbox
+from lit_loader.pool.pipes import Pipes
 from tests.parity.tools import PROMPT, Gate, finish_script, start_script, wait_gone
 from tests.support.samples import (
     METHODS,
@@ -276,11 +276,11 @@ def test_a_forked_child_takes_nothing_from_its_parent(persistent: bool, how: str
 
 def test_a_fork_while_another_thread_waits_for_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     gate, waiting = Gate(), threading.Event()
-    wait = Mailbox._wait
+    wait = Pipes._wait
 
-    def waits(mail: Any, timeout: Any) -> bool:
+    def waits(pipes: Any, timeout: Any) -> bool:
         waiting.set()
-        return wait(mail, timeout)
+        return wait(pipes, timeout)
 
     with DataLoader(
         Call(lambda index: (index == 3 and gate.wait(), index)[1], 12), num_workers=1,
@@ -288,7 +288,7 @@ def test_a_fork_while_another_thread_waits_for_a_batch(monkeypatch: pytest.Monke
     ) as loader:  # fmt: skip
         iterator = iter(loader)
         found = [int(next(iterator)) for _ in range(3)]
-        monkeypatch.setattr(Mailbox, "_wait", waits)
+        monkeypatch.setattr(Pipes, "_wait", waits)
         thread = threading.Thread(target=lambda: found.append(int(next(iterator))))
         thread.start()
         assert waiting.wait(30)

@@ -143,6 +143,6 @@ def test_two_lines_in_a_project_of_its_own(installed: Path, tmp_path: Path) -> N
     )  # fmt: skip
     told = json.loads((tmp_path / "run" / "told.json").read_text())
     assert told["sizes"] == {"train": [5, 5], "val": [6]}
-    assert (told["loader"], told["num_workers"]) == ("lit_loader.loader", 1)
+    assert (told["loader"], told["num_workers"]) == ("lit_loader", 1)
     assert Path(told["package"]).is_relative_to(installed.parent.parent)
     assert "the trainer waited" in printed

@@ -276,7 +276,7 @@ def test_a_distributed_sampler_is_taken_for_what_it_says(
             assert ids(loader) == list(BatchSampler(sampler, 2, False))
             assert len(loader) == len(ids(TorchLoader(DATA, **options)))
         assert loader._base_seed() == 7
-        recipe = loader.recipe()
+        recipe = loader.spec()
         assert (recipe.rank, recipe.num_replicas, recipe.own_order) == (rank, 3, True)
 
 
@@ -284,7 +284,7 @@ def test_a_sampler_and_ranks_that_contradict_each_other_are_refused() -> None:
     sampler = DistributedSampler(DATA, 3, 1)
     with pytest.raises(ValueError, match="the sampler shards for rank 1 of 3, but rank=0 and num_"):
         DataLoader(DATA, sampler=sampler, rank=0, num_replicas=2)
-    assert DataLoader(DATA, sampler=sampler, rank=1, num_replicas=3).recipe().num_replicas == 3
+    assert DataLoader(DATA, sampler=sampler, rank=1, num_replicas=3).spec().num_replicas == 3
 
 
 SOURCES: dict[str, dict[str, Any]] = {

@@ -312,24 +312,24 @@ class PoolMachine(RuleBasedStateMachine):
         num_workers=st.integers(1, 3),
         processors=st.integers(1, 3),
         depth=st.integers(1, 4),
-        dealt=st.booleans(),
+        assigned=st.booleans(),
     )
-    def begin(self, num_workers: int, depth: int, dealt: bool, processors: int = 3) -> None:
-        def make(context: Any, links: Any, recipe: Any) -> Simulation:
+    def begin(self, num_workers: int, depth: int, assigned: bool, processors: int = 3) -> None:
+        def make(context: Any, links: Any, spec: Any) -> Simulation:
             self.simulation = Simulation(links)
             return self.simulation
 
-        self.num_workers, self.depth, self.dealt = num_workers, depth, dealt
+        self.num_workers, self.depth, self.assigned = num_workers, depth, assigned
         with mock.patch.multiple(
             worker_pool, make_starter=make, usable_processors=lambda: processors
         ):
             self.pool = WorkerPool(
-                None,  # type: ignore[arg-type]  # the recipe is a real worker's affair
+                None,  # type: ignore[arg-type]  # the spec is a real worker's affair
                 num_workers,
                 multiprocessing.get_context("fork"),
                 depth * num_workers,
                 0,
-                dealt,
+                assigned,
                 slot_bytes=SLOT,
             )
 
@@ -344,7 +344,7 @@ class PoolMachine(RuleBasedStateMachine):
             if len(self.outstanding) < self.depth * self.num_workers:
                 number, self.next_number = self.next_number, self.next_number + 1
                 self.outstanding.add(number)
-                worker = number % self.num_workers if self.dealt else None
+                worker = number % self.num_workers if self.assigned else None
                 self.pool.submit(number, [number], 0, 0, worker)
 
     @rule(worker=st.integers(0, 2), count=st.integers(1, 8))
@@ -399,7 +399,7 @@ class PoolMachine(RuleBasedStateMachine):
         number = death.row.number
         busy = death.row.stage in Stage.BUSY and not self.resuming
         # As lit_loader.pool.recovery decides about a task that has ended two workers.
-        if give_up and busy and not self.dealt and self.pool.is_pending(number):
+        if give_up and busy and not self.assigned and self.pool.is_pending(number):
             self.outstanding.remove(number)
             self.pool.replace(death.worker, without=number)
         else:
@@ -444,7 +444,7 @@ class PoolMachine(RuleBasedStateMachine):
     def slots_that_may_be_written_are_nobody_elses(self) -> None:
         if self.pool is None:
             return
-        arena, flights = self.pool._arena, self.pool._flights
+        arena, flights = self.pool._arena, self.pool._in_flight
         free = {slot.offset for slot in [*arena._free.warm, *arena._free.cold]}
         lent = {reference.slot.offset for reference in arena._leases}
         owner = {
@@ -506,7 +506,7 @@ def machine() -> Iterator[PoolMachine]:
 
 def test_a_new_process_that_is_quick(machine: PoolMachine) -> None:
     """It takes a task before its pool has issued that again: the task is void already."""
-    machine.begin(num_workers=1, depth=2, dealt=False)
+    machine.begin(num_workers=1, depth=2, assigned=False)
     machine.submit(2)
     machine.kill_and_replace(0, meanwhile=[0, 0, 0], give_up=False)
     machine.slots_that_may_be_written_are_nobody_elses()
@@ -514,7 +514,7 @@ def test_a_new_process_that_is_quick(machine: PoolMachine) -> None:
 
 def test_the_result_of_an_older_copy(machine: PoolMachine) -> None:
     """It comes from a worker that is ended, and its slot is used again, for the same task."""
-    machine.begin(num_workers=2, depth=2, dealt=False)
+    machine.begin(num_workers=2, depth=2, assigned=False)
     machine.submit(1)
     machine.step(0, 3)  # it has the task, and has not announced it
     machine.kill_and_replace(1, meanwhile=[], give_up=False)
@@ -523,10 +523,10 @@ def test_the_result_of_an_older_copy(machine: PoolMachine) -> None:
     assert machine.held == []
 
 
-@pytest.mark.parametrize("dealt", [False, True], ids=["", "dealt"])
-def test_a_new_process_in_the_handshake_that_is_quick(machine: PoolMachine, dealt: bool) -> None:
+@pytest.mark.parametrize("assigned", [False, True], ids=["", "assigned"])
+def test_a_new_process_in_the_handshake_that_is_quick(machine: PoolMachine, assigned: bool) -> None:
     """It takes what announces a control message: the message is there already."""
-    machine.begin(num_workers=2, depth=1, dealt=dealt)
+    machine.begin(num_workers=2, depth=1, assigned=assigned)
     machine.begin_epoch()
     machine.kill(0)
     machine.resumed(meanwhile=[0, 0, 0])

@@ -32,7 +32,7 @@ from lit_loader import (
     WorkerError,
 )
 from lit_loader.batch.sample_errors import SampleError
-from lit_loader.transport.remote_error import Failure
+from lit_loader.transport.remote_error import RemoteError
 
 PACKAGE = Path(lit_loader.__file__).parent
 
@@ -143,7 +143,7 @@ def test_what_would_end_the_loop_says_so() -> None:
 
 
 def test_an_exception_without_a_text_is_named_alone() -> None:
-    told = Failure.capture(KeyboardInterrupt(), "in DataLoader worker 0").error()
+    told = RemoteError.capture(KeyboardInterrupt(), "in DataLoader worker 0").error()
     assert str(told).startswith("KeyboardInterrupt\nin DataLoader worker 0\n")
 
 

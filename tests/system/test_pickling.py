@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from lit_loader import DataLoader
-from lit_loader.describe import find_failure
+from lit_loader.describe import find_failing_object
 from lit_loader.errors import TransportError
 from tests.parity.tools import ROOT, finish_script, start_script
 from tests.support.samples import Call, ints, uncollated
@@ -320,9 +320,9 @@ def test_functions_are_looked_into_only_if_they_go_by_value() -> None:
     def function() -> object:
         return lock
 
-    found = find_failure([function], TypeError(), refuse)
+    found = find_failing_object([function], TypeError(), refuse)
     assert found.path == "batch[0]"
-    found = find_failure([function], TypeError(), refuse, inside=True)
+    found = find_failing_object([function], TypeError(), refuse, inside=True)
     assert found.path == "batch[0] (its variable 'lock')"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lit_loader.errors import WorkerError
-from lit_loader.transport.remote_error import Failure, WorkerTraceback, describe_indices
+from lit_loader.transport.remote_error import RemoteError, WorkerTraceback, describe_indices
 
 WHERE = "in DataLoader worker 1 (pid 77), batch 3, indices [6, 7]"
 ROOM = 1 << 20
@@ -54,18 +54,18 @@ class StuckInArrival:
         return pickle.loads, (b"nonsense",)
 
 
-def captured(error: BaseException) -> Failure:
+def captured(error: BaseException) -> RemoteError:
     try:
         raise error
     except BaseException as caught:
-        return Failure.capture(caught, WHERE)
+        return RemoteError.capture(caught, WHERE)
 
 
 def journey(error: BaseException, room: int = ROOM) -> BaseException:
     """What arrives of ``error`` in the parent."""
     packed = captured(error).pack(room)
     assert len(packed) <= room
-    return Failure.unpack(packed).error()
+    return RemoteError.unpack(packed).error()
 
 
 def text(error: BaseException) -> str:
@@ -153,7 +153,7 @@ def test_a_class_that_only_the_worker_has() -> None:
         packed = captured(module.Odd("strange")).pack(ROOM)
     finally:
         del sys.modules[module.__name__]
-    arrived = Failure.unpack(packed).error()
+    arrived = RemoteError.unpack(packed).error()
     assert type(arrived) is WorkerError
     assert str(arrived).startswith("only_in_the_worker.Odd: strange\n" + WHERE)
 

@@ -21,7 +21,7 @@ from lit_loader.errors import LoaderError, TransportError
 from lit_loader.memory import arena as arena_module
 from lit_loader.pool import resources
 from lit_loader.pool import worker_pool as pool_module
-from lit_loader.pool.pipes import Mailbox
+from lit_loader.pool.pipes import Pipes
 from lit_loader.worker import starters
 from tests.parity.tools import PROMPT, Gate
 from tests.support.samples import METHODS, Call, Counting, Rows, ints, named_memory, uncollated
@@ -295,15 +295,15 @@ class TestNarrowPipes:
             first = iter(loader)
             assert int(next(first)) == 0
             second = iter(loader)
-            wait = Mailbox._wait
+            wait = Pipes._wait
 
-            def open_gate(mail: Any, timeout: Any) -> bool:
+            def open_gate(pipes: Any, timeout: Any) -> bool:
                 if not opened:
                     opened.append(gate.open())
-                return wait(mail, timeout)
+                return wait(pipes, timeout)
 
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(Mailbox, "_wait", open_gate)
+                patch.setattr(Pipes, "_wait", open_gate)
                 assert [int(next(second)) for _ in range(3)] == [0, 1, 2]
             assert opened
         gate.close()
@@ -315,9 +315,9 @@ class TestNarrowPipes:
         loader = DataLoader(dataset, num_workers=2, prefetch_factor=600)
         iterator = iter(loader)
         next(iterator)
-        pool = iterator._engine.pool
+        pool = iterator._pipeline.pool
         poll = select.poll()
-        poll.register(pool._mail._results, select.POLLIN)
+        poll.register(pool._pipes._results, select.POLLIN)
         assert poll.poll(30_000)
         begun = time.monotonic()
         with pytest.MonkeyPatch.context() as patch:
