@@ -611,7 +611,7 @@ def test_an_error_is_written_down(workers: int, caplog: pytest.LogCaptureFixture
             next(iterator)
         first, *more = iterator.sample_errors.errors
     assert (first.index, first.position, first.retries, more) == (3, 3, 0, [])
-    assert (first.kind, first.message) == ("test_sample_errors.CannotRead", "no sample 3")
+    assert (first.kind, first.message) == (f"{__name__}.CannotRead", "no sample 3")
     assert first.action.startswith("replaced by ")
     assert first.trace.startswith(__file__)
     assert 'in __getitem__: raise CannotRead(f"no sample {index}")' in first.trace
@@ -619,7 +619,7 @@ def test_an_error_is_written_down(workers: int, caplog: pytest.LogCaptureFixture
     assert pickle.loads(pickle.dumps(first)) == first
     assert caplog.messages == [f"bad sample in batch 0, {first}"]
     assert str(first) == (
-        "index 3 (position 3 of its batch): test_sample_errors.CannotRead: no sample 3; "
+        f"index 3 (position 3 of its batch): {__name__}.CannotRead: no sample 3; "
         f"{first.action}; {first.trace}"
     )
 
@@ -630,7 +630,7 @@ def test_an_iterables_error_has_no_index() -> None:
     first, second, *_ = iterator.sample_errors.errors
     assert (first.index, first.position, first.action) == (None, 3, "skipped")
     assert (second.message, second.position) == ("no sample 7", 6)
-    assert str(first).startswith("position 3 of its batch: test_sample_errors.CannotRead: no sam")
+    assert str(first).startswith(f"position 3 of its batch: {__name__}.CannotRead: no sam")
 
 
 def test_whatever_the_exception_its_record_is_short_and_on_one_line() -> None:

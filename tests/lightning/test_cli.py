@@ -32,8 +32,8 @@ trainer:
   num_sanity_val_steps: 0
 data:
   datasets:
-    train: {class_path: lightning_runs.Points, init_args: {length: 9}}
-    val: {class_path: lightning_runs.Points, init_args: {length: 4}}
+    train: {class_path: tests.support.lightning_runs.Points, init_args: {length: 9}}
+    val: {class_path: tests.support.lightning_runs.Points, init_args: {length: 4}}
   loader: {batch_size: 4, num_workers: 1, seed: 3}
   train: {shuffle: true}
 """

@@ -449,7 +449,7 @@ class PoolMachine(RuleBasedStateMachine):
         lent = {reference.slot.offset for reference in arena._leases}
         owner = {
             slot.offset: flight.number
-            for flight in flights._under_way.values()
+            for flight in flights._outstanding.values()
             for slot in flight.slots
         }
         writers: set[int] = set()
