@@ -2,11 +2,11 @@
 
 ::
 
-    seed ──derive(seed, epoch)────────────── the epoch's order (sampling.py)
+    seed ──derive(seed, epoch)────────────── the epoch's order (sampling/orders.py)
          ├─derive(seed, epoch, batch)─────── seeding="batch":  seed_globals before each batch
          ├─sample_seed(…, index)─────────── seeding="sample": seed_globals before each sample
          └─seed + worker_id───────────────── seeding="worker": seed_worker, once at worker start
-                                             (num_workers=0: streams.OwnStreams)
+                                             (num_workers=0: seeding/generator_state.py)
 
 Nothing in here ever draws from a global generator. "The global generators" are those of ``random``,
 ``numpy.random`` (its legacy functions) and ``torch`` (its CPU generator).

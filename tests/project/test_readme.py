@@ -1,6 +1,7 @@
-"""README.md says what is so: options, names, files, layers, error texts, code.
+"""The READMEs say what is so: options, names, files, rooms, links, error texts.
 
-``python tests/project/test_readme.py`` writes its table of options anew.
+``python tests/project/test_readme.py`` writes the table of options in conf/README.md anew. The
+commands in the READMEs are the matter of test_readme_commands.py.
 """
 
 from __future__ import annotations
@@ -8,47 +9,40 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
+import importlib
 import inspect
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+
 import lit_loader
 from lit_loader.config.loader_config import LoaderConfig
+from tests.project.readmes import (
+    INSIDE,
+    OPTIONS,
+    PACKAGE,
+    READMES,
+    ROOT,
+    TOP,
+    anchors,
+    links,
+    rows,
+    section,
+    text_of,
+    tree,
+)
+from tests.project.test_layers import MAY_IMPORT
 
-ROOT = Path(__file__).parents[2]
-README = ROOT / "README.md"
-PACKAGE = ROOT / "lit_loader"
 BEGIN, END = "<!-- options: begin -->", "<!-- options: end -->"
-
-
-def text() -> str:
-    return README.read_text(encoding="utf-8")
-
-
-def section(title: str) -> str:
-    """What stands between one heading of the second level and the next."""
-    parts = re.split(r"^## (.+)$", text(), flags=re.MULTILINE)
-    return dict(zip(parts[1::2], parts[2::2], strict=True))[title]
-
-
-def fenced(language: str) -> list[str]:
-    """The code blocks of a language, also those inside of lists, without their indentation."""
-    found = re.findall(rf"^( *)```{language}\n(.*?)^\1```$", text(), flags=re.MULTILINE | re.DOTALL)
-    return [inspect.cleandoc(code) + "\n" for _, code in found]
-
-
-def prose() -> str:
-    """All but the code blocks."""
-    return re.sub(r"^( *)```.*?^\1```$", "", text(), flags=re.MULTILINE | re.DOTALL)
-
-
-def rows(table: str) -> list[list[str]]:
-    """Cells of a table's rows, but for its heading."""
-    lines = [line for line in table.splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+ROOMS = [name for name in MAY_IMPORT if (PACKAGE / name).is_dir()]
+TOP_LINES = 150
+ROOM_LINES = 60
 
 
 # --- the table of options ---
@@ -64,9 +58,9 @@ def options_table() -> str:
     lines = ["| option | default | meaning |", "| --- | --- | --- |"]
     for field in fields:
         # Outside of code, a single star or bar would be Markdown's.
-        told = meaning[field.name].replace("``", "`").replace("|", "\\|")
-        told = re.sub(r"(`[^`]*`)|\*", lambda found: found[1] or "\\*", told)
-        lines.append(f"| `{field.name}` | `{field.default!r}` | {told} |")
+        said = meaning[field.name].replace("``", "`").replace("|", "\\|")
+        said = re.sub(r"(`[^`]*`)|\*", lambda found: found[1] or "\\*", said)
+        lines.append(f"| `{field.name}` | `{field.default!r}` | {said} |")
     return "\n".join(lines)
 
 
@@ -78,75 +72,195 @@ def with_options(readme: str) -> str:
 
 
 def test_options_are_those_of_the_code() -> None:
-    assert text().count(BEGIN) == text().count(END) == 1
-    same = text() == with_options(text())
+    text = text_of(OPTIONS)
+    assert text.count(BEGIN) == text.count(END) == 1
+    same = text == with_options(text)
     assert same, (
-        "README.md: the options differ from LoaderConfig; run python tests/project/test_readme.py"
+        "conf/README.md: the options differ from LoaderConfig; "
+        "run python tests/project/test_readme.py"
     )
 
 
-# --- names, files, commands ---
+# --- length, links, names ---
+
+
+def test_the_top_page_is_short() -> None:
+    assert len(text_of(TOP).splitlines()) <= TOP_LINES
+
+
+@pytest.mark.parametrize("name", READMES)
+def test_links_lead_somewhere(name: str) -> None:
+    page = READMES[name]
+    for link in links(page):
+        path, _, anchor = link.partition("#")
+        if "://" in link:
+            continue
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{name} links to {link}"
+        assert not anchor or anchor in anchors(target), f"{name} links to {link}"
+
+
+def test_every_page_is_reached_from_the_top() -> None:
+    reached, waiting = set(), [TOP]
+    while waiting:
+        page = waiting.pop()
+        if page in reached:
+            continue
+        reached.add(page)
+        targets = [(page.parent / link.partition("#")[0]).resolve() for link in links(page)]
+        waiting += [target for target in targets if target in READMES.values()]
+    assert reached == set(READMES.values())
 
 
 def test_public_names_are_mentioned() -> None:
-    missing = [name for name in lit_loader.__all__ if not re.search(rf"\b{name}\b", text())]
-    assert not missing
-
-
-def test_links_lead_somewhere() -> None:
-    links = re.findall(r"\]\(([^)\s]+)\)", prose())
-    assert links
-    headings = re.findall(r"^#+ (.+)$", prose(), flags=re.MULTILINE)
-    anchors = {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in headings}
-    for link in links:
-        path, _, anchor = link.partition("#")
-        assert "://" in link or (ROOT / path).exists(), link
-        assert path or anchor in anchors, link
-
-
-def test_files_exist() -> None:
-    named = re.findall(r"(?<![\w/.])((?:\.ci|conf|examples|lit_loader|tests)/[\w./-]*\w)", text())
-    assert len(named) > 10
-    named.remove("conf/config.yaml")  # an application's own
-    places = (ROOT, ROOT / "conf")  # groups of Hydra's are named as it does, lit_loader/loader
-    assert not [name for name in named if not any((place / name).exists() for place in places)]
-
-
-def test_modules_that_are_run_exist() -> None:
-    for module in re.findall(r"python -m (lit_loader[\w.]*)", text()):
-        path = ROOT / module.replace(".", "/")
-        assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), module
-
-
-@pytest.mark.parametrize("name", ["example", "test"])
-def test_marked_commands_are_one_line(name: str) -> None:
-    (command,) = re.findall(rf"<!-- command: {name} -->\n```sh\n(.*?)```\n", text(), re.DOTALL)
-    assert command.startswith("python3 -m venv .venv && ")
-    assert command.count("\n") == 1
+    names = section(INSIDE, "Public names") + section(INSIDE, "Faults")
+    assert not [name for name in lit_loader.__all__ if not re.search(rf"\b{name}\b", names)]
 
 
 def test_extras_are_those_of_the_package() -> None:
-    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    project = text_of(ROOT / "pyproject.toml")
     extras = project.split("[project.optional-dependencies]\n")[1].split("\n[")[0]
-    (table,) = re.findall(r"^\| extra \|(?:.*\n)+?(?=\n)", text(), flags=re.MULTILINE)
+    (table,) = re.findall(r"^\| extra \|(?:.*\n)+?(?=\n)", text_of(TOP), flags=re.MULTILINE)
     assert {row[0].strip("`") for row in rows(table)} == set(
         re.findall(r"^(\w+) = \[", extras, flags=re.MULTILINE)
     )
 
 
-@pytest.mark.parametrize("number", range(len(fenced("python"))))
-def test_python_compiles(number: int) -> None:
-    compile(fenced("python")[number], f"README.md, Python block {number}", "exec")
+# --- rooms ---
 
 
-def test_layers_are_those_of_the_test() -> None:
-    from tests.project.test_layers import LAYERS
+def test_the_table_of_rooms_is_that_of_the_layers() -> None:
+    table = rows(section(INSIDE, "Rooms"))
+    named = [re.sub(r"\[(\w+)\].*|`(\w+)\.py`", r"\1\2", row[0]) for row in table]
+    assert named == list(MAY_IMPORT)
+    for name, (_, _, below) in zip(named, table, strict=True):
+        assert below == (", ".join(MAY_IMPORT[name]) or "–"), name
 
-    (table,) = re.findall(r"^\| layer \|(?:.*\n)+?(?=\n)", text(), flags=re.MULTILINE)
-    layers = [part for row in rows(table) for part in row[1].split(", then ")]
-    assert [sorted(re.findall(r"`(\w+)`", part)) for part in layers] == [
-        sorted(layer) for layer in LAYERS
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_s_page_names_its_files_and_no_other(room: str) -> None:
+    folder = PACKAGE / room
+    page = folder / "README.md"
+    assert len(text_of(page).splitlines()) <= ROOM_LINES
+    files = {
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*.py")
+        if path.name != "__init__.py"
+    }
+    shown = tree(page)
+    assert set(shown) == files
+    assert not [name for name, said in shown.items() if not said], "a file without a word on it"
+    assert f"`pytest tests/{room}" in text_of(page), "which tests to run"
+
+
+def test_ten_questions_are_answered() -> None:
+    table = rows(section(INSIDE, "Ten questions"))
+    assert len(table) == 10
+    for question, answer in table:
+        named = re.findall(r"`([\w./]+/[\w./]+)`", answer)
+        assert named, question
+        missing = [path for path in named if not is_there(path, INSIDE)]
+        assert not missing, f"{question} {missing}"
+
+
+# --- files and modules that are named anywhere ---
+
+NAMED_FILE = re.compile(r"(?<![\w/.<-])((?:[\w.-]+/)+[\w-]+\.(?:py|ya?ml|md|png|toml|txt))(?!\w)")
+NAMED_MODULE = re.compile(r"(?<![\w./])lit_loader((?:\.[a-zA-Z]\w*)+)")
+PLACES = ("", "lit_loader", "conf", "conf/lit_loader", "examples", "tests")
+
+ELSEWHERE = {
+    "conf/config.yaml",  # an application's own
+    "csv/metrics.csv",  # what a run writes
+    "hydra_plugins/lit_loader_searchpath.py",  # where files lie once installed
+}
+LOGGERS = {"sample_errors", "generator_lock", "generator_watch"}
+"""Names below ``lit_loader`` under which is logged."""
+
+
+def is_there(named: str, page: Path) -> bool:
+    """Whether a file that is named on a page or in a docstring exists."""
+    places = (page.parent, *(ROOT / place for place in PLACES))
+    return any((place / named).exists() for place in places)
+
+
+def sources() -> list[Path]:
+    """All Python and YAML files of the repository."""
+    folders = [ROOT / name for name in ("conf", "examples", "lit_loader", "tests")]
+    return sorted(
+        path
+        for folder in folders
+        for path in folder.rglob("*")
+        if path.suffix in (".py", ".yaml") and "outputs" not in path.parts
+    )
+
+
+def prose(path: Path) -> str:
+    """What a file says to a reader: a page or YAML file whole, of Python the docs and comments."""
+    text = text_of(path)
+    if path.suffix != ".py":
+        return text
+    found = re.findall(r"^ *#.*|  # .*", text, flags=re.MULTILINE)
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            found.append(str(node.value.value))  # docstrings, of attributes too
+    return "\n".join(found)
+
+
+@pytest.mark.parametrize("folder", ["README.md", "conf", "examples", "lit_loader", "tests"])
+def test_files_exist_that_are_named(folder: str) -> None:
+    pages = [path for path in (*READMES.values(), *sources()) if path.is_relative_to(ROOT / folder)]
+    missing = [
+        f"{path.relative_to(ROOT)} names {named}"
+        for path in pages
+        for named in NAMED_FILE.findall(prose(path))
+        if named not in ELSEWHERE and not is_there(named, path)
     ]
+    assert not missing, "\n".join(missing)
+
+
+def test_a_docstring_of_the_package_names_no_file_without_its_room() -> None:
+    """``messages.py`` may be any; ``transport/messages.py`` is found, and this test finds it."""
+    beside = {path.name for path in (*PACKAGE.glob("*.py"), *(ROOT / "examples").glob("*.py"))}
+    found = [
+        f"{path.relative_to(ROOT)} names {named}"
+        for path in PACKAGE.rglob("*.py")
+        for named in re.findall(r"(?<![\w/.])(\w+\.py)\b", prose(path))
+        if named not in beside | {"lit_loader_searchpath.py", "lit_loader_trainer_plugin.py"}
+    ]
+    assert not found, "\n".join(found)
+
+
+def is_module_or_in_one(dotted: str) -> bool:
+    """Whether ``lit_loader.`` and this is a module, a public name, or something in a module."""
+    place, module = PACKAGE, lit_loader.__name__
+    names = dotted.split(".")
+    while names and ((place / names[0]).is_dir() or (place / f"{names[0]}.py").is_file()):
+        place, module = place / names[0], f"{module}.{names.pop(0)}"
+    return not names or hasattr(importlib.import_module(module), names[0])
+
+
+def test_modules_exist_that_are_named() -> None:
+    missing = [
+        f"{path.relative_to(ROOT)} names lit_loader{dotted}"
+        for path in (*READMES.values(), *sources())
+        for dotted in NAMED_MODULE.findall(prose(path))
+        if dotted[1:] not in LOGGERS and not is_module_or_in_one(dotted[1:])
+    ]
+    assert not missing, "\n".join(missing)
+
+
+def test_what_is_gone_is_found() -> None:
+    (named,) = NAMED_FILE.findall("the arena (`lit_loader/arena.py`) is")
+    assert not is_there(named, TOP)
+    (dotted,) = NAMED_MODULE.findall("see `lit_loader.memory.places` for")
+    assert not is_module_or_in_one(dotted[1:])
+    assert is_module_or_in_one("memory.arena.Arena") and is_module_or_in_one("DataLoader.close")
+
+
+def test_loggers_are_those_of_the_code() -> None:
+    code = "\n".join(text_of(path) for path in PACKAGE.rglob("*.py"))
+    assert set(re.findall(r'getLogger\("lit_loader\.(\w+)"\)', code)) == LOGGERS
 
 
 # --- the texts under Troubleshooting ---
@@ -174,34 +288,32 @@ def messages(source: str) -> Iterator[str]:
 
 
 @functools.cache
-def sources() -> dict[str, str]:
-    """Module to all of its strings, one a line."""
-    return {
-        path.name: "\n".join(messages(path.read_text(encoding="utf-8")))
-        for path in PACKAGE.rglob("*.py")
-    }
+def strings() -> list[str]:
+    """Of every module all of its strings, one a line."""
+    return ["\n".join(messages(text_of(path))) for path in PACKAGE.rglob("*.py")]
 
 
 def quoted() -> list[str]:
-    table = section("Troubleshooting").split("\n\n")[2]
+    table = section(INSIDE, "Troubleshooting").split("\n\n")[2]
     return [row[0].strip("`") for row in rows(table)]
 
 
 def test_troubleshooting_has_much_to_tell() -> None:
     assert len(quoted()) >= 10
-    assert all(len(row) == 3 for row in rows(section("Troubleshooting").split("\n\n")[2]))
+    table = section(INSIDE, "Troubleshooting").split("\n\n")[2]
+    assert all(len(row) == 3 for row in rows(table))
 
 
 @pytest.mark.parametrize("message", quoted())
 def test_messages_occur_in_the_source(message: str) -> None:
     fixed = [part for whole in message.split("…") if (part := whole.strip(" ,.;:"))]
     assert max(map(len, fixed)) >= 12, "too short to be told from others"
-    assert any(all(part in strings for part in fixed) for strings in sources().values())
+    assert any(all(part in module for part in fixed) for module in strings())
 
 
 def test_a_message_that_is_not_there_is_not_found() -> None:
-    assert not any("was eaten by the kernel" in strings for strings in sources().values())
+    assert not any("was eaten by the kernel" in module for module in strings())
 
 
 if __name__ == "__main__":
-    README.write_text(with_options(text()), encoding="utf-8")
+    OPTIONS.write_text(with_options(text_of(OPTIONS)), encoding="utf-8")
