@@ -20,6 +20,15 @@ README_FILES = sorted(
 READMES = {path.relative_to(ROOT).as_posix(): path for path in (TOP, *README_FILES)}
 """Path below the repository to file."""
 
+
+def label(text: object) -> str:
+    """A test's id: without the package's name, by which tests/conftest.py knows our threads.
+
+    pytest-timeout names a thread after the test that it watches.
+    """
+    return str(text).replace("lit_loader", "package")
+
+
 _FENCED = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", flags=re.MULTILINE | re.DOTALL)
 
 

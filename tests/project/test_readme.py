@@ -31,6 +31,7 @@ from tests.project.readmes import (
     ROOT,
     TOP,
     anchors,
+    label,
     links,
     rows,
     section,
@@ -88,7 +89,7 @@ def test_the_top_page_is_short() -> None:
     assert len(text_of(TOP).splitlines()) <= TOP_LINES
 
 
-@pytest.mark.parametrize("name", READMES)
+@pytest.mark.parametrize("name", READMES, ids=label)
 def test_links_lead_somewhere(name: str) -> None:
     page = READMES[name]
     for link in links(page):
@@ -207,7 +208,9 @@ def prose(path: Path) -> str:
     return "\n".join(found)
 
 
-@pytest.mark.parametrize("folder", ["README.md", "conf", "examples", "lit_loader", "tests"])
+@pytest.mark.parametrize(
+    "folder", ["README.md", "conf", "examples", "lit_loader", "tests"], ids=label
+)
 def test_files_exist_that_are_named(folder: str) -> None:
     pages = [path for path in (*READMES.values(), *sources()) if path.is_relative_to(ROOT / folder)]
     missing = [
@@ -304,7 +307,7 @@ def test_troubleshooting_has_much_to_tell() -> None:
     assert all(len(row) == 3 for row in rows(table))
 
 
-@pytest.mark.parametrize("message", quoted())
+@pytest.mark.parametrize("message", quoted(), ids=label)
 def test_messages_occur_in_the_source(message: str) -> None:
     fixed = [part for whole in message.split("…") if (part := whole.strip(" ,.;:"))]
     assert max(map(len, fixed)) >= 12, "too short to be told from others"

@@ -1,0 +1,205 @@
+"""The commands and the code in the READMEs: parsed, and compared with what there is to be run.
+
+The two marked commands of the top page are run by .ci/run, the recipes by tests/examples.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+
+from tests.project.readmes import (
+    OPTIONS,
+    READMES,
+    ROOT,
+    TOP,
+    fenced,
+    indented,
+    label,
+    rows,
+    section,
+    spans,
+    text_of,
+)
+from tests.support.commands import run_python
+
+EXAMPLES = ROOT / "examples"
+PROGRAMS = ("bash", "lit-loader-bench", "pip", "pytest", "python", "python3", "torchrun", "srun")
+PROJECT = text_of(ROOT / "pyproject.toml")
+
+
+def is_command(line: str) -> bool:
+    """Whether a line or a code span is for a shell."""
+    return line.split(" ")[0] in PROGRAMS and " " in line and "…" not in line
+
+
+def scripts(page: Path) -> list[str]:
+    """What a page's blocks give to a shell."""
+    blocks = [block for block in indented(page) if is_command(block.splitlines()[0])]
+    return [*fenced(page, "sh"), *blocks]
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """Each command of a page, also those inside of a line of text, as a shell splits it."""
+    for script in scripts(page):
+        for line in script.replace("\\\n", " ").splitlines():
+            for command in line.split(" && "):
+                yield shlex.split(command, comments=True)
+    for span in spans(page):
+        if is_command(span):
+            yield shlex.split(span)
+    if page.is_relative_to(EXAMPLES):  # its tables leave out what is the same in all rows
+        for span in spans(page):
+            if re.match(r"(?!examples/)[\w/]+\.py\b", span):
+                yield ["python", *shlex.split(f"examples/{span}")]
+
+
+ALL = [
+    pytest.param(command, id=label(f"{name}: {' '.join(command)}"))
+    for name, page in READMES.items()
+    for command in commands(page)
+    if command and command[0] in PROGRAMS
+]
+
+
+@pytest.mark.parametrize("name", ["example", "test"])
+def test_marked_commands_are_one_line(name: str) -> None:
+    (command,) = re.findall(
+        rf"<!-- command: {name} -->\n```sh\n(.*?)```\n", text_of(TOP), re.DOTALL
+    )
+    assert command.startswith("python3 -m venv .venv && ")
+    assert command.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", READMES, ids=label)
+def test_a_shell_can_read_the_commands(name: str) -> None:
+    for script in scripts(READMES[name]):
+        done = subprocess.run(
+            ["bash", "-n"], input=script, text=True, capture_output=True, timeout=60
+        )
+        assert done.returncode == 0, f"{script}\n{done.stderr}"
+
+
+def test_there_are_commands() -> None:
+    programs = {command[0] for (command,) in (param.values for param in ALL)}
+    assert programs >= {"pip", "pytest", "python", "lit-loader-bench"}
+    assert len(ALL) > 30
+
+
+@pytest.mark.parametrize("command", ALL)
+def test_what_a_command_names_is_there(command: list[str]) -> None:
+    program, *arguments = command
+    if program == "srun":
+        program, *arguments = arguments
+    if program == "pip":
+        extras = re.findall(r"^(\w+) = \[", PROJECT, flags=re.MULTILINE)
+        asked = [
+            extra
+            for argument in arguments
+            for extra in re.findall(r"^(?:\.|/path/to/this/directory)\[(\w+)\]", argument)
+        ]
+        assert set(asked) <= set(extras)
+        assert "-c" not in arguments or (ROOT / arguments[arguments.index("-c") + 1]).exists()
+    elif program == "pytest":
+        paths = [argument for argument in arguments if argument.startswith("tests/")]
+        assert not [path for path in paths if not (ROOT / path.partition("::")[0]).exists()]
+        if "-m" in arguments:
+            assert f'"{arguments[arguments.index("-m") + 1]}:' in PROJECT
+    elif program in ("python", "python3", "torchrun", "bash"):
+        if "-m" in arguments:
+            module = Path(*arguments[arguments.index("-m") + 1].split("."))
+            own = module.parts[0] == "lit_loader"
+            there = (ROOT / module / "__main__.py", (ROOT / module).with_suffix(".py"))
+            assert not own or any(path.exists() for path in there)
+        else:
+            (script, *_) = [word for word in arguments if re.search(r"\.py$|^\.ci/|^-c$", word)]
+            assert script in ("app.py", "-c") or (ROOT / script).exists()
+    else:
+        assert f"{program} = " in PROJECT
+
+
+# --- what Hydra is told ---
+
+
+@pytest.fixture
+def hydra() -> Iterator[None]:
+    GlobalHydra.instance().clear()
+    yield
+    GlobalHydra.instance().clear()
+
+
+def overrides(arguments: list[str]) -> list[str]:
+    """Those words of a command line that change the configuration."""
+    return [word for word in arguments if re.match(r"[+~]*[\w./@]+=", word)]
+
+
+OF_TRAIN = [
+    param
+    for param in ALL
+    for (command,) in [param.values]
+    if "examples/train.py" in command and "--multirun" not in command
+    if "+hparams_search=optuna" not in command  # needs a plugin that no extra brings
+]
+OF_BENCH = [
+    param for param in ALL for (command,) in [param.values] if command[0] == "lit-loader-bench"
+]
+
+
+@pytest.mark.parametrize("command", OF_TRAIN)
+def test_overrides_of_the_example_compose(command: list[str], hydra: None) -> None:
+    after = command[command.index("examples/train.py") + 1 :]
+    with initialize_config_dir(str(EXAMPLES / "conf"), version_base="1.3"):
+        assert compose("train", overrides(after)).data
+
+
+@pytest.mark.parametrize("command", OF_BENCH)
+def test_overrides_of_the_benchmark_compose(command: list[str], hydra: None) -> None:
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        assert compose("lit_loader/bench/default", overrides(command[1:])).rounds
+
+
+@pytest.mark.parametrize("page", [TOP, OPTIONS], ids=["README.md", "conf/README.md"])
+def test_applications_compose(page: Path, tmp_path: Path, hydra: None) -> None:
+    (application,) = fenced(page, "yaml")
+    (tmp_path / "config.yaml").write_text(application)
+    with initialize_config_dir(str(tmp_path), version_base="1.3"):
+        config = compose("config")
+    assert config.data.train.batch_size == 64 and config.loader.num_workers == 2
+
+
+def on_the_command_line() -> list[str]:
+    table = rows(section(OPTIONS, "On the command line"))
+    return [row[0].strip("`") for row in table if not row[0].startswith(("`--", "`eval"))]
+
+
+@pytest.mark.parametrize("line", on_the_command_line(), ids=label)
+def test_what_is_said_on_the_command_line_composes(line: str, tmp_path: Path, hydra: None) -> None:
+    (application,) = fenced(OPTIONS, "yaml")
+    (tmp_path / "config.yaml").write_text(application)
+    with initialize_config_dir(str(tmp_path), version_base="1.3"):
+        plain, changed = compose("config"), compose("config", line.split(" "))
+    assert plain != changed
+
+
+# --- Python ---
+
+PYTHON = [(name, code) for name, page in READMES.items() for code in fenced(page, "python")]
+
+
+@pytest.mark.parametrize("number", range(len(PYTHON)))
+def test_python_compiles(number: int) -> None:
+    name, code = PYTHON[number]
+    compile(code, f"{name}, a Python block", "exec")
+
+
+@pytest.mark.parametrize("number", range(2))
+def test_the_top_page_s_programs_run(number: int, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(fenced(TOP, "python")[number])
+    run_python(tmp_path, "program.py", OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT))
