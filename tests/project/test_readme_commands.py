@@ -111,7 +111,9 @@ def test_what_a_command_names_is_there(command: list[str]) -> None:
         paths = [argument for argument in arguments if argument.startswith("tests/")]
         assert not [path for path in paths if not (ROOT / path.partition("::")[0]).exists()]
         if "-m" in arguments:
-            assert f'"{arguments[arguments.index("-m") + 1]}:' in PROJECT
+            markers = re.findall(r"\w+", arguments[arguments.index("-m") + 1])
+            missing = [name for name in markers if f'"{name}:' not in PROJECT]
+            assert set(missing) <= {"and", "or", "not"}
     elif program in ("python", "python3", "torchrun", "bash"):
         if "-m" in arguments:
             module = Path(*arguments[arguments.index("-m") + 1].split("."))
@@ -199,7 +201,7 @@ def test_python_compiles(number: int) -> None:
     compile(code, f"{name}, a Python block", "exec")
 
 
-@pytest.mark.parametrize("number", range(2))
+@pytest.mark.parametrize("number", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_top_page_s_programs_run(number: int, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(fenced(TOP, "python")[number])
     run_python(tmp_path, "program.py", OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT))
