@@ -162,6 +162,8 @@ def test_ten_questions_are_answered() -> None:
         assert named, question
         missing = [path for path in named if not is_there(path, INSIDE)]
         assert not missing, f"{question} {missing}"
+        for path, name in re.findall(r"`(\w+/\w+\.py)`: `(\w+)`", answer):
+            assert re.search(rf"\b{name}\b", text_of(PACKAGE / path)), f"{question} {path}: {name}"
 
 
 # --- files and modules that are named anywhere ---
@@ -196,6 +198,7 @@ def sources() -> list[Path]:
     )
 
 
+@functools.cache
 def prose(path: Path) -> str:
     """What a file says to a reader: a page or YAML file whole, of Python the docs and comments."""
     text = text_of(path)
