@@ -101,7 +101,7 @@ def test_what_an_interruption_leaves(tmp_path: Path, held: int) -> None:
 
 
 def test_numpy_exports_no_memoryview_for_long() -> None:
-    """pieces.py: an array over a memoryview keeps the memory, and exports nothing of it."""
+    """memory/held_tensors.py: an array over a memoryview keeps the memory, exporting none."""
     memory = np.zeros(8, np.uint8)
     view = memory.data
     array = np.frombuffer(view, np.uint8)

@@ -535,14 +535,14 @@ def test_canary_i_a_partial_gradient_is_not_saved(tmp_path: Path) -> None:
 
 
 def test_canary_the_private_fields_that_mend_it(tmp_path: Path) -> None:
-    """trainer_progress.py: `begin_next_epoch` and `mend_saved` use these."""
+    """lightning/trainer_progress.py: `begin_next_epoch` and `mend_saved` use these."""
     loop = quiet_trainer(tmp_path).fit_loop
     assert isinstance(loop, _FitLoop)
     loop._restarting = True
     assert loop.restarting is True
-    assert getattr(loop, "is_resuming", False) is False  # callbacks.py; not in 2.5.0
+    assert getattr(loop, "is_resuming", False) is False  # lightning/state_callback.py; not in 2.5.0
     assert loop.epoch_loop._batches_that_stepped == loop.epoch_loop.global_step == 0
-    assert loop._data_fetcher is None  # callbacks.py
+    assert loop._data_fetcher is None  # lightning/state_callback.py
     loop._restart_stage = "restarted_mid_epoch"
     assert loop.restarted_mid_epoch
     loop.reset_restart_stage()
@@ -775,7 +775,7 @@ SEEN = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
 
 
 def test_canary_indices_come_from_lightnings_own_wrapper_alone(tmp_path: Path) -> None:
-    """predict.py: the private class that the prediction loop looks for."""
+    """sampling/certain_indices.py: the private class that the prediction loop looks for."""
     loop = quiet_trainer(tmp_path).predict_loop
     wrapper = _IndexBatchSamplerWrapper(DataLoader(Points(), 4).batch_sampler)
     for workers in (0, 2):
@@ -784,7 +784,9 @@ def test_canary_indices_come_from_lightnings_own_wrapper_alone(tmp_path: Path) -
         assert loop._get_batch_indices(loader) == loader.batch_sampler.seen_batch_indices == SEEN
     alike = type("Alike", (), {"batch_sampler": type("", (), {"seen_batch_indices": SEEN})})
     with pytest.warns(UserWarning, match="Couldn't infer the batch indices"):
-        assert loop._get_batch_indices(alike) == [], mended("prediction writers", "predict.py")
+        assert loop._get_batch_indices(alike) == [], mended(
+            "prediction writers", "sampling/certain_indices.py"
+        )
 
 
 @pytest.mark.parametrize("options", [{"in_order": False}, {"on_sample_error": "skip"}])

@@ -399,7 +399,7 @@ def test_hyperparameters_are_logged_as_before(logged: bool) -> None:
 
     data = swapped(Quiet())
     assert data.hparams_initial == {"classes": 3}
-    # Private, and the only place where Lightning keeps it; migration.py copies it.
+    # Private; Lightning keeps it nowhere else; lightning/swapped_datamodule.py copies it.
     assert data._log_hyperparams is data.wrapped._log_hyperparams is logged
 
 

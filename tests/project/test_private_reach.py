@@ -59,7 +59,7 @@ def test_the_list_is_complete() -> None:
 
 
 def test_worker_info(monkeypatch: pytest.MonkeyPatch) -> None:
-    """main.py: the variable behind torch.utils.data.get_worker_info()."""
+    """worker/main.py: the variable behind torch.utils.data.get_worker_info()."""
     info = torch_worker.WorkerInfo(id=1, num_workers=2, seed=3, dataset=[4])
     monkeypatch.setattr(torch_worker, "_worker_info", info)
     seen = torch.utils.data.get_worker_info()
@@ -67,7 +67,7 @@ def test_worker_info(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_collate_rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """collate.py: torch's table of rules, and the functions in it that ours stand for."""
+    """batch/collate.py: torch's table of rules, and the functions in it that ours stand for."""
     table = torch_collate.default_collate_fn_map
     assert torch.utils.data.default_collate is torch_collate.default_collate
     assert table[torch.Tensor] is torch_collate.collate_tensor_fn
@@ -82,7 +82,7 @@ def carried(read_end: handover.Descriptor) -> None:
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_descriptors_travel_along(method: str) -> None:
-    """payload.py: multiprocessing.reduction.DupFd, of which only the code tells."""
+    """worker/payload.py: multiprocessing.reduction.DupFd, of which only the code tells."""
     assert callable(reduction.DupFd)
     reading, writing = os.pipe()
     process = multiprocessing.get_context(method).Process(
@@ -113,7 +113,7 @@ class Noting:
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_descriptors_are_noted(method: str) -> None:
-    """payload.py: Popen._fds, by which it is known whether an object took any along."""
+    """worker/payload.py: Popen._fds, by which it is known whether an object took any along."""
     reading, writing = os.pipe()
     noting = Noting(writing)
     process = multiprocessing.get_context(method).Process(target=list, args=(noting,))
@@ -126,18 +126,18 @@ def test_descriptors_are_noted(method: str) -> None:
 
 
 def test_multiprocessings_pickler() -> None:
-    """payload.py: ForkingPickler.dumps, and that pickle.loads reads it."""
+    """worker/payload.py: ForkingPickler.dumps, and that pickle.loads reads it."""
     assert pickle.loads(bytes(reduction.ForkingPickler.dumps([1, "a"]))) == [1, "a"]
 
 
 def test_helper_processes_can_be_started_beforehand() -> None:
-    """processes.py: ensure_running() of multiprocessing's forkserver and resource tracker."""
+    """worker/process_start.py: ensure_running() of forkserver and resource tracker."""
     resource_tracker.ensure_running()
     forkserver.ensure_running()
 
 
 def test_what_the_fork_server_imports() -> None:
-    """process_start.py: ForkServer._preload_modules, and what it is if nobody has set it."""
+    """worker/process_start.py: ForkServer._preload_modules, and what it is if nobody has set it."""
     server = forkserver.ForkServer()
     assert server._preload_modules == ["__main__"]
     server.set_forkserver_preload(["a"])
@@ -147,31 +147,31 @@ def test_what_the_fork_server_imports() -> None:
 
 
 def test_numpys_global_generator() -> None:
-    """find_generators.py: the object behind numpy.random's functions."""
+    """seeding/find_generators.py: the object behind numpy.random's functions."""
     assert np.random.rand.__self__ is np.random.mtrand._rand is find_generators._GLOBALS[1]
 
 
 def test_the_layout_of_a_torch_generators_state() -> None:
-    """seeding.py: the state's first eight bytes are the initial seed."""
+    """seeding/seeds.py: the state's first eight bytes are the initial seed."""
     seeds._initial_seed_leads_the_state.cache_clear()
     assert seeds._initial_seed_leads_the_state()
 
 
 def test_pythons_global_generator() -> None:
-    """find_generators.py: random.seed is a method of the generator behind the functions."""
+    """seeding/find_generators.py: random.seed is a method of the generator behind the functions."""
     assert isinstance(random.seed.__self__, random.Random)
     assert random.random.__self__ is random.seed.__self__ is find_generators._GLOBALS[0]
 
 
 def test_the_parts_of_a_sparse_tensor() -> None:
-    """reductions.py: indices and values of a tensor that is not coalesced."""
+    """transport/reductions.py: indices and values of a tensor that is not coalesced."""
     sparse = torch.sparse_coo_tensor([[1, 1]], [2.0, 3.0], (3,), check_invariants=True)
     assert sparse._indices().tolist() == [[1, 1]]
     assert sparse._values().tolist() == [2.0, 3.0]
 
 
 def test_storages() -> None:
-    """reductions.py: what is inside of a TypedStorage, and its private way of being made."""
+    """transport/reductions.py: what is inside of a TypedStorage, how it is made."""
     storage = torch.arange(3, dtype=torch.uint8).untyped_storage()
     typed = torch.TypedStorage(wrap_storage=storage, dtype=torch.uint8, _internal=True)
     assert typed._untyped_storage.data_ptr() == storage.data_ptr()
@@ -179,7 +179,7 @@ def test_storages() -> None:
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 def test_quantised_tensors() -> None:
-    """reductions.py: making a quantised tensor of its integers."""
+    """transport/reductions.py: making a quantised tensor of its integers."""
     whole = torch._make_per_tensor_quantized_tensor(torch.tensor([4], dtype=torch.int8), 0.5, 2)
     assert whole.dequantize().tolist() == [1.0]
     channel = torch._make_per_channel_quantized_tensor(
@@ -189,7 +189,7 @@ def test_quantised_tensors() -> None:
 
 
 def test_attributes_of_tensor_subclasses() -> None:
-    """reductions.py: a context in which __torch_function__ is left alone."""
+    """transport/reductions.py: a context in which __torch_function__ is left alone."""
 
     class Loud(torch.Tensor):
         @classmethod
@@ -202,7 +202,7 @@ def test_attributes_of_tensor_subclasses() -> None:
 
 
 def test_lightnings_mark_of_a_resumed_loop() -> None:
-    """trainer_progress.py: whether a Trainer goes on from a checkpoint, and steps for loggers."""
+    """lightning/trainer_progress.py: is a Trainer resumed; steps for loggers."""
     trainer = pytest.importorskip("lightning.pytorch").Trainer(
         accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False,
@@ -213,11 +213,11 @@ def test_lightnings_mark_of_a_resumed_loop() -> None:
     loop._restarting = False
     assert loop.restarting is False
     assert loop.epoch_loop._batches_that_stepped == 0
-    assert loop._data_fetcher is None  # callbacks.py
+    assert loop._data_fetcher is None  # lightning/state_callback.py
 
 
 def test_a_process_that_somebody_else_has_waited_for() -> None:
-    """launcher_process.py: wait4 tells peak memory; Popen.returncode spares a second wait."""
+    """worker/launcher_process.py: wait4 gives peak memory; Popen.returncode spares a wait."""
     process = multiprocessing.get_context("fork").Process(target=os._exit, args=(7,))
     process.start()
     os.wait4(process.pid or 0, 0)
@@ -228,7 +228,7 @@ def test_a_process_that_somebody_else_has_waited_for() -> None:
 
 
 def test_a_forked_daemon_may_have_children_if_it_is_none_any_more() -> None:
-    """launcher_process.py: documented of a process that was not started, as a child's own is."""
+    """worker/launcher_process.py: documented of processes that were not started, as a child is."""
     process = multiprocessing.get_context("fork").Process(target=_child_of_a_daemon, daemon=True)
     process.start()
     process.join()
