@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from multiprocessing.context import BaseContext
 from typing import Final
 
-from lit_loader.batch.make import BatchSpec
+from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.errors import LoaderError, TransportError
 from lit_loader.system.watchdog import PATIENCE
 from lit_loader.worker.launcher import Launcher, LauncherLostError, can_launch

@@ -15,7 +15,7 @@ later is the same as one made at first: the same dataset, the same module state,
 
 The one fork may go wrong itself, and the launcher may be killed. It is waited for as long as it
 gets on (`system/watchdog.py`); what is done if it does not is said in
-`worker/start_fallback.py`, and what runs in it in `worker/launcher_process.py`.
+`worker/fork_starter.py`, and what runs in it in `worker/launcher_process.py`.
 """
 
 from __future__ import annotations

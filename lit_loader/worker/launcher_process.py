@@ -33,7 +33,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
-from lit_loader.batch.make import BatchSpec
+from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.seeding.find_generators import find_generators
 from lit_loader.seeding.seeds import seed_worker
 from lit_loader.system.child_processes import settle

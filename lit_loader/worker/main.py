@@ -31,9 +31,9 @@ import numpy as np
 import torch
 from torch.utils.data._utils import worker as torch_worker
 
+from lit_loader.batch.batch_loader import BatchLoader
 from lit_loader.batch.collate import collate_privately
 from lit_loader.batch.fetch import EndOfData
-from lit_loader.batch.make import BatchLoader
 from lit_loader.checkpoint.position import ReadPoint
 from lit_loader.context import reading
 from lit_loader.errors import TransportError

@@ -9,7 +9,7 @@ from multiprocessing import reduction
 from multiprocessing.context import get_spawning_popen
 from typing import Any, Final
 
-from lit_loader.batch.make import BatchSpec
+from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.describe import find_failing_object, short_repr
 from lit_loader.errors import TransportError
 from lit_loader.system.pickling import can_carry_by_value, dump, load

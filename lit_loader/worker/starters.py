@@ -14,7 +14,7 @@ from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Final, Protocol
 
-from lit_loader.batch.make import BatchSpec
+from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.errors import LoaderError
 from lit_loader.system.child_processes import UNKNOWN, settle
 from lit_loader.system.pickling import can_carry_by_value, importable_main, main_is_importable
