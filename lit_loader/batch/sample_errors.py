@@ -31,7 +31,6 @@ __all__ = [
     "MAX_BACKOFF",
     "TRANSIENT_ERRORS",
     "Attempts",
-    "NoSample",
     "SampleError",
     "SampleErrorLog",
     "Tolerance",
@@ -137,10 +136,6 @@ class SampleError:
         return f"{where}: {self.kind}: {self.message}{tried}; {self.action}; {self.trace}"
 
 
-class NoSample(Exception):
-    """Raised by what reads a sample to say that there is none, through no fault of the sample."""
-
-
 class TooMany(Exception):
     """A batch alone has more bad samples than the whole epoch may have: the rest is in vain."""
 
@@ -180,7 +175,6 @@ class Attempts:
 
         Raises:
             Exception: What ``read`` raises, if bad samples are not passed over.
-            NoSample: What ``read`` raises of that kind.
             TooMany: Nothing can come of this batch any more.
             Cancelled: The batch is no longer wanted.
         """
@@ -206,8 +200,6 @@ class Attempts:
             self._before(index)
             try:
                 return read(index), None
-            except NoSample:
-                raise
             except Exception as error:
                 self._undo()
                 if self._tries == self.tolerance.retries or not self._is_transient(error):
