@@ -27,7 +27,7 @@ from lit_loader.system.watchdog import PATIENCE
 from lit_loader.worker.launcher import Launcher, LauncherLostError, can_launch
 from lit_loader.worker.main import worker_main
 from lit_loader.worker.payload import Links, Payload
-from lit_loader.worker.starters import DirectStarter, Starter, WorkerProcess
+from lit_loader.worker.starters import DirectStarter, Starter, WorkerProcess, all_or_none
 
 __all__ = ["ForkStarter", "make_starter"]
 
@@ -89,15 +89,9 @@ class ForkStarter:
                 dataset cannot be pickled.
         """
         started: list[WorkerProcess] = []
-        try:
+        with all_or_none(started):
             while len(started) < len(workers):
                 started += self._start(workers[len(started) :], generation)
-        except BaseException:
-            for process in started:
-                process.kill()
-                process.join()
-                process.close()
-            raise
         self._rounds.update(dict.fromkeys(workers, self._round))
         return started
 

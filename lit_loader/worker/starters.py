@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
@@ -19,7 +19,7 @@ from lit_loader.errors import LoaderError
 from lit_loader.system.child_processes import UNKNOWN, settle
 from lit_loader.system.pickling import can_carry_by_value, importable_main, main_is_importable
 from lit_loader.worker.main import worker_main
-from lit_loader.worker.payload import CarryByValueError, Links, Payload
+from lit_loader.worker.payload import Links, Payload
 from lit_loader.worker.process_start import await_end_of_fork_server, quiet_start
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "DirectStarter",
     "Starter",
     "WorkerProcess",
+    "all_or_none",
     "end_processes",
 ]
 
@@ -190,7 +191,6 @@ class DirectStarter:
         self.forks = context.get_start_method() == "fork"
         self._context = context
         self._links = links
-        self._spec = spec
         self._without_main = without_main
         by_value = can_carry_by_value() and (without_main or not main_is_importable())
         self._payload = Payload(spec, by_value)
@@ -204,22 +204,14 @@ class DirectStarter:
     def start_all(self, workers: Sequence[int], generation: int) -> list[DirectWorker]:
         """Start the workers of these numbers."""
         started: list[DirectWorker] = []
-        try:
+        with all_or_none(started):
             for worker in workers:
                 started.append(DirectWorker(self._start(worker, generation)))
-        except BaseException:
-            for process in started:
-                process.kill()
-                process.join()
-                process.close()
-            raise
         return started
 
     def _start(self, worker: int, generation: int) -> BaseProcess:
         try:
             return self._start_process(worker, generation)
-        except CarryByValueError:
-            self._payload = Payload(self._spec, by_value=True)
         except _SERVER_GONE:
             # Python's fork server has just been killed; the next start makes another.
             await_end_of_fork_server()
@@ -250,6 +242,19 @@ class DirectStarter:
     def close(self) -> None:
         """Let go of the dataset's copy."""
         self._payload.close()
+
+
+@contextlib.contextmanager
+def all_or_none(started: Sequence[WorkerProcess]) -> Iterator[None]:
+    """Start workers: if one cannot be, those that have ``started`` by then are ended."""
+    try:
+        yield
+    except BaseException:
+        for process in started:
+            process.kill()
+            process.join()
+            process.close()
+        raise
 
 
 def end_processes(processes: Sequence[WorkerProcess], results: int) -> None:
