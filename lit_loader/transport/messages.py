@@ -25,6 +25,7 @@ from __future__ import annotations
 import pickle
 import struct
 from array import array
+from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -125,12 +126,12 @@ class Stop(NamedTuple):
     """End the worker process."""
 
 
-class Status:
+class Status(IntEnum):
     """How a task ended."""
 
-    BATCH: Final = 0
-    FAILURE: Final = 1
-    END: Final = 2
+    BATCH = 0
+    FAILURE = 1
+    END = 2
 
 
 class Result(NamedTuple):
