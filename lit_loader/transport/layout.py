@@ -11,9 +11,9 @@ import numpy.typing as npt
 import torch
 
 from lit_loader.memory.held_tensors import Pieces, Stretch, over
+from lit_loader.transport.dtypes import DTYPE_NAMES, NUMPY_DTYPES
 from lit_loader.transport.reductions import Part
 from lit_loader.transport.slot_writer import (
-    NUMPY_DTYPES,
     SlotWriter,
     align,
     storage_at,
@@ -22,11 +22,8 @@ from lit_loader.transport.slot_writer import (
 
 __all__ = ["build", "lay_out"]
 
-_DTYPE_NAMES = {
-    dtype: name for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype)
-}
-_NUMPY_NAMES = {dtype: _DTYPE_NAMES[dtype] for dtype in NUMPY_DTYPES}
-_NUMPY_DTYPES = {_DTYPE_NAMES[dtype]: numpy_dtype for dtype, numpy_dtype in NUMPY_DTYPES.items()}
+_NUMPY_NAMES = {dtype: DTYPE_NAMES[dtype] for dtype in NUMPY_DTYPES}
+_NUMPY_DTYPES = {DTYPE_NAMES[dtype]: numpy_dtype for dtype, numpy_dtype in NUMPY_DTYPES.items()}
 
 # The first item of a row of the table says what the others are.
 _TENSOR = 0  # dtype name, byte, shape, strides in bytes or None: of a dtype that NumPy knows
@@ -104,7 +101,7 @@ def _spans(parts: list[Part], rows: list[_Row]) -> list[_Span]:
             if start < end:
                 spans.append((start, end, index, True))
             else:
-                rows[index] = _EMPTY, _DTYPE_NAMES[part.dtype], tuple(part.shape), part.stride()
+                rows[index] = _EMPTY, DTYPE_NAMES[part.dtype], tuple(part.shape), part.stride()
         else:
             spans.append((*_span(part), index, False))
     spans.sort()
@@ -141,7 +138,7 @@ def _row(part: Part, alone: bool, low: int, high: int, byte: int, start: int, en
         for size, step in zip(part.shape, part.strides, strict=True):
             byte -= min(0, (size - 1) * step)  # the first element of a reversed array is behind
         return _ARRAY, name, byte, part.shape, part.strides
-    name = _DTYPE_NAMES[part.dtype]
+    name = DTYPE_NAMES[part.dtype]
     shape, strides, itemsize = tuple(part.shape), part.stride(), part.element_size()
     if alone and name in _NUMPY_DTYPES and len(shape) <= _MAX_NUMPY_DIMENSIONS:
         return _TENSOR, name, byte, shape, tuple([step * itemsize for step in strides])

@@ -12,6 +12,7 @@ import pickle
 import traceback
 from typing import Any, NamedTuple, cast
 
+from lit_loader.describe import class_name, message_of
 from lit_loader.errors import WorkerError
 from lit_loader.transport.status_board import Progress
 
@@ -101,10 +102,6 @@ class RemoteError(NamedTuple):
     def capture(cls, error: BaseException, where: str) -> RemoteError:
         """Write ``error`` down, with its traceback."""
         kind = type(error)
-        try:
-            message = str(error)
-        except Exception as broken:
-            message = f"<str() of the exception raised {type(broken).__name__}>"
         attributes = getattr(error, "__dict__", {})
         # An OSError keeps its file names out of ``args``, and puts them in where it is pickled.
         args = error.args
@@ -112,10 +109,8 @@ class RemoteError(NamedTuple):
             args = cast("tuple[Any, ...]", OSError.__reduce__(error)[1])
         return cls(
             kind=kind if _portable(kind) else None,
-            name=kind.__qualname__
-            if kind.__module__ == "builtins"
-            else f"{kind.__module__}.{kind.__qualname__}",
-            message=message,
+            name=class_name(kind),
+            message=message_of(error),
             args=args if _portable(args) else None,
             attributes={k: v for k, v in attributes.items() if k != "__notes__" and _portable(v)},
             trace="".join(traceback.format_exception(kind, error, error.__traceback__)),
