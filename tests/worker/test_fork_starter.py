@@ -313,7 +313,7 @@ from lit_loader.worker import launcher
 
 print("run as", __name__, flush=True)
 warnings.simplefilter("ignore")
-starting.PATIENCE = launcher.PATIENCE = 1
+fork_starter.PATIENCE = launcher.PATIENCE = 1
 torch.accelerator.current_accelerator = lambda: torch.device("cuda")
 
 class Squares(torch.utils.data.Dataset):
@@ -346,7 +346,7 @@ def test_a_script_that_does_not_expect_to_be_imported(tmp_path: Path) -> None:
     script.write_text(SCRIPT)
     done = subprocess.run(
         [sys.executable, script], check=True, capture_output=True, text=True, timeout=100,
-        env={**os.environ, "PYTHONPATH": str(Path(fork_starter.__file__).parents[1])},
+        env={**os.environ, "PYTHONPATH": str(Path(fork_starter.__file__).parents[2])},
     )  # fmt: skip
     assert done.stdout.splitlines() == ["run as __main__", "[0, 1, 4, 9]"]
 
