@@ -27,7 +27,7 @@ PACKAGE: Final = os.path.join(os.path.dirname(__file__), "")
 """What the files of all our own frames in a traceback begin with."""
 
 _REPR = reprlib.Repr()
-_REPR.maxother = 100  # room for a function's whole name, whose end is what tells most
+_REPR.maxother = 100  # room for a function's whole name, whose end says most
 _REPR.maxlevel = 3
 
 

@@ -89,7 +89,7 @@ class BatchLoader:
             self._unwatched = 0
 
     def end_epoch(self) -> list[str]:
-        """Give what the user is to be told at the end of an epoch."""
+        """Give the notes for the user at the end of an epoch."""
         if self._watch is None or self._spec.iterable or self._spec.seeding == "worker":
             return []
         self._watch.end_epoch()
@@ -109,7 +109,7 @@ class BatchLoader:
 
         Args:
             indices: The batch's indices.
-            progress: Told of the first sample.
+            progress: Notes the first sample.
             on_collate: Called when the batch is made.
             empty: Gives slot memory for large tensors.
 
@@ -151,7 +151,7 @@ class BatchLoader:
             number: Position of the batch in the epoch.
             epoch: The epoch.
             seed: Base seed of the epoch.
-            progress: Told of each sample before it is read.
+            progress: Notes each sample before it is read.
             on_collate: Called when all are read.
             empty: Gives slot memory for what the default collate stacks.
 
@@ -238,7 +238,7 @@ class BatchLoader:
         )
 
     def _enter(self, seed: int, epoch: int) -> None:
-        """Note the epoch, and tell a dataset that wants to know it."""
+        """Note the epoch, and call the dataset's ``set_epoch`` if it has one."""
         self._epoch, self._epoch_seed = (seed, epoch), derive(seed, epoch)
         set_epoch = getattr(self._spec.dataset, "set_epoch", None)
         if callable(set_epoch):
@@ -347,7 +347,7 @@ class BatchLoader:
         return sample_seed(extend(self._epoch_seed, _REPLACEMENTS), index)
 
     def _ignores_share(self) -> bool:
-        """Whether the dataset has asked nobody for its share, though there are several readers."""
+        """Whether the dataset has not asked for its share, though there are several readers."""
         return self._share[1] > 1 and not reading.shard_asked
 
 

@@ -21,21 +21,21 @@ __all__ = ["BatchSpec", "BatchWithReport"]
 
 
 class BatchWithReport(NamedTuple):
-    """A batch with what the parent is to know besides.
+    """A batch, and what the parent needs to know beyond it.
 
     Every batch of an iterable dataset comes in one; a map-style dataset's only if some of its
     samples failed.
 
     Attributes:
         batch: The batch.
-        state: What an iterable dataset and its iterator told of their place before it; None if
-            they cannot.
+        state: State of an iterable dataset and its iterator before the batch; None if they have
+            none.
         ignores_share: Whether an iterable dataset has not asked which share is its reader's.
         errors: Samples that could not be read, and what was done about each.
         omitted: Whether they have left nothing: there is no batch, and the next one is to be given
             out in its stead.
         retries: Times that samples were read again after a transient error.
-        notes: What the user is to be told, once.
+        notes: What the user is to be warned of, once.
     """
 
     batch: Any
@@ -49,7 +49,7 @@ class BatchWithReport(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchSpec:
-    """What it takes to make batches; travels to every worker.
+    """All that is needed to make batches; goes to every worker.
 
     Attributes:
         dataset: The dataset.
@@ -89,9 +89,9 @@ class BatchSpec:
     def watch(self) -> GeneratorWatch:
         """The generators that the dataset and the functions hold."""
         if self.seeding != "worker":
-            return GeneratorWatch(self.dataset, self.collate_fn, tell=self.reseed_fn is None)
+            return GeneratorWatch(self.dataset, self.collate_fn, warn=self.reseed_fn is None)
         # They go on from batch to batch, and are only taken back after a failed attempt.
-        return GeneratorWatch(*(() if self.tolerance.none else (self.dataset,)), tell=False)
+        return GeneratorWatch(*(() if self.tolerance.none else (self.dataset,)), warn=False)
 
     def table(self) -> Table | None:
         """The table that batches can be taken from at once; None: they are read by the sample."""

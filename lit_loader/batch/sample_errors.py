@@ -197,13 +197,13 @@ class Attempts:
                 self._undo()
                 if self._tries == self.tolerance.retries or not self._is_transient(error):
                     if self._tries and self.tolerance.policy == "raise":
-                        annotate(error, self._told_tries())
+                        annotate(error, self._tries_note())
                     return None, error
             self._wait(position, progress)
             self._tries += 1
             self.retries += 1
 
-    def _told_tries(self) -> str:
+    def _tries_note(self) -> str:
         return (
             f"this sample was tried {self._tries + 1} times, "
             f"sample_retries={self.tolerance.retries}"

@@ -137,7 +137,7 @@ class TolerantMapFetcher:
         Args:
             number: The bad sample's place among the errors.
             others: The indices to choose from.
-            progress: Told of it.
+            progress: Notes each attempt.
         """
         errors = self._attempts.errors
         index, position = errors[number].index, errors[number].position

@@ -19,7 +19,7 @@
   (`memory/leases.py`). Where too many batches are held, the next ones are copied out, tensor
   by tensor (`memory/held_tensors.py`).
 - Memory of a past peak goes back to the system: of slots that a whole window of acquires did
-  without, and what a slot has beyond twice the largest batch of late, when it is used next. While
+  without, and what a slot has beyond twice the largest recent batch, when it is used next. While
   nothing changes, no memory is mapped or given back.
 - Under a budget (`memory/memory_budget.py`), free slots give their memory back first; then batches
   are copied out; and :meth:`Arena.room` says how many more tasks may be in flight.
@@ -70,7 +70,7 @@ _LARGEST_MAP: Final = 4 << 40
 a forked worker has the parent's mapping besides its own."""
 
 _SMALLEST_SLOT: Final = 64 << 10
-"""Bytes; room for any failure message and for a few thousand indices."""
+"""Bytes; room for any exception's message and for a few thousand indices."""
 
 _DISK_SLOT: Final = 1 << 20
 """Bytes a slot where the arena is an ordinary file, every block of it allocated."""
@@ -124,11 +124,11 @@ class Arena:
 
     Args:
         board_bytes: Bytes reserved at the start of the file for the status board.
-        in_flight: Slots needed for tasks under way, besides those that a consumer may hold.
+        in_flight: Slots needed for tasks in flight, besides those that a consumer may hold.
         held: Slots that a consumer may hold.
         slot_bytes: Bytes a slot; None takes as much as costs nothing.
         budget: Bytes of real memory to stay within, None for no limit. Sizes are known only once
-            batches are made: those under way count as much as the largest one of late.
+            batches are made: those in flight count as much as the largest recent one.
 
     Attributes:
         fd: Descriptor of the file, for the workers.

@@ -100,7 +100,7 @@ def _levels(process: Path, root: Path) -> Iterator[_Level]:
 def cgroup_folders(controller: str, process: Path, root: Path) -> Iterator[tuple[Path, int]]:
     """The folders of the cgroup of a process, and of those around it, innermost first.
 
-    Limits hold for all below, and in a container the path that the kernel tells may begin outside
+    Limits hold for all below, and in a container the path that the kernel gives may begin outside
     of what is mounted: so every level is tried, down to where the controller is mounted.
 
     Args:

@@ -1,8 +1,8 @@
 """One slot of shared memory as a bump allocator, and tensors over its bytes.
 
-A slot is a one-dimensional uint8 array. Whoever fills it hands out stretches from the front,
-each on a 64-byte boundary (a cache line, and the widest vector register), and forgets all of them
-at once before the next batch.
+A slot is a one-dimensional uint8 array. A worker hands out stretches of it from the front, each on
+a 64-byte boundary (a cache line, and the widest vector register): to collation, which stacks large
+tensors there, and to the codec for all else. It forgets all of them at once before the next batch.
 """
 
 from __future__ import annotations

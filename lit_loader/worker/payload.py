@@ -1,4 +1,4 @@
-"""What a worker is given when it is started: its links to the parent, and the user's objects."""
+"""What a worker is given at its start: `Links` to the parent; a `Payload`, the user's objects."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class Payload:
     """The user's objects on their way to workers.
 
     Pickled apart from the rest, so that the worker is up, and can report it, when they cannot be
-    unpickled. Pickled once for all workers, and into a file: a pipe would hold up whoever starts
-    them until each, in turn, has come to reading it. Only what brings descriptors of its own along
+    unpickled. Pickled once for all workers, and into a file: a pipe would hold up the parent
+    until each, in turn, has come to reading it. Only what brings descriptors of its own along
     (locks, queues, shared tensors) is pickled for each worker anew.
 
     Args:

@@ -1,4 +1,8 @@
-"""Starting worker processes, and ending them for certain."""
+"""What a pool asks of a worker process, and of what starts them; `DirectStarter`; ending them.
+
+The pool has its starter chosen by `worker/fork_starter.py`. `DirectStarter` is the plain way: every
+worker is a child of this process, or of Python's fork server.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from typing import Final, Protocol
 
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.errors import LoaderError
-from lit_loader.system.child_processes import UNKNOWN, settle
+from lit_loader.system.child_processes import UNKNOWN, reap
 from lit_loader.system.pickling import can_carry_by_value, importable_main, main_is_importable
 from lit_loader.worker.main import worker_main
 from lit_loader.worker.payload import Links, Payload
@@ -43,7 +47,7 @@ _SERVER_GONE: Final = (ConnectionError, EOFError, FileNotFoundError)
 
 
 class WorkerProcess(Protocol):
-    """What a pool does with a worker's process."""
+    """A worker's process, as far as a pool needs it."""
 
     @property
     def pid(self) -> int | None:
@@ -74,10 +78,10 @@ class WorkerProcess(Protocol):
 
 
 class Starter(Protocol):
-    """Where workers come from.
+    """What starts workers.
 
     Attributes:
-        notices: What is to be told to the consumer.
+        notices: Messages for the consumer.
     """
 
     notices: deque[str]
@@ -100,7 +104,7 @@ class Starter(Protocol):
 
 
 class DirectWorker:
-    """A child of this process, or of Python's fork server; the end it tells is the process's own.
+    """A child of this process, or of Python's fork server; the end it reports is the process's own.
 
     The sentinels of ``multiprocessing`` are pipes, which end too when the fork server does.
     """
@@ -125,7 +129,7 @@ class DirectWorker:
     def exitcode(self) -> int | None:
         """Exit code, or minus the signal's number; None: alive, or not known."""
         code = self._process.exitcode
-        # What multiprocessing makes of a fork server that is gone, and cannot tell.
+        # What multiprocessing makes of a fork server that is gone.
         return None if code == UNKNOWN else code
 
     def is_alive(self) -> bool:
@@ -150,7 +154,7 @@ class DirectWorker:
     def join(self) -> None:
         """Wait for the end."""
         wait_for([self.sentinel])
-        settle(self._process)
+        reap(self._process)
 
     def close(self) -> None:
         """Let go of the sentinel."""
@@ -258,7 +262,7 @@ def all_or_none(started: Sequence[WorkerProcess]) -> Iterator[None]:
 
 
 def end_processes(processes: Sequence[WorkerProcess], results: int) -> None:
-    """Wait for processes that have been told to stop; end by growing force those that do not.
+    """Wait for processes that were sent Stop; end by growing force those that do not end.
 
     They are still to be joined and closed.
 
