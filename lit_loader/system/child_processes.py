@@ -10,7 +10,7 @@ from __future__ import annotations
 from multiprocessing.process import BaseProcess
 from typing import Final
 
-__all__ = ["UNKNOWN", "reap_and_close", "reap"]
+__all__ = ["UNKNOWN", "reap", "reap_and_close"]
 
 UNKNOWN: Final = 255
 """The exit code where it is lost, as ``multiprocessing`` has it for its fork server."""
@@ -23,7 +23,7 @@ def reap_and_close(process: BaseProcess) -> None:
 
 
 def reap(process: BaseProcess) -> None:
-    """Learn the exit code of a process that has ended; one that is lost is `UNKNOWN`."""
+    """Wait for a process that has ended; its exit code, where that is lost, is `UNKNOWN`."""
     process.join()
     if process.exitcode is None:
         # Private reach: close() would refuse, and terminate(), which multiprocessing calls at the
