@@ -1,6 +1,7 @@
 """Where a dataset is being read: the epoch, and this reader's share of an iterable dataset.
 
-Set by whoever reads (a worker process, or the parent with ``num_workers=0``), asked by datasets.
+Set by what reads (a worker process; the parent with ``num_workers=0``) before it reads, and asked
+by datasets through `get_epoch` and `get_shard`, which are public.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ __all__ = ["get_epoch", "get_shard", "reading"]
 
 
 class _Reading:
-    """The state behind the functions of this module; one a process."""
+    """What is being read, and as which share; there is one a process."""
 
     def __init__(self) -> None:
         self.epoch = 0
@@ -19,13 +20,13 @@ class _Reading:
         self.shard_asked = False
 
     def leave(self) -> tuple[int, tuple[int, int], bool]:
-        """Turn to something else, read by a loader within a dataset say; returns the place."""
+        """Read something else (a loader within a dataset, say); returns what `return_to` takes."""
         place = self.epoch, self.shard, self.shard_asked
         self.shard_asked = False
         return place
 
     def return_to(self, place: tuple[int, tuple[int, int], bool]) -> None:
-        """Go on where `leave` was called."""
+        """Be again where `leave` was called."""
         self.epoch, self.shard, self.shard_asked = place
 
 

@@ -1,6 +1,7 @@
-"""Where in a batch the object sits that something cannot be done with.
+"""How objects are named in messages: the path of one inside a batch, its repr, its class.
 
-Asked only after a failure, so it may take its time: it tries again with every child.
+Used after a failure only, so `find_failing_object` may take its time: it tries again with every
+child of the object that failed.
 """
 
 from __future__ import annotations
@@ -13,13 +14,20 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType, MethodType
 from typing import Any, Final, NamedTuple
 
-__all__ = ["PACKAGE", "FailingObject", "find_failing_object", "short_repr"]
+__all__ = [
+    "PACKAGE",
+    "FailingObject",
+    "class_name",
+    "find_failing_object",
+    "message_of",
+    "short_repr",
+]
 
 PACKAGE: Final = os.path.join(os.path.dirname(__file__), "")
 """What the files of all our own frames in a traceback begin with."""
 
 _REPR = reprlib.Repr()
-_REPR.maxother = 100  # room for a function's whole name, whose end is what tells most
+_REPR.maxother = 100  # room for a function's whole name, whose end says most
 _REPR.maxlevel = 3
 
 
@@ -64,6 +72,20 @@ def find_failing_object(
                 name, value, error = name + step, child, child_error
                 break
     return FailingObject(name, value, error)
+
+
+def class_name(kind: type) -> str:
+    """Return a class's name with its module, as tracebacks have it: a builtin's without."""
+    name = kind.__qualname__
+    return name if kind.__module__ == "builtins" else f"{kind.__module__}.{name}"
+
+
+def message_of(error: BaseException) -> str:
+    """Return ``str(error)``, of an exception too whose own ``__str__`` fails."""
+    try:
+        return str(error)
+    except Exception as broken:
+        return f"<str() of the exception raised {type(broken).__name__}>"
 
 
 def short_repr(value: object) -> str:

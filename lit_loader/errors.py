@@ -66,7 +66,7 @@ class WorkerError(LoaderError):
 
 
 class WorkerDiedError(LoaderError):
-    """A worker process ended without being told to: killed by a signal, or exited by itself."""
+    """A worker process ended unexpectedly: killed by a signal, or exited by itself."""
 
 
 class WorkerTimeoutError(LoaderError, TimeoutError):

@@ -36,7 +36,8 @@ from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import default_convert as torch_default_convert
 from torch.utils.data.dataloader import _DatasetKind  # programs compare _dataset_kind with it
 
-from lit_loader.batch.make import BatchLoader, BatchSpec
+from lit_loader.batch.batch_loader import BatchLoader
+from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.batch.sample_errors import TRANSIENT_ERRORS, Tolerance
 from lit_loader.batch.tensor_table import frozen
 from lit_loader.checkpoint.fingerprint import Fingerprint, fingerprint_of

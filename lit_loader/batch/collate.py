@@ -19,6 +19,8 @@ import torch
 from torch.utils.data import default_convert as default_convert
 from torch.utils.data._utils import collate as rules
 
+from lit_loader.transport.dtypes import TORCH_DTYPES
+
 __all__ = ["Empty", "collate_privately", "default_collate", "default_convert"]
 
 Empty: TypeAlias = Callable[[Sequence[int], torch.dtype], "torch.Tensor | None"]
@@ -119,7 +121,7 @@ def _collate_arrays(samples: Sequence[Any], empty: Empty | None) -> torch.Tensor
     first = samples[0]
     if first.dtype.kind not in "biufc":
         return rules.collate_numpy_array_fn(samples)  # type: ignore[no-any-return]  # raises
-    dtype = _TORCH_DTYPES.get(first.dtype)
+    dtype = TORCH_DTYPES.get(first.dtype)
     if (
         dtype is None
         or first.ndim == 0
@@ -144,7 +146,7 @@ def _collate_scalars(samples: Sequence[Any], empty: Empty | None) -> torch.Tenso
     """NumPy scalars and Python numbers; through NumPy where the dtype is plain, for speed."""
     if len(set(map(type, samples))) == 1:
         array = np.array(samples)
-        if array.dtype in _TORCH_DTYPES:
+        if array.dtype in TORCH_DTYPES:
             return torch.from_numpy(array)
     return torch.as_tensor(samples)
 
@@ -205,15 +207,6 @@ def _collate_sequences(samples: Sequence[Sequence[Any]], empty: Empty | None) ->
     except TypeError:  # no copy, no assignment, another constructor (range)
         return collated()
 
-
-_TORCH_DTYPES = {
-    torch.empty(0, dtype=dtype).numpy().dtype: dtype
-    for dtype in (
-        *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
-        *(torch.int8, torch.int16, torch.int32, torch.int64),
-        *(torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128),
-    )
-}
 
 _OWN_RULES: dict[Callable[..., Any], Callable[[Any, Empty | None], Any]] = {
     rules.collate_tensor_fn: _collate_tensors,

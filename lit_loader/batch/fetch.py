@@ -23,7 +23,7 @@ class EndOfData(Exception):
 
 
 class Fetcher(Protocol):
-    """What the two fetchers have in common."""
+    """Reads the samples of one batch after the other; two kinds below."""
 
     def fetch(self, indices: Any, progress: Progress) -> Any:
         """Return a batch's samples: a list, or one sample without automatic batching."""
@@ -140,7 +140,7 @@ class IterableFetcher:
             self.after_first()
 
     def state(self) -> dict[str, Any] | None:
-        """Return what is needed to go on from here; None if neither dataset nor iterator can tell.
+        """Return what is needed to go on from here; None if neither dataset nor iterator has one.
 
         Before anything has been read, that is what it was begun with. Empty: it was begun at its
         start, from which it is read again.

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import reprlib
 import sys
 import time
 import traceback
@@ -21,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from lit_loader.describe import PACKAGE
+from lit_loader.describe import PACKAGE, class_name, message_of, short_repr
 from lit_loader.errors import SampleErrorsError
 from lit_loader.transport.status_board import Progress
 
@@ -31,7 +30,6 @@ __all__ = [
     "MAX_BACKOFF",
     "TRANSIENT_ERRORS",
     "Attempts",
-    "NoSample",
     "SampleError",
     "SampleErrorLog",
     "Tolerance",
@@ -107,19 +105,13 @@ class SampleError:
     @classmethod
     def of(cls, error: Exception, index: Any, position: int, retries: int) -> SampleError:
         """Write ``error`` down."""
-        kind = type(error)
-        try:
-            message = " ".join(str(error).split())
-        except Exception as broken:
-            message = f"<str() of the exception raised {type(broken).__name__}>"
+        message = " ".join(message_of(error).split())
         frames = traceback.extract_tb(error.__traceback__)
         theirs = [frame for frame in frames if not frame.filename.startswith(PACKAGE)]
         return cls(
             index=index,
             position=position,
-            kind=kind.__qualname__
-            if kind.__module__ == "builtins"
-            else f"{kind.__module__}.{kind.__qualname__}",
+            kind=class_name(type(error)),
             message=message if len(message) <= _MESSAGE else f"{message[:_MESSAGE]} …",
             trace=" ← ".join(
                 f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
@@ -131,14 +123,10 @@ class SampleError:
     def __str__(self) -> str:
         where = f"position {self.position} of its batch"
         if self.index is not None:
-            where = f"index {' '.join(reprlib.repr(self.index).split())} ({where})"
+            where = f"index {short_repr(self.index)} ({where})"
         retries = "1 retry" if self.retries == 1 else f"{self.retries} retries"
         tried = f" after {retries}" if self.retries else ""
         return f"{where}: {self.kind}: {self.message}{tried}; {self.action}; {self.trace}"
-
-
-class NoSample(Exception):
-    """Raised by what reads a sample to say that there is none, through no fault of the sample."""
 
 
 class TooMany(Exception):
@@ -180,7 +168,6 @@ class Attempts:
 
         Raises:
             Exception: What ``read`` raises, if bad samples are not passed over.
-            NoSample: What ``read`` raises of that kind.
             TooMany: Nothing can come of this batch any more.
             Cancelled: The batch is no longer wanted.
         """
@@ -206,19 +193,17 @@ class Attempts:
             self._before(index)
             try:
                 return read(index), None
-            except NoSample:
-                raise
             except Exception as error:
                 self._undo()
                 if self._tries == self.tolerance.retries or not self._is_transient(error):
                     if self._tries and self.tolerance.policy == "raise":
-                        annotate(error, self._told_tries())
+                        annotate(error, self._tries_note())
                     return None, error
             self._wait(position, progress)
             self._tries += 1
             self.retries += 1
 
-    def _told_tries(self) -> str:
+    def _tries_note(self) -> str:
         return (
             f"this sample was tried {self._tries + 1} times, "
             f"sample_retries={self.tolerance.retries}"

@@ -21,6 +21,7 @@ import torch
 from torch.utils.data import Subset, TensorDataset
 
 from lit_loader.batch.collate import DIRECT_BYTES, Empty
+from lit_loader.transport.reductions import is_plain
 
 __all__ = ["Table", "frozen", "table_of"]
 
@@ -86,7 +87,7 @@ def _may_choose(chosen: Any) -> bool:
     """Whether these are indices that `_chosen` takes; of a list only batches are looked at."""
     kind = type(chosen)
     if kind is torch.Tensor:
-        return bool(chosen.dtype is torch.int64 and chosen.ndim == 1 and _is_plain(chosen))
+        return bool(chosen.dtype is torch.int64 and chosen.ndim == 1 and _has_rows(chosen))
     if kind is np.ndarray:
         return bool(chosen.ndim == 1 and chosen.dtype.kind == "i")
     return kind is list or kind is tuple or kind is range
@@ -132,22 +133,13 @@ def _tensors_of(dataset: Any) -> tuple[torch.Tensor, ...]:
     """
     if type(dataset) is TensorDataset:
         tensors = dataset.tensors
-        if tensors and type(tensors) is tuple and all(map(_is_plain, tensors)):
+        if tensors and type(tensors) is tuple and all(map(_has_rows, tensors)):
             return tensors
     raise NoTableError
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
-    return (
-        type(tensor) is torch.Tensor
-        and tensor.layout is torch.strided
-        and tensor.is_cpu
-        and not tensor.is_nested
-        and not tensor.is_quantized
-        and not tensor.requires_grad
-        and tensor.ndim > 0
-        and len(tensor) > 0
-    )
+def _has_rows(tensor: torch.Tensor) -> bool:
+    return type(tensor) is torch.Tensor and is_plain(tensor) and tensor.ndim > 0 and len(tensor) > 0
 
 
 def frozen(dataset: Any) -> Any:

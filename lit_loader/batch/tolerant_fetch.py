@@ -14,10 +14,11 @@ import itertools
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from enum import Enum
+from typing import Any, Final, NoReturn
 
 from lit_loader.batch.fetch import EndOfData, IterableFetcher
-from lit_loader.batch.sample_errors import BAD, Attempts, NoSample, TooMany, annotate
+from lit_loader.batch.sample_errors import BAD, Attempts, TooMany, annotate
 from lit_loader.seeding.seeds import extend
 from lit_loader.transport.status_board import Progress
 
@@ -37,17 +38,6 @@ MAX_IN_A_ROW: Final = 1000
 
 OMITTED: Final = object()
 """What is fetched if bad samples have left nothing of a batch."""
-
-
-class _Ended(NoSample):
-    """An iterator has nothing more to give."""
-
-
-class _Finished(NoSample):
-    """An iterator has raised the exception given and cannot go on after it."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
 
 
 class TolerantMapFetcher:
@@ -147,7 +137,7 @@ class TolerantMapFetcher:
         Args:
             number: The bad sample's place among the errors.
             others: The indices to choose from.
-            progress: Told of it.
+            progress: Notes each attempt.
         """
         errors = self._attempts.errors
         index, position = errors[number].index, errors[number].position
@@ -215,6 +205,15 @@ class TolerantIterableFetcher(IterableFetcher):
             return OMITTED
 
 
+class _End(Enum):
+    """Why an iterator gives no more samples."""
+
+    REACHED = 1
+    """It has said so."""
+    AFTER_ERROR = 2
+    """It has raised an exception and cannot go on after it."""
+
+
 class _GoodSamples:
     """An iterator over those samples of another one that can be read.
 
@@ -228,7 +227,7 @@ class _GoodSamples:
         self._attempts = attempts
         self._progress = Progress()
         self._position = 0
-        self._failed: Exception | None = None
+        self._error: Exception | None = None  # the source's last, since the last good sample
 
     def begin(self, progress: Progress) -> None:
         """Begin a batch."""
@@ -238,19 +237,22 @@ class _GoodSamples:
         try:
             for _ in range(MAX_IN_A_ROW):
                 sample = self._attempts.read(self._ask, None, self._position, self._progress)
+                if sample is _End.REACHED:
+                    raise StopIteration
+                if sample is _End.AFTER_ERROR:
+                    self._raise(_NO_GOING_ON)
                 if sample is not BAD:
                     self._position += 1
                     return sample
-        except _Ended:
-            raise StopIteration from None
-        except _Finished as finished:
-            self._failed, note = finished.error, _NO_GOING_ON
-        except BaseException:
-            self._failed = None
-            raise
-        else:
-            note = f"{MAX_IN_A_ROW} samples in a row could not be read, of which this was the last"
-        error, self._failed = self._failed, None
+            self._raise(
+                f"{MAX_IN_A_ROW} samples in a row could not be read, of which this was the last"
+            )
+        finally:
+            self._error = None
+
+    def _raise(self, note: str) -> NoReturn:
+        """Raise the source's last exception, with a note of why it was not passed over."""
+        error = self._error
         assert error is not None
         try:
             annotate(error, note)
@@ -259,21 +261,19 @@ class _GoodSamples:
             del error  # its traceback holds this frame
 
     def _ask(self, _: None) -> Any:
+        """Return the source's next sample, or why there is none."""
         try:
             sample = next(self._source)
         except StopIteration:
-            failed, self._failed = self._failed, None
-            if failed is not None and _went_through_a_generator(failed):
-                raise _Finished(failed) from None
-            raise _Ended from None
+            broken = self._error is not None and _went_through_a_generator(self._error)
+            return _End.AFTER_ERROR if broken else _End.REACHED
         except Exception as error:
-            self._failed = error
-            if getattr(
-                self._source, "gi_frame", self._source
-            ) is None and self._attempts.goes_on_after(error):
-                raise _Finished(error) from None
+            self._error = error
+            finished = getattr(self._source, "gi_frame", self._source) is None
+            if finished and self._attempts.goes_on_after(error):
+                return _End.AFTER_ERROR
             raise
-        self._failed = None
+        self._error = None
         return sample
 
 

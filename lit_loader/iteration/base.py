@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
+from lit_loader.batch.batch_loader import BatchLoader
+from lit_loader.batch.batch_spec import BatchSpec, BatchWithReport
 from lit_loader.batch.fetch import EndOfData
-from lit_loader.batch.make import BatchLoader, BatchSpec, BatchWithReport
 from lit_loader.batch.sample_errors import SampleErrorLog, annotate
 from lit_loader.context import reading
 from lit_loader.errors import WorkerError

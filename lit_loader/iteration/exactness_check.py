@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from lit_loader.batch.make import BatchLoader, BatchWithReport
+from lit_loader.batch.batch_loader import BatchLoader
+from lit_loader.batch.batch_spec import BatchWithReport
 from lit_loader.errors import ExactnessWarning, LoaderError
 from lit_loader.pool.outcome import Outcome, WorkerDeath
 from lit_loader.pool.worker_pool import WorkerPool

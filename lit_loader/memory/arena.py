@@ -19,10 +19,10 @@
   (`memory/leases.py`). Where too many batches are held, the next ones are copied out, tensor
   by tensor (`memory/held_tensors.py`).
 - Memory of a past peak goes back to the system: of slots that a whole window of acquires did
-  without, and what a slot has beyond twice the largest batch of late, when it is used next. While
+  without, and what a slot has beyond twice the largest recent batch, when it is used next. While
   nothing changes, no memory is mapped or given back.
-- Under a budget, free slots give their memory back first; then batches are copied out;
-  and :meth:`Arena.room` says how many tasks may be under way.
+- Under a budget (`memory/memory_budget.py`), free slots give their memory back first; then batches
+  are copied out; and :meth:`Arena.room` says how many more tasks may be in flight.
 
 The file (`system/shared_file.py`) is a memfd where there is one: pages that
 were never touched cost nothing, so slots are made far larger than any batch and their size needs no
@@ -45,8 +45,9 @@ from numpy.typing import NDArray
 from lit_loader.errors import LoaderError
 from lit_loader.memory.held_tensors import DIVIDED, Pieces, Stretch, copied, divided
 from lit_loader.memory.leases import Lease, LeaseRef, Leases
+from lit_loader.memory.memory_budget import MemoryBudget
 from lit_loader.memory.size_forecast import Forecast
-from lit_loader.memory.slots import FreeSlots, Slot, memory_of
+from lit_loader.memory.slots import FreeSlots, Slot
 from lit_loader.system.fork_guard import ForkGuard
 from lit_loader.system.shared_file import (
     SharedFile,
@@ -69,7 +70,7 @@ _LARGEST_MAP: Final = 4 << 40
 a forked worker has the parent's mapping besides its own."""
 
 _SMALLEST_SLOT: Final = 64 << 10
-"""Bytes; room for any failure message and for a few thousand indices."""
+"""Bytes; room for any exception's message and for a few thousand indices."""
 
 _DISK_SLOT: Final = 1 << 20
 """Bytes a slot where the arena is an ordinary file, every block of it allocated."""
@@ -123,11 +124,11 @@ class Arena:
 
     Args:
         board_bytes: Bytes reserved at the start of the file for the status board.
-        in_flight: Slots needed for tasks under way, besides those that a consumer may hold.
+        in_flight: Slots needed for tasks in flight, besides those that a consumer may hold.
         held: Slots that a consumer may hold.
         slot_bytes: Bytes a slot; None takes as much as costs nothing.
         budget: Bytes of real memory to stay within, None for no limit. Sizes are known only once
-            batches are made: those under way count as much as the largest one of late.
+            batches are made: those in flight count as much as the largest recent one.
 
     Attributes:
         fd: Descriptor of the file, for the workers.
@@ -150,7 +151,7 @@ class Arena:
         self.mapped = len(self._map)
         self.board = memoryview(self._map)[:board_bytes]
         self._held = held
-        self._budget = budget
+        self._budgeted = budget is not None
         self._appending = threading.Lock()
         self._is_finalizing = sys.is_finalizing
         self._closed = False
@@ -158,13 +159,14 @@ class Arena:
         self._leases = Leases(self._guard, self._file.sparse)
         self._parked: list[Slot] = []
         offsets = range(self.mapped - capacity, start - 1, -capacity)
-        self._slots = len(offsets)
         self._free = FreeSlots(
             [Slot(self._map, offset, offset, capacity) for offset in offsets], self._file.sparse
         )
         # Under a budget, what a slot keeps beyond what is expected is taken from the others.
-        self._forecast = Forecast(_SMALLEST_SLOT, slack=2 if budget is None else 1)
-        self._too_large = 0
+        self._forecast = Forecast(_SMALLEST_SLOT, slack=1 if self._budgeted else 2)
+        self._budget = MemoryBudget(
+            budget, self._forecast, self._free, self._leases, self._parked, len(offsets)
+        )
 
     def acquire(self, capacity: int = 0) -> Slot:
         """Take a free slot of at least ``capacity`` bytes, or make one.
@@ -183,8 +185,8 @@ class Arena:
         slot = self._free.pop(capacity) or self._append(capacity)
         if slot.touched > forecast.excess and slot.touched > 2 * capacity and self._file.sparse:
             slot.punch(max(forecast.expected, round_up(capacity)))
-        if self._budget is not None and slot.touched < forecast.expected:
-            self._squeeze(self._budget)
+        if self._budgeted and slot.touched < forecast.expected:
+            self.trim(self._budget.affordable_free_slots())
         if capacity > slot.touched:
             slot.touched = round_up(capacity)
         return slot
@@ -208,7 +210,7 @@ class Arena:
                     f"a batch needs {capacity} bytes of shared memory, which cannot be had "
                     f"({error}); {remedy(error)}, or make the batches smaller"
                 ) from error
-            self._slots += 1
+            self._budget.slots += 1
         return Slot(mapping, 0, offset, capacity)
 
     def release(self, slot: Slot, used: bool = True) -> None:
@@ -265,9 +267,7 @@ class Arena:
             or too much of the budget, they are copies, so that a kept batch never stops the loader.
         """
         self._leases.give()
-        if len(self._leases) > self._held or (
-            self._budget is not None and self._crowded(self._budget)
-        ):
+        if len(self._leases) > self._held or (self._budgeted and self._budget.crowded()):
             return copied(lease, stretches)
         if lease.nbytes < DIVIDED:
             return None
@@ -280,68 +280,16 @@ class Arena:
 
     @property
     def resident(self) -> int:
-        """Bytes of real memory, at most; slots under way count as the largest batch of late."""
-        return self._kept() + self._lent * self._forecast.expected + memory_of(self._free.warm)
-
-    @property
-    def _lent(self) -> int:
-        """Slots that are neither free nor kept: tasks under way."""
-        return max(0, self._slots - len(self._free) - len(self._parked) - len(self._leases))
-
-    def _kept(self) -> int:
-        """Bytes that can neither be given back nor used: of batches held, here or in a fork."""
-        slots = [reference.slot for reference in self._leases]
-        return memory_of(slots + self._parked)
+        """Bytes of real memory, at most; slots in flight count as the largest recent batch."""
+        return self._budget.resident
 
     def room(self, undelivered: int) -> int:
-        """How many more tasks may be sent now; to be asked before each of them.
-
-        Until the first batch is in, one at a time; and always one where nothing is under way, so
-        that the consumer never waits in vain.
-
-        Args:
-            undelivered: Tasks sent whose batches the consumer has not been given. Those that came
-                in and wait (for their turn; in page-locked memory) count like those under way.
-        """
-        if self._budget is None:
-            return sys.maxsize
-        least = 0 if undelivered else 1
-        expected = self._forecast.expected
-        if not expected:
-            return least
-        if expected > self._budget and self._too_large == 0:
-            self._too_large = expected
-        fitting = (self._budget - self._kept()) // expected
-        return max(least, fitting - max(undelivered, self._lent))
+        """How many more tasks the budget allows to be sent now; see `MemoryBudget.room`."""
+        return self._budget.room(undelivered)
 
     def overrun(self) -> str | None:
-        """Say, once, that a batch alone is larger than the budget; None: nothing to say."""
-        if self._too_large <= 0:
-            return None
-        nbytes, self._too_large = self._too_large, -1
-        return (
-            f"a batch of {nbytes} bytes is larger than memory_budget={self._budget}: batches are "
-            "made one at a time and the budget is exceeded; raise memory_budget or make the "
-            "batches smaller"
-        )
-
-    def _crowded(self, budget: int) -> bool:
-        """Whether the slots in the consumer's hands leave too little to the workers."""
-        most = min(budget // 2, budget - self._forecast.expected)
-        if self._kept() > most:
-            self._leases.thin(0)
-        return self._kept() > most
-
-    def _squeeze(self, budget: int) -> None:
-        """Give the memory of free slots back until all is within the budget."""
-        left = budget - self._kept() - self._lent * self._forecast.expected
-        keep = 0
-        for slot in reversed(self._free.warm[:]):
-            left -= slot.touched
-            if left < 0:
-                break
-            keep += 1
-        self.trim(keep)
+        """A warning, once, if a single batch is larger than the budget; None: nothing to say."""
+        return self._budget.overrun()
 
     def trim(self, keep: int) -> None:
         """Give the memory of all but the ``keep`` free slots used last back to the system."""

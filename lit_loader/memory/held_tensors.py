@@ -1,4 +1,4 @@
-"""What a consumer holds of a batch, tensor by tensor, so that what it drops can be free.
+"""How a batch is handed to the consumer: large tensors stay in the slot, a few small are copied.
 
 ::
 
@@ -34,7 +34,7 @@ Watch = Callable[[Bytes, int, int], object]
 """Called with an array that nothing but the batch refers to, and the stretch that it is over."""
 
 DIVIDED: Final = 256 << 10
-"""Bytes; a smaller batch is held as a whole, which costs less than to tell its parts apart."""
+"""Bytes; a smaller batch is held as a whole, which costs less than to look at its parts."""
 
 _WATCHED: Final = 64 << 10
 """Bytes of the smallest part that is watched; smaller neighbours are, together."""

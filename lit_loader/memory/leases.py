@@ -76,7 +76,7 @@ class PartRef(weakref.ref):  # type: ignore[type-arg]
 
 
 class Leases:
-    """Keeps account of them. Whatever is called here may be called in any thread at any time.
+    """All leases of an arena. Its methods may be called in any thread at any time.
 
     Args:
         guard: Knows whether a forked process still needs what was held when it was forked.
@@ -156,7 +156,7 @@ class Leases:
                 if self._given - when < patience:
                     self._dropped.appendleft((when, part))
                     return
-                # While it lives, nobody else can be lent the slot.
+                # While it lives, the slot cannot be lent again.
                 lease = part.lease()
                 if lease is not None and self._sparse:
                     part.lease.slot.punch_hole(part.start, part.end)

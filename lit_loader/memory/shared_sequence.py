@@ -52,7 +52,7 @@ class SharedSequence(Sequence[T]):
     __module__ = "lit_loader"
 
     def __init__(self, records: Iterable[T]) -> None:
-        fd, _ = nameless_file(_LABEL)
+        fd = self._own(nameless_file(_LABEL)[0])
         try:
             ends = array("q", [0])
             chunk: list[bytes] = []
@@ -67,21 +67,25 @@ class SharedSequence(Sequence[T]):
                     chunk.clear()
             write_all(fd, b"".join(chunk) + bytes(-end % 8))
             write_all(fd, memoryview(ends).cast("B"))
-            self._open(fd, len(ends) - 1)
+            self._open(len(ends) - 1)
         except BaseException:
-            os.close(fd)
+            self._finalizer()
             raise
 
-    def _open(self, fd: int, length: int) -> None:
-        """Map the file: records, up to 8 bytes of nothing, and where each record ends."""
-        size = os.fstat(fd).st_size
-        self._length = length
-        self._map = mmap.mmap(fd, size, access=mmap.ACCESS_READ)
-        self._view = memoryview(self._map)
-        self._ends = self._view[size - 8 * (length + 1) :].cast("q")
+    def _own(self, fd: int) -> int:
+        """Take over a descriptor: it is closed once, when this object dies or cannot be made."""
         self._fd = fd
         self._finalizer = weakref.finalize(self, os.close, fd)
         self._finalizer.atexit = False  # a process that ends closes it itself
+        return fd
+
+    def _open(self, length: int) -> None:
+        """Map the file: records, up to 8 bytes of nothing, and where each record ends."""
+        size = os.fstat(self._fd).st_size
+        self._length = length
+        self._map = mmap.mmap(self._fd, size, access=mmap.ACCESS_READ)
+        self._view = memoryview(self._map)
+        self._ends = self._view[size - 8 * (length + 1) :].cast("q")
 
     def __len__(self) -> int:
         return self._length
@@ -142,8 +146,7 @@ class SharedSequence(Sequence[T]):
     def __setstate__(self, state: tuple[Any, int]) -> None:
         data, length = state
         if isinstance(data, np.ndarray):
-            fd, _ = nameless_file(_LABEL)
-            write_all(fd, data.data)
+            write_all(self._own(nameless_file(_LABEL)[0]), data.data)
         else:
-            fd = data.detach()
-        self._open(fd, length)
+            self._own(data.detach())
+        self._open(length)

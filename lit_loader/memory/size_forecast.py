@@ -1,4 +1,8 @@
-"""How much memory the next batch may take, judged by the batches of late."""
+"""How much memory the next batch is expected to take: at most what recent ones took.
+
+The arena (`memory/arena.py`) reports every batch to a `Forecast`, and asks it how much memory a
+slot may keep; the budget (`memory/memory_budget.py`), how much a task in flight will take.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ batches that a consumer may hold: if it gathers some and drops them all, a windo
 
 
 class Forecast:
-    """The largest batch of this window and the one before.
+    """Expects batches no larger than the largest of this window of tasks and the one before.
 
     Nothing here is locked: two threads at once may make a forecast too small by one batch, until
     the next one is seen.

@@ -75,7 +75,7 @@ class Slot:
 
 
 class FreeSlots:
-    """The slots that nobody uses: a stack of warm ones, and cold ones for when that is empty.
+    """The slots that are not in use: a stack of warm ones, and cold ones for when that is empty.
 
     Any thread may do anything here at any time, also within the garbage collector: of the lists
     only operations that are atomic are used, and a slot is in this thread's hands alone while its

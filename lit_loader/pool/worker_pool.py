@@ -34,7 +34,7 @@ from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
 from typing import Any, Final
 
-from lit_loader.batch.make import BatchSpec
+from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.errors import LoaderError
 from lit_loader.memory.arena import Arena
 from lit_loader.pool.in_flight import InFlightTask, InFlightTasks
@@ -60,8 +60,8 @@ from lit_loader.transport.messages import (
 )
 from lit_loader.transport.remote_error import RemoteError
 from lit_loader.transport.status_board import BoardRow, Stage, StatusBoard, board_bytes
+from lit_loader.worker.fork_starter import make_starter
 from lit_loader.worker.payload import Descriptor, Links
-from lit_loader.worker.start_fallback import make_starter
 from lit_loader.worker.starters import WorkerProcess
 
 __all__ = ["WorkerPool"]

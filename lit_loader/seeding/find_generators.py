@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from lit_loader.seeding.reachable import Cut, Shape, is_leaf, leads
+from lit_loader.seeding.plain_data import is_leaf
+from lit_loader.seeding.reachable import Cut, leads
+from lit_loader.seeding.searched_places import SearchedPlaces
 from lit_loader.seeding.seeds import derive
 
 __all__ = ["HeldGenerators", "MAX_DEPTH", "MAX_OBJECTS", "find_generators", "has_seed"]
@@ -54,7 +56,7 @@ class HeldGenerators:
         self.unseedable: list[str] = []
         self._reseeds: list[tuple[int, _Reseed]] = []
         self._places: list[tuple[dict[Any, Any], Any, Any, str]] = []
-        self._shape = Shape()
+        self._searched = SearchedPlaces()
 
     def note_place(self, parent: Any, generator: Any, path: str) -> None:
         """Note the attribute (or the item of a dict) that a generator was found in."""
@@ -69,15 +71,15 @@ class HeldGenerators:
                 if value is generator:
                     self._places.append((place, key, generator, path))
 
-    def take(self, found: dict[str, list[tuple[Any, _Reseed]]], shape: Shape) -> None:
+    def take(self, found: dict[str, list[tuple[Any, _Reseed]]], searched: SearchedPlaces) -> None:
         """Take what a search has found, and the places that it has looked at."""
         pairs = [(path, *pair) for path in sorted(found) for pair in found[path]]
         self.paths = [path for path, _, _ in pairs]
         self.generators = [generator for _, generator, _ in pairs]
         # By path and not by number: what else is found must not change a generator's stream.
         self._reseeds = [(_hash(path), reseed) for path, _, reseed in pairs]
-        self._shape = shape
-        shape.take()
+        self._searched = searched
+        searched.take()
 
     @property
     def states(self) -> list[Any]:
@@ -96,7 +98,7 @@ class HeldGenerators:
 
     def outdated(self) -> bool:
         """Whether a search might find others now; it costs 50 ns for each place looked at."""
-        return self._shape.changed()
+        return self._searched.changed()
 
     @property
     def has_places(self) -> bool:
@@ -143,7 +145,7 @@ def find_generators(*roots: object, apart_from: Iterable[object] = ()) -> HeldGe
         apart_from: Objects that are not looked into.
     """
     found: dict[str, list[tuple[Any, _Reseed]]] = {}
-    held, shape = HeldGenerators(), Shape()
+    held, searched = HeldGenerators(), SearchedPlaces()
     # What objects hold comes before what their code uses: that may lead far.
     values: deque[_Entry] = deque((root, _name(root), 0, 0, None) for root in roots)
     code: deque[_Entry] = deque()
@@ -176,10 +178,10 @@ def find_generators(*roots: object, apart_from: Iterable[object] = ()) -> HeldGe
             if issubclass(kind, random.SystemRandom) and not calls:
                 held.unseedable.append(path)
         else:
-            for step, child, inner in leads(value, calls, shape, seen):
+            for step, child, inner in leads(value, calls, searched, seen):
                 entry = (child, path + step, depth + 1, inner, value)
                 (code if issubclass(type(child), _CODE) else values).append(entry)
-    held.take(found, shape)
+    held.take(found, searched)
     return held
 
 

@@ -2,14 +2,14 @@
 
 ``random``, ``numpy.random`` and torch have one generator each for the whole process, and who makes
 a batch seeds them, lets the dataset draw, and puts them back. Two threads that did so at once would
-draw from each other's numbers, and put back each other's. So whoever borrows the generators, or
-asks them for what a borrower changes, holds this lock. It is re-entrant: a dataset may itself
+draw from each other's numbers, and put back each other's. So a thread that borrows the generators,
+or asks them for what a borrower changes, holds this lock. It is re-entrant: a dataset may itself
 iterate a loader.
 
 A dataset that waits for *another thread* which iterates a loader waits for ever: that thread cannot
 have the generators before the batch at hand is made. From outside this looks like a batch that
-takes long, so it is told (`TELL_AFTER`), and is an error only if the thread that holds the lock has
-not run at all meanwhile (`GIVE_UP_AFTER`).
+takes long, so a warning is logged (`WARN_AFTER`), and it is an error only if the thread that holds
+the lock has not run at all meanwhile (`GIVE_UP_AFTER`).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from typing import Final
 
 from lit_loader.errors import LoaderError
 
-__all__ = ["GIVE_UP_AFTER", "TELL_AFTER", "Turn", "turn"]
+__all__ = ["GIVE_UP_AFTER", "WARN_AFTER", "Turn", "turn"]
 
-TELL_AFTER: Final = 10.0
+WARN_AFTER: Final = 10.0
 """Seconds that a thread waits for one batch of another thread before it says so, once."""
 
 GIVE_UP_AFTER: Final = 120.0
@@ -79,7 +79,7 @@ class Turn:
 
     def _wait(self) -> None:
         """Take the lock; say so if it takes long."""
-        seen, ran, told = self, None, False
+        seen, ran, warned = self, None, False
         began = still = 0.0
         bell, rung = threading.Lock(), True
         bell.acquire()
@@ -92,7 +92,7 @@ class Turn:
                     return
                 now = time.monotonic()
                 if held is not seen:  # another batch than when we looked last
-                    seen, began, told = held, now, False
+                    seen, began, warned = held, now, False
                 if ran != (ran := (id(held), _times_run(held.thread))):
                     still = now
                 if now - still >= GIVE_UP_AFTER and ran[1] is not None:
@@ -101,8 +101,8 @@ class Turn:
                         f"{now - still:.0f} s, so it waits itself, for this thread it seems: "
                         f"{_ADVICE}"
                     )
-                if now - began >= TELL_AFTER and not told:
-                    told = True
+                if now - began >= WARN_AFTER and not warned:
+                    warned = True
                     _log.warning("%s: %s", _waits_for(held.thread, now - began), _ADVICE)
                 rung = bell.acquire(timeout=_LOOK_EVERY)
         finally:
@@ -110,7 +110,7 @@ class Turn:
                 _bells.remove(bell)
             except ValueError:  # rung
                 if not _taken:
-                    _ring()  # for somebody who wants it still
+                    _ring()  # for another thread that wants it still
 
 
 _taken: Final[dict[int, Turn]] = {}
@@ -167,7 +167,7 @@ def _find(ident: int) -> threading.Thread | None:
 
 
 def _times_run(ident: int) -> int | None:
-    """How many times a thread has been given a processor; None where the system does not tell."""
+    """How many times a thread has been given a processor; None where the system does not say."""
     thread = _find(ident)
     if thread is None or thread.native_id is None:
         return None

@@ -6,7 +6,7 @@ an attempt to read a sample that failed must not have drawn anything: `Rewind`.
 
 Nothing but what the three libraries document is used to read and write their states. Reading the
 624 words of NumPy's generator takes 35 us; so that is done only if they have changed since the last
-time, which its raw memory tells, and in the body another bit generator stands behind
+time, which its raw memory shows, and in the body another bit generator stands behind
 ``numpy.random``.
 """
 
@@ -234,7 +234,7 @@ class Rewind:
 
     Args:
         held: Further generators, of the kinds that `seeding/find_generators.py` finds. One that
-            cannot tell its state (``random.SystemRandom``) is left alone.
+            has no state (``random.SystemRandom``) is left alone.
     """
 
     def __init__(self, held: Iterable[object] = ()) -> None:

@@ -29,18 +29,18 @@ class GeneratorWatch:
 
     Args:
         *roots: The dataset, the collate_fn, ...
-        tell: Whether to note what cannot be seeded.
+        warn: Whether to note what cannot be seeded.
 
     Attributes:
         held: The generators.
-        notes: What the user is to be told, each once; whoever takes them out tells it.
+        notes: Warnings for the user, each once; to be taken out by what gives them.
     """
 
-    def __init__(self, *roots: object, tell: bool = True) -> None:
+    def __init__(self, *roots: object, warn: bool = True) -> None:
         self.roots = roots
         self.notes: list[str] = []
-        self._tell = tell
-        self._told: set[str] = set()
+        self._warn = warn
+        self._noted: set[str] = set()
         self._batches = 0
         self._paused = 0
         self._due = 1
@@ -68,8 +68,8 @@ class GeneratorWatch:
             )
 
     def _note(self, text: str) -> None:
-        if self._tell and text not in self._told:
-            self._told.add(text)
+        if self._warn and text not in self._noted:
+            self._noted.add(text)
             self.notes.append(text)
 
     def refresh(self) -> set[str]:
@@ -110,11 +110,11 @@ class GeneratorWatch:
         return self._look(missed=self._batches - self._looked - 1 if due else 0)
 
     def begun_to_iterate(self) -> None:
-        """Tell of generators that an iterable dataset has made since it was begun; once, at first.
+        """Note generators that an iterable dataset has made since it was begun; once, at first.
 
         They are left alone until the next epoch: a state leads to this place by reading again.
         """
-        if self._iterated or not self._tell or not (self.held.moved() or self.held.outdated()):
+        if self._iterated or not self._warn or not (self.held.moved() or self.held.outdated()):
             self._iterated = True
             return
         self._iterated = True

@@ -2,11 +2,12 @@
 
 ::
 
-    seed ──derive(seed, epoch)────────────── the epoch's order (sampling/orders.py)
+    seed ──derive(seed, epoch)────────────── the epoch's order (sampling/)
          ├─derive(seed, epoch, batch)─────── seeding="batch":  seed_globals before each batch
          ├─sample_seed(…, index)─────────── seeding="sample": seed_globals before each sample
          └─seed + worker_id───────────────── seeding="worker": seed_worker, once at worker start
-                                             (num_workers=0: seeding/generator_state.py)
+                                             (num_workers=0: OwnStreams of
+                                              seeding/generator_state.py)
 
 Nothing in here ever draws from a global generator. "The global generators" are those of ``random``,
 ``numpy.random`` (its legacy functions) and ``torch`` (its CPU generator).
@@ -44,8 +45,8 @@ __all__ = [
     "seed_worker",
 ]
 
-_numpy: Any = np.random  # its stubs do not know all of its functions
-_mtrand: Any = np.random.mtrand  # NumPy's stubs do not know all of its functions
+_numpy: Any = np.random  # NumPy's stubs do not know all of its functions
+_mtrand: Any = np.random.mtrand
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
 _GOLDEN = 0x9E37_79B9_7F4A_7C15
 _LOW = 0xFFFF_FFFF
@@ -178,7 +179,7 @@ class BaseSeed:
 
     @property
     def chosen(self) -> bool:
-        """Whether somebody has chosen it for this loader."""
+        """Whether it was chosen for this loader."""
         return self._seed is not None or (self.sampler is None and self._generator is not None)
 
 
@@ -206,8 +207,8 @@ def await_draws() -> None:
 def renew_numpy_generator() -> None:
     """Put another generator behind ``numpy.random``, in a process just forked.
 
-    The lock of the one that was copied may be held by a thread that is not here. Nobody misses its
-    state: workers seed before they draw.
+    The lock of the one that was copied may be held by a thread that is not here. Its state is not
+    missed: workers seed before they draw.
     """
     with contextlib.suppress(Exception):  # the user's own, of a class that is made in another way
         _mtrand.set_bit_generator(type(_mtrand.get_bit_generator())(0))

@@ -1,6 +1,7 @@
-"""How much memory there is, and was: of this process, its control group (cgroup) and the machine.
+"""Control groups (cgroups): where they lie, and how much memory they, process and machine have.
 
-For the message about a worker that was killed, most often by the kernel for want of memory. Files
+The memory is for the message about a worker that was killed, most often by the kernel for want of
+it; where a process's cgroups lie is asked for processors too (`system/processors.py`). Files
 are read under a root directory, ``/`` but in tests; what cannot be read is None.
 """
 
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
-__all__ = ["MemoryLimits", "memory_limits"]
+__all__ = ["MemoryLimits", "cgroup_folders", "memory_limits"]
 
 _Found = TypeVar("_Found")
 
@@ -92,10 +93,23 @@ class _Level:
 
 
 def _levels(process: Path, root: Path) -> Iterator[_Level]:
-    """The cgroup of a process and those around it, innermost first.
+    for folder, version in cgroup_folders("memory", process, root):
+        yield _version_2(folder) if version == 2 else _version_1(folder)
 
-    Limits hold for all below, and in a container the path that the kernel tells may begin outside
+
+def cgroup_folders(controller: str, process: Path, root: Path) -> Iterator[tuple[Path, int]]:
+    """The folders of the cgroup of a process, and of those around it, innermost first.
+
+    Limits hold for all below, and in a container the path that the kernel gives may begin outside
     of what is mounted: so every level is tried, down to where the controller is mounted.
+
+    Args:
+        controller: ``"memory"`` or ``"cpu"``.
+        process: The process's folder in ``proc``.
+        root: Where ``sys`` lies.
+
+    Returns:
+        Folders, which need not exist, each with the version of cgroups, 1 or 2.
     """
     mounts = root / "sys" / "fs" / "cgroup"
     for line in _read(process / "cgroup", str.splitlines) or ():
@@ -104,16 +118,16 @@ def _levels(process: Path, root: Path) -> Iterator[_Level]:
         if not separator:
             continue
         if controllers == "":
-            # Mounted alone, or beside version 1, where it rarely has the memory controller.
+            # Mounted alone, or beside version 1, where it rarely has a controller.
             top = mounts / "unified" if (mounts / "unified").is_dir() else mounts
-            look = _version_2
-        elif "memory" in controllers.split(","):
-            top, look = mounts / "memory", _version_1
+            version = 2
+        elif controller in controllers.split(","):
+            top, version = mounts / controller, 1
         else:
             continue
         parts = [part for part in path.split("/") if part not in ("", "..")]
         for depth in range(len(parts), -1, -1):
-            yield look(top.joinpath(*parts[:depth]))
+            yield top.joinpath(*parts[:depth]), version
 
 
 def _version_2(folder: Path) -> _Level:

@@ -1,8 +1,8 @@
-"""Letting go of a child process that has ended, also where somebody else has reaped it.
+"""Closing a child process of multiprocessing that has ended, also where its exit status is lost.
 
 A program may ignore SIGCHLD, or wait for all of its children in a handler or a thread. Then the
-exit status of ours is gone before we ask for it; ``multiprocessing`` takes such a child to be
-running, for good.
+exit status of ours is gone before it is asked for, and ``multiprocessing`` takes such a child to be
+running, for good. Used wherever a worker or the launcher has ended.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ from __future__ import annotations
 from multiprocessing.process import BaseProcess
 from typing import Final
 
-__all__ = ["UNKNOWN", "let_go", "settle"]
+__all__ = ["UNKNOWN", "reap", "reap_and_close"]
 
 UNKNOWN: Final = 255
-"""The exit code for one that nobody can tell, as ``multiprocessing`` has it for its fork server."""
+"""The exit code where it is lost, as ``multiprocessing`` has it for its fork server."""
 
 
-def let_go(process: BaseProcess) -> None:
-    """Reap a process that has ended, if nobody has, and close what it held."""
-    settle(process)
+def reap_and_close(process: BaseProcess) -> None:
+    """Reap a process that has ended, if that was not done, and close what it held."""
+    reap(process)
     process.close()
 
 
-def settle(process: BaseProcess) -> None:
-    """Learn the exit code of a process that has ended; one that nobody can tell is `UNKNOWN`."""
+def reap(process: BaseProcess) -> None:
+    """Wait for a process that has ended; its exit code, where that is lost, is `UNKNOWN`."""
     process.join()
     if process.exitcode is None:
         # Private reach: close() would refuse, and terminate(), which multiprocessing calls at the
-        # program's end, would send a signal to whoever has got the process id since.
+        # program's end, would send a signal to another process that has its id by now.
         process._popen.returncode = UNKNOWN  # type: ignore[attr-defined]
         process.join()

@@ -1,4 +1,4 @@
-"""Keeps what a consumer holds whole in processes that it forks.
+"""`ForkGuard`: batches that the consumer holds stay whole in processes that it forks.
 
 A forked child shares the arena with its parent: when the parent lets go of a batch and the slot is
 written anew, the child's copy of that batch would change. So in the child, first thing after the
@@ -93,8 +93,8 @@ def _make_private(address: int, nbytes: int) -> None:
     try:
         map_over(address, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
-        told = "a forked process cannot keep a batch, so let go of it before forking"
-        raise OSError(error.errno, f"{told}: {error.strerror}") from None
+        advice = "a forked process cannot keep a batch, so let go of it before forking"
+        raise OSError(error.errno, f"{advice}: {error.strerror}") from None
     ctypes.memmove(address, content, nbytes)
 
 

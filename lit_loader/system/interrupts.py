@@ -1,8 +1,8 @@
-"""Exceptions out of signal handlers: kept out of what must not be left half done, and told apart.
+"""Ctrl-C and other signals: `HeldBack` delays what their handlers raise until a work is done.
 
 A handler runs in the main thread, between any two instructions of whatever that is doing. Ctrl-C in
-the middle of starting or ending processes would leave some of them, and open files, to nobody. So
-such work is done under :class:`HeldBack`: handlers run, and at once, but what they raise comes out
+the middle of starting or ending processes would leave some of them, and open files, behind. So such
+work is done under :class:`HeldBack`: handlers run, and at once, but what they raise comes out
 when the work is done. Everywhere else an exception may come at any moment; code there that catches
 exceptions, as the outcome of a batch, say, asks :func:`let_handlers_through` whether this is one.
 """
@@ -25,14 +25,14 @@ Hurry = Callable[[], object]
 _SIGNALS: Final = tuple(sorted(signal.valid_signals()))
 
 _LEAVING: Final = 0.005
-"""Seconds that the main thread has to leave a finalizer before a signal is told of again."""
+"""Seconds that the main thread has to leave a finalizer before a signal is raised again."""
 
 
 class HeldBack:
     """Work that no exception out of a signal handler breaks into; for ``with``, main thread or not.
 
     The first exception is raised at the end of the work, whatever the work itself raises. A second
-    one comes through at once: nobody is locked out by something that hangs. Within another work
+    one comes through at once, so that a work that hangs can be left. Within another work
     held back, this is a part of that.
 
     Args:
@@ -45,7 +45,7 @@ class HeldBack:
 
     def __init__(self, hurry: Hurry | None = None, unnoticed: bool = False) -> None:
         self.hurries = [] if hurry is None else [hurry]
-        # When the program exits, what a finalizer raises is told; and no thread can be started.
+        # When the program exits, what a finalizer raises is shown; and no thread can be started.
         self._unnoticed = unnoticed and threading.main_thread().is_alive()
         self._outer: HeldBack | None = None
         self._holding = False
@@ -122,7 +122,7 @@ class HeldBack:
                 self.hasten()
 
     def hasten(self) -> None:
-        """Let the work end soon: somebody waits to be told of a signal."""
+        """Let the work end soon: the exception waits for it."""
         for hurry in list(self.hurries):
             hurry()
 
@@ -172,7 +172,7 @@ def let_handlers_through(error: BaseException) -> None:
 def _raised_by_handler(error: BaseException | None) -> BaseException | None:
     """Find, in what led to an exception, the one that came out of a signal handler.
 
-    It is told by its traceback: a function that handles signals now was running.
+    It is known by its traceback: a function that handles signals now was running.
     """
     if threading.current_thread() is not threading.main_thread():
         return None

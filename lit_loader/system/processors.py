@@ -1,10 +1,12 @@
-"""How many processors there are to be used."""
+"""How many processors may be used: of the machine's, those that affinity and cgroups leave."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from pathlib import Path
+
+from lit_loader.system.cgroups import cgroup_folders
 
 __all__ = ["usable_processors"]
 
@@ -18,17 +20,9 @@ def usable_processors(root: Path = Path("/")) -> float:
     cores = float(os.cpu_count() or 1)
     with contextlib.suppress(AttributeError, OSError):  # Linux only; refused in some sandboxes
         cores = float(len(os.sched_getaffinity(0)))
-    with contextlib.suppress(OSError):
-        for line in (root / "proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            mounts = root / "sys/fs/cgroup"
-            if controllers and "cpu" not in controllers.split(","):
-                continue
-            top = mounts / "cpu" if controllers else mounts
-            parts = [part for part in path.split("/") if part not in ("", "..")]
-            for depth in range(len(parts), -1, -1):  # a limit holds for all below
-                quota = _quota(top.joinpath(*parts[:depth]))
-                cores = cores if quota is None else min(cores, quota)
+    for folder, _ in cgroup_folders("cpu", root / "proc" / "self", root):
+        quota = _quota(folder)
+        cores = cores if quota is None else min(cores, quota)
     return cores
 
 

@@ -138,8 +138,8 @@ class SharedFile:
         return offset
 
     def cut(self, end: int) -> None:
-        """Take what lies behind byte ``end``, and nobody has mapped, back."""
-        with contextlib.suppress(OSError):  # what remains is in nobody's way
+        """Take back what lies behind byte ``end`` and is not mapped."""
+        with contextlib.suppress(OSError):  # what remains is not in the way
             os.ftruncate(self.fd, end)
         self.end = end
 

@@ -1,4 +1,4 @@
-"""The last words of workers: Python stacks, written by a process that crashes or is told to end.
+"""Python stacks of workers, written by a process that crashes, or hangs and is ended by a signal.
 
 All workers of a pool share one nameless file. A crash in native code (SIGSEGV, SIGBUS, SIGABRT, …)
 writes the stacks of the worker's threads there on its own. A worker that hangs is sent
@@ -21,7 +21,7 @@ from lit_loader.system.shared_file import nameless_file
 __all__ = ["DUMP_SIGNAL", "StackFile", "write_stacks_to"]
 
 DUMP_SIGNAL: Final = getattr(signal, "SIGRTMAX", signal.SIGUSR2 + 3) - 3
-"""Ends a worker after it has written its stacks; a real-time signal, which hardly anybody uses."""
+"""Ends a worker after it has written its stacks; a real-time signal, which is hardly ever used."""
 
 _OWN: Final = f'File "{PACKAGE}'
 
@@ -30,7 +30,7 @@ _LONGEST: Final = 20_000
 
 
 class StackFile:
-    """The parent's side of the file.
+    """The file for workers' stacks, from the parent's side.
 
     Args:
         fd: Its descriptor, if another object has opened it, and closes it.
@@ -83,7 +83,7 @@ def write_stacks_to(fd: int) -> None:
     signal.signal(DUMP_SIGNAL, signal.SIG_DFL)
     with contextlib.suppress(RuntimeError, OSError):  # a descriptor that is no longer open
         # Disabled first: one that was enabled before the fork would not set its handlers anew, and
-        # somebody may have reset them since. (Lightning does, for all signals, after each fit.)
+        # the program may have reset them since. (Lightning does, for all signals, after each fit.)
         faulthandler.disable()
         faulthandler.enable(file=fd, all_threads=True)
         # Chained to the default action, which is to end the process.

@@ -1,4 +1,6 @@
-"""Telling a process that is stuck from one that is slow.
+"""`Watchdog`: whether a process that should answer is stuck, or only slow.
+
+Used for the launcher, and for workers that do not come up.
 
 A process that was forked while another thread was drawing, printing or importing has a copy of that
 thread's lock, and waits for it for ever: it is asleep, and does nothing at all. One on a busy
@@ -21,7 +23,7 @@ PATIENCE: Final = 5
 
 _MOTIONLESS: Final = 500
 """Looks that must find it at nothing, where it is not asleep: stopped, say, or waiting for a disk
-that does not answer; also where the system does not tell."""
+that does not answer; also where the system does not say."""
 
 _STATE, _FAULTS, _WAITS, _OWN, _SYSTEM = 0, 7, 9, 11, 12  # behind the name in /proc/<pid>/stat
 

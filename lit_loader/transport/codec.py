@@ -46,7 +46,7 @@ from lit_loader.transport.slot_writer import SlotFull, SlotWriter, align
 __all__ = ["Divide", "SlotFull", "SlotWriter", "decode", "encode"]
 
 Divide: TypeAlias = Callable[[Any, list[Stretch]], Pieces | None]
-"""Told a slot's bytes and the stretches in use; says where they are to lie, None: where they do."""
+"""Given a slot's bytes and the stretches in use, says where these are to lie; None: as they do."""
 
 _LENGTH = struct.Struct("<Q")
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,9 @@ import numpy.typing as npt
 import torch
 
 from lit_loader.memory.held_tensors import Pieces, Stretch, over
+from lit_loader.transport.dtypes import DTYPE_NAMES, NUMPY_DTYPES
 from lit_loader.transport.reductions import Part
 from lit_loader.transport.slot_writer import (
-    NUMPY_DTYPES,
     SlotWriter,
     align,
     storage_at,
@@ -21,10 +22,8 @@ from lit_loader.transport.slot_writer import (
 
 __all__ = ["build", "lay_out"]
 
-_DTYPE_NAMES = {
-    dtype: name for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype)
-}
-_NUMPY_DTYPES = {_DTYPE_NAMES[dtype]: numpy_dtype for dtype, numpy_dtype in NUMPY_DTYPES.items()}
+_NUMPY_NAMES = {dtype: DTYPE_NAMES[dtype] for dtype in NUMPY_DTYPES}
+_NUMPY_DTYPES = {DTYPE_NAMES[dtype]: numpy_dtype for dtype, numpy_dtype in NUMPY_DTYPES.items()}
 
 # The first item of a row of the table says what the others are.
 _TENSOR = 0  # dtype name, byte, shape, strides in bytes or None: of a dtype that NumPy knows
@@ -36,6 +35,7 @@ _MAX_NUMPY_DIMENSIONS = 32  # of NumPy 1; torch and NumPy 2 go up to 64
 
 _Row = tuple[Any, ...]
 _Copy = tuple[int, int, int]  # byte in the slot, address, size in bytes
+_Span = tuple[int, int, int, bool]  # address, the one behind, which part, a contiguous tensor?
 
 
 def lay_out(
@@ -43,50 +43,35 @@ def lay_out(
 ) -> tuple[list[_Row], list[Stretch], list[_Copy], int]:
     """Give every part its place in the slot.
 
+    Args:
+        parts: The batch's; one with large gaps is replaced by a copy without.
+        writer: Of the slot. What lies between its ``start`` and its ``position`` stays there.
+
     Returns:
         The table (a row a part), the stretches of the slot that the parts lie in (sorted; what
         overlaps lies in one), the copies to be made, and the first byte behind them all.
     """
-    # This loop and the next are most of what a batch of many small tensors costs: the usual
-    # contiguous tensor is dealt with in place, without a call.
     rows: list[_Row] = [()] * len(parts)
-    spans: list[tuple[int, int, int]] = []  # first byte, byte behind the last, which part
-    strided: set[int] = set()
-    overlapping = False
-    for index, part in enumerate(parts):
-        if type(part) is torch.Tensor and part.is_contiguous():
-            start = part.data_ptr()
-            end = start + part.nbytes
-            if start == end:
-                rows[index] = _EMPTY, _DTYPE_NAMES[part.dtype], tuple(part.shape), part.stride()
-                continue
-        else:
-            start, end = _span(part)
-            strided.add(index)
-        spans.append((start, end, index))
-    spans.sort()  # what overlaps is neighbours now
     stretches: list[Stretch] = []
     copies: list[_Copy] = []
-    base = writer.base
-    in_slot, slot_end = base + writer.start, base + writer.position
-    position = writer.position
-    after, count = 0, len(spans)
-    while after < count:
-        start, end, index = spans[after]
-        first = after
-        after += 1
-        while after < count and spans[after][0] < end:
-            end = max(end, spans[after][1])
-            after += 1
-        alone = after == first + 1
+    base, position = writer.base, writer.position
+    in_slot, slot_end = base + writer.start, base + position
+    overlapping = False
+    # This loop and the one in `_spans` are most of what a batch of many small tensors costs: the
+    # usual contiguous tensor goes through them without a call.
+    for group in _merge_overlaps(_spans(parts, rows)):
+        start, end, index, contiguous = group[0]
+        alone = len(group) == 1
+        if not alone:
+            end = max([high for _, high, _, _ in group])
         here = in_slot <= start and end <= slot_end
         if not alone:
             overlapping = True
-            start -= _lead([parts[member] for _, _, member in spans[first:after]], start)
-        elif index in strided and not here and end - start > 2 * parts[index].nbytes:
+            start -= _lead([parts[member] for _, _, member, _ in group], start)
+        elif not (contiguous or here) and end - start > 2 * parts[index].nbytes:
             parts[index] = _packed(parts[index])
             start, end = _span(parts[index])
-            spans[first] = start, end, index
+            group = ((start, end, index, False),)
         if here:
             byte = start - base
         else:
@@ -94,18 +79,48 @@ def lay_out(
             position = byte + end - start
             copies.append((byte, start, end - start))
         stretches.append((byte, byte + end - start))
-        if alone and index not in strided:
+        if alone and contiguous:
             part = parts[index]
-            name = _DTYPE_NAMES[part.dtype]  # type: ignore[index]  # a tensor: arrays are strided
-            if name in _NUMPY_DTYPES and len(shape := tuple(part.shape)) <= _MAX_NUMPY_DIMENSIONS:
+            name = _NUMPY_NAMES.get(part.dtype)  # type: ignore[arg-type]  # a tensor's
+            if name is not None and len(shape := tuple(part.shape)) <= _MAX_NUMPY_DIMENSIONS:
                 rows[index] = _TENSOR, name, byte, shape, None
                 continue
-        for low, high, member in spans[first:after]:
+        for low, high, member, _ in group:
             rows[member] = _row(parts[member], alone, low, high, byte, start, end)
     stretches.sort()  # those that lie in the slot already come anywhere
-    if overlapping:
-        stretches = _joined(stretches)
-    return rows, stretches, copies, position
+    return rows, _joined(stretches) if overlapping else stretches, copies, position
+
+
+def _spans(parts: list[Part], rows: list[_Row]) -> list[_Span]:
+    """Return where in memory the parts lie, sorted; one without bytes gets its row at once."""
+    spans: list[_Span] = []
+    for index, part in enumerate(parts):
+        if type(part) is torch.Tensor and part.is_contiguous():
+            start = part.data_ptr()
+            end = start + part.nbytes
+            if start < end:
+                spans.append((start, end, index, True))
+            else:
+                rows[index] = _EMPTY, DTYPE_NAMES[part.dtype], tuple(part.shape), part.stride()
+        else:
+            spans.append((*_span(part), index, False))
+    spans.sort()
+    return spans
+
+
+def _merge_overlaps(spans: list[_Span]) -> Iterable[Sequence[_Span]]:
+    """Return groups of sorted spans: those that overlap in one, in nearly all batches none do."""
+    if len(spans) < 2 or not [1 for one, other in itertools.pairwise(spans) if other[0] < one[1]]:
+        return zip(spans)
+    groups: list[list[_Span]] = []
+    reach = -1  # the byte behind the last of the group
+    for span in spans:
+        if span[0] < reach:
+            groups[-1].append(span)
+        else:
+            groups.append([span])
+        reach = max(reach, span[1])
+    return groups
 
 
 def _row(part: Part, alone: bool, low: int, high: int, byte: int, start: int, end: int) -> _Row:
@@ -123,7 +138,7 @@ def _row(part: Part, alone: bool, low: int, high: int, byte: int, start: int, en
         for size, step in zip(part.shape, part.strides, strict=True):
             byte -= min(0, (size - 1) * step)  # the first element of a reversed array is behind
         return _ARRAY, name, byte, part.shape, part.strides
-    name = _DTYPE_NAMES[part.dtype]
+    name = DTYPE_NAMES[part.dtype]
     shape, strides, itemsize = tuple(part.shape), part.stride(), part.element_size()
     if alone and name in _NUMPY_DTYPES and len(shape) <= _MAX_NUMPY_DIMENSIONS:
         return _TENSOR, name, byte, shape, tuple([step * itemsize for step in strides])

@@ -1,4 +1,4 @@
-"""What crosses the border between the parent and its workers, and how it is written down.
+"""The messages between the parent and its workers: what each means, how it is written down.
 
 Every message is :data:`SIZE` bytes, whatever it says. POSIX makes a pipe write of up to 512 bytes
 atomic, and since every read and every write has the same size, no reader ever sees half a message:
@@ -25,6 +25,7 @@ from __future__ import annotations
 import pickle
 import struct
 from array import array
+from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -59,10 +60,10 @@ _EPOCHS: Final = 1 << 22
 
 
 def task_number(epoch: int, position: int) -> int:
-    """The number by which a task is told from all others that are under way.
+    """The number that no other task in flight has.
 
     Args:
-        epoch: The epoch; the last tasks of one may be under way together with the next one's first.
+        epoch: The epoch; its last tasks may be in flight together with the next one's first.
         position: Position of the batch in the epoch, from 0; less than 2**40.
     """
     return epoch % _EPOCHS << _POSITION_BITS | position
@@ -125,12 +126,12 @@ class Stop(NamedTuple):
     """End the worker process."""
 
 
-class Status:
+class Status(IntEnum):
     """How a task ended."""
 
-    BATCH: Final = 0
-    FAILURE: Final = 1
-    END: Final = 2
+    BATCH = 0
+    FAILURE = 1
+    END = 2
 
 
 class Result(NamedTuple):
@@ -143,8 +144,8 @@ class Result(NamedTuple):
         generation: The task's.
         number: The task's.
         offset: The slot that holds the outcome (the task's, or the one granted instead).
-        at: Offset in the slot of the batch's descriptor, or of the failure.
-        nbytes: Bytes of that descriptor or failure.
+        at: Offset in the slot of the batch's descriptor, or of the exception.
+        nbytes: Bytes of that descriptor or exception.
         samples: Samples of the batch.
         began: ``time.monotonic_ns()`` when the worker took the task up.
         fetch: Nanoseconds that it was reading samples.
@@ -186,7 +187,7 @@ class Ack(NamedTuple):
 class Grow(NamedTuple):
     """A batch needs a slot of ``nbytes`` bytes; the worker waits for a :class:`Grant`.
 
-    ``offset`` is the slot of the task, by which a task issued twice is told from itself.
+    ``offset`` is the slot of the task, which tells the two copies of a task issued twice apart.
     """
 
     worker: int

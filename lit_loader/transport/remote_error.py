@@ -12,6 +12,7 @@ import pickle
 import traceback
 from typing import Any, NamedTuple, cast
 
+from lit_loader.describe import class_name, message_of
 from lit_loader.errors import WorkerError
 from lit_loader.transport.status_board import Progress
 
@@ -51,20 +52,20 @@ def describe_batch(number: int, indices: Any, progress: Progress) -> str:
     Args:
         number: The batch's position in the epoch.
         indices: Its indices; None for an iterable dataset.
-        progress: Of whoever makes the batch.
+        progress: Of the process that makes the batch.
 
     Returns:
         ``batch 3, at index 17 (sample 4 of 32), indices [...]``; samples are counted from 0.
     """
-    told = [f"batch {number}", describe_indices(indices)]
+    shown = [f"batch {number}", describe_indices(indices)]
     if indices is None:
         if (position := progress.reading(indexed=False)) is not None:
-            told.insert(1, f"at sample {position}")
+            shown.insert(1, f"at sample {position}")
     elif isinstance(indices, list):
         position = progress.reading(indexed=True)
         if position is not None and position < len(indices):
-            told.insert(1, f"at index {indices[position]!r} (sample {position} of {len(indices)})")
-    return ", ".join(told)
+            shown.insert(1, f"at index {indices[position]!r} (sample {position} of {len(indices)})")
+    return ", ".join(shown)
 
 
 def _portable(value: Any) -> bool:
@@ -77,7 +78,7 @@ def _portable(value: Any) -> bool:
 
 
 class RemoteError(NamedTuple):
-    """What is left of an exception on its way.
+    """An exception taken apart, for its way from the worker to the parent.
 
     Attributes:
         kind: The exception's class, or None if that cannot be carried.
@@ -101,10 +102,6 @@ class RemoteError(NamedTuple):
     def capture(cls, error: BaseException, where: str) -> RemoteError:
         """Write ``error`` down, with its traceback."""
         kind = type(error)
-        try:
-            message = str(error)
-        except Exception as broken:
-            message = f"<str() of the exception raised {type(broken).__name__}>"
         attributes = getattr(error, "__dict__", {})
         # An OSError keeps its file names out of ``args``, and puts them in where it is pickled.
         args = error.args
@@ -112,10 +109,8 @@ class RemoteError(NamedTuple):
             args = cast("tuple[Any, ...]", OSError.__reduce__(error)[1])
         return cls(
             kind=kind if _portable(kind) else None,
-            name=kind.__qualname__
-            if kind.__module__ == "builtins"
-            else f"{kind.__module__}.{kind.__qualname__}",
-            message=message,
+            name=class_name(kind),
+            message=message_of(error),
             args=args if _portable(args) else None,
             attributes={k: v for k, v in attributes.items() if k != "__notes__" and _portable(v)},
             trace="".join(traceback.format_exception(kind, error, error.__traceback__)),
@@ -123,7 +118,7 @@ class RemoteError(NamedTuple):
         )
 
     def pack(self, capacity: int) -> bytes:
-        """Write the failure as at most ``capacity`` bytes; what does not fit is shortened."""
+        """Write it as at most ``capacity`` bytes; what does not fit is shortened."""
         data = self._dumps()
         if len(data) <= capacity:
             return data
@@ -170,8 +165,8 @@ class RemoteError(NamedTuple):
         """
         error = self._original()
         if error is None:
-            told = f"{self.name}: {self.message}" if self.message else self.name
-            return WorkerError(f"{told}\n{self.report}")
+            shown = f"{self.name}: {self.message}" if self.message else self.name
+            return WorkerError(f"{shown}\n{self.report}")
         if (
             len(error.args) == 1
             and isinstance(error.args[0], str)

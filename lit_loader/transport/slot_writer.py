@@ -1,8 +1,8 @@
-"""One slot of shared memory: a bump allocator and the dtypes that may lie in it.
+"""One slot of shared memory as a bump allocator, and tensors over its bytes.
 
-A slot is a one-dimensional uint8 array. Whoever fills it hands out stretches from the front,
-each on a 64-byte boundary (a cache line, and the widest vector register), and forgets all of them
-at once before the next batch.
+A slot is a one-dimensional uint8 array. A worker hands out stretches of it from the front, each on
+a 64-byte boundary (a cache line, and the widest vector register): to collation, which stacks large
+tensors there, and to the codec for all else. It forgets all of them at once before the next batch.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from lit_loader.transport.dtypes import NUMPY_DTYPES
+
 __all__ = [
     "ALIGNMENT",
-    "NUMPY_DTYPES",
     "SlotFull",
     "SlotWriter",
     "align",
@@ -27,27 +28,6 @@ Bytes = npt.NDArray[np.uint8]
 
 ALIGNMENT = 64
 """Boundary, in bytes, on which every tensor, array and descriptor begins."""
-
-NUMPY_DTYPES: dict[torch.dtype, np.dtype[np.generic]] = {
-    torch_dtype: np.dtype(name)
-    for name, torch_dtype in {
-        "bool": torch.bool,
-        "uint8": torch.uint8,
-        "uint16": torch.uint16,
-        "uint32": torch.uint32,
-        "uint64": torch.uint64,
-        "int8": torch.int8,
-        "int16": torch.int16,
-        "int32": torch.int32,
-        "int64": torch.int64,
-        "float16": torch.float16,
-        "float32": torch.float32,
-        "float64": torch.float64,
-        "complex64": torch.complex64,
-        "complex128": torch.complex128,
-    }.items()
-}
-"""The dtypes that torch and NumPy share; the way through NumPy is torch's quickest to a tensor."""
 
 
 class SlotFull(Exception):

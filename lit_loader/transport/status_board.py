@@ -1,4 +1,4 @@
-"""The status board: who does what since when, readable without a message.
+"""The status board: what each worker does, and since when, in shared memory.
 
 One row of shared memory a worker. The worker writes, the parent reads; every field is one aligned
 64-bit word, so a reader sees old or new and never half. It says what a dead or hung worker was at.
@@ -73,7 +73,7 @@ class Progress:
     """Where a reader notes the sample it is at, and learns whether the batch is still wanted.
 
     Args:
-        words: The board; None for a reader that nobody watches.
+        words: The board; None for a reader that is not watched.
         row: First word of the reader's row.
 
     Attributes:
@@ -171,7 +171,7 @@ class Progress:
 
 
 class StatusBoard:
-    """The board over its bytes.
+    """Reads and writes the rows of the board.
 
     Args:
         memory: At least :func:`board_bytes` writable bytes, shared between the processes.

@@ -7,7 +7,7 @@
        ╰───── pidfd: "it has ended" ────────────┼──────────────────╯
               Reap(worker) ═════════════════════╯ exit status, peak memory
 
-Forking a process copies the locks that its other threads hold, and nobody in the copy will ever
+Forking a process copies the locks that its other threads hold, and nothing in the copy will ever
 release them. A training process has many threads (autograd, OpenMP, loggers, the pin-memory thread)
 when a dead worker must be replaced in the middle of an epoch. So it forks once, when the pool is
 made, a process that has one thread only and never does anything else than fork. A worker made by it
@@ -15,7 +15,7 @@ later is the same as one made at first: the same dataset, the same module state,
 
 The one fork may go wrong itself, and the launcher may be killed. It is waited for as long as it
 gets on (`system/watchdog.py`); what is done if it does not is said in
-`worker/start_fallback.py`, and what runs in it in `worker/launcher_process.py`.
+`worker/fork_starter.py`, and what runs in it in `worker/launcher_process.py`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from multiprocessing.process import BaseProcess
 from typing import Final
 
 from lit_loader.errors import LoaderError
-from lit_loader.system.child_processes import let_go
+from lit_loader.system.child_processes import reap_and_close
 from lit_loader.system.stack_dumps import DUMP_SIGNAL, StackFile
 from lit_loader.system.watchdog import LOOK_SECONDS, PATIENCE, Watchdog
 from lit_loader.worker.launcher_process import (
@@ -78,13 +78,13 @@ class LauncherLostError(Exception):
     """The launcher is gone, or does not get on and was ended.
 
     Attributes:
-        told: What was seen of it.
+        report: What was seen of it.
         started: The workers that it has started nevertheless, in the order asked for.
     """
 
-    def __init__(self, told: str, started: Sequence[LaunchedWorker] = ()) -> None:
-        super().__init__(told)
-        self.told = told
+    def __init__(self, report: str, started: Sequence[LaunchedWorker] = ()) -> None:
+        super().__init__(report)
+        self.report = report
         self.started = started
 
 
@@ -139,7 +139,7 @@ class LaunchedWorker:
 
 
 class Launcher:
-    """The parent's side. One thread at a time.
+    """Starts the launcher and asks it for workers; for one thread at a time.
 
     Args:
         context: Forks.
@@ -175,7 +175,7 @@ class Launcher:
             LoaderError: The system does not give another process.
         """
         if self._requests is None or wait_for([self._pidfd], 0):
-            # At first; and again if somebody has killed the launcher. Forking now is as it would be
+            # At first; and again if the launcher was killed. Forking now is as it would be
             # without one.
             self.discard()
             self._fork()
@@ -328,7 +328,7 @@ class Launcher:
         if process is not None and process.pid is not None:
             if not wait_for([process.sentinel if pidfd < 0 else pidfd], _ENDING):
                 process.kill()
-            let_go(process)
+            reap_and_close(process)
         if pidfd >= 0:
             os.close(pidfd)
 

@@ -10,8 +10,8 @@
   a lock that another thread held, it is stuck there, where its parent notices, and not its workers.
 - A worker does nothing until its parent knows of it: one whose launcher is killed in between ends.
 - It keeps an ended worker's exit status until asked, so that a pidfd never means another process.
-- It ignores SIGTERM as well: whoever wants a job to end, and sends it to all processes, gets the
-  parent to end, and that ends the launcher.
+- It ignores SIGTERM as well: where it is sent to all processes to end a job, the parent ends, and
+  that ends the launcher.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
-from lit_loader.batch.make import BatchSpec
+from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.seeding.find_generators import find_generators
 from lit_loader.seeding.seeds import seed_worker
-from lit_loader.system.child_processes import settle
+from lit_loader.system.child_processes import reap
 from lit_loader.system.stack_dumps import write_stacks_to
 from lit_loader.worker.payload import Links, Payload
 from lit_loader.worker.process_start import reset_signals
@@ -67,7 +67,7 @@ WorkerMain = Callable[[Links, Payload], None]
 
 
 class Origin(NamedTuple):
-    """What the parent was when it forked the launcher.
+    """The parent's state when it forked the launcher.
 
     Attributes:
         pid: Its process id.
@@ -89,7 +89,7 @@ def launcher_main(
     payload: Payload,
     worker_main: WorkerMain,
 ) -> None:
-    """Serve requests until told to quit, or until the parent is gone."""
+    """Serve requests until one says to quit, or until the parent is gone."""
     origin.requests.close()
     reset_signals()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -207,7 +207,7 @@ def _reap(process: BaseProcess) -> tuple[int, int]:
         peak = usage.ru_maxrss * 1024
         # Private reach: join() would wait for the same child once more, and knows no memory.
         process._popen.returncode = os.waitstatus_to_exitcode(status)  # type: ignore[attr-defined]
-    settle(process)
+    reap(process)
     exitcode = process.exitcode or 0
     process.close()
     return exitcode, peak

@@ -11,7 +11,7 @@
 - Before each sample it compares the board's generation with its own, and leaves a batch that is
   no longer wanted.
 - It holds no lock that another process could wait for. Killed at any instant, it leaves at most a
-  half-written slot, which nobody reads without its Result.
+  half-written slot, which is not read without its Result.
 - A thread waits for the parent's death and then ends the process, whatever it is doing.
 """
 
@@ -31,9 +31,9 @@ import numpy as np
 import torch
 from torch.utils.data._utils import worker as torch_worker
 
+from lit_loader.batch.batch_loader import BatchLoader
 from lit_loader.batch.collate import collate_privately
 from lit_loader.batch.fetch import EndOfData
-from lit_loader.batch.make import BatchLoader
 from lit_loader.checkpoint.position import ReadPoint
 from lit_loader.context import reading
 from lit_loader.errors import TransportError
@@ -76,7 +76,7 @@ class _Stopped(Exception):
 
 
 def worker_main(links: Links, payload: Payload) -> None:
-    """Be a worker until told to stop, or until the parent is gone."""
+    """Be a worker until a message says to stop, or until the parent is gone."""
     reset_signals()
     write_stacks_to(links.stacks.fd)
     _follow_parent(links.parent)
@@ -327,9 +327,9 @@ class _Worker:
             writer = self._writers[offset] = SlotWriter(self._arena.memory(offset, capacity))
         return writer
 
-    def _fail(self, task: Task, failure: RemoteError) -> None:
+    def _fail(self, task: Task, error: RemoteError) -> None:
         memory = self._arena.memory(task.offset, task.capacity)
-        packed = failure.pack(task.capacity)
+        packed = error.pack(task.capacity)
         memory[: len(packed)] = np.frombuffer(packed, np.uint8)
         self._send_result(task, Status.FAILURE, task.offset, 0, len(packed))
 

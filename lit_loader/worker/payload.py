@@ -1,4 +1,4 @@
-"""What a worker is given when it is started: its links to the parent, and the user's objects."""
+"""What a worker is given at its start: `Links` to the parent; a `Payload`, the user's objects."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from multiprocessing import reduction
 from multiprocessing.context import get_spawning_popen
 from typing import Any, Final
 
-from lit_loader.batch.make import BatchSpec
+from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.describe import find_failing_object, short_repr
 from lit_loader.errors import TransportError
 from lit_loader.system.pickling import can_carry_by_value, dump, load
 from lit_loader.system.shared_file import nameless_file, write_all
 
-__all__ = ["NO_ROOM", "CarryByValueError", "Descriptor", "Links", "Payload"]
+__all__ = ["NO_ROOM", "Descriptor", "Links", "Payload"]
 
 NO_ROOM: Final = os.EX_OSERR
 """Exit code of a worker that has no room for the arena in its address space."""
@@ -46,21 +46,18 @@ def _descriptor_from(duplicate: Any) -> Descriptor:
     return Descriptor(duplicate.detach())
 
 
-class CarryByValueError(Exception):
-    """Raised on the way into a process's start: start anew, with objects carried by value."""
-
-
 class Payload:
     """The user's objects on their way to workers.
 
     Pickled apart from the rest, so that the worker is up, and can report it, when they cannot be
-    unpickled. Pickled once for all workers, and into a file: a pipe would hold up whoever starts
-    them until each, in turn, has come to reading it. Only what brings descriptors of its own along
+    unpickled. Pickled once for all workers, and into a file: a pipe would hold up the parent
+    until each, in turn, has come to reading it. Only what brings descriptors of its own along
     (locks, queues, shared tensors) is pickled for each worker anew.
 
     Args:
         spec: The objects.
-        by_value: Carry functions and classes by value where they cannot be imported.
+        by_value: Carry functions and classes by value where they cannot be imported; else this is
+            done if they cannot be pickled otherwise, and cloudpickle is installed.
     """
 
     def __init__(self, spec: BatchSpec, by_value: bool = False) -> None:
@@ -75,21 +72,28 @@ class Payload:
         return _payload_from, (Descriptor(self._fd),)
 
     def _write(self) -> None:
-        """Pickle the objects, as a part of starting a process."""
+        """Pickle the objects, as a part of starting a process.
+
+        Raises:
+            TransportError: One cannot be pickled; names the option and the place in it.
+        """
         # Private reach: the descriptors that go along with the process that is being started.
         popen: Any = get_spawning_popen()
         noted = len(popen._fds)
         try:
             pickled, self._pickler = dump(self._spec, self._by_value)
         except Exception as error:
-            # Not tried again here: the start has noted the descriptors of the first attempt.
-            again = not self._by_value and can_carry_by_value()
-            if again and not isinstance(error, RecursionError):
-                raise CarryByValueError from error
-            raise self._explained(error) from error
-        self._for_all = len(popen._fds) == noted
-        self._fd, _ = nameless_file("lit_loader dataset")
-        write_all(self._fd, pickled)
+            if self._by_value or isinstance(error, RecursionError) or not can_carry_by_value():
+                raise self._explained(error) from error
+        else:
+            self._for_all = len(popen._fds) == noted
+            self._fd, _ = nameless_file("lit_loader dataset")
+            write_all(self._fd, pickled)
+            return
+        # From now on, for all workers; what the attempt wanted to take along stays here.
+        self._by_value = True
+        del popen._fds[noted:]
+        self._write()
 
     def started(self) -> None:
         """Let go of what was for one worker alone, which has been started."""

@@ -1,4 +1,7 @@
-"""Starting a process such that nothing of the parent's gets into it that should not."""
+"""`quiet_start`: a process is started without the parent's signals, handlers and held locks.
+
+Used around every start of a worker or launcher. The new process calls `reset_signals` first.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +107,7 @@ def _after_fork_in_child() -> None:
     if threading.get_ident() in _forking:
         renew_stream_locks()
         renew_numpy_generator()
-    _forking.clear()  # what is forked from here has nobody else's locks
+    _forking.clear()  # what is forked from here has no other thread's locks
 
 
 os.register_at_fork(
@@ -131,7 +134,7 @@ def _start_fork_server(context: BaseContext) -> None:
 def _preload(context: BaseContext) -> None:
     """Let Python's fork server import once what every worker would.
 
-    Only if nobody else has said what it is to import; and it is too late for one that runs already.
+    Only if the program has not said what it is to import; and too late for one that runs already.
     """
     from multiprocessing import forkserver
 
@@ -147,7 +150,7 @@ def await_end_of_fork_server() -> None:
     """
     from multiprocessing import forkserver
 
-    # Private reach: nothing else tells the server's process.
+    # Private reach: nothing else gives the server's process id.
     pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
     if pid is None:
         return
@@ -183,7 +186,9 @@ def reset_signals() -> None:
     """
     signal.set_wakeup_fd(-1)
     handled = _handled()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, nobody would learn how a child ended
+    signal.signal(
+        signal.SIGCHLD, signal.SIG_DFL
+    )  # ignored, it could not be learned how a child ended
     for number in handled:
         signal.signal(number, signal.SIG_DFL)
     for number in (signal.SIGUSR1, signal.SIGUSR2):

@@ -1,4 +1,8 @@
-"""Starting worker processes, and ending them for certain."""
+"""What a pool asks of a worker process, and of what starts them; `DirectStarter`; ending them.
+
+The pool has its starter chosen by `worker/fork_starter.py`. `DirectStarter` is the plain way: every
+worker is a child of this process, or of Python's fork server.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +12,18 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Final, Protocol
 
-from lit_loader.batch.make import BatchSpec
+from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.errors import LoaderError
-from lit_loader.system.child_processes import UNKNOWN, settle
+from lit_loader.system.child_processes import UNKNOWN, reap
 from lit_loader.system.pickling import can_carry_by_value, importable_main, main_is_importable
 from lit_loader.worker.main import worker_main
-from lit_loader.worker.payload import CarryByValueError, Links, Payload
+from lit_loader.worker.payload import Links, Payload
 from lit_loader.worker.process_start import await_end_of_fork_server, quiet_start
 
 __all__ = [
@@ -28,6 +32,7 @@ __all__ = [
     "DirectStarter",
     "Starter",
     "WorkerProcess",
+    "all_or_none",
     "end_processes",
 ]
 
@@ -42,7 +47,7 @@ _SERVER_GONE: Final = (ConnectionError, EOFError, FileNotFoundError)
 
 
 class WorkerProcess(Protocol):
-    """What a pool does with a worker's process."""
+    """A worker's process, as far as a pool needs it."""
 
     @property
     def pid(self) -> int | None:
@@ -73,10 +78,10 @@ class WorkerProcess(Protocol):
 
 
 class Starter(Protocol):
-    """Where workers come from.
+    """What starts workers.
 
     Attributes:
-        notices: What is to be told to the consumer.
+        notices: Messages for the consumer.
     """
 
     notices: deque[str]
@@ -99,7 +104,7 @@ class Starter(Protocol):
 
 
 class DirectWorker:
-    """A child of this process, or of Python's fork server; the end it tells is the process's own.
+    """A child of this process, or of Python's fork server; the end it reports is the process's own.
 
     The sentinels of ``multiprocessing`` are pipes, which end too when the fork server does.
     """
@@ -124,7 +129,7 @@ class DirectWorker:
     def exitcode(self) -> int | None:
         """Exit code, or minus the signal's number; None: alive, or not known."""
         code = self._process.exitcode
-        # What multiprocessing makes of a fork server that is gone, and cannot tell.
+        # What multiprocessing makes of a fork server that is gone.
         return None if code == UNKNOWN else code
 
     def is_alive(self) -> bool:
@@ -149,7 +154,7 @@ class DirectWorker:
     def join(self) -> None:
         """Wait for the end."""
         wait_for([self.sentinel])
-        settle(self._process)
+        reap(self._process)
 
     def close(self) -> None:
         """Let go of the sentinel."""
@@ -190,7 +195,6 @@ class DirectStarter:
         self.forks = context.get_start_method() == "fork"
         self._context = context
         self._links = links
-        self._spec = spec
         self._without_main = without_main
         by_value = can_carry_by_value() and (without_main or not main_is_importable())
         self._payload = Payload(spec, by_value)
@@ -204,22 +208,14 @@ class DirectStarter:
     def start_all(self, workers: Sequence[int], generation: int) -> list[DirectWorker]:
         """Start the workers of these numbers."""
         started: list[DirectWorker] = []
-        try:
+        with all_or_none(started):
             for worker in workers:
                 started.append(DirectWorker(self._start(worker, generation)))
-        except BaseException:
-            for process in started:
-                process.kill()
-                process.join()
-                process.close()
-            raise
         return started
 
     def _start(self, worker: int, generation: int) -> BaseProcess:
         try:
             return self._start_process(worker, generation)
-        except CarryByValueError:
-            self._payload = Payload(self._spec, by_value=True)
         except _SERVER_GONE:
             # Python's fork server has just been killed; the next start makes another.
             await_end_of_fork_server()
@@ -252,8 +248,21 @@ class DirectStarter:
         self._payload.close()
 
 
+@contextlib.contextmanager
+def all_or_none(started: Sequence[WorkerProcess]) -> Iterator[None]:
+    """Start workers: if one cannot be, those that have ``started`` by then are ended."""
+    try:
+        yield
+    except BaseException:
+        for process in started:
+            process.kill()
+            process.join()
+            process.close()
+        raise
+
+
 def end_processes(processes: Sequence[WorkerProcess], results: int) -> None:
-    """Wait for processes that have been told to stop; end by growing force those that do not.
+    """Wait for processes that were sent Stop; end by growing force those that do not end.
 
     They are still to be joined and closed.
 

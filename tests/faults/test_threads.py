@@ -369,7 +369,7 @@ def waiting_dataset(pool: ThreadPoolExecutor) -> Call:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[Any]:
-    monkeypatch.setattr(generator_lock, "TELL_AFTER", 0.1)
+    monkeypatch.setattr(generator_lock, "WARN_AFTER", 0.1)
     monkeypatch.setattr(generator_lock, "GIVE_UP_AFTER", 0.3)
     monkeypatch.setattr(generator_lock, "_LOOK_EVERY", 0.05)
     with caplog.at_level(logging.WARNING, logger="lit_loader"):

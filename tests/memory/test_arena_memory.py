@@ -292,7 +292,7 @@ def test_threads_never_meet_a_slot_that_is_being_emptied(monkeypatch: pytest.Mon
     for thread in threads:
         thread.join()
     assert not mixed
-    assert (arena.leased, arena._lent) == (0, 0)
+    assert (arena.leased, arena._budget.in_flight) == (0, 0)
     arena.close()
 
 
@@ -314,7 +314,7 @@ def test_batches_that_the_garbage_collector_finds() -> None:
         gc.set_threshold(*before)
     del batch
     gc.collect()
-    assert (arena.leased, arena._lent) == (0, 0)
+    assert (arena.leased, arena._budget.in_flight) == (0, 0)
     arena.close()
 
 
@@ -430,7 +430,7 @@ def test_a_fork_is_waited_for_within_the_budget() -> None:
     arena._guard._waiting.append(read_end)
     addresses = [batch.ctypes.data for _, batch in consumer.held]
     consumer.let_go()
-    assert (arena.leased, arena._kept()) == (0, 3 * BATCH)
+    assert (arena.leased, arena._budget.kept()) == (0, 3 * BATCH)
     consumer.take(20)
     seen = {slot.memory.ctypes.data: slot.memory[0] for slot in arena._parked}
     assert [seen[address] for address in addresses] == [0, 1, 2]
@@ -486,12 +486,12 @@ def test_what_lies_in_a_slot_made_on_demand_outlives_the_arena() -> None:
 
 def test_batches_that_grow_little_by_little_need_few_slots() -> None:
     arena = Arena(64, in_flight=1, held=1, slot_bytes=BATCH)
-    before = arena._slots
+    before = arena._budget.slots
     for nbytes in range(BATCH, 64 * BATCH, PAGE):
         slot = arena.acquire(nbytes)
         assert slot.capacity >= nbytes
         arena.release(slot)
-    assert arena._slots - before <= 4 * 6 + 1
+    assert arena._budget.slots - before <= 4 * 6 + 1
     arena.close()
 
 

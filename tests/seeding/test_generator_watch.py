@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from lit_loader import DataLoader, get_shard
-from lit_loader.batch.make import BatchLoader
+from lit_loader.batch.batch_loader import BatchLoader
 from lit_loader.seeding import generator_watch
 from lit_loader.seeding.find_generators import find_generators
 from lit_loader.seeding.generator_state import preserved

@@ -233,7 +233,11 @@ def test_nothing_is_pickled_twice_that_need_not_be(monkeypatch: pytest.MonkeyPat
             {},
             "dataset.function.__self__.steps[0]: <function closure",
         ),
-        (Call(local_object()), {}, "dataset.function: <test_pickling.local_object.<loca"),
+        (
+            Call(local_object()),
+            {},
+            "dataset.function: <tests.system.test_pickling.local_object.<loca",
+        ),
         (range(2), {"collate_fn": lambda samples: samples}, "collate_fn: <function <lambda> at 0x"),
         (range(2), {"worker_init_fn": closure(1)}, "worker_init_fn: <function closure.<loca"),
     ],

@@ -34,7 +34,7 @@ from lit_loader import DataLoader
 from lit_loader.errors import LoaderError, WorkerRestartWarning
 from lit_loader.iteration import pin_memory as pinning
 from lit_loader.seeding import seeds
-from lit_loader.worker import launcher, process_start, start_fallback
+from lit_loader.worker import fork_starter, launcher, process_start
 from lit_loader.worker import main as worker
 from lit_loader.worker.launcher import Launcher
 from tests.parity.tools import PROMPT
@@ -182,7 +182,7 @@ def test_a_log_that_is_being_written_at_the_fork(
     monkeypatch: pytest.MonkeyPatch, launched: bool
 ) -> None:
     """The copy of its file is locked; workers log there all the same."""
-    monkeypatch.setattr(start_fallback, "can_launch", lambda context: launched)
+    monkeypatch.setattr(fork_starter, "can_launch", lambda context: launched)
     reading, writing = os.pipe()
     with open(writing, "w") as stream:
         handler = logging.StreamHandler(stream)
@@ -330,7 +330,7 @@ def warned() -> Iterator[list[str]]:
 @pytest.fixture(params=[True, False], ids=["launched", "direct"])
 def launched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether workers come from a launcher, or each from this process itself."""
-    monkeypatch.setattr(start_fallback, "can_launch", lambda context: request.param)
+    monkeypatch.setattr(fork_starter, "can_launch", lambda context: request.param)
     return bool(request.param)
 
 
@@ -343,7 +343,7 @@ def accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forking is given up soon."""
-    monkeypatch.setattr(start_fallback, "PATIENCE", 1)
+    monkeypatch.setattr(fork_starter, "PATIENCE", 1)
     monkeypatch.setattr(launcher, "PATIENCE", 1)
 
 
@@ -481,13 +481,13 @@ def test_a_worker_that_does_not_come_up(launched: bool, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(worker, "seed_worker", seed_worker)
     with holding(lock) as release, warned() as texts:
-        distrust = start_fallback.ForkStarter.distrust
+        distrust = fork_starter.ForkStarter.distrust
 
         def noted(self: Any, number: int) -> None:
             release()
             distrust(self, number)
 
-        monkeypatch.setattr(start_fallback.ForkStarter, "distrust", noted)
+        monkeypatch.setattr(fork_starter.ForkStarter, "distrust", noted)
         assert batches(Drawing(), num_workers=1, max_worker_restarts=0) == expected
     [text] = texts
     assert re.search(
@@ -507,13 +507,13 @@ def test_a_lock_of_the_datasets_own(launched: bool, monkeypatch: pytest.MonkeyPa
             return index
 
     with holding(lock) as release, warned() as texts:
-        distrust = start_fallback.ForkStarter.distrust
+        distrust = fork_starter.ForkStarter.distrust
 
         def noted(self: Any, number: int) -> None:
             release()
             distrust(self, number)
 
-        monkeypatch.setattr(start_fallback.ForkStarter, "distrust", noted)
+        monkeypatch.setattr(fork_starter.ForkStarter, "distrust", noted)
         with DataLoader(
             Call(sample, 4), num_workers=1, multiprocessing_context="fork", timeout=0.5
         ) as loader:

@@ -1,19 +1,25 @@
-"""Making one batch: seed, fetch, collate. The same code in a worker and with ``num_workers=0``."""
+"""`BatchLoader`: makes batches (seed, fetch, collate), in a worker or with ``num_workers=0``.
+
+::
+
+    indices ─▶ take: a table of tensors? one indexing ───────────────────────────╮
+       ╰─────▶ load: seed ─▶ fetch the samples ─▶ (seed) ─▶ collate ─▶ report? ──┴─▶ batch
+
+What comes in is what a task says (indices, batch number, epoch, seed); what goes out is a batch, or
+a `BatchWithReport` where the parent is to know more. Generators that a batch has made on first use
+are found afterwards, and the batch is made again with them seeded.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
-from torch.utils.data import default_collate as torch_default_collate
-
-from lit_loader.batch.collate import default_collate
+from lit_loader.batch.batch_spec import BatchSpec, BatchWithReport
+from lit_loader.batch.collate import Empty, default_collate
 from lit_loader.batch.fetch import EndOfData, Fetcher, IterableFetcher, MapFetcher
-from lit_loader.batch.sample_errors import Attempts, SampleError, Tolerance
-from lit_loader.batch.tensor_table import Table, table_of
+from lit_loader.batch.sample_errors import Attempts
 from lit_loader.batch.tolerant_fetch import (
     OMITTED,
     TolerantIterableFetcher,
@@ -30,101 +36,12 @@ from lit_loader.seeding.seeds import derive, extend, sample_seed, seed_globals
 from lit_loader.system.interrupts import let_handlers_through
 from lit_loader.transport.status_board import Cancelled, Progress
 
-__all__ = ["BatchLoader", "BatchWithReport", "BatchSpec"]
+__all__ = ["BatchLoader"]
 
 _FOR_EVER = 1 << 62
 _REPLACEMENTS = 0x4E72  # keeps the choice of replacements apart from what samples draw
 _BEGINNING = 0xBE61  # … and what comes before an epoch's first sample
 _SET_EPOCH, _ITER, _FIRST_NEXT = range(3)
-
-Empty = Callable[[Any, torch.dtype], "torch.Tensor | None"]
-"""Gives memory of a shape and dtype in the batch's slot, or None for private memory."""
-
-
-class BatchWithReport(NamedTuple):
-    """A batch with what the parent is to know besides.
-
-    Every batch of an iterable dataset comes in one; a map-style dataset's only if some of its
-    samples failed.
-
-    Attributes:
-        batch: The batch.
-        state: What an iterable dataset and its iterator told of their place before it; None if
-            they cannot.
-        ignores_share: Whether an iterable dataset has not asked which share is its reader's.
-        errors: Samples that could not be read, and what was done about each.
-        omitted: Whether they have left nothing: there is no batch, and the next one is to be given
-            out in its stead.
-        retries: Times that samples were read again after a transient error.
-        notes: What the user is to be told, once.
-    """
-
-    batch: Any
-    state: Any
-    ignores_share: bool
-    errors: tuple[SampleError, ...] = ()
-    omitted: bool = False
-    retries: int = 0
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class BatchSpec:
-    """What it takes to make batches; travels to every worker.
-
-    Attributes:
-        dataset: The dataset.
-        iterable: Whether it is iterated rather than indexed.
-        batch_size: Samples a batch of an iterable dataset; None gives single samples.
-        batched: Whether a task's indices are a batch's list (else one index, not collated).
-        drop_last: Whether an iterable dataset's last batch is left off if it is not full.
-        collate_fn: Makes a batch of a list of samples (converts one sample, if not batched).
-        worker_init_fn: Called with the worker's id before its first fetch, or None.
-        seeding: ``"batch"``, ``"sample"`` or ``"worker"``.
-        reseed_fn: Called with the dataset and a seed wherever generators are seeded, or None.
-        rank: This process's place among the replicas.
-        num_replicas: Processes that share the dataset.
-        tolerance: What is done about samples that cannot be read.
-        own_order: Whether the indices are the loader's own, and range over the whole dataset.
-    """
-
-    dataset: Any
-    iterable: bool
-    batch_size: int | None
-    batched: bool
-    drop_last: bool
-    collate_fn: Callable[[Any], Any]
-    worker_init_fn: Callable[[int], object] | None
-    seeding: str
-    reseed_fn: Callable[[Any, int], object] | None
-    rank: int
-    num_replicas: int
-    tolerance: Tolerance
-    own_order: bool
-
-    @property
-    def default_collation(self) -> bool:
-        """Whether batches are collated by the default rules."""
-        return self.collate_fn in (torch_default_collate, default_collate)
-
-    def watch(self) -> GeneratorWatch:
-        """The generators that the dataset and the functions hold."""
-        if self.seeding != "worker":
-            return GeneratorWatch(self.dataset, self.collate_fn, tell=self.reseed_fn is None)
-        # They go on from batch to batch, and are only taken back after a failed attempt.
-        return GeneratorWatch(*(() if self.tolerance.none else (self.dataset,)), tell=False)
-
-    def table(self) -> Table | None:
-        """The table that batches can be taken from at once; None: they are read by the sample."""
-        if (
-            self.default_collation
-            and self.batched
-            and not self.iterable
-            and self.tolerance.none
-            and self.reseed_fn is None
-        ):
-            return table_of(self.dataset)
-        return None
 
 
 class BatchLoader:
@@ -172,7 +89,7 @@ class BatchLoader:
             self._unwatched = 0
 
     def end_epoch(self) -> list[str]:
-        """Give what the user is to be told at the end of an epoch."""
+        """Give the notes for the user at the end of an epoch."""
         if self._watch is None or self._spec.iterable or self._spec.seeding == "worker":
             return []
         self._watch.end_epoch()
@@ -192,7 +109,7 @@ class BatchLoader:
 
         Args:
             indices: The batch's indices.
-            progress: Told of the first sample.
+            progress: Notes the first sample.
             on_collate: Called when the batch is made.
             empty: Gives slot memory for large tensors.
 
@@ -234,7 +151,7 @@ class BatchLoader:
             number: Position of the batch in the epoch.
             epoch: The epoch.
             seed: Base seed of the epoch.
-            progress: Told of each sample before it is read.
+            progress: Notes each sample before it is read.
             on_collate: Called when all are read.
             empty: Gives slot memory for what the default collate stacks.
 
@@ -321,7 +238,7 @@ class BatchLoader:
         )
 
     def _enter(self, seed: int, epoch: int) -> None:
-        """Note the epoch, and tell a dataset that wants to know it."""
+        """Note the epoch, and call the dataset's ``set_epoch`` if it has one."""
         self._epoch, self._epoch_seed = (seed, epoch), derive(seed, epoch)
         set_epoch = getattr(self._spec.dataset, "set_epoch", None)
         if callable(set_epoch):
@@ -430,7 +347,7 @@ class BatchLoader:
         return sample_seed(extend(self._epoch_seed, _REPLACEMENTS), index)
 
     def _ignores_share(self) -> bool:
-        """Whether the dataset has asked nobody for its share, though there are several readers."""
+        """Whether the dataset has not asked for its share, though there are several readers."""
         return self._share[1] > 1 and not reading.shard_asked
 
 

@@ -1,4 +1,4 @@
-"""Where workers come from, and what is done if they cannot come from there.
+"""`make_starter`: chooses where workers come from; `ForkStarter`: forks them, with ways out.
 
 ::
 
@@ -21,13 +21,13 @@ from collections.abc import Sequence
 from multiprocessing.context import BaseContext
 from typing import Final
 
-from lit_loader.batch.make import BatchSpec
+from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.errors import LoaderError, TransportError
 from lit_loader.system.watchdog import PATIENCE
 from lit_loader.worker.launcher import Launcher, LauncherLostError, can_launch
 from lit_loader.worker.main import worker_main
 from lit_loader.worker.payload import Links, Payload
-from lit_loader.worker.starters import DirectStarter, Starter, WorkerProcess
+from lit_loader.worker.starters import DirectStarter, Starter, WorkerProcess, all_or_none
 
 __all__ = ["ForkStarter", "make_starter"]
 
@@ -58,7 +58,7 @@ class ForkStarter:
         spec: What the workers make.
 
     Attributes:
-        notices: What is to be told to the consumer.
+        notices: Messages for the consumer.
     """
 
     def __init__(self, context: BaseContext, links: Sequence[Links], spec: BatchSpec) -> None:
@@ -89,15 +89,9 @@ class ForkStarter:
                 dataset cannot be pickled.
         """
         started: list[WorkerProcess] = []
-        try:
+        with all_or_none(started):
             while len(started) < len(workers):
                 started += self._start(workers[len(started) :], generation)
-        except BaseException:
-            for process in started:
-                process.kill()
-                process.join()
-                process.close()
-            raise
         self._rounds.update(dict.fromkeys(workers, self._round))
         return started
 
@@ -109,10 +103,10 @@ class ForkStarter:
             try:
                 return self._launcher.start_all(workers, generation)
             except LauncherLostError as lost:
-                self._fail(lost.told)
+                self._fail(lost.report)
                 if self._direct is None:
                     self.notices.append(
-                        f"{lost.told}\nAnother one was forked, and nothing is lost."
+                        f"{lost.report}\nAnother one was forked, and nothing is lost."
                     )
                 return lost.started
         try:
@@ -133,13 +127,13 @@ class ForkStarter:
                 self._launcher.discard()
             self._fail(f"DataLoader worker {worker} got stuck at its start")
 
-    def _fail(self, told: str) -> None:
+    def _fail(self, report: str) -> None:
         """Fork anew at the next start; after so many attempts, never again."""
         self._failures += 1
         self._round += 1
         if self._failures < ATTEMPTS:
             return
-        self._given_up = f"Forking workers was given up after {ATTEMPTS} attempts: {told}"
+        self._given_up = f"Forking workers was given up after {ATTEMPTS} attempts: {report}"
         self._direct = DirectStarter(
             multiprocessing.get_context("forkserver"), self._links, self._spec, without_main=True
         )

@@ -26,7 +26,7 @@ import pytest
 from lit_loader import DataLoader
 from lit_loader.errors import LoaderError, WorkerDiedError, WorkerRestartWarning
 from lit_loader.system.processors import usable_processors
-from lit_loader.worker import launcher_process, start_fallback
+from lit_loader.worker import fork_starter, launcher_process
 from lit_loader.worker.launcher import Launcher
 from tests.parity.tools import wait_gone
 from tests.support.samples import Rows, ints
@@ -199,7 +199,7 @@ def test_launchers_that_are_killed_again_and_again(
         Rows(4, 1), num_workers=1, max_worker_restarts=0
     ) as loader:  # fmt: skip
         assert ints(loader) == list(range(4))
-    assert killed.done == start_fallback.ATTEMPTS == len(texts)
+    assert killed.done == fork_starter.ATTEMPTS == len(texts)
     assert re.match(
         r"Forking workers was given up after 5 attempts: the process that starts workers "
         r"\(pid \d+\) was killed by SIGKILL \(.*\)\nThey come from Python's fork server now, and "
@@ -308,12 +308,12 @@ SCRIPT = """
 import threading, warnings
 import torch
 from lit_loader import DataLoader
-from lit_loader.worker import start_fallback
+from lit_loader.worker import fork_starter
 from lit_loader.worker import launcher
 
 print("run as", __name__, flush=True)
 warnings.simplefilter("ignore")
-starting.PATIENCE = launcher.PATIENCE = 1
+fork_starter.PATIENCE = launcher.PATIENCE = 1
 torch.accelerator.current_accelerator = lambda: torch.device("cuda")
 
 class Squares(torch.utils.data.Dataset):
@@ -346,7 +346,7 @@ def test_a_script_that_does_not_expect_to_be_imported(tmp_path: Path) -> None:
     script.write_text(SCRIPT)
     done = subprocess.run(
         [sys.executable, script], check=True, capture_output=True, text=True, timeout=100,
-        env={**os.environ, "PYTHONPATH": str(Path(start_fallback.__file__).parents[1])},
+        env={**os.environ, "PYTHONPATH": str(Path(fork_starter.__file__).parents[2])},
     )  # fmt: skip
     assert done.stdout.splitlines() == ["run as __main__", "[0, 1, 4, 9]"]
 

@@ -1,0 +1,106 @@
+"""`BatchSpec`: what a process needs to make batches; `BatchWithReport`: a batch and what to note.
+
+The loader makes one spec of its options. Every worker is sent it, with ``num_workers=0`` the
+parent uses it itself; `batch/batch_loader.py` makes batches by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch.utils.data import default_collate as torch_default_collate
+
+from lit_loader.batch.collate import default_collate
+from lit_loader.batch.sample_errors import SampleError, Tolerance
+from lit_loader.batch.tensor_table import Table, table_of
+from lit_loader.seeding.generator_watch import GeneratorWatch
+
+__all__ = ["BatchSpec", "BatchWithReport"]
+
+
+class BatchWithReport(NamedTuple):
+    """A batch, and what the parent needs to know beyond it.
+
+    Every batch of an iterable dataset comes in one; a map-style dataset's only if some of its
+    samples failed.
+
+    Attributes:
+        batch: The batch.
+        state: State of an iterable dataset and its iterator before the batch; None if they have
+            none.
+        ignores_share: Whether an iterable dataset has not asked which share is its reader's.
+        errors: Samples that could not be read, and what was done about each.
+        omitted: Whether they have left nothing: there is no batch, and the next one is to be given
+            out in its stead.
+        retries: Times that samples were read again after a transient error.
+        notes: What the user is to be warned of, once.
+    """
+
+    batch: Any
+    state: Any
+    ignores_share: bool
+    errors: tuple[SampleError, ...] = ()
+    omitted: bool = False
+    retries: int = 0
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class BatchSpec:
+    """All that is needed to make batches; goes to every worker.
+
+    Attributes:
+        dataset: The dataset.
+        iterable: Whether it is iterated rather than indexed.
+        batch_size: Samples a batch of an iterable dataset; None gives single samples.
+        batched: Whether a task's indices are a batch's list (else one index, not collated).
+        drop_last: Whether an iterable dataset's last batch is left off if it is not full.
+        collate_fn: Makes a batch of a list of samples (converts one sample, if not batched).
+        worker_init_fn: Called with the worker's id before its first fetch, or None.
+        seeding: ``"batch"``, ``"sample"`` or ``"worker"``.
+        reseed_fn: Called with the dataset and a seed wherever generators are seeded, or None.
+        rank: This process's place among the replicas.
+        num_replicas: Processes that share the dataset.
+        tolerance: What is done about samples that cannot be read.
+        own_order: Whether the indices are the loader's own, and range over the whole dataset.
+    """
+
+    dataset: Any
+    iterable: bool
+    batch_size: int | None
+    batched: bool
+    drop_last: bool
+    collate_fn: Callable[[Any], Any]
+    worker_init_fn: Callable[[int], object] | None
+    seeding: str
+    reseed_fn: Callable[[Any, int], object] | None
+    rank: int
+    num_replicas: int
+    tolerance: Tolerance
+    own_order: bool
+
+    @property
+    def default_collation(self) -> bool:
+        """Whether batches are collated by the default rules."""
+        return self.collate_fn in (torch_default_collate, default_collate)
+
+    def watch(self) -> GeneratorWatch:
+        """The generators that the dataset and the functions hold."""
+        if self.seeding != "worker":
+            return GeneratorWatch(self.dataset, self.collate_fn, warn=self.reseed_fn is None)
+        # They go on from batch to batch, and are only taken back after a failed attempt.
+        return GeneratorWatch(*(() if self.tolerance.none else (self.dataset,)), warn=False)
+
+    def table(self) -> Table | None:
+        """The table that batches can be taken from at once; None: they are read by the sample."""
+        if (
+            self.default_collation
+            and self.batched
+            and not self.iterable
+            and self.tolerance.none
+            and self.reseed_fn is None
+        ):
+            return table_of(self.dataset)
+        return None
