@@ -1,4 +1,7 @@
-"""The report on the console."""
+"""The report on the console: head, a table for each case, advice on the user's own dataset.
+
+Called by `bench/runner.py` as the cases end; everything is printed through a rich Console.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ _SIGNS = {True: "✓", False: "✗", None: "?"}
 
 
 def header(console: Console, machine: Mapping[str, Any], settings: Settings) -> None:
-    """Where and with what it is measured."""
+    """Print where and with what it is measured."""
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     console.print(
         f"[bold]lit-loader-bench[/]  {machine['processor']}, {machine['cores']:g} usable cores, "
@@ -53,7 +56,7 @@ def header(console: Console, machine: Mapping[str, Any], settings: Settings) -> 
 
 
 def table(console: Console, title: str, measurements: Sequence[Measurement]) -> None:
-    """A case."""
+    """Print the table of a case."""
     sheet = _sheet(f"{measurements[0].case}: {title}")
     rows = [row for measurement in measurements for row in _rows(measurement)]
     for place, name in enumerate(_COLUMNS):
@@ -92,12 +95,12 @@ def _rows(measurement: Measurement) -> Iterator[list[str | Text]]:
         title = ""
     limit = measurement.figure(LIMIT)
     if limit is not None:
-        bound = Text(f"limit: {measurement.bound}", style="dim")
+        bound = Text(f"limit: {measurement.limit_source}", style="dim")
         yield ["", "", number(limit.median), measurement.unit, "", "", "", bound]
 
 
 def _cut_short(measurement: Measurement, name: str) -> Text:
-    """Why a loader that has figures has not one for each round."""
+    """Why a loader has figures of some rounds only; empty: it has one of each."""
     return Text(f"then: {measurement.cannot[name]}" if name in measurement.cannot else "", "dim")
 
 
@@ -112,7 +115,7 @@ def _targets(measurement: Measurement) -> Text:
 
 
 def number(value: float) -> str:
-    """Three digits that count, thousands separated."""
+    """A number with about three digits, thousands separated."""
     if value >= 100 or value == 0:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
@@ -142,7 +145,7 @@ def _percent(spread: Spread | None) -> str:
 
 
 def grid(console: Console, measured: Grid) -> None:
-    """The user's own dataset: every setting, then what to use and why."""
+    """Print the user's own dataset: every setting, then what to use and why."""
     sheet = _sheet(f"your dataset: {measured.name} (◀: use this)")
     columns = ["num_\nworkers", "prefetch\nfactor", "loader", "ms/batch", "low to high"]
     columns += ["samples/s", "first\nbatch, ms", "workers\nbusy"]
@@ -184,5 +187,5 @@ def grid(console: Console, measured: Grid) -> None:
 
 
 def written(console: Console, directory: Path, names: Sequence[str]) -> None:
-    """What was written, and where."""
+    """Print what was written, and where."""
     console.print(f"\nwritten to {directory}: {', '.join(names)}", highlight=False, soft_wrap=True)
