@@ -12,7 +12,6 @@ asked for or the list is long.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -40,10 +39,9 @@ STRAGGLER: Final = 5
 
 STAGES: Final = ("fetch", "collate", "encode", "wait", "decode", "pin", "step")
 
-NUMBERS: Final = tuple(
-    name for name in BatchRecord._fields if name not in ("epoch", "slowest_index")
-)
-"""The fields of a record that fit into int64; an epoch is any integer, an index any object."""
+_NUMBERS: Final = slice(1, -1)
+"""The fields of a record that fit into int64: all but the first, the epoch, which is any integer, and
+the last, a sample's index, which is any object."""
 
 
 class Stopwatch:
@@ -137,8 +135,8 @@ class Recorder:
 
     def extend(self, records: Sequence[BatchRecord]) -> None:
         """Sum up the records of several batches at once."""
-        table = np.array([_numbers_of(record) for record in records], np.int64).T
-        column = dict(zip(NUMBERS, table, strict=True))
+        table = np.array([record[_NUMBERS] for record in records], np.int64).T
+        column = dict(zip(BatchRecord._fields[_NUMBERS], table, strict=True))
         self._stages.add(np.stack([column[name] for name in STAGES]))
         self._samples += int(column["samples"].sum())
         self._nbytes += int(column["nbytes"].sum())
@@ -223,9 +221,6 @@ class Recorder:
             sample_retries=self.sample_retries,
             shared_memory=shared_memory,
         )
-
-
-_numbers_of = operator.itemgetter(*map(BatchRecord._fields.index, NUMBERS))
 
 
 def _waited(column: dict[str, NDArray[np.int64]]) -> NDArray[np.int64]:
