@@ -40,8 +40,8 @@ STRAGGLER: Final = 5
 STAGES: Final = ("fetch", "collate", "encode", "wait", "decode", "pin", "step")
 
 _NUMBERS: Final = slice(1, -1)
-"""The fields of a record that fit into int64: all but the first, the epoch, which is any integer, and
-the last, a sample's index, which is any object."""
+"""The fields of a record that fit into int64: all but the first, the epoch, which is any integer,
+and the last, a sample's index, which is any object."""
 
 
 class Stopwatch:

@@ -20,7 +20,6 @@ from torch.utils.data import Dataset
 
 from lit_loader import OptionError
 from lit_loader.bench import runner
-from lit_loader.bench.app import conf_dir
 from lit_loader.bench.cases.growth import steepest
 from lit_loader.bench.core import names, processes
 from lit_loader.bench.core.results import COPY, IN_PROCESS, LIMIT, Measurement, Target
@@ -32,6 +31,7 @@ from lit_loader.bench.measure.rounds import measure_in_rounds, seconds_per_batch
 from lit_loader.bench.measure.session import plain_opener
 from lit_loader.bench.own_dataset import advice
 from lit_loader.bench.report import check
+from lit_loader.hydra.conf_folder import conf_folder
 from lit_loader.statistics.records import LoaderStatistics, StageTimes
 from lit_loader.system.processors import usable_processors
 
@@ -60,7 +60,7 @@ class Squares(Dataset):
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
     """Run it in this process, quickly; returns exit code and report."""
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
 
         def go(*overrides: str, quick: bool = True) -> tuple[int, Any]:
             cfg = compose(
@@ -452,7 +452,7 @@ def test_ratios_are_those_of_rounds() -> None:
     assert row.vs_torch("lit_loader") == (3.5, 3.0, 4.0)
     assert row.vs_torch("torch") is None
     assert row.of_limit("lit_loader") == pytest.approx((0.35, 0.2, 0.5))
-    assert row.bound == "fetch + collate"
+    assert row.limit_source == "fetch + collate"
     assert row.loaders == ["lit_loader", "torch"]
     assert [target.met(row) for target in row.targets] == [True, False, True]
 

@@ -34,7 +34,7 @@ class CaseInfo:
 
 
 CASES: Final[Mapping[str, CaseInfo]] = {
-    "transport": CaseInfo("handing batches over: samples that cost next to nothing"),
+    "transport": CaseInfo("handing over batches whose samples cost next to nothing"),
     "decoding": CaseInfo("real decoding", ("PIL", "pyarrow")),
     "stragglers": CaseInfo("1 % of the samples take 50 times as long, 4 workers, in order"),
     "start": CaseInfo("time from making a loader to its first batch"),

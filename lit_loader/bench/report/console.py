@@ -95,8 +95,8 @@ def _rows(measurement: Measurement) -> Iterator[list[str | Text]]:
         title = ""
     limit = measurement.figure(LIMIT)
     if limit is not None:
-        bound = Text(f"limit: {measurement.limit_source}", style="dim")
-        yield ["", "", number(limit.median), measurement.unit, "", "", "", bound]
+        source = Text(measurement.limit_source, style="dim")
+        yield ["", "limit", number(limit.median), measurement.unit, "", "", "", source]
 
 
 def _cut_short(measurement: Measurement, name: str) -> Text:
