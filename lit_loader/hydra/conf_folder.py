@@ -1,7 +1,7 @@
 """Finds the folder with the package's configurations, ``conf``.
 
-Used by the search-path plugin and by the benchmark's application. Imports nothing heavy: Hydra loads
-its plugins in every application of an environment.
+Used by the search-path plugin and by the benchmark's application. Imports nothing heavy: Hydra
+loads its plugins in every application of an environment.
 """
 
 from __future__ import annotations
