@@ -57,7 +57,7 @@ def header(console: Console, machine: Mapping[str, Any], settings: Settings) -> 
 
 def table(console: Console, title: str, measurements: Sequence[Measurement]) -> None:
     """Print the table of a case."""
-    sheet = _sheet(f"{measurements[0].case}: {title}")
+    sheet = _sheet()
     rows = [row for measurement in measurements for row in _rows(measurement)]
     for place, name in enumerate(_COLUMNS):
         if any(row[place] for row in rows):
@@ -68,8 +68,7 @@ def table(console: Console, title: str, measurements: Sequence[Measurement]) -> 
         for row in _rows(measurement):
             sheet.add_row(*(row[place] for place in used))
         sheet.add_section()
-    console.print()
-    console.print(sheet)
+    _show(console, f"{measurements[0].case}: {title}", sheet)
 
 
 def _rows(measurement: Measurement) -> Iterator[list[str | Text]]:
@@ -134,10 +133,14 @@ def _ratio(measurement: Measurement, spread: Spread | None) -> str:
     return number(spread.median) + (f" ({within})" if within else "")
 
 
-def _sheet(title: str) -> Table:
-    return Table(
-        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
-    )
+def _sheet() -> Table:
+    return Table(box=box.SIMPLE_HEAD, pad_edge=False)
+
+
+def _show(console: Console, title: str, sheet: Table) -> None:
+    """Print a table below its title, which is not broken where the table is narrower."""
+    console.print(f"\n{title}", style="bold", markup=False, highlight=False, soft_wrap=True)
+    console.print(sheet)
 
 
 def _percent(spread: Spread | None) -> str:
@@ -146,7 +149,7 @@ def _percent(spread: Spread | None) -> str:
 
 def grid(console: Console, measured: Grid) -> None:
     """Print the user's own dataset: every setting, then what to use and why."""
-    sheet = _sheet(f"your dataset: {measured.name} (◀: use this)")
+    sheet = _sheet()
     columns = ["num_\nworkers", "prefetch\nfactor", "loader", "ms/batch", "low to high"]
     columns += ["samples/s", "first\nbatch, ms", "workers\nbusy"]
     narrow = console.width < _WIDE
@@ -180,8 +183,7 @@ def grid(console: Console, measured: Grid) -> None:
                 style="bold green" if chosen else "",
             )
         sheet.add_section()
-    console.print()
-    console.print(sheet)
+    _show(console, f"your dataset: {measured.name} (◀: use this)", sheet)
     for line in measured.advice:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
