@@ -2,8 +2,8 @@
 
 ::
 
-    loader.recorder ── records ──▶ LoaderHistory, one a loader ─┬─▶ figures of an interval
-    a step starts, ends ─────────▶ StepTimer, one a loop ───────┴─▶ LoaderReport, LoaderTrace
+    a loader's Recorder ─ records ─▶ LoaderHistory, one a loader ─┬─▶ figures of an interval
+    a step starts, ends ───────────▶ StepTimer, one a loop ───────┴─▶ LoaderReport, LoaderTrace
 
 The Trainer's loaders and the moments of its steps come in; figures for loggers go out, and the
 histories, of which the monitor makes reports at the end. Everything is computed from records that
