@@ -1,4 +1,4 @@
-"""Writing a data set once, whoever else may be about to write it at the same moment."""
+"""Writes a data set once, also where several processes try to at the same moment."""
 
 from __future__ import annotations
 

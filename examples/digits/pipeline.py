@@ -46,8 +46,8 @@ def run(cfg: DictConfig) -> float | None:
         logger=_each(cfg.get("logger")) or False,
     )
     # With several processes each of them runs all of this.
-    tell = log.info if trainer.is_global_zero else log.debug
-    tell("data: %s", data)
+    report_line = log.info if trainer.is_global_zero else log.debug
+    report_line("data: %s", data)
 
     started = time.perf_counter()
     trainer.fit(model, datamodule=data, ckpt_path=cfg.ckpt_path)
@@ -66,7 +66,7 @@ def run(cfg: DictConfig) -> float | None:
     if trainer.is_global_zero:
         report.write(directory, history, figures)
     for line in report.lines(directory, figures):
-        tell(line)
+        report_line(line)
     return figures.get(cfg.get("optimized_metric", "val/acc"))
 
 

@@ -70,7 +70,7 @@ def _plot_accuracy(axes: Any, history: History, figures: dict[str, Any]) -> None
     lowest = min(shown[2:] or [0])
     axes.set(
         title="Accuracy",
-        ylabel="share of samples",
+        ylabel="share that is right",
         ylim=(max(0, lowest - 0.05 * (1 - lowest)), 1.005),
     )
 
@@ -83,7 +83,7 @@ def _plot_wait(axes: Any, history: History, figures: dict[str, Any]) -> None:
     if inside:
         axes.plot(*zip(*inside, strict=True), ".", ms=3, color=WAIT, label="within an epoch")
     if starts:
-        axes.plot(*zip(*starts, strict=True), "o", ms=4, color=ACCENT, label="an epoch's first")
+        axes.plot(*zip(*starts, strict=True), "o", ms=4, color=ACCENT, label="first of an epoch")
         axes.axhline(
             figures["wait_ms_median"],
             color="0.3",
@@ -102,18 +102,14 @@ def _plot_epochs(axes: Any, history: History, name: str, color: str, label: str)
 
 def lines(directory: Path, figures: dict[str, Any]) -> list[str]:
     """Returns the lines that end a run on the console."""
-    result = [
-        f"trained {_counted(figures['epochs'], 'epoch')}, {_counted(figures['steps'], 'step')} in "
-        f"{figures['fit_seconds']:.1f} s; waited {figures['wait_ms_median']} ms for a batch "
-        f"(median; a step itself takes {figures['step_ms_median']} ms)"
-    ]
+    result = [trained(figures)]
     if "test/acc" in figures:
         result.append(f"test/acc {figures['test/acc']:.4f}   test/loss {figures['test/loss']:.4f}")
     described = {
         "training.png": "loss, accuracy and wait for each step",
         "predictions.png": "test images, mistakes first",
         "ranks.png": "each rank's losses",
-        "metrics.json": "the figures above",
+        "metrics.json": "all figures of the run",
         "csv/metrics.csv": "loss and accuracy of each epoch",
         "checkpoints": "best.ckpt (validation accuracy) and last.ckpt",
         "train.log": "this log",
@@ -122,6 +118,19 @@ def lines(directory: Path, figures: dict[str, Any]) -> list[str]:
     result.append(f"written to {directory}:")
     result += [f"  {k:<20}{v}" for k, v in described.items() if (directory / k).exists()]
     return result
+
+
+def trained(figures: dict[str, Any]) -> str:
+    """Returns the line that says how long the training took."""
+    wait, step = _ms(figures["wait_ms_median"]), _ms(figures["step_ms_median"])
+    return (
+        f"trained {_counted(figures['epochs'], 'epoch')}, {_counted(figures['steps'], 'step')} in "
+        f"{figures['fit_seconds']:.1f} s; median wait for a batch {wait}, median step {step}"
+    )
+
+
+def _ms(figure: float | None) -> str:
+    return "none" if figure is None else f"{figure:.3g} ms"
 
 
 def _counted(number: int, thing: str) -> str:

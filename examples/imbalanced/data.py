@@ -30,7 +30,7 @@ class RareDigits(Digits):
 
 
 def balanced(dataset: RareDigits, num_samples: int) -> WeightedRandomSampler:
-    """Makes torch's own sampler, which knows nothing of processes: the loader deals it out."""
+    """Makes torch's own sampler, which knows nothing of processes: the loader shards it."""
     labels = np.array(dataset.labels)
     weights = 1 / np.bincount(labels)[labels]
     return WeightedRandomSampler(weights.tolist(), num_samples)

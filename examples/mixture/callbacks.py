@@ -1,4 +1,4 @@
-"""What the mixture recipe shows: who was drawn how often, and that a checkpoint goes on exactly."""
+"""What the mixture recipe shows: how often each source is drawn, and that a resume is exact."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class ResumeCheck(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self._seen or self._equal:
             return
-        # As after a restart: from the file, through a loader that knows nothing of this one.
+        # As after a restart: from the file, through a new loader.
         module: LoaderDataModule = trainer.datamodule
         saved = torch.load(self._path, weights_only=True)[type(module).__qualname__]
         with module.make_loader("train") as loader:

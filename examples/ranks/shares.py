@@ -1,4 +1,4 @@
-"""A callback that tells how the data was shared out over the ranks, and draws their losses."""
+"""A callback that logs how the data was divided among the ranks, and draws their losses."""
 
 from __future__ import annotations
 

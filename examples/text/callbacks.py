@@ -1,4 +1,4 @@
-"""What the text recipes show at their end: baselines, a piece of text, and the padding."""
+"""What the text recipes show when they end: baselines, a piece of text, and the padding."""
 
 from __future__ import annotations
 

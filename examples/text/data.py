@@ -66,7 +66,7 @@ class Packed(Dataset[Sample]):
         kind: The kind of text.
         split: "train", "val" or "test".
         length: Bytes of a piece that are predicted; each piece has one more, to begin with.
-        source: Number of the source in a mixture, which each sample then tells.
+        source: Number of the source in a mixture, which each sample then has as "source".
     """
 
     def __init__(

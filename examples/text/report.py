@@ -1,4 +1,4 @@
-"""What a language model's run leaves behind: metrics.json, training.png, and the last lines."""
+"""What a language model's run leaves behind: metrics.json, training.png and the closing lines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from digits.history import History
-from digits.report import ACCENT, ACCURACY, LOSS, WAIT, summary
+from digits.report import ACCENT, ACCURACY, LOSS, WAIT, summary, trained
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -22,7 +22,7 @@ _PLOTS = {
     "padding.png": "the batches' shapes, and what padding they save",
     "mixture.png": "the sources' shares and losses",
     "frequencies.png": "how often each class comes, without and with weights",
-    "metrics.json": "all figures",
+    "metrics.json": "all figures of the run",
     "csv/metrics.csv": "losses of each epoch",
     "checkpoints": "best.ckpt and last.ckpt",
     "train.log": "this log",
@@ -74,11 +74,7 @@ def _smooth(values: list[float]) -> list[float]:
 
 def lines(directory: Path, figures: dict[str, Any]) -> list[str]:
     """Returns the lines that end a run on the console."""
-    result = [
-        f"trained {figures['steps']} steps in {figures['fit_seconds']:.1f} s; waited "
-        f"{figures['wait_ms_median']} ms for a batch (median; a step itself takes "
-        f"{figures['step_ms_median']} ms)"
-    ]
+    result = [trained(figures)]
     bits = {name: value for name, value in figures.items() if name.endswith("bits")}
     shown = {n: v for n, v in bits.items() if n.startswith(("test", "baseline"))} or bits
     if shown:

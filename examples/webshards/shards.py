@@ -1,4 +1,4 @@
-"""Tar shards: written, dealt out to the readers, decoded; by webdataset's own pipeline."""
+"""Tar shards: written, divided among the readers, decoded; by webdataset's own pipeline."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def write(root: Path) -> None:
 
 
 class Share:
-    """Deals shards out: a ``nodesplitter`` that does the part of the ``workersplitter`` too.
+    """Chooses a reader's shards: a ``nodesplitter`` that does the ``workersplitter``'s part too.
 
     The library's own splitters work as well (``workersplitter=wds.split_by_worker``, its default,
     asks torch's ``get_worker_info``, which answers in lit_loader's workers). `get_shard` knows of
@@ -39,7 +39,7 @@ class Share:
     order of the shards a new one in each epoch, in workers that live on as well.
 
     Args:
-        shuffle: Whether to.
+        shuffle: Whether the shards come in a new order in each epoch.
         seed: Of the order.
     """
 

@@ -16,19 +16,15 @@ from pathlib import Path
 import hydra
 from omegaconf import DictConfig
 
-import lit_loader
 from lit_loader.errors import OptionError
+from lit_loader.hydra.conf_folder import conf_folder
 
-__all__ = ["conf_dir", "main"]
+__all__ = ["main"]
 
-
-def conf_dir() -> Path:
-    """Where the configuration lies: inside the package in a wheel, beside it in a checkout."""
-    package = Path(lit_loader.__file__).parent
-    return next(p for p in (package / "conf", package.parent / "conf") if p.is_dir())
+CONFIG = "lit_loader/bench/default"
 
 
-@hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="lit_loader/bench/default")
+@hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=CONFIG)
 def main(cfg: DictConfig) -> None:
     """Measure what the configuration asks for; ends with the exit code."""
     from hydra.core.hydra_config import HydraConfig

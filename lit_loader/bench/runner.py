@@ -1,6 +1,6 @@
-"""A run: plan the rows, measure them under a progress bar, report; Ctrl-C keeps what there is.
+"""One run of the benchmark: plans the rows, measures them under a progress bar, reports.
 
-::
+Called by `bench/app.py` with its configuration; returns the exit code. Ctrl-C keeps what there is::
 
     options ─▶ Settings ─▶ rows of the chosen cases ─▶ Session.measurements ─▶ table as each case
                (checked)   or the grid of a dataset         │                  ends; at the end
@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lit_loader.bench.core.names import CASES, need
+from lit_loader.bench.core.names import CASES, require_packages
 from lit_loader.bench.core.settings import Settings
 from lit_loader.errors import OptionError
 
@@ -54,7 +54,7 @@ def run(cfg: Any, directory: Path) -> int:
     options: Any = OmegaConf.to_container(OmegaConf.create(own), resolve=True)
     settings = Settings.from_options(options)
     wanted = cfg.dataset.get("_target_") is not None
-    need([] if wanted else settings.cases)
+    require_packages([] if wanted else settings.cases)
     earlier = None if options["check"] is None else _earlier(Path(options["check"]))
     with warnings.catch_warnings():
         # Wanted: more workers than processors, in every case but few. And torchdata's own affair.
@@ -84,14 +84,14 @@ class _Run:
     Args:
         settings: The options.
         directory: Where files are written.
-        user: The whole configuration, where the user's own dataset is to be measured.
+        user: The configuration, if the user's own dataset is to be measured; else None.
     """
 
     def __init__(self, settings: Settings, directory: Path, user: Any) -> None:
         import torch
         from rich.console import Console
 
-        from lit_loader.bench.loaders.contenders import contenders
+        from lit_loader.bench.loaders.adapters import adapters
         from lit_loader.bench.measure.machine import describe
         from lit_loader.bench.measure.session import Session
 
@@ -101,7 +101,7 @@ class _Run:
         self._restore = functools.partial(torch.set_num_threads, threads)
         self._directory, self._settings, self._user = directory, settings, user
         self._console: Console = Console(width=_width())
-        every = contenders()
+        every = adapters()
         names = settings.grid.loaders if user is not None else settings.loaders
         chosen = {name: every[name] for name in names}
         self._machine = describe(chosen)
@@ -110,9 +110,9 @@ class _Run:
 
     def go(self, earlier: Mapping[str, Any] | None, tolerance: float) -> int:
         """Measure, print, write, compare; returns the exit code."""
-        from lit_loader.bench.report import files, plots, report
+        from lit_loader.bench.report import console, files, plots
 
-        report.header(self._console, self._machine, self._settings)
+        console.header(self._console, self._machine, self._settings)
         interrupted = False
         try:
             self._measure()
@@ -124,7 +124,7 @@ class _Run:
             self._console.print("\ninterrupted: what was measured so far follows", style="yellow")
         session = self._session
         if self._grid is not None:
-            report.grid(self._console, self._grid)
+            console.grid(self._console, self._grid)
         elif interrupted:
             self._tables([session.measurements[-1].case] if session.measurements else [])
         self._directory.mkdir(parents=True, exist_ok=True)
@@ -132,7 +132,7 @@ class _Run:
             self._directory, self._machine, session.measurements, self._grid, interrupted
         )
         written += plots.write(self._directory, session.measurements, self._grid)
-        report.written(self._console, self._directory, written)
+        console.written(self._console, self._directory, written)
         if interrupted:
             return INTERRUPTED
         return 0 if earlier is None else self._check(earlier, tolerance)
@@ -175,12 +175,12 @@ class _Run:
         return {case: rows for case, rows in plan.items() if rows}
 
     def _tables(self, cases: Sequence[str]) -> None:
-        from lit_loader.bench.report import report
+        from lit_loader.bench.report import console
 
         for case in cases:
             found = [m for m in self._session.measurements if m.case == case]
             if found:
-                report.table(self._console, CASES[case].title, found)
+                console.table(self._console, CASES[case].title, found)
 
     def _check(self, earlier: Mapping[str, Any], tolerance: float) -> int:
         from lit_loader.bench.report import check
@@ -192,7 +192,7 @@ class _Run:
 
     @contextmanager
     def _progress(self, title: str) -> Iterator[Any]:
-        """A progress bar on stderr, gone when done; gives ways to advance and to lengthen it."""
+        """A progress bar on stderr, gone when done; gives functions to advance and lengthen it."""
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 

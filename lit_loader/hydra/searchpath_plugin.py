@@ -1,4 +1,4 @@
-"""Hydra plugin: any application of the environment finds lit_loader's ``conf`` and its schema.
+"""Hydra's plugin: every application of the environment finds lit_loader's ``conf`` and its schema.
 
 Installed as ``hydra_plugins/lit_loader_searchpath.py``. That is a *copy*, also in an editable
 installation, so this file stays tiny and everything that may change lives in the package.
@@ -6,14 +6,12 @@ installation, so this file stays tiny and everything that may change lives in th
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
-import lit_loader
 from lit_loader.config.loader_config import hydra_schema
+from lit_loader.hydra.conf_folder import conf_folder
 
 
 class LitLoaderSearchPath(SearchPathPlugin):
@@ -21,10 +19,7 @@ class LitLoaderSearchPath(SearchPathPlugin):
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """Hydra's hook, called once before it composes a configuration."""
-        package = Path(lit_loader.__file__).parent
-        # In a wheel conf lies inside the package, in a checkout beside it.
-        conf = next(p for p in (package / "conf", package.parent / "conf") if p.is_dir())
-        search_path.append("lit_loader", f"file://{conf}")
+        search_path.append("lit_loader", f"file://{conf_folder()}")
         ConfigStore.instance().store(
             group="lit_loader", name="schema", node=hydra_schema(), provider="lit_loader"
         )

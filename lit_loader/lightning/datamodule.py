@@ -1,14 +1,14 @@
 """`LoaderDataModule`: datasets and loader options in, Lightning's four ``*_dataloader`` hooks out.
 
-::
+Made by users and by Hydra, passed to the Trainer::
 
     datasets[split] ── dataset ───────────────────┐
                   └─── factory ─┐                 │
     make_dataset(split) ────────┴─ setup(stage) ─▶ dataset ─▶ make_loader ─▶ DataLoader
     loader ─ common options ─┐                                 ▲   ▲
-    train, val, test, predict ┴▶ LoaderConfig of each split ───┘   └── managed: ranks, overfitting
+    train, val, test, predict ┴▶ LoaderConfig of each split ───┘   └── Trainer: ranks, overfitting
 
-What becomes of the loaders afterwards is told in `lightning/managed_loaders.py`.
+`lightning/base_datamodule.py` makes the loaders, and saves, restores and closes them.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from torch.utils.data import Dataset
 from lit_loader.config.kinds import is_dataset
 from lit_loader.config.loader_config import LoaderConfig
 from lit_loader.errors import OptionError
+from lit_loader.lightning.base_datamodule import SPLITS, BaseDataModule
 from lit_loader.lightning.dataset_sources import (
     DatasetSource,
-    described,
-    for_each,
+    describe_source,
     is_several,
+    map_members,
 )
-from lit_loader.lightning.managed_loaders import SPLITS, ManagedLoaders
 from lit_loader.lightning.swapped_datamodule import SwappedDataModule
 from lit_loader.loader import DataLoader
 
@@ -67,10 +67,10 @@ class _SplitHook:
         if self._split not in module.given_splits:
             return getattr(super(LoaderDataModule, module), self._name)
 
-        return functools.partial(module._open, self._split)
+        return functools.partial(module._loaders_of, self._split)
 
 
-class LoaderDataModule(ManagedLoaders):
+class LoaderDataModule(BaseDataModule):
     """A LightningDataModule that loads every split through ``lit_loader.DataLoader``.
 
     A loader is made afresh at each call of a hook. Ranks and number of replicas come from the
@@ -222,13 +222,14 @@ class LoaderDataModule(ManagedLoaders):
             raise OptionError(f"stage must be one of {_listed(_STAGES)} or None, got {stage!r}")
         needed, used = _STAGES[stage] if stage is not None else (None, SPLITS)
         if stage is not None and not is_overridden(f"{needed}_dataloader", self):
-            raise self._without(str(needed), f", which {str.__str__(stage)!r} needs")
+            raise self._missing_split(str(needed), f", which {str.__str__(stage)!r} needs")
         for split in used:
             if split in self.given_splits:
                 self.dataset(split)
         super().setup(stage)  # type: ignore[arg-type]
 
-    def _without(self, split: str, reason: str = "") -> OptionError:
+    def _missing_split(self, split: str, reason: str = "") -> OptionError:
+        """The error for a split without a dataset, ready to be raised."""
         return OptionError(
             f"datasets has no {split!r} split{reason}: given are {_listed(self.given_splits)}; "
             f"add {split!r} to datasets"
@@ -241,21 +242,22 @@ class LoaderDataModule(ManagedLoaders):
             OptionError: The factory, or `make_dataset`, did not make a dataset, or there is none.
         """
         if split not in self.given_splits:
-            raise self._without(split)
+            raise self._missing_split(split)
         source: Any = self.datasets.get(split)
         if not is_dataset(source):
             source = self.make_dataset(split)
         if is_several(source):
-            source = for_each(source, lambda member: self._member(split, member))
+            source = map_members(source, lambda member: self._made_member(split, member))
         else:
-            source = self._checked(split, source)
+            source = self._check_made(split, source)
         self.datasets[split] = source
         return source
 
-    def _member(self, split: str, member: Any) -> Any:
-        return self._checked(split, member if is_dataset(member) else member())
+    def _made_member(self, split: str, member: Any) -> Any:
+        return self._check_made(split, member if is_dataset(member) else member())
 
-    def _checked(self, split: str, made: Any) -> Any:
+    def _check_made(self, split: str, made: Any) -> Any:
+        """Returns what a factory or `make_dataset` has made, if it is a dataset."""
         if is_dataset(made):
             return made
         if split in self.datasets:
@@ -267,11 +269,11 @@ class LoaderDataModule(ManagedLoaders):
             f"there is none, leave {split!r} out of the class attribute splits"
         )
 
-    def _open(self, split: str) -> Any:
-        """The loaders that a hook which was not overridden returns."""
+    def _loaders_of(self, split: str) -> Any:
+        """What a ``*_dataloader`` hook that was not overridden returns: a loader, or several."""
         source = self.dataset(split)
         if is_several(source):
-            return for_each(source, lambda member: self.make_loader(split, member))
+            return map_members(source, lambda member: self.make_loader(split, member))
         loader = self.make_loader(split)
         return self._restored(loader) if split == "train" else loader
 
@@ -308,7 +310,7 @@ class LoaderDataModule(ManagedLoaders):
     def __repr__(self) -> str:
         # Lightning's own __str__ makes and measures every loader.
         splits = (
-            f"{split}: {described(self.datasets.get(split, self.make_dataset))}, "
+            f"{split}: {describe_source(self.datasets.get(split, self.make_dataset))}, "
             f"batch_size={self.configs[split].batch_size}"
             for split in self.given_splits
         )
@@ -338,6 +340,7 @@ def _config(name: str, options: Options | None, common: LoaderConfig) -> LoaderC
 
 
 def _primitives(config: LoaderConfig) -> dict[str, Any]:
+    """The options that are numbers, strings, booleans or None: what a checkpoint may hold."""
     return {
         name: value
         for name, value in config.as_kwargs().items()

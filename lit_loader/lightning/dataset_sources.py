@@ -1,4 +1,8 @@
-"""What a data module takes for a dataset, for several, and for a factory of one."""
+"""What ``LoaderDataModule(datasets={split: …})`` takes: a dataset, a factory, or several of them.
+
+Used by `lightning/datamodule.py`, to tell these kinds apart, to go through several, and to name one
+in a message.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from torch.utils.data import Dataset
 
 from lit_loader.config.kinds import is_dataset
 
-__all__ = ["DatasetSource", "described", "for_each", "is_several"]
+__all__ = ["DatasetSource", "describe_source", "is_several", "map_members"]
 
 _Source = Dataset[Any] | Callable[[], Dataset[Any]]
 DatasetSource = _Source | Sequence[_Source] | Mapping[str, _Source]
@@ -18,24 +22,24 @@ DatasetSource = _Source | Sequence[_Source] | Mapping[str, _Source]
 def is_several(source: Any) -> bool:
     """Whether this is a list, tuple or dict of nothing but torch Datasets and factories.
 
-    Any other one is itself a dataset, of whatever it holds.
+    Any other list, tuple or dict is itself a dataset, of what it holds.
     """
     if not isinstance(source, (list, tuple, Mapping)) or not source:
         return False
     return all(isinstance(member, Dataset) or _is_factory(member) for member in _members(source))
 
 
-def for_each(several: Any, function: Callable[[Any], Any]) -> Any:
-    """Gives what `function` makes of each member, in a dict with the same keys or in a list."""
+def map_members(several: Any, function: Callable[[Any], Any]) -> Any:
+    """Calls `function` with each member; returns its results under the same keys, or in a list."""
     if isinstance(several, Mapping):
         return {name: function(member) for name, member in several.items()}
     return [function(member) for member in several]
 
 
-def described(source: Any) -> str:
-    """Gives the class of a dataset, or the name of a factory, for messages."""
+def describe_source(source: Any) -> str:
+    """Names a dataset by its class, and a factory by its own name, for messages."""
     if is_several(source):
-        return f"[{', '.join(map(described, _members(source)))}]"
+        return f"[{', '.join(map(describe_source, _members(source)))}]"
     if is_dataset(source):
         return type(source).__name__
     inner = getattr(source, "func", source)  # a functools.partial is named by what it calls

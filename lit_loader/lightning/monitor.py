@@ -1,9 +1,9 @@
-"""`LoaderMonitor`: shows, in a Trainer, what the wait for data costs, and what it comes from.
+"""`LoaderMonitor`: the callback that shows what the wait for data costs, and what it comes from.
 
-::
+Made by users and by Hydra, passed to the Trainer, whose hooks it hands on::
 
-    hooks of a loop ─▶ LoopWatch ─┬ every log_every_n_steps ─▶ loggers, progress bar
-                                  ╰ at the end ─▶ verdict, timeline, picture
+    hooks of a loop ─▶ LoopMonitor ─┬ every log_every_n_steps ─▶ loggers, progress bar
+                                    ╰ at the end ─▶ LoaderReport, verdict, timeline, picture
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_loader.config.scalars import plain
 from lit_loader.errors import OptionError
-from lit_loader.lightning.loop_watch import LoaderReport, LoopWatch
+from lit_loader.lightning.loader_history import LoaderReport
+from lit_loader.lightning.loop_monitor import LoopMonitor
 from lit_loader.statistics.chrome_trace import write_trace
 from lit_loader.statistics.plot import check_matplotlib, write_plot
 
@@ -77,20 +78,20 @@ class LoaderMonitor(Callback):
         self._keep = keep if trace or plot else 0
         self._progress_bar = progress_bar
         self._print_verdict = print_verdict
-        self._loops: dict[str, LoopWatch] = {}
+        self._loops: dict[str, LoopMonitor] = {}
         self._interval = 0
 
     def __repr__(self) -> str:
         files = {kind: file for kind, file in self._files.items() if file}
-        told = [f"{kind}={file if file is True else str(file)!r}" for kind, file in files.items()]
-        if told:
-            told.append(f"keep={self._keep}")
-        return f"{type(self).__name__}({', '.join(told)})"
+        shown = [f"{kind}={file if file is True else str(file)!r}" for kind, file in files.items()]
+        if shown:
+            shown.append(f"keep={self._keep}")
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begins anew."""
         self.reports = ()
-        self._loops = {split: LoopWatch(split, self._keep) for split in ("train", "val")}
+        self._loops = {split: LoopMonitor(split, self._keep) for split in ("train", "val")}
         self._interval = _interval(trainer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -105,13 +106,13 @@ class LoaderMonitor(Callback):
         self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any
     ) -> None:
         """Notes that the batch is there, on its device."""
-        self._loops["train"].start()
+        self._loops["train"].start_step()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any
     ) -> None:
         """Notes that the step is over, and logs if it is time to."""
-        self._loops["train"].end()
+        self._loops["train"].end_step()
         interval = _interval(trainer)
         if interval != self._interval:
             self._interval = interval
@@ -127,14 +128,14 @@ class LoaderMonitor(Callback):
     ) -> None:
         """Notes that the batch is there, on its device."""
         if "val" in self._loops:
-            self._loops["val"].start()
+            self._loops["val"].start_step()
 
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any
     ) -> None:
         """Notes that the step is over."""
         if "val" in self._loops:
-            self._loops["val"].end()
+            self._loops["val"].end_step()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Logs."""
@@ -142,22 +143,22 @@ class LoaderMonitor(Callback):
             self._log(trainer, self._loops["val"])
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Says and writes what it came to."""
+        """Makes the reports, prints their verdicts and writes the files."""
         self._finish(trainer)
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Says and writes what it came to until then; Ctrl-C is how many a run ends."""
+        """Does the same for what there is until then; Ctrl-C is how many a run ends."""
         self._finish(trainer)
 
-    def _log(self, trainer: Trainer, loop: LoopWatch) -> None:
+    def _log(self, trainer: Trainer, loop: LoopMonitor) -> None:
         figures = loop.figures()
         if not figures:
             return
-        # The step that Lightning gives what is logged by the step that ends here.
+        # The same number as Lightning's own metrics of the step that ends here have.
         step = max(0, trainer.global_step - 1)
-        # Not through LightningModule.log: every metric there is gone through at every step.
+        # Not through LightningModule.log, which goes through all of its metrics at every step.
         for logger in trainer.loggers:
             logger.log_metrics(figures, step=step)
         if self._progress_bar and loop.split == "train":
@@ -168,14 +169,14 @@ class LoaderMonitor(Callback):
             return
         loops, self._loops = self._loops, {}
         for loop in loops.values():
-            loop.let_go()
-        watched = [each for loop in loops.values() for each in loop.watched.values()]
-        watched = [each for each in watched if each.count]
-        self.reports = tuple(each.report() for each in watched)
+            loop.release()
+        histories = [each for loop in loops.values() for each in loop.histories.values()]
+        histories = [each for each in histories if each.count]
+        self.reports = tuple(each.report() for each in histories)
         if self._print_verdict and trainer.is_global_zero:
             for report in self.reports:
                 print(f"{report.name} loader: {report.verdict}")
-        traces = [each.trace() for each in watched]
+        traces = [each.trace() for each in histories]
         for kind, write in (("trace", write_trace), ("plot", write_plot)):
             path = self._path(trainer, kind)
             if path is not None and traces:

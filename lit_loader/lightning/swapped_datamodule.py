@@ -1,6 +1,6 @@
-"""Loaders of torch's class swapped for ours, in a data module that stays as it is.
+"""`SwappedDataModule`: wraps a user's data module, and swaps the loaders it makes for ours.
 
-::
+Made by `LoaderDataModule.from_datamodule`, passed to the Trainer in the place of the wrapped one::
 
     Trainer ─hook─▶ SwappedDataModule ─same hook─▶ the user's data module
                           │                              │
@@ -19,67 +19,23 @@ from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.utilities import CombinedLoader, rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import (
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    default_collate,
-    default_convert,
-)
 
 from lit_loader.checkpoint.foreign_state import damaged, resuming
 from lit_loader.config.loader_config import LoaderConfig
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError
-from lit_loader.lightning.managed_loaders import ManagedLoaders
+from lit_loader.lightning.base_datamodule import BaseDataModule
+from lit_loader.lightning.torch_options import options_of
 from lit_loader.loader import DataLoader
 
-__all__ = ["SwappedDataModule", "options_of"]
+__all__ = ["SwappedDataModule"]
 
-_ALIKE = (
-    *("batch_size", "num_workers", "pin_memory", "drop_last", "timeout", "worker_init_fn"),
-    *("multiprocessing_context", "generator", "prefetch_factor", "persistent_workers"),
-    *("pin_memory_device", "in_order"),
-)
-_NOT_THE_USERS = frozenset(
+_LIBRARIES = frozenset(
     {"lit_loader", "lightning", "lightning_fabric", "lightning_utilities", "pytorch_lightning"}
     | {"torch", "hydra", "jsonargparse", "contextlib", "functools"}
 )
 _WARN_FRAMES = 4  # Lightning's rank_zero_warn with this stacklevel points at the line that calls it
 _FOR_WORKERS = ("timeout", "multiprocessing_context", "prefetch_factor", "persistent_workers")
-
-
-def options_of(loader: TorchLoader[Any]) -> dict[str, Any]:
-    """Returns the options with which ``lit_loader.DataLoader`` does what a loader of torch's does.
-
-    Samplers, batch samplers, functions and generators that the user has made are the same objects.
-
-    Args:
-        loader: Only looked at.
-    """
-    options = {name: getattr(loader, name) for name in _ALIKE}
-    if loader.collate_fn not in (default_collate, default_convert):
-        options["collate_fn"] = loader.collate_fn
-    if isinstance(loader.dataset, IterableDataset):
-        return options
-    if loader.batch_size is None and loader.batch_sampler is not None:
-        return {**options, "batch_size": 1, "batch_sampler": loader.batch_sampler}
-    sampler = loader.sampler
-    whole = getattr(sampler, "data_source", None) is loader.dataset
-    if type(sampler) is RandomSampler and whole and _is_plain(sampler, loader):
-        options["shuffle"] = True
-    elif not (type(sampler) is SequentialSampler and whole):
-        options["sampler"] = sampler
-    return options
-
-
-def _is_plain(sampler: RandomSampler, loader: TorchLoader[Any]) -> bool:
-    """Whether a sampler is as ``shuffle=True`` makes it."""
-    return (
-        not sampler.replacement
-        and sampler.num_samples == len(sampler.data_source)
-        and sampler.generator is loader.generator
-    )
 
 
 def _frames_to_user() -> int:
@@ -92,14 +48,14 @@ def _frames_to_user() -> int:
     frames = 0
     while frame is not None:
         module = str(frame.f_globals.get("__name__"))
-        if module.partition(".")[0] not in _NOT_THE_USERS:
+        if module.partition(".")[0] not in _LIBRARIES:
             return frames
         frame, frames = frame.f_back, frames + 1
     return 0
 
 
-class _Delegated:
-    """A hook of the wrapped data module: Lightning's own where that does not override it.
+class _PassedOn:
+    """A hook of the wrapped data module; Lightning's own where that does not override it.
 
     Lightning asks whether a hook is overridden, and decides by that whose hook it calls.
     """
@@ -111,8 +67,8 @@ class _Delegated:
         return self if module is None else getattr(module.wrapped, self._name)
 
 
-class _Swapping(_Delegated):
-    """A ``*_dataloader`` hook of the wrapped data module; the loaders it gives are swapped."""
+class _LoaderHook(_PassedOn):
+    """A ``*_dataloader`` hook of the wrapped data module; the loaders it returns are swapped."""
 
     def __get__(self, module: SwappedDataModule | None, owner: type) -> Any:
         hook = super().__get__(module, owner)
@@ -121,11 +77,11 @@ class _Swapping(_Delegated):
         return functools.partial(module._swap, self._name, hook)
 
 
-class SwappedDataModule(ManagedLoaders):
+class SwappedDataModule(BaseDataModule):
     """Another data module, with every loader of torch's class swapped for ``lit_loader``'s.
 
-    `LoaderDataModule.from_datamodule` makes one. All hooks are passed on; attributes that this
-    class has not are those of the wrapped data module.
+    All hooks are passed on; attributes that this class has not are those of the wrapped data
+    module. Lightning's checkpoints have its state under the name of this class, which must stay.
 
     Args:
         wrapped: The data module; belongs to this one from now on.
@@ -138,17 +94,17 @@ class SwappedDataModule(ManagedLoaders):
         OptionError: An option is unknown, or `wrapped` is not a data module with torch's loaders.
     """
 
-    prepare_data = _Delegated()
-    transfer_batch_to_device = _Delegated()
-    on_before_batch_transfer = _Delegated()
-    on_after_batch_transfer = _Delegated()
-    train_dataloader = _Swapping()
-    val_dataloader = _Swapping()
-    test_dataloader = _Swapping()
-    predict_dataloader = _Swapping()
+    prepare_data = _PassedOn()
+    transfer_batch_to_device = _PassedOn()
+    on_before_batch_transfer = _PassedOn()
+    on_after_batch_transfer = _PassedOn()
+    train_dataloader = _LoaderHook()
+    val_dataloader = _LoaderHook()
+    test_dataloader = _LoaderHook()
+    predict_dataloader = _LoaderHook()
 
     def __init__(self, wrapped: LightningDataModule, overrides: Mapping[str, Any]) -> None:
-        if not isinstance(wrapped, LightningDataModule) or isinstance(wrapped, ManagedLoaders):
+        if not isinstance(wrapped, LightningDataModule) or isinstance(wrapped, BaseDataModule):
             raise OptionError(
                 "from_datamodule needs a LightningDataModule that makes loaders of torch's class, "
                 f"got {type(wrapped).__name__}"
@@ -201,16 +157,16 @@ class SwappedDataModule(ManagedLoaders):
         return self.wrapped.hparams_initial
 
     def setup(self, stage: str | None = None) -> None:
-        """Sets both data modules up."""
+        """Sets up both data modules."""
         self.wrapped.setup(stage)  # type: ignore[arg-type]
         super().setup(stage)  # type: ignore[arg-type]
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the wrapped data module and the training loaders' positions."""
+        """Returns the states of the wrapped data module and of the training loaders."""
         return {"wrapped": self.wrapped.state_dict(), "loaders": super().state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes in what `state_dict` returned.
+        """Restores what `state_dict` returned.
 
         Raises:
             StateError: It is something else.
@@ -231,12 +187,12 @@ class SwappedDataModule(ManagedLoaders):
         self.wrapped.teardown(stage)  # type: ignore[arg-type]
 
     def on_exception(self, exception: BaseException) -> None:
-        """Closes the loaders, then tells the wrapped data module."""
+        """Closes the loaders, then calls the wrapped data module's hook."""
         super().on_exception(exception)
         self.wrapped.on_exception(exception)
 
     def _swap(self, name: str, hook: Any) -> Any:
-        """Calls a hook; gives what it gives, one loader or any collection, with ours in place."""
+        """Calls a hook; returns its loader, or its collection of them, with ours in place."""
         given = hook()
         if given is None or (isinstance(given, (list, tuple, dict)) and not given):
             return given  # a split without loaders
@@ -248,6 +204,7 @@ class SwappedDataModule(ManagedLoaders):
         return given if combined is given else combined.iterables
 
     def _swapped(self, name: str, loader: Any) -> Any:
+        """A loader of ours for one of torch's; any other loader as it is, with a warning."""
         if isinstance(loader, DataLoader):
             return loader
         if not isinstance(loader, TorchLoader) or type(loader).__iter__ is not TorchLoader.__iter__:
@@ -260,8 +217,8 @@ class SwappedDataModule(ManagedLoaders):
             return loader
         options = options_of(loader)
         if not self.overrides.get("num_workers", loader.num_workers):
-            # torch's default for prefetch_factor depends on the workers, and is not told from a
-            # user's choice; without them none of these means anything.
+            # torch's default for prefetch_factor depends on the workers, and looks like a user's
+            # choice; without them none of these means anything.
             options = {key: value for key, value in options.items() if key not in _FOR_WORKERS}
         try:
             config = LoaderConfig.from_options(**{**options, **self.overrides})

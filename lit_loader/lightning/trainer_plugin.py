@@ -1,4 +1,4 @@
-"""Lightning's entry point: Trainers of programs with lit_loader know of its loaders.
+"""Lightning's entry point: gives Trainers the callback that keeps the state of our loaders.
 
 Installed as ``lit_loader_trainer_plugin.py``, outside of the package: every Trainer of the
 environment loads it, and one that has nothing to do with lit_loader is to be left as it is. That is
@@ -16,6 +16,6 @@ def callbacks() -> list[Any]:
     """Lightning's hook, called by every Trainer when it is made."""
     if "lit_loader" not in sys.modules:
         return []
-    from lit_loader.lightning.automatic_callback import LoaderStateOnDemand
+    from lit_loader.lightning.state_placeholder import LoaderStatePlaceholder
 
-    return [LoaderStateOnDemand()]
+    return [LoaderStatePlaceholder()]

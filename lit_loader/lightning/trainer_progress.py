@@ -1,15 +1,19 @@
-"""What a checkpoint of Lightning's says of where training was: read, and mended once loaded.
+"""Corrects Lightning's own count of epochs, batches and steps when a training is resumed.
 
-::
+Used by `lightning/state_callback.py`, in this order::
 
-    checkpoint ─ mend_saved ─▶ Trainer restores its loops ─ begin_next_epoch, follow ─▶ goes on
-                                                           first batch ─ count_steps ─▶
+    checkpoint ── saved_states ──▶ states of our loaders
+        │
+        ╰─ correct_progress ─▶ the Trainer restores its loops
+                                   │
+                                   ├─ begin_next_epoch     saved between two epochs
+                                   ├─ recount_batches      the batch size or the ranks are others
+                                   ╰─ correct_logged_step  when the first batch is there
 
-A checkpoint holds two records of the same thing: the loaders' positions, which are exact, and the
+A checkpoint says twice where training was: in the loaders' states, which are exact, and in the
 Trainer's progress, from which it derives when an epoch ends, when to validate and which batch is
-the last. Where the second says something else than the first, it is corrected here, by its public
-counts as far as there are any; ``tests/lightning/test_lightning_resume.py`` fails where those
-change.
+the last. Where the second differs from the first, it is corrected here, by its public counts as far
+as there are any; ``tests/lightning/test_lightning_resume.py`` fails where those change.
 """
 
 from __future__ import annotations
@@ -20,7 +24,14 @@ from typing import Any, NamedTuple
 
 from lightning.pytorch import Trainer
 
-__all__ = ["Moved", "begin_next_epoch", "count_steps", "follow", "mend_saved", "positions_in"]
+__all__ = [
+    "ResumedEpoch",
+    "begin_next_epoch",
+    "correct_logged_step",
+    "correct_progress",
+    "recount_batches",
+    "saved_states",
+]
 
 _COUNTS = ("ready", "started", "processed", "completed")
 
@@ -28,22 +39,22 @@ _FIELDS = frozenset({"version", "epoch", "batches", "samples", "fingerprint"})
 """What each state of a loader of ours has."""
 
 
-def positions_in(checkpoint: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Find what Lightning has saved of the training loaders that are ours.
+def saved_states(checkpoint: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Find the states of our training loaders in a checkpoint.
 
     Args:
-        checkpoint: The Trainer's.
+        checkpoint: One that Lightning has written.
 
     Returns:
-        Their states, in the order in which the Trainer keeps the loaders.
+        One for each loader of ours, in the order in which the Trainer keeps its loaders.
     """
     fit_loop = checkpoint.get("loops", {}).get("fit_loop", {})
     states = fit_loop.get("state_dict", {}).get("combined_loader", ())
     return [state for state in states if isinstance(state, dict) and state.keys() >= _FIELDS]
 
 
-def mend_saved(fit_loop: Mapping[str, Any]) -> None:
-    """Correct what a checkpoint says of Lightning's progress, in place.
+def correct_progress(fit_loop: Mapping[str, Any]) -> None:
+    """Correct the Trainer's progress in a checkpoint, in place, before the Trainer restores it.
 
     Args:
         fit_loop: The checkpoint's ``["loops"]["fit_loop"]``.
@@ -92,12 +103,12 @@ def begin_next_epoch(fit_loop: Any) -> bool:
     return True
 
 
-class Moved(NamedTuple):
-    """A loader's position in mid-epoch, in batches of this rank.
+class ResumedEpoch(NamedTuple):
+    """How far a resumed loader is in its epoch, in batches of this rank.
 
     Attributes:
-        before: As the checkpoint has it.
-        after: As it is for this loader, whose batches or ranks may be others.
+        before: Batches that are behind it, as the checkpoint has them.
+        after: The same in batches of this loader, whose size or number of ranks may be another.
         length: Batches in this loader's epoch; infinity if it has no length.
     """
 
@@ -106,8 +117,8 @@ class Moved(NamedTuple):
     length: float
 
 
-def follow(trainer: Trainer, loaders: Sequence[Moved]) -> None:
-    """Count the batches of the epoch that is resumed as its loaders do, if these count anew.
+def recount_batches(trainer: Trainer, loaders: Sequence[ResumedEpoch]) -> None:
+    """Count the resumed epoch's batches anew where the loaders' batches are others than before.
 
     With twice the batch size, half as many batches are behind, and in an epoch. The batches of
     earlier epochs, and all optimizer steps, stay what they were.
@@ -121,12 +132,12 @@ def follow(trainer: Trainer, loaders: Sequence[Moved]) -> None:
     progress: Any = trainer.fit_loop.epoch_loop.batch_progress
     done: int = progress.current.processed
     length = trainer.num_training_batches
-    # Others have ended before, or been gone through more than once: they do not tell.
-    telling = [loader for loader in loaders if loader.before == done]
-    if not telling:
+    # Others have ended before, or been gone through more than once: they do not show the place.
+    current = [loader for loader in loaders if loader.before == done]
+    if not current:
         return
     last = progress.is_last_batch
-    now = int(length) if last else _count(telling, loaders, length, trainer.limit_train_batches)
+    now = int(length) if last else _count(current, loaders, length, trainer.limit_train_batches)
     for counts in (progress.current, progress.total):
         for name in _COUNTS:
             setattr(counts, name, getattr(counts, name) + now - done)
@@ -136,8 +147,8 @@ def follow(trainer: Trainer, loaders: Sequence[Moved]) -> None:
         begin_next_epoch(trainer.fit_loop)
 
 
-def count_steps(trainer: Trainer) -> None:
-    """Let loggers go on with the step that comes next; called when the first batch after it begins.
+def correct_logged_step(trainer: Trainer) -> None:
+    """Let loggers go on with the step that comes next; called when the first batch is there.
 
     Whether the last batch before the checkpoint is counted as a step by then depends on the hook
     that saved it, on a validation due at that place and, with gradients accumulated, on the batch's
@@ -151,18 +162,21 @@ def count_steps(trainer: Trainer) -> None:
 
 
 def _count(
-    telling: Sequence[Moved], loaders: Sequence[Moved], length: float, limit: float | int | None
+    current: Sequence[ResumedEpoch],
+    loaders: Sequence[ResumedEpoch],
+    length: float,
+    limit: float | int | None,
 ) -> int:
-    """Give the batches behind, in the epoch, by what is left of it."""
+    """How many batches are behind in the epoch, found by how many are left of it."""
     if math.isinf(length):
-        return telling[0].after
+        return current[0].after
 
-    def limited(loader: Moved) -> float:
+    def limited(loader: ResumedEpoch) -> float:
         if isinstance(limit, int):
             return min(loader.length, limit)
         return loader.length if limit is None else int(loader.length * limit)
 
     # Shorter than the longest loader: the shortest one ends it.
     choose = min if length < max(map(limited, loaders)) else max
-    left = choose(limited(loader) - loader.after for loader in telling)
+    left = choose(limited(loader) - loader.after for loader in current)
     return int(min(length, max(0, length - left)))

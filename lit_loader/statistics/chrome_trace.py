@@ -1,5 +1,6 @@
-"""The timeline of a training loop as a Chrome trace, for ui.perfetto.dev or chrome://tracing.
+"""Writes the timeline of a training loop as a Chrome trace, for ui.perfetto.dev.
 
+Used by ``LoaderMonitor(trace=…)``. The kept records of each loader come in, a JSON file goes out.
 One process of the trace is one loader, with these tracks::
 
     consumer     wait │ decode │ transfer │ step …   (num_workers=0: and fetch, collate, pin)
@@ -20,9 +21,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from lit_loader.statistics.records import BatchRecord, StepRecord
+from lit_loader.statistics.records import BatchRecord, LoaderTrace, StepRecord
 
-__all__ = ["LoaderTrace", "trace_events", "write_trace"]
+__all__ = ["trace_events", "write_trace"]
 
 _COUNTER, _CONSUMER, _PIN, _WORKERS = 0, 1, 2, 10
 """Numbers of the tracks; a worker's is its own above the last."""
@@ -31,23 +32,9 @@ _INDEX_LENGTH: Final = 80
 """Characters that are shown of a sample's index."""
 
 
-class LoaderTrace(NamedTuple):
-    """What is known of one loader.
-
-    Attributes:
-        name: Its name.
-        records: What its batches have cost, in the order in which they were given out.
-        steps: What was done with them, in order.
-        left_out: Earlier batches, which were not kept.
-    """
-
-    name: str
-    records: Sequence[BatchRecord]
-    steps: Sequence[StepRecord] = ()
-    left_out: int = 0
-
-
 class _Slice(NamedTuple):
+    """A coloured piece of a track; times in nanoseconds."""
+
     track: int
     name: str
     start: int
@@ -60,7 +47,7 @@ def write_trace(path: Path, loaders: Sequence[LoaderTrace]) -> None:
 
     Args:
         path: The file; its directory is made if need be.
-        loaders: What is known of each loader.
+        loaders: The records of each loader.
 
     Raises:
         OSError: It cannot be written.
@@ -88,7 +75,7 @@ def trace_events(loaders: Sequence[LoaderTrace], origin: int = 0) -> Iterator[di
     """Give the events of a trace, in the order of their times within each track.
 
     Args:
-        loaders: What is known of each loader.
+        loaders: The records of each loader.
         origin: Moment, in nanoseconds, from which the times are counted.
     """
     for pid, loader in enumerate(loaders, 1):
@@ -138,7 +125,7 @@ def _batch_slices(records: Iterable[BatchRecord]) -> Iterator[_Slice]:
         stages = (("wait", record.wait), ("decode", 0 if record.pin else record.decode))
         yield from _after_another(_CONSUMER, record.asked, stages, args)
         if record.pin:
-            # The thread has taken it up when it had come in and the one before it was done.
+            # The thread began with it once it had come in and the one before it was done.
             start = max(record.arrived, pinned)
             stages = (("decode", record.decode), ("pin", record.pin))
             yield from _after_another(_PIN, start, stages, args)

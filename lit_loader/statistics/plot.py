@@ -1,6 +1,6 @@
-"""A picture of where the time of a training loop went: four panels a loader, as PNG, by matplotlib.
+"""Draws where the time of a training loop went: four panels a loader, as PNG, by matplotlib.
 
-::
+Used by ``LoaderMonitor(plot=…)``. The kept records of each loader come in, a picture goes out::
 
     time per batch in the training process   │   time per batch in the workers
     part of the time that the trainer waited │   how busy each worker was
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_loader.errors import OptionError
-from lit_loader.statistics.chrome_trace import LoaderTrace
+from lit_loader.statistics.records import LoaderTrace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,7 +41,7 @@ _COLOURS: Final = {
 
 
 class _Times(NamedTuple):
-    """Of each batch, in milliseconds, float64 of shape (batches,); and who made it."""
+    """Columns with a value for each batch: times in milliseconds, and the worker that made it."""
 
     consumer: dict[str, NDArray[np.float64]]
     making: dict[str, NDArray[np.float64]]
@@ -64,7 +64,7 @@ def write_plot(path: Path, loaders: Sequence[LoaderTrace]) -> None:
 
     Args:
         path: The file; its directory is made if need be.
-        loaders: What is known of each loader; those without batches are left out.
+        loaders: The records of each loader; those without batches are left out.
 
     Raises:
         OSError: It cannot be written.
@@ -77,7 +77,7 @@ def draw(loaders: Sequence[LoaderTrace]) -> Figure:
     """Draw the picture, without touching matplotlib's global state.
 
     Args:
-        loaders: What is known of each loader; those without batches are left out.
+        loaders: The records of each loader; those without batches are left out.
     """
     from matplotlib.figure import Figure
 

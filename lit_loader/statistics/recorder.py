@@ -1,13 +1,13 @@
-"""Collects what every batch has cost, and sums it up on request.
+"""`Recorder`: collects the record of every batch of a loader, and sums them up on request.
 
-::
+Each `DataLoader` has one, which its iterators add records to::
 
     worker    fetch ▶ collate ▶ encode ─▶╮          (clocked there; travels in the Result)
     parent           wait ▶ decode ▶ pin ─▶ step    (clocked where it happens)
                                           ╰─▶ Recorder ─▶ LoaderStatistics
 
-For each batch one record is appended to a list, and nothing is computed until somebody asks or the
-list is long.
+For each batch one record is appended to a list, and nothing is computed until the statistics are
+asked for or the list is long.
 """
 
 from __future__ import annotations
@@ -32,15 +32,20 @@ WINDOW: Final = 1024
 """Batches that percentiles are taken of: the last so many."""
 
 SLOW_SAMPLES: Final = 5
+"""Slowest samples that are remembered."""
 
 STRAGGLER: Final = 5
 """Times as long as the mean of the others in its batch that a sample takes to be a straggler."""
 
 STAGES: Final = ("fetch", "collate", "encode", "wait", "decode", "pin", "step")
 
+_NUMBERS: Final = slice(1, -1)
+"""The fields of a record that fit into int64: all but the first, the epoch, which is any integer,
+and the last, a sample's index, which is any object."""
+
 
 class Stopwatch:
-    """Sums up durations of some stages; percentiles are those of the last ones.
+    """Sums up the durations of some stages; percentiles are those of the last durations.
 
     Args:
         stages: Number of stages.
@@ -52,7 +57,7 @@ class Stopwatch:
         self._recent: NDArray[np.int64] = np.zeros((stages, WINDOW), np.int64)
 
     def add(self, durations: NDArray[np.int64]) -> None:
-        """Take durations in.
+        """Add durations.
 
         Args:
             durations: Nanoseconds, int64 of shape (stages, any number of batches).
@@ -64,7 +69,7 @@ class Stopwatch:
         self.count = end
 
     def times(self) -> list[StageTimes]:
-        """Give the stages' times so far."""
+        """Returns the times of each stage so far."""
         if not self.count:
             return [StageTimes()] * len(self._totals)
         # Sorted and interpolated by hand: np.percentile takes several times as long.
@@ -75,8 +80,17 @@ class Stopwatch:
         low = ordered[:, below]
         percentiles = (low + (ordered[:, above] - low) * (places - below)) / 1e9
         return [
-            StageTimes(total / 1e9, total / 1e9 / self.count, *row)
-            for total, row in zip(self._totals.tolist(), percentiles.tolist(), strict=True)
+            StageTimes(
+                total=total / 1e9,
+                mean=total / 1e9 / self.count,
+                p50=p50,
+                p90=p90,
+                p99=p99,
+                max=most,
+            )
+            for total, (p50, p90, p99, most) in zip(
+                self._totals.tolist(), percentiles.tolist(), strict=True
+            )
         ]
 
 
@@ -88,13 +102,13 @@ class Recorder:
         sample_errors: As in `LoaderStatistics`.
         sample_retries: As in `LoaderStatistics`.
         last: The record of the batch given out last, or None.
-        watcher: Gets every full window of records, and the rest by `flush`; None: nobody.
+        listener: Called with every full window of records, and by `flush` with the rest; or None.
     """
 
     def __init__(self) -> None:
         self.worker_restarts = self.sample_errors = self.sample_retries = 0
         self.last: BatchRecord | None = None
-        self.watcher: Callable[[Sequence[BatchRecord]], object] | None = None
+        self.listener: Callable[[Sequence[BatchRecord]], object] | None = None
         self._records: list[BatchRecord] = []
         self._stages = Stopwatch(len(STAGES))
         self._samples = self._nbytes = 0
@@ -103,27 +117,26 @@ class Recorder:
         self._slow: list[tuple[int, SlowSample]] = []
 
     def __reduce__(self) -> tuple[type[Recorder], tuple[()]]:
-        # A watcher belongs to the loop that is watched, and figures to the loader that has them.
+        # A listener belongs to the loop that is watched, and records to the loader that made them.
         return Recorder, ()
 
     def add(self, record: BatchRecord) -> None:
-        """Take in what a batch has cost, when it is given out."""
+        """Add the record of a batch, when it is given out."""
         self.last = record
         self._records.append(record)
         if len(self._records) >= WINDOW:
             self.flush()
 
     def flush(self) -> None:
-        """Sum up what has come in."""
+        """Sum up the records that were added."""
         records, self._records = self._records, []
         if records:
             self.extend(records)
 
     def extend(self, records: Sequence[BatchRecord]) -> None:
-        """Take in, at once, what several batches have cost."""
-        # Column by column, a row a field; epochs are any integers, indices are any objects.
-        table = np.array([record[1:-1] for record in records], np.int64).T
-        column = dict(zip(BatchRecord._fields[1:-1], table, strict=True))
+        """Sum up the records of several batches at once."""
+        table = np.array([record[_NUMBERS] for record in records], np.int64).T
+        column = dict(zip(BatchRecord._fields[_NUMBERS], table, strict=True))
         self._stages.add(np.stack([column[name] for name in STAGES]))
         self._samples += int(column["samples"].sum())
         self._nbytes += int(column["nbytes"].sum())
@@ -135,8 +148,8 @@ class Recorder:
         self._startup += int(waited[first].sum())
         self._note_workers(column)
         self._note_slow_samples(column, records)
-        if self.watcher is not None:
-            self.watcher(records)
+        if self.listener is not None:
+            self.listener(records)
 
     def _note_workers(self, column: dict[str, NDArray[np.int64]]) -> None:
         busy = column["fetch"] + column["collate"] + column["encode"]
@@ -156,7 +169,10 @@ class Recorder:
         for position in np.flatnonzero(slowest > least).tolist():
             record = records[position]
             sample = SlowSample(
-                record.slowest_index, record.slowest / 1e9, record.epoch, record.number
+                index=record.slowest_index,
+                seconds=record.slowest / 1e9,
+                epoch=record.epoch,
+                batch=record.number,
             )
             found.append((record.slowest, sample))
         found.sort(key=lambda item: -item[0])
@@ -170,12 +186,18 @@ class Recorder:
         self._slow = list(distinct.values())
 
     def summary(self, ready: int = 0, shared_memory: int = 0) -> LoaderStatistics:
-        """Give the statistics of all batches so far."""
+        """Returns the statistics of all batches so far."""
         self.flush()
         seconds = max(self._waited + self._step, 1) / 1e9
         workers = tuple(
-            WorkerTimes(worker, n, samples, busy / 1e9, min(1.0, busy / 1e9 / seconds))
-            for worker, (n, samples, busy) in sorted(
+            WorkerTimes(
+                worker=worker,
+                batches=batches,
+                samples=samples,
+                busy=busy / 1e9,
+                busy_fraction=min(1.0, busy / 1e9 / seconds),
+            )
+            for worker, (batches, samples, busy) in sorted(
                 (worker, mine.tolist()) for worker, mine in self._workers.items()
             )
         )

@@ -1,17 +1,20 @@
-"""Where the time goes: what one batch has cost, and what all of a loader's batches have.
+"""The records of where time goes: of one batch, of one step, and summed up for a loader.
 
-`statistics/recorder.py` collects the records and sums them up. All clocks are
+Iterators make a `BatchRecord` for each batch, `statistics/recorder.py` sums them up as
+`LoaderStatistics`, which ``loader.statistics()`` returns to users. All clocks are
 ``time.monotonic_ns()``, which is the same in all processes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 __all__ = [
     "BatchRecord",
     "LoaderStatistics",
+    "LoaderTrace",
     "SlowSample",
     "StageTimes",
     "StepRecord",
@@ -25,20 +28,20 @@ class BatchRecord(NamedTuple):
     Attributes:
         epoch: Its epoch.
         number: Its number in the epoch.
-        worker: Who has made it; -1: the consumer's own process.
+        worker: The worker that made it; -1: the consumer's own process.
         samples: Its samples.
         nbytes: Bytes of shared memory that it takes; 0 in the consumer's own process.
         began: When the worker took it up.
         fetch: Reading its samples.
         collate: Collating them.
         encode: Writing what is not there yet into shared memory.
-        arrived: When the parent learned of it.
+        arrived: When its result came in at the parent.
         asked: When the consumer asked for a batch.
         wait: How long the consumer waited for the workers then.
         decode: Rebuilding it in the parent.
         pin: Copying it into page-locked memory.
-        step: What the consumer did since it was given the batch before; 0 for the first.
-        slowest: Its slowest sample; 0: not known.
+        step: How long the consumer was busy since the batch before; 0 for an iterator's first.
+        slowest: Reading its slowest sample; 0: not known.
         slowest_index: That sample's index; None: not known.
     """
 
@@ -65,7 +68,8 @@ class BatchRecord(NamedTuple):
         """How long the consumer was kept from its own work, in nanoseconds."""
         if self.worker < 0:
             return self.wait + self.pin
-        # With a pin-memory thread that one has decoded it, and this was part of the wait or of none
+        # A pin-memory thread has decoded it meanwhile: that is in the wait, as far as there was
+        # one.
         return self.wait if self.pin else self.wait + self.decode
 
     @property
@@ -86,6 +90,22 @@ class StepRecord(NamedTuple):
     given: int
     start: int
     end: int
+
+
+class LoaderTrace(NamedTuple):
+    """The records of one loader that a timeline or picture is made of.
+
+    Attributes:
+        name: The loader's name.
+        records: What its batches have cost, in the order in which they were given out.
+        steps: What was done with them, in order.
+        left_out: How many earlier batches there were, whose records were not kept.
+    """
+
+    name: str
+    records: Sequence[BatchRecord]
+    steps: Sequence[StepRecord] = ()
+    left_out: int = 0
 
 
 @dataclass(frozen=True)
@@ -118,7 +138,7 @@ class WorkerTimes:
         batches: Batches it made.
         samples: Samples in them.
         busy: Seconds that it was making them.
-        busy_fraction: Part of the statistics' ``seconds``.
+        busy_fraction: ``busy`` as part of the statistics' ``seconds``.
     """
 
     worker: int
@@ -207,14 +227,14 @@ class LoaderStatistics:
         """One line for a reader; the repr has everything."""
         stages = ("fetch", "collate", "encode", "decode", "pin", "step")
         means = {name: getattr(self, name).mean * 1e3 for name in stages}
-        told = ", ".join(f"{name} {mean:.3g}" for name, mean in means.items() if mean)
+        shown = ", ".join(f"{name} {mean:.3g}" for name, mean in means.items() if mean)
         makers = _counted(len(self.workers), "worker")
         if [made.worker for made in self.workers] == [-1]:
             makers = "this process"
         return (
             f"{_counted(self.batches, 'batch', 'es')} ({_counted(self.samples, 'sample')}) in "
             f"{self.seconds:.3g} s; waited {self.wait_fraction:.0%} of it; {makers} "
-            f"{self.busy_fraction:.0%} busy; mean ms a batch: {told or 'none'}; "
+            f"{self.busy_fraction:.0%} busy; mean ms a batch: {shown or 'none'}; "
             f"{_counted(self.worker_restarts, 'restart')}, "
             f"{_counted(self.sample_errors, 'bad sample')}"
         )

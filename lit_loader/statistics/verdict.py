@@ -1,6 +1,6 @@
-"""What a loader's statistics come to, in words: does data loading limit, by what, and what to do.
+"""Says in words what a loader's statistics mean: does data loading limit, by what, and what helps.
 
-The rules, the first that applies being told::
+Used by `LoaderMonitor` for what it prints at the end of a fit. The first rule that applies counts::
 
     the trainer hardly waited           ─▶ data loading is not what limits
     … mostly for first batches          ─▶ keep the workers, or start them faster
@@ -9,7 +9,7 @@ The rules, the first that applies being told::
     … and the workers were busy         ─▶ more of them, or the stage that takes longest
     … one of them was, the others not   ─▶ unequal shares
     … and the parent itself was busy    ─▶ decode, or the pin-memory thread
-    … and nobody was                    ─▶ prefetch more
+    … and none of these was busy        ─▶ prefetch more
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from lit_loader.statistics.records import LoaderStatistics, StageTimes
 __all__ = ["verdict"]
 
 LITTLE: Final = 0.02
-"""Part of the time that the trainer may wait without a word about it."""
+"""Part of the time that the trainer may wait without advice about it."""
 
 MUCH: Final = 0.1
-"""Part of the time from which on the transfer to the device is worth a word."""
+"""Part of the time from which on the transfer to the device is mentioned."""
 
 MOST: Final = 0.5
 """Part of a sum that makes one summand its cause."""
 
 BUSY: Final = 0.7
-"""Part of the time from which on a worker, or thread, has no more to give."""
+"""Part of the time from which on a worker, or thread, counts as busy."""
 
 _PLACES: Final = {
     "fetch": "in __getitem__",
@@ -110,7 +110,7 @@ def _cause(
 
 
 def _startup(statistics: LoaderStatistics, num_workers: int, persistent_workers: bool) -> str:
-    """First batches: what they took longer than others do."""
+    """Advice where most of the wait was for the first batches of epochs; else ""."""
     later = statistics.batches - statistics.starts
     others = (statistics.waited - statistics.startup) / later if later else 0.0
     excess = statistics.startup - statistics.starts * others
@@ -133,6 +133,7 @@ def _startup(statistics: LoaderStatistics, num_workers: int, persistent_workers:
 
 
 def _no_workers(statistics: LoaderStatistics, num_workers: int) -> str:
+    """Advice for a loader without workers; else ""."""
     if num_workers:
         return ""
     own = {name: getattr(statistics, name).total for name in ("fetch", "collate", "pin")}
@@ -144,7 +145,7 @@ def _no_workers(statistics: LoaderStatistics, num_workers: int) -> str:
 
 
 def _stragglers(statistics: LoaderStatistics) -> str:
-    """A few slow samples, for which the others of their batch, and batches in order, wait."""
+    """Advice where a few slow samples, which others wait for, took most of the time; else ""."""
     made = sum(_made(statistics).values())
     if statistics.stragglers < MOST * made or not statistics.stragglers:
         return ""
@@ -156,6 +157,7 @@ def _stragglers(statistics: LoaderStatistics) -> str:
 
 
 def _workers(statistics: LoaderStatistics, num_workers: int, cores: int | None) -> str:
+    """Advice where all workers were busy, or one of them while the others were not; else ""."""
     busy = _busy(statistics, num_workers)
     most = max(statistics.workers, key=lambda worker: worker.busy_fraction)
     stages = _made(statistics)
@@ -179,7 +181,7 @@ def _workers(statistics: LoaderStatistics, num_workers: int, cores: int | None) 
 
 
 def _parent(statistics: LoaderStatistics) -> str:
-    """What the parent does between the workers and the trainer."""
+    """Advice where decoding or pinning, in the training process, took most of the time; else ""."""
     own = {"decode": statistics.decode.total, "pin": statistics.pin.total}
     stage = max(own, key=own.__getitem__)
     if statistics.pin.total:
@@ -203,13 +205,13 @@ def _transfer(statistics: LoaderStatistics, transfer: StageTimes | None) -> list
 
 
 def _accidents(statistics: LoaderStatistics) -> list[str]:
-    told = []
+    parts = []
     if statistics.worker_restarts:
-        told.append(_counted(statistics.worker_restarts, "worker had", "workers had"))
-        told[-1] += " to be replaced"
+        replaced = _counted(statistics.worker_restarts, "worker had", "workers had")
+        parts.append(f"{replaced} to be replaced")
     if statistics.sample_errors:
-        told.append(_counted(statistics.sample_errors, "sample", "samples") + " could not be read")
-    return told
+        parts.append(_counted(statistics.sample_errors, "sample", "samples") + " could not be read")
+    return parts
 
 
 def _made(statistics: LoaderStatistics) -> dict[str, float]:
@@ -218,7 +220,7 @@ def _made(statistics: LoaderStatistics) -> dict[str, float]:
 
 
 def _busy(statistics: LoaderStatistics, num_workers: int) -> float:
-    """Mean over all workers; those that have made nothing are not among the statistics'."""
+    """Mean over all workers; the statistics leave out those that have made no batch."""
     return sum(worker.busy_fraction for worker in statistics.workers) / max(1, num_workers)
 
 

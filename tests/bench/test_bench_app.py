@@ -20,17 +20,18 @@ from torch.utils.data import Dataset
 
 from lit_loader import OptionError
 from lit_loader.bench import runner
-from lit_loader.bench.app import conf_dir
 from lit_loader.bench.cases.growth import steepest
-from lit_loader.bench.core import names, tree
+from lit_loader.bench.core import names, processes
 from lit_loader.bench.core.results import COPY, IN_PROCESS, LIMIT, Measurement, Target
 from lit_loader.bench.data.datasets import ManyTensors, Sleeping, Tensors
-from lit_loader.bench.loaders.contenders import Setup, contenders
+from lit_loader.bench.loaders.adapters import adapters
+from lit_loader.bench.loaders.interface import Setup
 from lit_loader.bench.measure import limits
-from lit_loader.bench.measure.rounds import interleave, per_batch
-from lit_loader.bench.measure.session import subject
+from lit_loader.bench.measure.rounds import measure_in_rounds, seconds_per_batch
+from lit_loader.bench.measure.session import plain_opener
 from lit_loader.bench.own_dataset import advice
 from lit_loader.bench.report import check
+from lit_loader.hydra.conf_folder import conf_folder
 from lit_loader.statistics.records import LoaderStatistics, StageTimes
 from lit_loader.system.processors import usable_processors
 
@@ -59,7 +60,7 @@ class Squares(Dataset):
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
     """Run it in this process, quickly; returns exit code and report."""
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
 
         def go(*overrides: str, quick: bool = True) -> tuple[int, Any]:
             cfg = compose(
@@ -144,17 +145,17 @@ def measure(case: str, run: Run, tmp_path: Path, *overrides: str) -> None:
 @pytest.mark.parametrize("loader", ["torchdata", "spdl", "grain"])
 def test_every_loader_gives_the_batches(loader: str) -> None:
     pytest.importorskip(names.LOADERS[loader][0])
-    contender = contenders()[loader]
-    assert contender.version
+    adapter = adapters()[loader]
+    assert adapter.version
     setup = Setup(4, num_workers=1)
-    opened = contender.open(Tensors(setup.length(4), (2,)), setup)
+    opened = adapter.open(Tensors(setup.length(4), (2,)), setup)
     try:
         for _ in range(2):
-            opened.before()
+            opened.before_turn()
             batches = list(opened.epoch())
             assert len(batches) == 4 + 2 * setup.ahead
             assert {tuple(batch.shape) for batch in batches} == {(4, 2)}
-            opened.after()
+            opened.after_turn()
     finally:
         opened.close()
 
@@ -162,7 +163,7 @@ def test_every_loader_gives_the_batches(loader: str) -> None:
 def test_an_order_that_does_not_fit_is_refused() -> None:
     setup = Setup(32, 1, shuffle=True)
     with pytest.raises(Exception, match="RandomSampler would take 48000 GB, .* are available"):
-        contenders()["torch"].open(Tensors(10**12, (1,)), setup)
+        adapters()["torch"].open(Tensors(10**12, (1,)), setup)
 
 
 # --- what is written ---
@@ -319,7 +320,9 @@ def test_an_interrupt_leaves_whole_rounds() -> None:
         return {"": 2.0}
 
     with pytest.raises(KeyboardInterrupt):
-        interleave({"": row}, {"torch": subject(lambda: {"": 1.0}), "spdl": subject(second)}, 9)
+        measure_in_rounds(
+            {"": row}, {"torch": plain_opener(lambda: {"": 1.0}), "spdl": plain_opener(second)}, 9
+        )
     assert row.rounds == [{"torch": 1.0, "spdl": 2.0}] * 2
 
 
@@ -419,8 +422,8 @@ def test_subjects_take_turns_and_the_first_round_does_not_count() -> None:
     def measured(name: str) -> Callable[[], dict[str, float]]:
         return lambda: order.append(name) or {"": float(len(order))}  # type: ignore[func-returns-value]
 
-    openers = {name: subject(measured(name)) for name in ("a", "b", LIMIT)}
-    interleave({"": row}, openers, rounds=2)
+    openers = {name: plain_opener(measured(name)) for name in ("a", "b", LIMIT)}
+    measure_in_rounds({"": row}, openers, rounds=2)
     assert order == ["a", "b", LIMIT, "b", "a", LIMIT, "a", "b", LIMIT]
     assert row.rounds == [{"a": 5, "b": 4, LIMIT: 6}, {"a": 7, "b": 8, LIMIT: 9}]
 
@@ -431,8 +434,8 @@ def test_who_fails_is_left_out() -> None:
     def failing() -> dict[str, float]:
         raise OSError("first line\n\n  too many open files ")
 
-    openers = {"torch": subject(lambda: {"": 4.0}), "spdl": subject(failing)}
-    interleave({"": row}, openers, rounds=2)
+    openers = {"torch": plain_opener(lambda: {"": 4.0}), "spdl": plain_opener(failing)}
+    measure_in_rounds({"": row}, openers, rounds=2)
     assert row.cannot == {"spdl": "OSError: too many open files"}
     assert row.values("torch") == [4.0, 4.0]
     assert row.loaders == ["torch", "spdl"]
@@ -449,7 +452,7 @@ def test_ratios_are_those_of_rounds() -> None:
     assert row.vs_torch("lit_loader") == (3.5, 3.0, 4.0)
     assert row.vs_torch("torch") is None
     assert row.of_limit("lit_loader") == pytest.approx((0.35, 0.2, 0.5))
-    assert row.bound == "fetch + collate"
+    assert row.limit_source == "fetch + collate"
     assert row.loaders == ["lit_loader", "torch"]
     assert [target.met(row) for target in row.targets] == [True, False, True]
 
@@ -470,9 +473,9 @@ class Clock:
 
 def test_only_the_midst_of_an_epoch_is_clocked() -> None:
     subject = Clock([0.3, 0.0, 0.0, 0.3])
-    assert per_batch(subject, skip=1, batches=2) < 0.1  # type: ignore[arg-type]
+    assert seconds_per_batch(subject, skip=1, batches=2) < 0.1  # type: ignore[arg-type]
     assert subject.given == 4
-    per_batch(subject, skip=1, batches=2, leave=True)  # type: ignore[arg-type]
+    seconds_per_batch(subject, skip=1, batches=2, leave=True)  # type: ignore[arg-type]
     assert subject.given == 4 + 3
 
 
@@ -529,10 +532,10 @@ def test_the_steepest_growth() -> None:
 
 
 def test_the_tree_is_seen() -> None:
-    before = tree.cpu_seconds()
+    before = processes.cpu_seconds()
     end = time.thread_time() + 0.05
     while time.thread_time() < end:
         pass
-    assert tree.cpu_seconds() - before >= 0.03
-    assert tree.machine_seconds() > 0
-    assert tree.pss_bytes() > 10_000_000
+    assert processes.cpu_seconds() - before >= 0.03
+    assert processes.machine_seconds() > 0
+    assert processes.pss_bytes() > 10_000_000

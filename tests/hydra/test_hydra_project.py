@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -44,7 +45,7 @@ from pathlib import Path
 
 import hydra
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 
 @hydra.main(version_base="1.3", config_path="../configs", config_name="train.yaml")
@@ -124,10 +125,11 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         directory, "-m", "pip", "--python", python, "install", "-q", "--no-index", "--no-deps",
         "--disable-pip-version-check", wheel,
     )  # fmt: skip
-    # A mere directory: the .pth files in it, that of an editable lit_loader too, are not read.
+    # Mere directories: the .pth files in them, that of an editable lit_loader too, are not read.
     (site,) = (directory / "venv" / "lib").glob("python*/site-packages")
-    shared = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
-    (site / "shared.pth").write_text("".join(f"{path}\n" for path in sorted(shared)))
+    shared = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    shared += [path for path in sys.path if Path(path).name == "site-packages"]
+    (site / "shared.pth").write_text("".join(f"{path}\n" for path in dict.fromkeys(shared)))
     return python
 
 

@@ -139,7 +139,7 @@ def test_canary_a_sampler_without_a_batch_sampler(tmp_path: Path) -> None:
 
 
 def test_canary_overfitting_other_loaders(tmp_path: Path) -> None:
-    """What `ManagedLoaders._with_trainer` fixes the order for."""
+    """What `BaseDataModule._with_trainer` fixes the order for."""
 
     class Unmarked(Counted):
         pass
@@ -477,12 +477,12 @@ def test_canary_b_the_state_between_two_epochs_is_not_loaded(tmp_path: Path) -> 
     path = run(Counted, "epoch", 4, root=tmp_path)[1]
     loader = Counted()
     run(lambda: loader, "", 0, checkpoint=path, root=tmp_path)
-    assert loader.loaded == [], mended("states at an epoch's end", "ManagedLoaders.state_dict")
+    assert loader.loaded == [], mended("states at an epoch's end", "BaseDataModule.state_dict")
 
 
 def test_canary_c_the_state_is_dropped_where_steps_are_estimated(tmp_path: Path) -> None:
     got = resumed(Counted, "batch", 2, root=tmp_path, estimate=True)
-    assert got == [0, 1, *EPOCH, *EPOCH], mended("#20550", "ManagedLoaders.load_state_dict")
+    assert got == [0, 1, *EPOCH, *EPOCH], mended("#20550", "BaseDataModule.load_state_dict")
 
 
 def test_canary_d_the_checkpoint_after_one_on_a_last_batch(tmp_path: Path) -> None:
@@ -535,7 +535,7 @@ def test_canary_i_a_partial_gradient_is_not_saved(tmp_path: Path) -> None:
 
 
 def test_canary_the_private_fields_that_mend_it(tmp_path: Path) -> None:
-    """lightning/trainer_progress.py: `begin_next_epoch` and `mend_saved` use these."""
+    """lightning/trainer_progress.py: `begin_next_epoch` and `correct_progress` use these."""
     loop = quiet_trainer(tmp_path).fit_loop
     assert isinstance(loop, _FitLoop)
     loop._restarting = True

@@ -19,7 +19,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor, nn, optim
 
 from lit_loader import DataLoader, LoaderDataModule, LoaderStateCallback, StateError
-from lit_loader.lightning.trainer_progress import Moved, follow
+from lit_loader.lightning.trainer_progress import ResumedEpoch, recount_batches
 from tests.support import older_lightning  # noqa: F401
 from tests.support.exact import Augmented, digest
 
@@ -296,21 +296,23 @@ def test_what_is_left_tells_what_is_behind() -> None:
     trainer, _ = fit(2, max_epochs=1)
     progress: Any = trainer.fit_loop.epoch_loop.batch_progress
 
-    def count(*loaders: Moved, length: int) -> int:
+    def count(*loaders: ResumedEpoch, length: int) -> int:
         for counts in (progress.current, progress.total):
             counts.ready = counts.started = counts.processed = counts.completed = 6
         progress.is_last_batch = False
         trainer.fit_loop.max_batches = length
-        follow(trainer, loaders)
+        recount_batches(trainer, loaders)
         assert progress.total.completed == progress.current.ready
         return int(progress.current.processed)
 
-    assert count(Moved(6, 12, 24), Moved(6, 6, 8), length=24) == 12
-    assert count(Moved(6, 12, 24), Moved(6, 6, 8), length=8) == 6
-    assert count(Moved(6, 10, 12), Moved(6, 3, 8), length=8) == 6
-    assert count(Moved(6, 12, math.inf), length=math.inf) == 12  # type: ignore[arg-type]
-    assert count(Moved(2, 4, 8), length=24) == 6  # gone through more than once: it cannot tell
-    assert count(Moved(6, 6, 12), length=12) == 6
+    assert count(ResumedEpoch(6, 12, 24), ResumedEpoch(6, 6, 8), length=24) == 12
+    assert count(ResumedEpoch(6, 12, 24), ResumedEpoch(6, 6, 8), length=8) == 6
+    assert count(ResumedEpoch(6, 10, 12), ResumedEpoch(6, 3, 8), length=8) == 6
+    assert count(ResumedEpoch(6, 12, math.inf), length=math.inf) == 12  # type: ignore[arg-type]
+    assert (
+        count(ResumedEpoch(2, 4, 8), length=24) == 6
+    )  # gone through more than once: it cannot tell
+    assert count(ResumedEpoch(6, 6, 12), length=12) == 6
 
 
 def test_the_callback_is_one() -> None:

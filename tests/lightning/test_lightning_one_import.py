@@ -25,7 +25,7 @@ from torch import Tensor
 
 from lit_loader import DataLoader, LoaderDataModule, LoaderStateCallback
 from lit_loader.lightning import trainer_plugin
-from lit_loader.lightning.automatic_callback import LoaderStateOnDemand
+from lit_loader.lightning.state_placeholder import LoaderStatePlaceholder
 from tests.support import older_lightning  # noqa: F401
 from tests.support.exact import Augmented, SharedWithIteratorState, digest
 
@@ -238,13 +238,13 @@ def test_with_the_line_that_it_names_it_is_silent_and_exact(tmp_path: Path) -> N
 
 
 def kinds(own: Trainer) -> list[type]:
-    ours = (LoaderStateCallback, LoaderStateOnDemand)
+    ours = (LoaderStateCallback, LoaderStatePlaceholder)
     return [type(callback) for callback in own.callbacks if isinstance(callback, ours)]
 
 
 def test_there_is_one_callback_and_none_that_is_not_needed(tmp_path: Path) -> None:
     own = trainer(tmp_path)
-    assert kinds(own) == [LoaderStateOnDemand]
+    assert kinds(own) == [LoaderStatePlaceholder]
     own, _ = fit(tmp_path, one, max_epochs=1)
     assert kinds(own) == [LoaderStateCallback] and kinds(own)[0] is type(own.callbacks[0])
     own, _ = fit(tmp_path, one, LoaderStateCallback(), max_epochs=1)
@@ -297,7 +297,7 @@ def test_the_plugin_imports_no_loader() -> None:
     import runpy, sys
     import lit_loader
     (callback,) = runpy.run_path({trainer_plugin.__file__!r})["callbacks"]()
-    assert type(callback).__name__ == "LoaderStateOnDemand"
+    assert type(callback).__name__ == "LoaderStatePlaceholder"
     assert "lit_loader.loader" not in sys.modules
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=60)

@@ -27,7 +27,7 @@ from lightning.pytorch.utilities import CombinedLoader
 
 from lit_loader import DataLoader, LoaderDataModule
 from lit_loader.errors import OptionError
-from lit_loader.lightning.loop_watch import interval_figures
+from lit_loader.lightning.loader_history import interval_figures
 from lit_loader.lightning.monitor import LoaderMonitor
 from lit_loader.statistics.records import BatchRecord, LoaderStatistics, WorkerTimes
 from tests.statistics.test_chrome_trace import by_track, check
@@ -340,7 +340,7 @@ def test_each_fit_has_statistics_of_its_own(tmp_path: Path) -> None:
         fit(tmp_path, monitor, data)
         assert [report.statistics.batches for report in monitor.reports] == [12]
     assert data.statistics().batches == 36
-    assert data.recorder.watcher is None
+    assert data.recorder.listener is None
 
 
 def test_restarts_and_sample_errors(tmp_path: Path) -> None:
@@ -597,7 +597,11 @@ def test_a_step_costs_little() -> None:
     monitor.on_train_start(trainer, None)  # type: ignore[arg-type]
     rounds = []
     for number in range(20):
-        record = BatchRecord(0, number + 1, 0, 32, 0, 5, 9, 1, 0, 5, 6, 5, 0, 0, 9, 5, number)
+        record = BatchRecord(
+            epoch=0, number=number + 1, worker=0, samples=32, nbytes=0, began=5, fetch=9, collate=1,
+            encode=0, arrived=5, asked=6, wait=5, decode=0, pin=0, step=9, slowest=5,
+            slowest_index=number,
+        )  # fmt: skip
         began = time.perf_counter()
         for _ in range(200):
             data.recorder.add(record)

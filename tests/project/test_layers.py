@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("seeding", "system"),
     ),
     "lightning": ("loader", "sampling", "checkpoint", "statistics", "config", "system"),
-    "bench": ("loader", "statistics", "config", "seeding", "system"),
+    "bench": ("loader", "statistics", "hydra", "config", "seeding", "system"),
 }
 """Each room, and the public face ``loader.py``, with the rooms below that it may import."""
 

@@ -12,9 +12,9 @@ import torch
 
 from lit_loader import DataLoader
 from lit_loader.iteration import pin_memory as pinning
-from lit_loader.statistics.chrome_trace import LoaderTrace, trace_events, write_trace
+from lit_loader.statistics.chrome_trace import trace_events, write_trace
 from lit_loader.statistics.plot import draw, write_plot
-from lit_loader.statistics.records import BatchRecord, StepRecord
+from lit_loader.statistics.records import BatchRecord, LoaderTrace, StepRecord
 from tests.support.delays import Collate, Delayed, sleep
 from tests.support.samples import Rows
 
@@ -78,7 +78,7 @@ def by_track(events: list[Event]) -> dict[str, list[Event]]:
 
 def recorded(loader: DataLoader[Any], epochs: int = 1) -> list[BatchRecord]:
     records: list[BatchRecord] = []
-    loader.recorder.watcher = records.extend
+    loader.recorder.listener = records.extend
     for _ in range(epochs):
         for _ in loader:
             pass
@@ -99,7 +99,10 @@ SECOND = record(
     number=1, samples=4, began=1_900, fetch=500, collate=200, encode=100,
     arrived=2_750, asked=2_500, wait=300, decode=50, step=550, slowest=200,
 )  # fmt: skip
-STEPS = (StepRecord(1_950, 2_000, 2_400), StepRecord(2_850, 2_900, 3_000))
+STEPS = (
+    StepRecord(given=1_950, start=2_000, end=2_400),
+    StepRecord(given=2_850, start=2_900, end=3_000),
+)
 
 
 def test_known_records() -> None:

@@ -192,16 +192,16 @@ def test_statistics_are_frozen_and_can_be_pickled() -> None:
 def test_a_copy_of_a_recorder_begins_anew() -> None:
     recorder = Recorder()
     recorder.add(record())
-    recorder.watcher = lambda records: None  # which could not be pickled
+    recorder.listener = lambda records: None  # which could not be pickled
     copy = pickle.loads(pickle.dumps(recorder))
-    assert copy.watcher is None
+    assert copy.listener is None
     assert copy.summary() == LoaderStatistics()
 
 
 def test_a_watcher_gets_every_record_once() -> None:
     windows: list[Any] = []
     recorder = Recorder()
-    recorder.watcher = windows.append
+    recorder.listener = windows.append
     records = [record(n) for n in range(2 * WINDOW + 5)]
     for each in records:
         recorder.add(each)

@@ -15,9 +15,9 @@ from lit_loader.bench.cases.stragglers import Oversleep
 from lit_loader.bench.core.results import LIMIT, Measurement, Target
 from lit_loader.bench.core.settings import Settings
 from lit_loader.bench.data.datasets import Sleeping
-from lit_loader.bench.loaders.contenders import Opened, Setup
-from lit_loader.bench.measure.rounds import Figures, per_batch
-from lit_loader.bench.measure.session import MICRO, Row, Session, subject
+from lit_loader.bench.loaders.interface import OpenLoader, Setup
+from lit_loader.bench.measure.rounds import Figures, seconds_per_batch
+from lit_loader.bench.measure.session import MICRO, Row, Session, plain_opener
 
 __all__ = ["hold_the_gil", "rows"]
 
@@ -51,8 +51,8 @@ def _run(session: Session, *, name: str, seconds: float) -> None:
     dataset = Sleeping(setup.length(batches), seconds)
     oversleep = Oversleep(dataset, times=5)
 
-    def figure(opened: Opened) -> Figures:
-        seconds = per_batch(
+    def figure(opened: OpenLoader) -> Figures:
+        seconds = seconds_per_batch(
             opened, skip=setup.ahead, batches=batches, step=lambda: hold_the_gil(STEP)
         )
         return {"": seconds * MICRO}
@@ -68,4 +68,4 @@ def _run(session: Session, *, name: str, seconds: float) -> None:
         "busy", name, "µs/batch", (Target("of_limit", 0.95),), limit_by="the slower of the two"
     )
     openers = session.loaders(dataset, setup, figure)
-    session.compare(measurement, {**openers, LIMIT: subject(bound)})
+    session.compare(measurement, {**openers, LIMIT: plain_opener(bound)})

@@ -12,13 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from lit_loader.bench.core.processes import cpu_seconds
 from lit_loader.bench.core.results import Measurement, Target
 from lit_loader.bench.core.settings import Settings
-from lit_loader.bench.core.tree import cpu_seconds
 from lit_loader.bench.data.decoders import JpegImages, ParquetGroups, Texts, write_parquet
-from lit_loader.bench.loaders.contenders import Opened, Setup
+from lit_loader.bench.loaders.interface import OpenLoader, Setup
 from lit_loader.bench.measure.limits import Limit
-from lit_loader.bench.measure.rounds import Figures, per_batch
+from lit_loader.bench.measure.rounds import Figures, seconds_per_batch
 from lit_loader.bench.measure.session import MICRO, Row, Session
 
 __all__ = ["rows"]
@@ -56,11 +56,11 @@ def _measure(
     batches = settings.count(full)
     dataset = make(setup.length(batches))
 
-    def figure(opened: Opened) -> Figures:
+    def figure(opened: OpenLoader) -> Figures:
         before = cpu_seconds()
-        seconds = per_batch(opened, skip=setup.ahead, batches=batches)
+        seconds = seconds_per_batch(opened, skip=setup.ahead, batches=batches)
         # Of whole epochs: what is made ahead of one is made ahead of the next one, too.
-        opened.after()
+        opened.after_turn()
         return {"": seconds * MICRO, "cpu": (cpu_seconds() - before) / len(dataset) * MICRO}
 
     time = Measurement("decoding", name, "µs/batch", (Target("of_limit", 0.97),))

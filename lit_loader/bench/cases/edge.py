@@ -14,7 +14,7 @@ import time
 from lit_loader.bench.core.results import Measurement, Target
 from lit_loader.bench.core.settings import Settings
 from lit_loader.bench.data.datasets import Jittering
-from lit_loader.bench.loaders.contenders import Opened, Setup
+from lit_loader.bench.loaders.interface import OpenLoader, Setup
 from lit_loader.bench.measure.rounds import Figures
 from lit_loader.bench.measure.session import Row, Session
 
@@ -29,7 +29,7 @@ def rows(settings: Settings) -> list[Row]:
     ]
 
 
-def waits(opened: Opened, epochs: int) -> tuple[list[float], list[float]]:
+def waits(opened: OpenLoader, epochs: int) -> tuple[list[float], list[float]]:
     """Seconds waited at the edges, and within epochs.
 
     Args:
@@ -59,7 +59,7 @@ def _run(session: Session, *, batches: int, epochs: int) -> None:
     edge = Measurement("edge", f"{name}: wait at the edge", "µs")
     usual = Measurement("edge", f"{name}: median wait", "µs")
 
-    def figure(opened: Opened) -> Figures:
+    def figure(opened: OpenLoader) -> Figures:
         edges, within = (statistics.median(found) for found in waits(opened, epochs))
         return {"": edges / within, "edge": edges * 1e6, "usual": within * 1e6}
 

@@ -17,9 +17,9 @@ from typing import Any
 from lit_loader.bench.core.results import Measurement, Target
 from lit_loader.bench.core.settings import Settings
 from lit_loader.bench.data.datasets import Block, ManyTensors, Tensors
-from lit_loader.bench.loaders.contenders import Opened, Setup
+from lit_loader.bench.loaders.interface import OpenLoader, Setup
 from lit_loader.bench.measure.limits import Limit
-from lit_loader.bench.measure.rounds import Figures, per_batch
+from lit_loader.bench.measure.rounds import Figures, seconds_per_batch
 from lit_loader.bench.measure.session import MICRO, Row, Session
 
 __all__ = ["Line", "rows", "steepest"]
@@ -100,13 +100,12 @@ def steepest(points: list[tuple[float, float]]) -> float | None:
 def _run(session: Session, *, line: Line, x: int, last: bool) -> None:
     dataset, setup, batches = line.point(x, session.settings)
     measurement = Measurement("growth", f"{x:,} {line.axis}", "µs/batch", axis=line.axis, x=x)
-    under_way = setup.num_workers * setup.prefetch_factor
-    reason = _too_large(x * under_way) if line.axis == "bytes" else ""
-    # Orders of all lengths are broken off and begun anew, which is part of their cost.
+    reason = _too_large(x * setup.ahead) if line.axis == "bytes" else ""
+    # Epochs of all lengths are left early and begun anew, which is part of their cost.
     skip = 0 if line.axis == "samples" else setup.ahead
 
-    def figure(opened: Opened) -> Figures:
-        return {"": per_batch(opened, skip=skip, batches=batches, leave=not skip) * MICRO}
+    def figure(opened: OpenLoader) -> Figures:
+        return {"": seconds_per_batch(opened, skip=skip, batches=batches, leave=not skip) * MICRO}
 
     openers = session.loaders(dataset, setup, figure)
     if reason:
@@ -116,20 +115,21 @@ def _run(session: Session, *, line: Line, x: int, last: bool) -> None:
         limit = Limit(dataset, setup, max(1, batches // 10))
         session.compare_with_limit(measurement, openers, limit)
     if last:
-        _tell_growth(session, line)
+        _add_growth(session, line)
 
 
 def _too_large(nbytes: int) -> str:
-    """Why so many bytes under way are too many, for each of several loaders; "": they are not."""
+    """Why so many bytes in flight are too many, for each of several loaders; "": they are not."""
     from lit_loader.system.cgroups import memory_limits
 
     available = memory_limits().available
     if available is None or 2 * nbytes < available:
         return ""
-    return f"{nbytes / 1e9:.0f} GB would be under way, {available / 1e9:.0f} are available"
+    return f"{nbytes / 1e9:.0f} GB would be in flight, {available / 1e9:.0f} are available"
 
 
-def _tell_growth(session: Session, line: Line) -> None:
+def _add_growth(session: Session, line: Line) -> None:
+    """Add the row with a line's steepest growth, once all of its points are measured."""
     points = [m for m in session.measurements if m.case == "growth" and m.axis == line.axis]
     summary = Measurement(
         "growth",

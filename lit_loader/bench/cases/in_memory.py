@@ -18,9 +18,9 @@ from torch.utils.data import TensorDataset
 from lit_loader.bench.core.results import LIMIT, Measurement, Target
 from lit_loader.bench.core.settings import Settings
 from lit_loader.bench.data.datasets import Slices, keep
-from lit_loader.bench.loaders.contenders import Opened, Setup
-from lit_loader.bench.measure.rounds import Figures, per_batch
-from lit_loader.bench.measure.session import MICRO, Row, Session, subject
+from lit_loader.bench.loaders.interface import OpenLoader, Setup
+from lit_loader.bench.measure.rounds import Figures, seconds_per_batch
+from lit_loader.bench.measure.session import MICRO, Row, Session, plain_opener
 
 __all__ = ["rows"]
 
@@ -66,8 +66,8 @@ def _run(session: Session, *, name: str, make: Any, collate_fn: Any, workers: in
         "in_memory", name, "µs/batch", (Target("of_limit", 0.5),), limit_by="slicing by hand"
     )
 
-    def figure(opened: Opened) -> Figures:
-        return {"": per_batch(opened, skip=setup.ahead, batches=batches) * MICRO}
+    def figure(opened: OpenLoader) -> Figures:
+        return {"": seconds_per_batch(opened, skip=setup.ahead, batches=batches) * MICRO}
 
     openers = session.loaders(make(data, labels), setup, figure)
-    session.compare(measurement, {**openers, LIMIT: subject(by_hand)})
+    session.compare(measurement, {**openers, LIMIT: plain_opener(by_hand)})

@@ -19,7 +19,8 @@ from typing import Any
 from lit_loader.bench.core.results import Measurement, Target
 from lit_loader.bench.core.settings import Settings
 from lit_loader.bench.data.datasets import Records
-from lit_loader.bench.loaders.contenders import Cannot, Setup, contenders
+from lit_loader.bench.loaders.adapters import adapters
+from lit_loader.bench.loaders.interface import CannotRun, Setup
 from lit_loader.bench.measure.rounds import Opener, Subject
 from lit_loader.bench.measure.session import Row, Session
 
@@ -70,7 +71,7 @@ def _run(session: Session, *, name: str, records: int, shared: bool, shuffle: bo
 
     # Memory does not depend on the machine's mood, and every process is new: one round will do.
     session.compare(
-        measurement, {name: opener(name) for name in session.contenders}, rounds=1, uncounted=0
+        measurement, {name: opener(name) for name in session.adapters}, rounds=1, uncounted=0
     )
 
 
@@ -81,7 +82,7 @@ def _in_a_process(loader: str, setup: Setup, records: int, shared: bool) -> floa
     available = memory_limits().available
     needed = records * _RECORD_BYTES * (2 + setup.num_workers)
     if available is not None and needed > available:
-        raise Cannot(f"it may take {needed / 1e9:.0f} GB, {available / 1e9:.0f} are available")
+        raise CannotRun(f"it may take {needed / 1e9:.0f} GB, {available / 1e9:.0f} are available")
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     # The parent's forked helpers are none of its business: what counts is below this process.
@@ -92,7 +93,7 @@ def _in_a_process(loader: str, setup: Setup, records: int, shared: bool) -> floa
         found = receiver.recv()
     except EOFError:
         process.join()
-        raise Cannot(f"its process ended with exit code {process.exitcode}") from None
+        raise CannotRun(f"its process ended with exit code {process.exitcode}") from None
     finally:
         if process.is_alive() and process.exitcode is None:
             process.join(30)
@@ -100,20 +101,20 @@ def _in_a_process(loader: str, setup: Setup, records: int, shared: bool) -> floa
         process.join()
         receiver.close()
     if isinstance(found, str):
-        raise Cannot(found)
+        raise CannotRun(found)
     return float(found)
 
 
 def _measure(sender: Connection, loader: str, setup: Setup, records: int, shared: bool) -> None:
     """What the new process does; sends the peak, or why there is none."""
-    from lit_loader.bench.core.tree import pss_bytes
-    from lit_loader.bench.measure.rounds import one_line
+    from lit_loader.bench.core.processes import pss_bytes
+    from lit_loader.bench.measure.rounds import in_one_line
 
     try:
         names: Any = [f"image/{number:010d}.jpg" for number in range(records)]
         if shared:
             names = _shared_sequence()(names)
-        opened = contenders()[loader].open(Records(names), setup)
+        opened = adapters()[loader].open(Records(names), setup)
         peak = 0
         batches = records // (setup.batch_size or 1)
         for _ in range(EPOCHS):
@@ -122,5 +123,5 @@ def _measure(sender: Connection, loader: str, setup: Setup, records: int, shared
                     peak = max(peak, pss_bytes())
         opened.close()
         sender.send(peak / 1e6)
-    except Exception as error:  # told by the parent, whatever it is
-        sender.send(one_line(error))
+    except Exception as error:  # reported by the parent, whatever it is
+        sender.send(in_one_line(error))

@@ -17,7 +17,7 @@ from typing import Any
 from lit_loader.bench.core.results import Measurement
 from lit_loader.bench.core.settings import Settings
 from lit_loader.bench.data.datasets import LargeObject, Tensors
-from lit_loader.bench.loaders.contenders import Contender, Setup
+from lit_loader.bench.loaders.interface import LoaderAdapter, Setup
 from lit_loader.bench.measure.rounds import Opener, Subject
 from lit_loader.bench.measure.session import Row, Session
 
@@ -61,19 +61,19 @@ def _run(session: Session, *, name: str, size: str, method: str, workers: int) -
         start_method=method,
     )
     measurement = Measurement("start", name, "ms")
-    openers = {n: _opener(c, dataset, setup) for n, c in session.contenders.items()}
+    openers = {name: _opener(each, dataset, setup) for name, each in session.adapters.items()}
     session.compare(measurement, openers, rounds=min(_ROUNDS, session.settings.rounds))
 
 
-def _opener(contender: Contender, dataset: Any, setup: Setup) -> Opener:
+def _opener(adapter: LoaderAdapter, dataset: Any, setup: Setup) -> Opener:
     def first_batch() -> dict[str, float]:
         begin = time.perf_counter()
-        opened = contender.open(dataset, setup)
+        opened = adapter.open(dataset, setup)
         try:
             epoch = opened.epoch()
             next(epoch)
             taken = time.perf_counter() - begin
-            # Its workers end with it; SPDL's ends them only when told to.
+            # Its workers end with it; SPDL's iterator ends them only when it is closed.
             close = getattr(epoch, "close", None)
             if close is not None:
                 close()

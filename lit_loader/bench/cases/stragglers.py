@@ -13,9 +13,9 @@ import time
 from lit_loader.bench.core.results import LIMIT, Measurement, Target
 from lit_loader.bench.core.settings import Settings
 from lit_loader.bench.data.datasets import Sleeping
-from lit_loader.bench.loaders.contenders import Opened, Setup
-from lit_loader.bench.measure.rounds import Figures, per_batch
-from lit_loader.bench.measure.session import MICRO, Row, Session, subject
+from lit_loader.bench.loaders.interface import OpenLoader, Setup
+from lit_loader.bench.measure.rounds import Figures, seconds_per_batch
+from lit_loader.bench.measure.session import MICRO, Row, Session, plain_opener
 
 __all__ = ["Oversleep", "rows"]
 
@@ -72,8 +72,8 @@ def _run(session: Session) -> None:
         limit_by="mean cost of a batch / 4 workers",
     )
 
-    def figure(opened: Opened) -> Figures:
-        return {"": per_batch(opened, skip=setup.ahead, batches=batches) * MICRO}
+    def figure(opened: OpenLoader) -> Figures:
+        return {"": seconds_per_batch(opened, skip=setup.ahead, batches=batches) * MICRO}
 
     openers = session.loaders(dataset, setup, figure)
-    session.compare(measurement, {**openers, LIMIT: subject(bound)})
+    session.compare(measurement, {**openers, LIMIT: plain_opener(bound)})

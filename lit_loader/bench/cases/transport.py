@@ -9,9 +9,9 @@ from typing import Any
 from lit_loader.bench.core.results import Measurement, Target
 from lit_loader.bench.core.settings import Settings
 from lit_loader.bench.data import datasets
-from lit_loader.bench.loaders.contenders import Opened, Setup
+from lit_loader.bench.loaders.interface import OpenLoader, Setup
 from lit_loader.bench.measure.limits import Limit
-from lit_loader.bench.measure.rounds import Figures, per_batch
+from lit_loader.bench.measure.rounds import Figures, seconds_per_batch
 from lit_loader.bench.measure.session import MICRO, Row, Session
 
 __all__ = ["KINDS", "Kind", "rows"]
@@ -105,8 +105,8 @@ class _Run:
             targets.append(Target("of_limit", 0.5))
         measurement = Measurement("transport", kind.name, "µs/batch", tuple(targets))
 
-        def figure(opened: Opened) -> Figures:
-            return {"": per_batch(opened, skip=setup.ahead, batches=batches) * MICRO}
+        def figure(opened: OpenLoader) -> Figures:
+            return {"": seconds_per_batch(opened, skip=setup.ahead, batches=batches) * MICRO}
 
         openers = session.loaders(dataset, setup, figure)
         session.compare_with_limit(measurement, openers, limit)

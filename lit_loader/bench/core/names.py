@@ -1,4 +1,7 @@
-"""The cases and the loaders by name, and the packages that they need. Imports nothing heavy."""
+"""The cases and the loaders by name, and the packages they need; checks the names users give.
+
+Used by `bench/core/settings.py` and everything that names a case or loader. Imports nothing heavy.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Final
 
 from lit_loader.errors import OptionError
 
-__all__ = ["CASES", "LOADERS", "OURS", "REFERENCE", "choose", "installed", "need"]
+__all__ = ["CASES", "LOADERS", "OURS", "REFERENCE", "choose", "installed", "require_packages"]
 
 OURS: Final = "lit_loader"
 REFERENCE: Final = "torch"
@@ -18,29 +21,29 @@ REFERENCE: Final = "torch"
 
 
 @dataclass(frozen=True)
-class CaseName:
-    """A case.
+class CaseInfo:
+    """What is known of a case before it is imported.
 
     Attributes:
         title: What it shows, for the table's head.
-        modules: What it imports beyond what every run does.
+        modules: Packages it imports beyond those of every run.
     """
 
     title: str
     modules: tuple[str, ...] = ()
 
 
-CASES: Final[Mapping[str, CaseName]] = {
-    "transport": CaseName("handing batches over: samples that cost next to nothing"),
-    "decoding": CaseName("real decoding", ("PIL", "pyarrow")),
-    "stragglers": CaseName("1 % of the samples take 50 times as long, 4 workers, in order"),
-    "start": CaseName("time from making a loader to its first batch"),
-    "edge": CaseName("the wait at the edge of an epoch over the median wait"),
-    "in_memory": CaseName("data in memory, shuffled, against slicing it by hand"),
-    "busy": CaseName("a consumer that holds the GIL for 5 ms at a time"),
-    "memory": CaseName("memory of all processes together (PSS) over 3 epochs of a list"),
-    "growth": CaseName("cost of a batch against bytes, tensors, workers, dataset length"),
-    "exactness": CaseName("what checkpoints, resuming and seeding cost"),
+CASES: Final[Mapping[str, CaseInfo]] = {
+    "transport": CaseInfo("handing over batches whose samples cost next to nothing"),
+    "decoding": CaseInfo("real decoding", ("PIL", "pyarrow")),
+    "stragglers": CaseInfo("1 % of the samples take 50 times as long, 4 workers, in order"),
+    "start": CaseInfo("time from making a loader to its first batch"),
+    "edge": CaseInfo("the wait at the edge of an epoch over the median wait"),
+    "in_memory": CaseInfo("data in memory, shuffled, against slicing it by hand"),
+    "busy": CaseInfo("a consumer that holds the GIL for 5 ms at a time"),
+    "memory": CaseInfo("memory of all processes together (PSS) over 3 epochs of a list"),
+    "growth": CaseInfo("cost of a batch against bytes, tensors, workers, dataset length"),
+    "exactness": CaseInfo("what checkpoints, resuming and seeding cost"),
 }
 
 LOADERS: Final[Mapping[str, tuple[str, str]]] = {
@@ -50,7 +53,7 @@ LOADERS: Final[Mapping[str, tuple[str, str]]] = {
     "spdl": ("spdl", "spdl"),
     "grain": ("grain", "grain"),
 }
-"""Loader to the package it is found by, and to the distribution that has its version."""
+"""Loader to the package it is imported from, and the distribution that has its version."""
 
 _PACKAGES: Final = {"PIL": "pillow"}
 _ALWAYS: Final = ("rich", "matplotlib", "psutil")
@@ -89,11 +92,11 @@ def installed(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
-def need(cases: Iterable[str]) -> None:
+def require_packages(cases: Iterable[str]) -> None:
     """Make sure that what reports and cases import is installed.
 
     Raises:
-        OptionError: Something is not; names what, and how to install it.
+        OptionError: A package is missing; names it, and how to install it.
     """
     modules = [*_ALWAYS, *(module for case in cases for module in CASES[case].modules)]
     missing = [_PACKAGES.get(m, m) for m in dict.fromkeys(modules) if not installed(m)]

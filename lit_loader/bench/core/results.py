@@ -1,7 +1,8 @@
-"""A measurement: the figures of every round, and what is made of them. Less is always better.
+"""`Measurement`: one row of a table; the figures of every round, their ratios, and the targets.
 
-Ratios are taken within each round, because loaders that take turns in one round meet the machine in
-the same mood; the median over the rounds is the ratio that is told, lowest and highest its spread.
+Filled by `bench/measure/rounds.py`, read by the report. Less is always better. Ratios are taken
+within each round, because loaders that take turns in one round meet the machine in the same mood;
+the median over the rounds is the ratio that is shown, lowest and highest are its spread.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from typing import Final, NamedTuple
 
 from lit_loader.bench.core.names import OURS, REFERENCE
 
-__all__ = ["COPY", "IN_PROCESS", "LIMIT", "NO_LOADERS", "Measurement", "Spread", "Target"]
+__all__ = ["COPY", "IN_PROCESS", "LIMIT", "NOT_LOADERS", "Measurement", "Spread", "Target"]
 
 LIMIT: Final = "limit"
 IN_PROCESS: Final = "in process"
 COPY: Final = "memory copy"
-NO_LOADERS: Final = frozenset({LIMIT, IN_PROCESS, COPY})
+NOT_LOADERS: Final = frozenset({LIMIT, IN_PROCESS, COPY})
+"""Names in a round's figures that are no loaders: the limit and its two parts."""
 
 
 class Spread(NamedTuple):
@@ -30,13 +32,13 @@ class Spread(NamedTuple):
 
     @classmethod
     def of(cls, values: list[float]) -> Spread | None:
-        """Of some values; None of none."""
+        """The spread of these values; None: there are none."""
         return cls(statistics.median(values), min(values), max(values)) if values else None
 
 
 @dataclass(frozen=True)
 class Target:
-    """What our loader is to reach.
+    """A bound that our loader's figure or ratio is to reach.
 
     Attributes:
         of: "vs_torch" (torch's figure over ours, at least), "of_limit" (the limit over our figure,
@@ -55,7 +57,7 @@ class Target:
         return f"≤ {self.bound:g}"
 
     def met(self, measurement: Measurement) -> bool | None:
-        """Whether it is reached; None: that was not measured."""
+        """Whether it is reached; None: it was not measured."""
         if self.of == "figure":
             found = measurement.figure(OURS)
             return None if found is None else found.median <= self.bound
@@ -74,7 +76,7 @@ class Measurement:
         targets: For our loader.
         axis: What `x` counts, where the row is a point of a line; "": it is none.
         x: The point's place on that axis.
-        limit_by: What the limit is, in words; "": see `bound`.
+        limit_by: What the limit is, in words; "": see `limit_source`.
         rounds: For each counted round loader (or `LIMIT`, `IN_PROCESS`, `COPY`) to figure.
         cannot: Loader to why it has no figures.
         notes: Further lines for the reader.
@@ -92,7 +94,7 @@ class Measurement:
     notes: list[str] = field(default_factory=list)
 
     def add_round(self, figures: Mapping[str, float]) -> None:
-        """Take in what one whole round has given."""
+        """Add the figures of one whole round."""
         self.rounds.append(dict(figures))
 
     @property
@@ -100,7 +102,7 @@ class Measurement:
         """Loaders with a figure, or with a reason for having none."""
         found = dict.fromkeys(name for figures in self.rounds for name in figures)
         found.update(dict.fromkeys(self.cannot))
-        return [name for name in found if name not in NO_LOADERS]
+        return [name for name in found if name not in NOT_LOADERS]
 
     def values(self, name: str) -> list[float]:
         """The figures of a loader (or of the limit), round by round."""
@@ -129,8 +131,8 @@ class Measurement:
         return self.ratio(LIMIT, name)
 
     @property
-    def bound(self) -> str:
-        """What the limit is made by."""
+    def limit_source(self) -> str:
+        """What the limit is, in words."""
         if self.limit_by or not self.values(LIMIT):
             return self.limit_by
         copy, limit = self.figure(COPY), self.figure(LIMIT)

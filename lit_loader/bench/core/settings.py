@@ -1,4 +1,7 @@
-"""The options of a run, checked before anything slow is imported."""
+"""The options of a run, made of its configuration and checked before anything slow is imported.
+
+Made by `bench/runner.py`, read by the cases and the report.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ class GridSettings:
         prefetch_factor: Values to try with each of them; without workers there is none.
         seconds: For each setting in each round, after its first batch.
         step_ms: What a training step takes, in milliseconds; None: the loader alone is asked.
-        loaders: Who is measured.
+        loaders: The loaders that are measured.
     """
 
     num_workers: tuple[int, ...] = (0, 1, 2, 4)
@@ -57,7 +60,7 @@ class Settings:
         rows: Only rows whose name holds this text; None: all.
         rounds: Rounds that count, after one that does not.
         num_workers: Persistent workers of every loader where the case does not say otherwise.
-        prefetch_factor: Batches under way for each of them.
+        prefetch_factor: Batches in flight for each of them.
         quick: As few batches, and as small things, as show that everything works; the figures
             mean little.
         grid: For the user's own dataset.

@@ -1,4 +1,4 @@
-"""Datasets whose samples cost next to nothing, or a given time. All can be pickled."""
+"""The datasets of most cases: samples cost next to nothing, or a given time. All can be pickled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Datasets that decode: JPEG by Pillow, text by a tokenizer, Parquet by PyArrow."""
+"""The datasets of the case "decoding": JPEG by Pillow, text by a tokenizer, Parquet by PyArrow."""
 
 from __future__ import annotations
 

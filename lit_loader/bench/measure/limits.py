@@ -1,6 +1,7 @@
-"""What no loader can undercut: making the batches themselves, and moving their bytes once.
+"""`Limit`: what no loader can undercut; making the batches themselves, and moving their bytes once.
 
-The limit of a case, seconds a batch, is the larger of
+Measured in the same rounds as the loaders, see `Session.compare_with_limit`. The limit of a case,
+seconds a batch, is the larger of
 
 - fetch + collate in this process, with one thread, over the processors that the workers can use: so
   many as there are (affinity and the cgroup's quota), and no more than there are workers;
@@ -23,7 +24,7 @@ import numpy as np
 import torch
 
 from lit_loader.bench.core.results import COPY, IN_PROCESS, LIMIT
-from lit_loader.bench.loaders.contenders import Setup
+from lit_loader.bench.loaders.interface import Setup
 from lit_loader.system.processors import usable_processors
 
 __all__ = ["InProcess", "Limit", "MemoryCopy", "collate_into", "nbytes"]

@@ -1,4 +1,4 @@
-"""Where and with what it was measured."""
+"""The machine and the versions that a run was measured with, for the report."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lit_loader.bench.loaders.contenders import Contender
+from lit_loader.bench.loaders.interface import LoaderAdapter
 from lit_loader.system.processors import usable_processors
 
 __all__ = ["describe"]
@@ -17,11 +17,11 @@ __all__ = ["describe"]
 _OTHERS = ("torch", "numpy", "pillow", "pyarrow")
 
 
-def describe(contenders: Mapping[str, Contender]) -> dict[str, Any]:
+def describe(adapters: Mapping[str, LoaderAdapter]) -> dict[str, Any]:
     """Machine and versions, as primitives."""
     import psutil
 
-    versions = {name: contender.version for name, contender in contenders.items()}
+    versions = {name: adapter.version for name, adapter in adapters.items()}
     for name in _OTHERS:
         try:
             versions.setdefault(name, importlib.metadata.version(name))

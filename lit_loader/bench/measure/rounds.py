@@ -1,8 +1,10 @@
-"""Rounds in which the subjects take turns, so that all meet the machine in the same moods.
+"""Measures subjects, the loaders and their limit, in rounds in which they take turns.
 
-One round lets every subject measure itself once, each time another one first. The first round is
-not counted: it starts workers and touches memory. A subject that fails is left out from then on,
-and its measurement says why; the others go on.
+A case gives an opener for each subject, by way of `bench/measure/session.py`; the figures of each
+round go into its `Measurement`. Taking turns, all meet the machine in the same moods: one round
+lets every subject measure itself once, each time another one first. The first round is not counted:
+it starts workers and touches memory. A subject that fails is left out from then on, and its
+measurement says why; the others go on.
 """
 
 from __future__ import annotations
@@ -12,19 +14,30 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
-from lit_loader.bench.core.results import NO_LOADERS, Measurement
-from lit_loader.bench.loaders.contenders import Cannot, Contender, Opened, Setup
+from lit_loader.bench.core.results import NOT_LOADERS, Measurement
+from lit_loader.bench.loaders.interface import CannotRun, LoaderAdapter, OpenLoader, Setup
 
-__all__ = ["Figures", "Opener", "Subject", "interleave", "one_line", "opener", "per_batch"]
+__all__ = [
+    "Figures",
+    "Opener",
+    "Subject",
+    "measure_in_rounds",
+    "in_one_line",
+    "loader_opener",
+    "seconds_per_batch",
+]
 
 Figures: TypeAlias = Mapping[str, float]
 """Name of a measurement of the row ("" where there is one only) to figure."""
 
 Subject: TypeAlias = Callable[[], Figures]
+"""What is measured; a call is its turn in a round."""
+
 Opener: TypeAlias = Callable[[], "contextlib.AbstractContextManager[Subject]"]
+"""Opens a subject, a loader with its workers say, for all rounds."""
 
 
-def interleave(
+def measure_in_rounds(
     measurements: Mapping[str, Measurement],
     openers: Mapping[str, Opener],
     rounds: int,
@@ -47,7 +60,7 @@ def interleave(
         def fail(name: str, error: Exception) -> None:
             subjects.pop(name, None)
             for measurement in measurements.values():
-                measurement.cannot[name] = one_line(error)
+                measurement.cannot[name] = in_one_line(error)
 
         for name, open_ in openers.items():
             try:
@@ -56,10 +69,10 @@ def interleave(
                 fail(name, error)
         for number in range(uncounted + rounds):
             found: dict[str, Figures] = {}
-            names = [name for name in subjects if name not in NO_LOADERS]
+            names = [name for name in subjects if name not in NOT_LOADERS]
             first = number % max(1, len(names))
-            # The parts of a limit are told after it, in the order they came in.
-            names = names[first:] + names[:first] + [n for n in subjects if n in NO_LOADERS]
+            # A limit and its parts come last, in their own order: one turn measures all of them.
+            names = names[first:] + names[:first] + [n for n in subjects if n in NOT_LOADERS]
             for name in names:
                 tick(name)
                 try:
@@ -73,13 +86,13 @@ def interleave(
                     measurement.add_round({name: figures[name] for name in ordered})
 
 
-def opener(
-    contender: Contender, dataset: Any, setup: Setup, figure: Callable[[Opened], Figures]
+def loader_opener(
+    adapter: LoaderAdapter, dataset: Any, setup: Setup, figure: Callable[[OpenLoader], Figures]
 ) -> Opener:
-    """Make an opener of a loader.
+    """Make the opener of a loader.
 
     Args:
-        contender: The loader.
+        adapter: The loader.
         dataset: What it loads.
         setup: How.
         figure: Measures the open loader.
@@ -87,14 +100,14 @@ def opener(
 
     @contextlib.contextmanager
     def open_() -> Iterator[Subject]:
-        opened = contender.open(dataset, setup)
+        opened = adapter.open(dataset, setup)
 
         def turn() -> Figures:
-            opened.before()
+            opened.before_turn()
             try:
                 return figure(opened)
             finally:
-                opened.after()
+                opened.after_turn()
 
         try:
             yield turn
@@ -104,8 +117,8 @@ def opener(
     return open_
 
 
-def per_batch(
-    opened: Opened,
+def seconds_per_batch(
+    opened: OpenLoader,
     *,
     skip: int,
     batches: int,
@@ -115,7 +128,7 @@ def per_batch(
     """Seconds a batch in the midst of an epoch.
 
     The first batches of an epoch, which may have been made ahead while others were measured, and
-    the last ones, while which nothing more may be under way, are not clocked.
+    the last ones, behind which nothing more may be in flight, are not clocked.
 
     Args:
         opened: The loader.
@@ -141,9 +154,9 @@ def per_batch(
     return (end - begin) / max(1, min(count, batches))
 
 
-def one_line(error: BaseException) -> str:
-    """An error in one line: the last line that says something, which is the cause's own."""
-    if isinstance(error, Cannot):
+def in_one_line(error: BaseException) -> str:
+    """An error in one line: the last line of its text, which is the cause's own."""
+    if isinstance(error, CannotRun):
         return str(error)
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[-1] if lines else ''}"[:160].removesuffix(": ")

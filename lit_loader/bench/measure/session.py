@@ -1,4 +1,7 @@
-"""What the cases measure with: the chosen loaders, the options, the measurements so far."""
+"""`Session`: what a case measures with; the chosen loaders, the options, the measurements so far.
+
+Made by `bench/runner.py` for a run; each `Row` of a case is called with it.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,15 @@ from typing import Any
 
 from lit_loader.bench.core.results import COPY, IN_PROCESS, LIMIT, Measurement
 from lit_loader.bench.core.settings import Settings
-from lit_loader.bench.loaders.contenders import Contender, Opened, Setup
+from lit_loader.bench.loaders.interface import LoaderAdapter, OpenLoader, Setup
 from lit_loader.bench.measure.limits import Limit
-from lit_loader.bench.measure.rounds import Figures, Opener, Subject, interleave, opener
+from lit_loader.bench.measure.rounds import (
+    Figures,
+    Opener,
+    Subject,
+    loader_opener,
+    measure_in_rounds,
+)
 
 __all__ = ["Row", "Session"]
 
@@ -25,14 +34,14 @@ class Session:
 
     Attributes:
         settings: The options.
-        contenders: The chosen loaders, by name.
-        measurements: All so far; one that is under way is among them.
+        adapters: The chosen loaders, by name.
+        measurements: All so far, with the one that is being made.
         tick: Called with a subject's name before each of its turns.
         expect: Called with the number of turns that a row is going to take.
     """
 
     settings: Settings
-    contenders: Mapping[str, Contender]
+    adapters: Mapping[str, LoaderAdapter]
     measurements: list[Measurement] = field(default_factory=list)
     tick: Callable[[str], None] = lambda name: None
     expect: Callable[[int], None] = lambda turns: None
@@ -44,10 +53,10 @@ class Session:
         rounds: int | None = None,
         uncounted: int = 1,
     ) -> None:
-        """Measure subjects in rounds that take turns; see `interleave`.
+        """Measure subjects in rounds that take turns; see `measure_in_rounds`.
 
         Args:
-            measurements: What figures go to: one, or several by their names in the figures.
+            measurements: Where figures go: one, or several by their names in the figures.
             openers: Subject's name to what opens it.
             rounds: Rounds that count; None: as the settings say.
             uncounted: Rounds before those.
@@ -57,15 +66,15 @@ class Session:
         rounds = self.settings.rounds if rounds is None else rounds
         self.measurements += measurements.values()
         self.expect((rounds + uncounted) * len(openers))
-        interleave(measurements, openers, rounds, self.tick, uncounted)
+        measure_in_rounds(measurements, openers, rounds, self.tick, uncounted)
 
     def loaders(
-        self, dataset: Any, setup: Setup, figure: Callable[[Opened], Figures]
+        self, dataset: Any, setup: Setup, figure: Callable[[OpenLoader], Figures]
     ) -> dict[str, Opener]:
         """Openers of all chosen loaders, each measured by `figure`."""
         return {
-            name: opener(contender, dataset, setup, figure)
-            for name, contender in self.contenders.items()
+            name: loader_opener(adapter, dataset, setup, figure)
+            for name, adapter in self.adapters.items()
         }
 
     def compare_with_limit(
@@ -82,15 +91,15 @@ class Session:
             return {"": parts[LIMIT]}
 
         def part(name: str) -> Opener:
-            return subject(lambda: {"": parts[name]})
+            return plain_opener(lambda: {"": parts[name]})
 
-        # Measured in one turn, told in three.
-        limits = {LIMIT: subject(measured), IN_PROCESS: part(IN_PROCESS), COPY: part(COPY)}
+        # Measured in one turn, entered in three.
+        limits = {LIMIT: plain_opener(measured), IN_PROCESS: part(IN_PROCESS), COPY: part(COPY)}
         self.compare(measurement, {**openers, **limits})
 
 
-def subject(measure: Subject) -> Opener:
-    """An opener of something that needs neither opening nor closing."""
+def plain_opener(measure: Subject) -> Opener:
+    """Make the opener of a subject that needs neither opening nor closing."""
 
     @contextlib.contextmanager
     def open_() -> Iterator[Subject]:

@@ -1,7 +1,8 @@
-"""Which settings to use for a dataset and what bounds them, in words, from measured figures.
+"""Says in words which settings to use for a dataset and what bounds them, from measured figures.
 
-The setting: the fewest workers, then the fewest batches ahead, that come within 5 % of the fastest;
-where the training step's time is known, that keep up with it. No workers only if any are slower.
+Used by `bench/own_dataset/grid.py`. The setting: the fewest workers, then the fewest batches ahead,
+that come within 5 % of the fastest; where the training step's time is known, that keep up with it.
+No workers only if any are slower.
 
 What bounds it, the first that applies::
 
@@ -11,7 +12,7 @@ What bounds it, the first that applies::
     … but with other programs          ─▶ these: measure again when they are done
     workers busy, processors not       ─▶ waiting for files or network in that stage
     the parent decodes half the time   ─▶ rebuilding batches
-    nobody is busy                     ─▶ handing over: larger batches
+    none of these is busy              ─▶ handing over: larger batches
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ _NEAR: Final = 1.05
 """Times the fastest setting's time that is as good."""
 
 _BUSY: Final = 0.7
-"""Part of the time from which on somebody has no more to give."""
+"""Part of the time from which on a worker or processor counts as busy."""
 
 _MOST: Final = 0.5
+"""Part of the time that makes one thing its cause."""
+
 _HIDDEN: Final = 0.02
 """Part of a step that loading without workers may add to it."""
 
@@ -50,7 +53,7 @@ class Facts:
 
     Attributes:
         num_workers: Workers.
-        prefetch_factor: Batches under way for each; without workers 0.
+        prefetch_factor: Batches in flight for each; without workers 0.
         seconds: A batch.
         torch_seconds: torch's loader, in this setting; None: not measured.
         statistics: Of our loader.

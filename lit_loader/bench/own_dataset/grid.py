@@ -1,7 +1,9 @@
-"""The user's own dataset over a grid of num_workers and prefetch_factor.
+"""Measures the user's own dataset over a grid of num_workers and prefetch_factor.
 
-Each setting is opened, gives its first batch, and loads for a while, epoch after epoch. The
-settings take turns in rounds, the first of which is not counted (it also warms the page cache).
+Used by `bench/runner.py` where ``dataset._target_`` is given; the figures go to the report, and to
+`bench/own_dataset/advice.py`, which chooses a setting. Each setting is opened, gives its first
+batch, and loads for a while, epoch after epoch. The settings take turns in rounds, the first of
+which is not counted (it also warms the page cache).
 """
 
 from __future__ import annotations
@@ -15,11 +17,11 @@ from typing import Any
 import torch
 
 from lit_loader.bench.core.names import OURS
+from lit_loader.bench.core.processes import cpu_seconds, machine_seconds
 from lit_loader.bench.core.results import Spread
-from lit_loader.bench.core.tree import cpu_seconds, machine_seconds
-from lit_loader.bench.loaders.contenders import Contender, Setup
+from lit_loader.bench.loaders.interface import LoaderAdapter, Setup
 from lit_loader.bench.measure.limits import MemoryCopy, nbytes
-from lit_loader.bench.measure.rounds import one_line
+from lit_loader.bench.measure.rounds import in_one_line
 from lit_loader.bench.measure.session import Session
 from lit_loader.bench.own_dataset.advice import Facts, advise, choose
 from lit_loader.config.loader_config import LoaderConfig
@@ -39,7 +41,7 @@ class Point:
 
     Attributes:
         num_workers: Workers.
-        prefetch_factor: Batches under way for each; without workers 0.
+        prefetch_factor: Batches in flight for each; without workers 0.
         rounds: For each counted round loader to (seconds a batch, seconds to the first batch).
         cannot: Loader to why it has no figures.
         statistics: Of our loader, from its last round.
@@ -71,7 +73,7 @@ class Point:
 
 
 class Grid:
-    """The grid.
+    """A dataset, the settings to measure it in, and what was measured.
 
     Args:
         dataset: Map-style or iterable.
@@ -116,35 +118,35 @@ class Grid:
         """
         session, settings = self._session, self._session.settings
         rounds = min(_ROUNDS, settings.rounds)
-        session.expect((rounds + 1) * len(self.points) * len(session.contenders))
+        session.expect((rounds + 1) * len(self.points) * len(session.adapters))
         for number in range(rounds + 1):
             seconds = settings.grid.seconds / (1 if number else 4)
             for point in self.points:
                 figures: dict[str, tuple[float, float]] = {}
-                for name, contender in session.contenders.items():
+                for name, adapter in session.adapters.items():
                     session.tick(_label(point, name))
                     if name in point.cannot:
                         continue
                     try:
-                        figures[name] = self._load(point, contender, seconds)
+                        figures[name] = self._load(point, adapter, seconds)
                     except Exception as error:  # the user's own code, or another library
-                        point.cannot[name] = one_line(error)
+                        point.cannot[name] = in_one_line(error)
                 if number and figures:
                     point.rounds.append(figures)
             reasons = [why for point in self.points for why in point.cannot.values()]
-            if len(reasons) == len(self.points) * len(session.contenders):
+            if len(reasons) == len(self.points) * len(session.adapters):
                 raise OptionError(f"dataset cannot be loaded: {reasons[0]}")
         if self.nbytes:
             self.copy = MemoryCopy(self.nbytes, max(1, int(usable_processors())))()
 
-    def _load(self, point: Point, contender: Contender, seconds: float) -> tuple[float, float]:
+    def _load(self, point: Point, adapter: LoaderAdapter, seconds: float) -> tuple[float, float]:
         """Seconds a batch and to the first batch, in one setting."""
-        options = _options(self._config, point, self._dataset, ours=contender.name == OURS)
+        options = _options(self._config, point, self._dataset, ours=adapter.name == OURS)
         begin = time.perf_counter()
         setup = Setup(
             self._config.batch_size, point.num_workers, point.prefetch_factor, options=options
         )
-        opened = contender.open(self._dataset, setup)
+        opened = adapter.open(self._dataset, setup)
         try:
             epoch = opened.epoch()
             batch = next(epoch, None)
@@ -161,7 +163,7 @@ class Grid:
                         raise OptionError("its second epoch gives no batch")
                 count += 1
             passed = time.perf_counter() - begin
-            if contender.name == OURS:
+            if adapter.name == OURS:
                 point.cpu = (cpu_seconds() - used) / passed
                 point.others = max(0.0, (machine_seconds() - all_used) / passed - point.cpu)
                 point.statistics = self._statistics(opened)
@@ -184,13 +186,13 @@ class Grid:
             if figure is not None and point.statistics is not None:
                 found.append(
                     Facts(
-                        point.num_workers,
-                        point.prefetch_factor,
-                        figure.median,
-                        None if theirs is None else theirs.median,
-                        point.statistics,
-                        point.cpu,
-                        point.others,
+                        num_workers=point.num_workers,
+                        prefetch_factor=point.prefetch_factor,
+                        seconds=figure.median,
+                        torch_seconds=None if theirs is None else theirs.median,
+                        statistics=point.statistics,
+                        cpu=point.cpu,
+                        others=point.others,
                     )
                 )
         return found
@@ -263,7 +265,7 @@ def _made(name: str, node: Any) -> Any:
             cause = cause.__cause__
         if isinstance(cause, OptionError):
             raise OptionError(f"{name}: {cause}") from error
-        raise OptionError(f"{name} cannot be made: {one_line(cause)}") from error
+        raise OptionError(f"{name} cannot be made: {in_one_line(cause)}") from error
 
 
 def _options(config: LoaderConfig, point: Point, dataset: Any, *, ours: bool) -> Mapping[str, Any]:

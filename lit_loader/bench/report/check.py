@@ -1,6 +1,7 @@
-"""A regression check on ratios: ours against torch and the limit, now and in an earlier report.
+"""Compares a run's ratios, ours against torch and the limit, with those of an earlier report.
 
-Never on times: those belong to a machine and its mood, ratios within one round far less so.
+Used for ``check=results.json``. Times are not compared: they belong to a machine and its mood, and
+ratios within one round far less so.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""The report as files: results.json with everything, results.csv with a line for each figure."""
+"""The report as files: results.json with everything, results.csv with a line for each figure.
+
+Called by `bench/runner.py` at the end of a run; `bench/report/check.py` compares with the JSON
+later.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +57,7 @@ def _measurement(measurement: Measurement) -> dict[str, Any]:
         "unit": measurement.unit,
         "axis": measurement.axis,
         "x": measurement.x,
-        "limit_by": measurement.bound,
+        "limit_by": measurement.limit_source,
         "limit": _spread(measurement.figure(LIMIT)),
         "in_process": _spread(measurement.figure(IN_PROCESS)),
         "memory_copy": _spread(measurement.figure(COPY)),
@@ -92,7 +96,7 @@ def _lines(measurement: Measurement) -> Iterator[dict[str, Any]]:
             "vs_torch": None if torch is None else torch.median,
             "of_limit": None if best is None else best.median,
             "limit": None if limit is None else limit.median,
-            "limit_by": measurement.bound,
+            "limit_by": measurement.limit_source,
             "cannot": measurement.cannot.get(name),
         }
 

@@ -1,4 +1,7 @@
-"""The report as pictures: a PNG for each case, lines for growth, one for the grid."""
+"""The report as pictures: a PNG with bars for each case, with lines for growth and for the grid.
+
+Called by `bench/runner.py` at the end of a run.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The report on the console."""
+"""The report on the console: head, a table for each case, advice on the user's own dataset.
+
+Called by `bench/runner.py` as the cases end; everything is printed through a rich Console.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ _SIGNS = {True: "✓", False: "✗", None: "?"}
 
 
 def header(console: Console, machine: Mapping[str, Any], settings: Settings) -> None:
-    """Where and with what it is measured."""
+    """Print where and with what it is measured."""
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     console.print(
         f"[bold]lit-loader-bench[/]  {machine['processor']}, {machine['cores']:g} usable cores, "
@@ -53,8 +56,8 @@ def header(console: Console, machine: Mapping[str, Any], settings: Settings) -> 
 
 
 def table(console: Console, title: str, measurements: Sequence[Measurement]) -> None:
-    """A case."""
-    sheet = _sheet(f"{measurements[0].case}: {title}")
+    """Print the table of a case."""
+    sheet = _sheet()
     rows = [row for measurement in measurements for row in _rows(measurement)]
     for place, name in enumerate(_COLUMNS):
         if any(row[place] for row in rows):
@@ -65,8 +68,7 @@ def table(console: Console, title: str, measurements: Sequence[Measurement]) -> 
         for row in _rows(measurement):
             sheet.add_row(*(row[place] for place in used))
         sheet.add_section()
-    console.print()
-    console.print(sheet)
+    _show(console, f"{measurements[0].case}: {title}", sheet)
 
 
 def _rows(measurement: Measurement) -> Iterator[list[str | Text]]:
@@ -92,12 +94,12 @@ def _rows(measurement: Measurement) -> Iterator[list[str | Text]]:
         title = ""
     limit = measurement.figure(LIMIT)
     if limit is not None:
-        bound = Text(f"limit: {measurement.bound}", style="dim")
-        yield ["", "", number(limit.median), measurement.unit, "", "", "", bound]
+        source = Text(measurement.limit_source, style="dim")
+        yield ["", "limit", number(limit.median), measurement.unit, "", "", "", source]
 
 
 def _cut_short(measurement: Measurement, name: str) -> Text:
-    """Why a loader that has figures has not one for each round."""
+    """Why a loader has figures of some rounds only; empty: it has one of each."""
     return Text(f"then: {measurement.cannot[name]}" if name in measurement.cannot else "", "dim")
 
 
@@ -112,7 +114,7 @@ def _targets(measurement: Measurement) -> Text:
 
 
 def number(value: float) -> str:
-    """Three digits that count, thousands separated."""
+    """A number with about three digits, thousands separated."""
     if value >= 100 or value == 0:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
@@ -131,10 +133,14 @@ def _ratio(measurement: Measurement, spread: Spread | None) -> str:
     return number(spread.median) + (f" ({within})" if within else "")
 
 
-def _sheet(title: str) -> Table:
-    return Table(
-        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
-    )
+def _sheet() -> Table:
+    return Table(box=box.SIMPLE_HEAD, pad_edge=False)
+
+
+def _show(console: Console, title: str, sheet: Table) -> None:
+    """Print a table below its title, which is not broken where the table is narrower."""
+    console.print(f"\n{title}", style="bold", markup=False, highlight=False, soft_wrap=True)
+    console.print(sheet)
 
 
 def _percent(spread: Spread | None) -> str:
@@ -142,8 +148,8 @@ def _percent(spread: Spread | None) -> str:
 
 
 def grid(console: Console, measured: Grid) -> None:
-    """The user's own dataset: every setting, then what to use and why."""
-    sheet = _sheet(f"your dataset: {measured.name} (◀: use this)")
+    """Print the user's own dataset: every setting, then what to use and why."""
+    sheet = _sheet()
     columns = ["num_\nworkers", "prefetch\nfactor", "loader", "ms/batch", "low to high"]
     columns += ["samples/s", "first\nbatch, ms", "workers\nbusy"]
     narrow = console.width < _WIDE
@@ -177,12 +183,11 @@ def grid(console: Console, measured: Grid) -> None:
                 style="bold green" if chosen else "",
             )
         sheet.add_section()
-    console.print()
-    console.print(sheet)
+    _show(console, f"your dataset: {measured.name} (◀: use this)", sheet)
     for line in measured.advice:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def written(console: Console, directory: Path, names: Sequence[str]) -> None:
-    """What was written, and where."""
+    """Print what was written, and where."""
     console.print(f"\nwritten to {directory}: {', '.join(names)}", highlight=False, soft_wrap=True)

@@ -1,4 +1,8 @@
-"""SPDL and Grain, whose workers persist only within one iterator: so they get one without end."""
+"""The adapters of SPDL and Grain, whose workers persist within one iterator only.
+
+Where workers are to persist, each gets an iterator without end, of which so many batches count as
+an epoch. `bench/loaders/adapters.py` says what else was decided to be fair to them.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +18,11 @@ from typing import Any, cast
 import torch
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
 
-from lit_loader.bench.core.tree import wait_until_idle
-from lit_loader.bench.loaders.opened import (
-    Cannot,
-    Contender,
-    Opened,
+from lit_loader.bench.core.processes import wait_until_idle
+from lit_loader.bench.loaders.interface import (
+    CannotRun,
+    LoaderAdapter,
+    OpenLoader,
     Reiterable,
     Setup,
     check_sampler_memory,
@@ -36,18 +40,18 @@ class _Endless:
     Args:
         iterator: It.
         batches: What counts as an epoch.
-        ahead: More batches than it has ready or under way at any time.
+        ahead: More batches than it has ready or in flight at any time.
     """
 
     def __init__(self, iterator: Iterator[Any], batches: int, ahead: int) -> None:
         self._iterator: Any = iterator
         self._batches, self._ahead = batches, ahead
 
-    def before(self) -> None:
+    def before_turn(self) -> None:
         for _ in itertools.islice(self._iterator, self._ahead):
             pass
 
-    def after(self) -> None:
+    def after_turn(self) -> None:
         wait_until_idle()
 
     def epoch(self) -> Iterator[Any]:
@@ -75,10 +79,10 @@ class _Spdl(_Endless):
 
 
 @contextlib.contextmanager
-def _unheard() -> Iterator[None]:
-    """Processes started here write their standard error to nowhere.
+def _without_stderr() -> Iterator[None]:
+    """Processes started within have no standard error.
 
-    Grain's say in each of them that they miss a profiler; what goes wrong arrives as an exception.
+    Grain's print, each of them, that they miss a profiler; what goes wrong arrives as an exception.
     """
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
@@ -91,18 +95,18 @@ def _unheard() -> Iterator[None]:
         os.close(nowhere)
 
 
-class Spdl(Contender):
+class Spdl(LoaderAdapter):
     """SPDL's PyTorch-style loader, over processes."""
 
     name = "spdl"
 
-    def open(self, dataset: Any, setup: Setup) -> Opened:
+    def open(self, dataset: Any, setup: Setup) -> OpenLoader:
         """Open it; with an endless sampler if workers are to persist."""
         from spdl.dataloader import get_pytorch_dataloader
 
         _check_foreign(dataset, setup)
         if setup.num_workers == 0:
-            raise Cannot("it has no mode without workers")
+            raise CannotRun("it has no mode without workers")
         check_sampler_memory(dataset, setup)
         options: dict[str, Any] = {
             "num_workers": setup.num_workers,
@@ -119,26 +123,26 @@ class Spdl(Contender):
             )
         sampler: Any = RandomSampler(dataset) if setup.shuffle else SequentialSampler(dataset)
         if setup.batch_size is None:
-            options |= {"batch_size": None, "sampler": _WithoutEnd(sampler)}
+            options |= {"batch_size": None, "sampler": _EndlessSampler(sampler)}
         else:
             batches = BatchSampler(sampler, setup.batch_size, False)
-            options |= {"batch_size": None, "batch_sampler": _WithoutEnd(batches)}
+            options |= {"batch_size": None, "batch_sampler": _EndlessSampler(batches)}
         loader = get_pytorch_dataloader(dataset, **options)
         return _Spdl(loader, _batches(dataset, setup), _ahead(setup))
 
 
-class Grain(Contender):
+class Grain(LoaderAdapter):
     """Grain's ``MapDataset`` with ``mp_prefetch``."""
 
     name = "grain"
 
-    def open(self, dataset: Any, setup: Setup) -> Opened:
+    def open(self, dataset: Any, setup: Setup) -> OpenLoader:
         """Open it; repeated without end if workers are to persist."""
         import grain
 
         _check_foreign(dataset, setup)
         if setup.start_method not in (None, "spawn"):
-            raise Cannot(f"it starts its processes by spawn, not by {setup.start_method}")
+            raise CannotRun(f"it starts its processes by spawn, not by {setup.start_method}")
         source = grain.MapDataset.source(dataset)
         if setup.shuffle:
             source = source.seed(0).shuffle()
@@ -157,7 +161,7 @@ class Grain(Contender):
             worker_init_fn=_one_thread,
         )
         if setup.persistent:
-            with _unheard():
+            with _without_stderr():
                 iterator = iter(batches)
                 next(iterator)  # starts its processes; which batches an epoch has is all the same
             return _Endless(iterator, _batches(dataset, setup), _ahead(setup))
@@ -170,19 +174,19 @@ def _batches(dataset: Any, setup: Setup) -> int:
 
 
 def _ahead(setup: Setup) -> int:
-    """More than is ready or under way: prefetching, and queues of such loaders besides."""
+    """More batches than are ready or in flight: prefetching, and queues of such loaders besides."""
     return 2 * max(1, setup.ahead)
 
 
 def _check_foreign(dataset: Any, setup: Setup) -> None:
     """Refuse what loaders without torch's options have no place for."""
     if isinstance(dataset, IterableDataset):
-        raise Cannot("it reads map-style datasets only")
+        raise CannotRun("it reads map-style datasets only")
     if setup.options:
-        raise Cannot(f"it has no option {next(iter(setup.options))!r}")
+        raise CannotRun(f"it has no option {next(iter(setup.options))!r}")
 
 
-class _WithoutEnd:
+class _EndlessSampler:
     """A sampler, epoch after epoch."""
 
     def __init__(self, sampler: Any) -> None:

@@ -1,4 +1,8 @@
-"""What a loader is opened with, and what it is then: the words that all contenders share."""
+"""How every loader is opened and used by the benchmark: `LoaderAdapter`, `Setup`, `OpenLoader`.
+
+A case makes a dataset and a `Setup`; an adapter opens its loader with them; the open loader gives
+epoch after epoch, in turns with the others, until it is closed.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +16,19 @@ from typing import Any, Protocol
 from torch.utils.data import default_collate, default_convert
 
 from lit_loader.bench.core.names import LOADERS
-from lit_loader.bench.core.tree import wait_until_idle
+from lit_loader.bench.core.processes import wait_until_idle
 
-__all__ = ["Cannot", "Contender", "Opened", "Reiterable", "Setup", "check_sampler_memory"]
+__all__ = [
+    "CannotRun",
+    "LoaderAdapter",
+    "OpenLoader",
+    "Reiterable",
+    "Setup",
+    "check_sampler_memory",
+]
 
 
-class Cannot(Exception):
+class CannotRun(Exception):
     """A loader cannot do what a case asks for; the text says why."""
 
 
@@ -28,7 +39,7 @@ class Setup:
     Attributes:
         batch_size: Samples a batch; None: samples are passed on one by one.
         num_workers: Worker processes; 0: none.
-        prefetch_factor: Batches under way for each.
+        prefetch_factor: Batches in flight for each.
         shuffle: Whether each epoch has a new order.
         persistent: Whether the workers outlive an epoch.
         collate_fn: Makes a batch of a list of samples; None: torch's default.
@@ -47,11 +58,14 @@ class Setup:
 
     @property
     def ahead(self) -> int:
-        """Batches under way at most."""
+        """Batches in flight at most."""
         return self.num_workers * self.prefetch_factor
 
     def length(self, batches: int) -> int:
-        """Samples of an epoch in whose midst so many batches can be clocked, see `per_batch`."""
+        """Samples of an epoch in whose midst so many batches can be clocked.
+
+        See `seconds_per_batch` for why the first and last ones are not.
+        """
         return (batches + 2 * self.ahead) * (self.batch_size or 1)
 
     def collate(self) -> Callable[[Any], Any]:
@@ -59,42 +73,42 @@ class Setup:
         return self.collate_fn or (default_convert if self.batch_size is None else default_collate)
 
 
-class Opened(Protocol):
+class OpenLoader(Protocol):
     """A loader that is open."""
 
-    def before(self) -> None:
+    def before_turn(self) -> None:
         """Called before each turn, unclocked: takes away what was made ahead of it."""
 
     def epoch(self) -> Iterator[Any]:
         """Begin an epoch; gives its batches. May be left before its end."""
 
-    def after(self) -> None:
+    def after_turn(self) -> None:
         """Called after each turn, unclocked: waits until the workers are idle."""
 
     def close(self) -> None:
         """End all that was started."""
 
 
-class Contender(ABC):
-    """A loader that can be opened.
+class LoaderAdapter(ABC):
+    """Opens one kind of loader.
 
     Attributes:
-        name: As in the options and tables.
+        name: The loader's, as in the options and tables.
     """
 
     name: str
 
     @property
     def version(self) -> str:
-        """Of the distribution it comes in."""
+        """The version of the distribution that it comes in."""
         return importlib.metadata.version(LOADERS[self.name][1])
 
     @abstractmethod
-    def open(self, dataset: Any, setup: Setup) -> Opened:
+    def open(self, dataset: Any, setup: Setup) -> OpenLoader:
         """Open it; may start workers, or leave that to the first epoch.
 
         Raises:
-            Cannot: It has no way to do this.
+            CannotRun: The loader has no way to do this.
         """
 
 
@@ -104,19 +118,19 @@ class Reiterable:
     def __init__(self, loader: Any) -> None:
         self.loader = loader
 
-    def before(self) -> None:
-        """See `Opened`; what it has made ahead comes first in the next epoch, unclocked."""
+    def before_turn(self) -> None:
+        """See `OpenLoader`; what it has made ahead comes first in the next epoch, unclocked."""
 
-    def after(self) -> None:
-        """See `Opened`."""
+    def after_turn(self) -> None:
+        """See `OpenLoader`."""
         wait_until_idle()
 
     def epoch(self) -> Iterator[Any]:
-        """See `Opened`."""
+        """See `OpenLoader`."""
         return iter(self.loader)
 
     def close(self) -> None:
-        """See `Opened`."""
+        """See `OpenLoader`."""
         close = getattr(self.loader, "close", None)
         self.loader = None
         if close is not None:
@@ -136,6 +150,6 @@ def check_sampler_memory(dataset: Any, setup: Setup) -> None:
 
     needed, available = 48 * len(dataset), memory_limits().available
     if available is not None and needed > available // 2:
-        raise Cannot(
+        raise CannotRun(
             f"RandomSampler would take {needed / 1e9:.0f} GB, {available / 1e9:.0f} are available"
         )

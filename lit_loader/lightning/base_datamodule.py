@@ -1,16 +1,18 @@
-"""`ManagedLoaders`: what every data module of ours does for its loaders, wherever these come from.
+"""`BaseDataModule`: what both data modules of ours do for their loaders.
 
-::
+The base of `LoaderDataModule`, which makes loaders of datasets, and of `SwappedDataModule`, which
+makes them of torch's loaders. Options and a dataset come in, a loader goes out, which is looked
+after as long as the Trainer has it::
 
     Trainer ── ranks, overfitting, predicting ──▶ options ──▶ DataLoader ──▶ Trainer
        │                                                          │
-       ├── attached: LoaderStateCallback goes in front ─── commits, restores ─────┤
-       ├── checkpoint ◀─▶ state_dict, load_state_dict ◀── positions ──────────────┤
+       ├── attached: its first callback, LoaderStateCallback, commits and restores┤
+       ├── checkpoint ◀─▶ state_dict, load_state_dict ◀── states ─────────────────┤
        ╰── teardown, on_exception ── close ───────────────────────────────────────╯
 
-The loaders are kept by weak references only, so that Lightning alone decides how long one lives;
-`close`, `teardown` and `on_exception` close those that are left, and a loader that nobody holds any
-more closes itself.
+Loaders are held by weak references only, so that Lightning alone decides how long one lives;
+`close`, `teardown` and `on_exception` close those that are left, and a loader without any reference
+closes itself.
 """
 
 from __future__ import annotations
@@ -24,29 +26,29 @@ from lightning.pytorch.utilities import CombinedLoader, rank_zero_info
 from torch.utils.data import Dataset, IterableDataset
 
 from lit_loader.config.loader_config import LoaderConfig
-from lit_loader.lightning.state_callback import LoaderStateCallback, put_in_front
+from lit_loader.lightning.state_callback import LoaderStateCallback, put_first
 from lit_loader.loader import DataLoader
 from lit_loader.sampling.certain_indices import for_lightning
 
-__all__ = ["SPLITS", "ManagedLoaders"]
+__all__ = ["SPLITS", "BaseDataModule"]
 
 SPLITS = ("train", "val", "test", "predict")
 
 
-class ManagedLoaders(LightningDataModule):
-    """A LightningDataModule that gives loaders what the Trainer knows, and looks after them."""
+class BaseDataModule(LightningDataModule):
+    """A LightningDataModule that makes, saves, restores and closes the loaders of a Trainer."""
 
     def __init__(self) -> None:
         super().__init__()
         self._loaders: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
-        self._positions = LoaderStateCallback()
+        self._state_callback = LoaderStateCallback()
         self.device_prefetch = False
 
     # A property, and not an override of setup: that one belongs to the subclasses, which may forget
     # to call it.
     @property
     def trainer(self) -> Trainer | None:
-        """The Trainer; it gets the callback that keeps the training loaders' positions."""
+        """The Trainer; it gets the callback that keeps the training loaders' states."""
         return self._trainer
 
     @trainer.setter
@@ -56,21 +58,21 @@ class ManagedLoaders(LightningDataModule):
 
     def _attach(self, trainer: Trainer | None) -> None:
         if isinstance(trainer, Trainer):  # and not a test's stand-in for one
-            put_in_front(self._positions, trainer)
+            put_first(self._state_callback, trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the training loaders' positions, as they were after the last whole step."""
-        return {} if self.trainer is None else self._positions.state(self.trainer)
+        """Returns the training loaders' states, as they were after the last whole step."""
+        return {} if self.trainer is None else self._state_callback.state(self.trainer)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes the training loaders' positions in; they are restored when training starts.
+        """Keeps the training loaders' states, which are restored when training starts.
 
         Args:
             state_dict: What `state_dict` returned, from a checkpoint of the Trainer's.
         """
         # A checkpoint that is tested or validated with says nothing about a later fit.
         if self.trainer is not None and self.trainer.state.fn == "fit":
-            self._positions.restore(state_dict)
+            self._state_callback.restore(state_dict)
 
     def _make(self, split: str, dataset: Dataset[Any], config: LoaderConfig) -> DataLoader[Any]:
         """Makes a loader of a split, with what the Trainer has to add to its options.
@@ -90,11 +92,12 @@ class ManagedLoaders(LightningDataModule):
         return loader
 
     def _restored(self, loader: DataLoader[Any]) -> DataLoader[Any]:
-        """Brings a training loader that was just made, the only one, to its position."""
-        self._positions.restore_single(loader)
+        """Restores a training loader that was just made, if it is the only one."""
+        self._state_callback.restore_single(loader)
         return loader
 
     def _with_trainer(self, split: str, config: LoaderConfig) -> LoaderConfig:
+        """The options of a split, changed as the Trainer's strategy and options ask for."""
         overrides: dict[str, Any] = {}
         if split == "predict":
             # As Lightning does with torch's DataLoader: each sample has one prediction.
@@ -118,11 +121,11 @@ class ManagedLoaders(LightningDataModule):
 
     def close(self) -> None:
         """Closes every loader that is still alive: workers, threads and memory. Idempotent."""
-        for loader in [*self._loaders, *self._rebuilt()]:
+        for loader in [*self._loaders, *self._prediction_loaders()]:
             loader.close()
 
-    def _rebuilt(self) -> list[DataLoader[Any]]:
-        """The Trainer's loaders; for predictions it makes one of its own out of each of ours."""
+    def _prediction_loaders(self) -> list[DataLoader[Any]]:
+        """The Trainer's own: for predictions it makes another loader out of each of ours."""
         if self.trainer is None:
             return []
         loaders = self.trainer.predict_dataloaders

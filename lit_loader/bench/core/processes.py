@@ -1,4 +1,7 @@
-"""What this process and all below it use: processor time, memory."""
+"""Processor time and memory of this process and all below it, by psutil.
+
+Used by the cases that measure them, and by adapters to wait until a loader's workers are idle.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import psutil
 __all__ = ["cpu_seconds", "machine_seconds", "pss_bytes", "wait_until_idle"]
 
 
-def _tree() -> Iterator[psutil.Process]:
+def _family() -> Iterator[psutil.Process]:
     me = psutil.Process()
     yield me
     yield from me.children(recursive=True)
@@ -19,7 +22,7 @@ def _tree() -> Iterator[psutil.Process]:
 
 def cpu_seconds() -> float:
     """Processor time, user and system, that the processes alive now have used, in seconds."""
-    return sum(_cpu(process) for process in _tree())
+    return sum(_cpu(process) for process in _family())
 
 
 def machine_seconds() -> float:
@@ -31,8 +34,8 @@ def machine_seconds() -> float:
 def wait_until_idle(seconds: float = 5.0) -> None:
     """Wait until the processes below this one use the processor no more.
 
-    There is nothing to wait at: what other loaders' workers still do is seen in their clocks alone,
-    which tick every 10 ms.
+    There is nothing to wait for but that: other loaders' workers show what they still do in their
+    processor clocks alone, which tick every 10 ms.
 
     Args:
         seconds: When to give up.
@@ -56,9 +59,9 @@ def _cpu(process: psutil.Process) -> float:
 
 
 def pss_bytes() -> int:
-    """Proportional set size: resident memory, a page that n processes share counted n-th each."""
+    """Proportional set size, in bytes: a page that n processes share counts 1/n for each."""
     total = 0
-    for process in _tree():
+    for process in _family():
         with contextlib.suppress(psutil.Error):
             total += process.memory_full_info().pss
     return total

@@ -1,6 +1,7 @@
-"""The loaders, each opened with the same options: same dataset, batches, workers and prefetch.
+"""The loaders by name, each opened with the same dataset, batch size, workers and prefetching.
 
-What had to be decided to be fair to each:
+`adapters` gives them to `bench/runner.py`. Those that take torch's options are here, the two others
+in `bench/loaders/spdl_grain.py`. What had to be decided to be fair to each:
 
 - **torch, torchdata**: nothing; the options are theirs.
 - **SPDL** starts its processes anew at each ``iter()``. Where workers are to persist it is given a
@@ -11,9 +12,8 @@ What had to be decided to be fair to each:
   threads for reading ahead are off, as its documentation advises for data in memory.
 
 An iterator without end, and any loader that begins the next epoch by itself, also reads ahead while
-others are measured. So what is clocked is the midst of an epoch, what lies ready is taken from an
-iterator without end before each turn, and after each turn workers are waited for until they are
-idle.
+others are measured. So the midst of an epoch is clocked; before each turn, what lies ready is taken
+from an iterator without end; and after each turn, workers are waited for until they are idle.
 
 Every process computes with one thread, which is what torch makes of its own workers.
 """
@@ -24,68 +24,67 @@ from typing import Any, Final
 
 import torch
 
-from lit_loader.bench.loaders.endless import Grain, Spdl
-from lit_loader.bench.loaders.opened import (
-    Cannot,
-    Contender,
-    Opened,
+from lit_loader.bench.loaders.interface import (
+    LoaderAdapter,
+    OpenLoader,
     Reiterable,
     Setup,
     check_sampler_memory,
 )
+from lit_loader.bench.loaders.spdl_grain import Grain, Spdl
 
-__all__ = ["Cannot", "Contender", "Opened", "Setup", "contenders"]
+__all__ = ["adapters"]
 
 
-PATIENCE: Final = 120.0
+TIMEOUT: Final = 120.0
 """Seconds that torch's loaders wait for a batch. A worker of theirs that has too many open files
-says so, and sends nothing: without a limit they would wait for it for ever."""
+prints that and sends nothing: without a limit they would wait for it for ever."""
 
 
-class LitLoader(Contender):
-    """This package's."""
+class LitLoader(LoaderAdapter):
+    """`lit_loader.DataLoader`."""
 
     name = "lit_loader"
 
-    def open(self, dataset: Any, setup: Setup) -> Opened:
+    def open(self, dataset: Any, setup: Setup) -> OpenLoader:
         """Open it with torch's options."""
         from lit_loader.loader import DataLoader
 
         return Reiterable(DataLoader(dataset, **_torch_options(setup)))
 
 
-class Torch(Contender):
+class Torch(LoaderAdapter):
     """``torch.utils.data.DataLoader``."""
 
     name = "torch"
 
-    def open(self, dataset: Any, setup: Setup) -> Opened:
+    def open(self, dataset: Any, setup: Setup) -> OpenLoader:
         """Open it, unless its sampler would take most of the memory there is."""
         check_sampler_memory(dataset, setup)
-        options = _torch_options(setup, patience=PATIENCE)
+        options = _torch_options(setup, timeout=TIMEOUT)
         return Reiterable(torch.utils.data.DataLoader(dataset, **options))
 
 
-class Torchdata(Contender):
+class Torchdata(LoaderAdapter):
     """torchdata's ``StatefulDataLoader``."""
 
     name = "torchdata"
 
-    def open(self, dataset: Any, setup: Setup) -> Opened:
+    def open(self, dataset: Any, setup: Setup) -> OpenLoader:
         """Open it, unless its sampler would take most of the memory there is."""
         from torchdata.stateful_dataloader import StatefulDataLoader
 
         check_sampler_memory(dataset, setup)
-        return Reiterable(StatefulDataLoader(dataset, **_torch_options(setup, patience=PATIENCE)))
+        return Reiterable(StatefulDataLoader(dataset, **_torch_options(setup, timeout=TIMEOUT)))
 
 
-def contenders() -> dict[str, Contender]:
+def adapters() -> dict[str, LoaderAdapter]:
     """All loaders by name, installed or not."""
-    every: tuple[Contender, ...] = (LitLoader(), Torch(), Torchdata(), Spdl(), Grain())
-    return {contender.name: contender for contender in every}
+    every: tuple[LoaderAdapter, ...] = (LitLoader(), Torch(), Torchdata(), Spdl(), Grain())
+    return {adapter.name: adapter for adapter in every}
 
 
-def _torch_options(setup: Setup, patience: float = 0) -> dict[str, Any]:
+def _torch_options(setup: Setup, timeout: float = 0) -> dict[str, Any]:
     options: dict[str, Any] = {
         "batch_size": setup.batch_size,
         "collate_fn": setup.collate_fn,
@@ -98,6 +97,6 @@ def _torch_options(setup: Setup, patience: float = 0) -> dict[str, Any]:
             "prefetch_factor": setup.prefetch_factor,
             "persistent_workers": setup.persistent,
             "multiprocessing_context": setup.start_method,
-            "timeout": patience,
+            "timeout": timeout,
         }
     return {**options, **setup.options}

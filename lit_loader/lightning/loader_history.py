@@ -1,0 +1,180 @@
+"""What one loader's batches have cost over a Lightning loop, and what is reported of it.
+
+Used by `lightning/loop_monitor.py`. The records of a loader's batches come in, as its
+`statistics/recorder.py` passes them on, and the times of the loop's steps; figures of an interval,
+a `LoaderReport` with a verdict, and the records for timeline and picture go out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lit_loader.lightning.step_timer import StepTimer
+from lit_loader.loader import DataLoader
+from lit_loader.statistics.recorder import WINDOW, Recorder
+from lit_loader.statistics.records import (
+    BatchRecord,
+    LoaderStatistics,
+    LoaderTrace,
+    StageTimes,
+)
+from lit_loader.statistics.verdict import verdict
+from lit_loader.system.processors import usable_processors
+
+__all__ = ["LoaderHistory", "LoaderReport", "interval_figures"]
+
+
+@dataclass(frozen=True)
+class LoaderReport:
+    """Where the time of one loader's loop went, over a whole fit.
+
+    Attributes:
+        name: The loop, and the loader in it where there are several: "train", "val/1", "train/a".
+        statistics: The loader's, of this fit alone.
+        transfer: From the moment at which a batch was given out to that at which the step with it
+            started: Lightning brings it to the device. What an accelerator does by itself
+            meanwhile, copying page-locked memory say, is not in it.
+        step: The step itself, of training or validation.
+        verdict: What it comes to, in words.
+    """
+
+    name: str
+    statistics: LoaderStatistics
+    transfer: StageTimes
+    step: StageTimes
+    verdict: str
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}: {self.verdict})"
+
+
+class LoaderHistory:
+    """What is known of one loader, or of those that took its place one after another.
+
+    Args:
+        name: Its name in the loop.
+        began: When watching the loop began, by ``time.monotonic_ns()``.
+        steps: The loop's steps.
+        keep: How many of the last batches' records are kept.
+
+    Attributes:
+        name: The name.
+        count: Batches so far.
+    """
+
+    def __init__(self, name: str, began: int, steps: StepTimer, keep: int) -> None:
+        self.name = name
+        self.count = 0
+        self._new: list[BatchRecord] = []
+        self._steps = steps
+        self._recorder = Recorder()
+        self._kept: deque[BatchRecord] = deque(maxlen=keep)
+        self._before = self._first = LoaderStatistics()
+        self._num_workers = 0
+        self._persistent = False
+        self._began = began
+
+    def begin(self, loader: DataLoader[Any]) -> None:
+        """Take in the records of a loader from now on."""
+        self._num_workers, self._persistent = loader.num_workers, loader.persistent_workers
+        # A loader without length has given out its first batch already; one that was used before
+        # has given out batches that do not belong to this loop.
+        loader.recorder.listener = self._take_since_began
+        self._before = self._first = loader.statistics()
+        loader.recorder.listener = self._take
+
+    def end(self, loader: DataLoader[Any]) -> None:
+        """Take in no more of that loader."""
+        now = loader.statistics()
+        loader.recorder.listener = None
+        sums = self._recorder
+        sums.worker_restarts += now.worker_restarts - self._first.worker_restarts
+        sums.sample_errors += now.sample_errors - self._first.sample_errors
+        sums.sample_retries += now.sample_retries - self._first.sample_retries
+
+    def _take(self, records: Sequence[BatchRecord]) -> None:
+        self.count += len(records)
+        self._new.extend(records)
+        if len(self._new) >= WINDOW:  # many at once take half the time
+            self._sum_up()
+
+    def _sum_up(self) -> None:
+        new, self._new = self._new, []
+        if new:
+            self._recorder.extend(new)
+            self._kept.extend(new)
+
+    def _take_since_began(self, records: Sequence[BatchRecord]) -> None:
+        if recent := [record for record in records if record.asked >= self._began]:
+            self._take(recent)
+
+    def interval(self, loader: DataLoader[Any]) -> dict[str, float]:
+        """Returns the figures since the last call; none if there was no batch."""
+        before, self._before = self._before, loader.statistics()
+        return interval_figures(before, self._before, self._num_workers)
+
+    def report(self) -> LoaderReport:
+        """Returns the report on all batches so far."""
+        self._sum_up()
+        statistics = self._recorder.summary()
+        transfer, step = self._steps.times()
+        words = verdict(
+            statistics,
+            transfer=transfer,
+            num_workers=self._num_workers,
+            cores=math.ceil(usable_processors()),
+            persistent_workers=self._persistent,
+        )
+        return LoaderReport(
+            name=self.name, statistics=statistics, transfer=transfer, step=step, verdict=words
+        )
+
+    def trace(self) -> LoaderTrace:
+        """Returns what timeline and picture show: the records that were kept."""
+        self._sum_up()
+        self._steps.sum_up()
+        since = min((min(r.began, r.asked) for r in self._kept), default=0)
+        steps = [step for step in self._steps.kept if step.start >= since]
+        return LoaderTrace(
+            name=self.name,
+            records=tuple(self._kept),
+            steps=steps,
+            left_out=self.count - len(self._kept),
+        )
+
+
+def interval_figures(
+    before: LoaderStatistics, after: LoaderStatistics, num_workers: int
+) -> dict[str, float]:
+    """Returns what is logged of the time between two moments.
+
+    Args:
+        before: A loader's statistics at the first.
+        after: At the second.
+        num_workers: Its worker processes.
+
+    Returns:
+        ``wait_ms``, ``wait_fraction``, ``ready``, ``worker_busy``, ``worker_restarts`` and
+        ``sample_errors``; empty if there was no batch between them.
+    """
+    batches = after.batches - before.batches
+    if not batches:
+        return {}
+    waited, seconds = after.waited - before.waited, after.seconds - before.seconds
+    busy = sum(w.busy for w in after.workers) - sum(w.busy for w in before.workers)
+    return {
+        "wait_ms": 1e3 * waited / batches,
+        "wait_fraction": _fraction(waited, seconds),
+        "ready": float(after.ready),
+        "worker_busy": _fraction(busy, seconds * max(1, num_workers)),
+        "worker_restarts": float(after.worker_restarts - before.worker_restarts),
+        "sample_errors": float(after.sample_errors - before.sample_errors),
+    }
+
+
+def _fraction(part: float, whole: float) -> float:
+    return min(1.0, part / whole) if whole > 0 else 0.0
