@@ -1,6 +1,7 @@
-"""Where in a batch the object sits that something cannot be done with.
+"""How messages name things: values in short, the path to a failing object, the program's line.
 
-Asked only after a failure, so it may take its time: it tries again with every child.
+Used wherever something is raised or warned of. Finding the object inside a batch that fails may
+take its time, for it is asked for only after a failure: it tries again with every child.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType, MethodType
 from typing import Any, Final, NamedTuple
 
-__all__ = ["PACKAGE", "FailingObject", "find_failing_object", "short_repr"]
+__all__ = ["PACKAGE", "FailingObject", "find_failing_object", "program_stacklevel", "short_repr"]
 
 PACKAGE: Final = os.path.join(os.path.dirname(__file__), "")
 """What the files of all our own frames in a traceback begin with."""
@@ -72,6 +73,18 @@ def short_repr(value: object) -> str:
         return " ".join(_REPR.repr(value).split())
     except Exception:  # a collection's own methods, or an integer of more digits than Python writes
         return f"<{type(value).__qualname__}>"
+
+
+def program_stacklevel() -> int:
+    """The ``stacklevel`` by which a warning names the line of the program that calls the package.
+
+    It is that of a ``warnings.warn`` in the function that asks.
+    """
+    level, frame = 1, inspect.currentframe()
+    frame = frame and frame.f_back
+    while frame and frame.f_back and frame.f_code.co_filename.startswith(PACKAGE):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def _children(value: Any, inside: bool) -> Iterator[tuple[str, object]]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
-from lit_loader.checkpoint.foreign_state import damaged, own_part, restore, resuming
+from lit_loader.checkpoint.untrusted_state import damaged, own_part, restore, resuming
 from lit_loader.errors import StateError
 
 __all__ = ["ITERATOR", "Opened", "checked_parts", "is_stateful"]

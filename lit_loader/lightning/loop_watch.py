@@ -2,7 +2,7 @@
 
 ::
 
-    loader.recorder ─records─▶ LoaderWatch ─┬─▶ figures of an interval
+    recorder_of(loader) ─records─▶ LoaderWatch ─┬─▶ figures of an interval
     step begins, step ends ──▶ StepWatch ───┴─▶ LoaderReport, LoaderTrace
 
 Knows Lightning only as far as its containers of loaders. Everything is computed from records that
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from lightning.pytorch.utilities import CombinedLoader
 
-from lit_loader.loader import DataLoader
+from lit_loader.loader import DataLoader, recorder_of
 from lit_loader.statistics.chrome_trace import LoaderTrace
 from lit_loader.statistics.recorder import WINDOW, Recorder, Stopwatch
 from lit_loader.statistics.records import BatchRecord, LoaderStatistics, StageTimes, StepRecord
@@ -85,7 +85,7 @@ class LoopWatch:
                 self.watched[name] = LoaderWatch(name, self._began, self._steps, self._keep)
             self.watched[name].begin(loader)
         self._loaders = found
-        self._recorders = [loader.recorder for loader in found.values()]
+        self._recorders = [recorder_of(loader) for loader in found.values()]
 
     def start(self) -> None:
         """Note that a step begins."""
@@ -197,14 +197,14 @@ class LoaderWatch:
         self._num_workers, self._persistent = loader.num_workers, loader.persistent_workers
         # A loader without length has given out its first batch already; others, if they have been
         # used before, batches that are no business of this loop.
-        loader.recorder.watcher = self._take_since_began
+        recorder_of(loader).watcher = self._take_since_began
         self._before = self._first = loader.statistics()
-        loader.recorder.watcher = self._take
+        recorder_of(loader).watcher = self._take
 
     def end(self, loader: DataLoader[Any]) -> None:
         """Watch it no more."""
         now = loader.statistics()
-        loader.recorder.watcher = None
+        recorder_of(loader).watcher = None
         mine = self._recorder
         mine.worker_restarts += now.worker_restarts - self._first.worker_restarts
         mine.sample_errors += now.sample_errors - self._first.sample_errors

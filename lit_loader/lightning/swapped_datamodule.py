@@ -27,7 +27,7 @@ from torch.utils.data import (
     default_convert,
 )
 
-from lit_loader.checkpoint.foreign_state import damaged, resuming
+from lit_loader.checkpoint.untrusted_state import damaged, resuming
 from lit_loader.config.loader_config import LoaderConfig
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError

@@ -18,8 +18,8 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from lit_loader.checkpoint.fingerprint import Fingerprint, summarise
-from lit_loader.checkpoint.foreign_state import damaged, is_count
 from lit_loader.checkpoint.stateful import Opened, checked_parts
+from lit_loader.checkpoint.untrusted_state import damaged, is_count
 from lit_loader.config.scalars import plain
 from lit_loader.context import reading
 from lit_loader.describe import short_repr

@@ -31,9 +31,9 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from lit_loader.checkpoint.foreign_state import damaged, is_count, resuming
 from lit_loader.checkpoint.sampler_state import pack_generator, unpack_generator
 from lit_loader.checkpoint.stateful import ITERATOR, Opened
+from lit_loader.checkpoint.untrusted_state import damaged, is_count, resuming
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError, StateError
 from lit_loader.sampling.orders import (

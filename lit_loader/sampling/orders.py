@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 
-from lit_loader.checkpoint.foreign_state import MAX_COUNT
+from lit_loader.checkpoint.untrusted_state import MAX_COUNT
 from lit_loader.config.scalars import plain
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError

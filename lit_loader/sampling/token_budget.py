@@ -27,7 +27,7 @@ import torch
 from torch.utils.data import Sampler
 
 from lit_loader.checkpoint.fingerprint import Fingerprint, summarise
-from lit_loader.checkpoint.foreign_state import damaged, is_count
+from lit_loader.checkpoint.untrusted_state import damaged, is_count
 from lit_loader.config.scalars import plain
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError, StateError
