@@ -13,7 +13,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
 import lit_loader
-from lit_loader.config.loader_config import hydra_schema
+from lit_loader.hydra.schema import hydra_schema
 
 
 class LitLoaderSearchPath(SearchPathPlugin):

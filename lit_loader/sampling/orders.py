@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-import operator
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,7 +20,8 @@ import torch
 from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 
 from lit_loader.checkpoint.untrusted_state import MAX_COUNT
-from lit_loader.config.scalars import plain
+from lit_loader.config.checks import one_of, whole_number
+from lit_loader.config.loader_config import SHARD_TAILS
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError
 from lit_loader.sampling.permutation import Permutation
@@ -38,7 +38,6 @@ __all__ = [
     "ShuffledSampler",
     "epoch_number",
     "resolve",
-    "whole_number",
 ]
 
 Seed = int | Callable[[], int]
@@ -218,28 +217,6 @@ def epoch_number(epoch: Any) -> int:
     return number
 
 
-def whole_number(name: str, value: Any, low: int | None = None) -> int:
-    """Give an option's value as an int.
-
-    Args:
-        name: The option.
-        value: What was given for it: anything that can be an index, NumPy's integers too.
-        low: The smallest value that is allowed; None: any.
-
-    Raises:
-        OptionError: It is no whole number, or too small.
-    """
-    try:
-        value = plain(value)
-        number = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or (low is not None and number < low):
-        least = "" if low is None else f" of at least {low}"
-        raise OptionError(f"{name} must be a whole number{least}, got {name}={short_repr(value)}")
-    return number
-
-
 @dataclass(frozen=True)
 class Shard:
     """This process's share of a stream of items that all processes see alike.
@@ -265,10 +242,7 @@ class Shard:
                 f"rank must be at least 0 and less than num_replicas, got rank={self.rank} and "
                 f"num_replicas={self.num_replicas}"
             )
-        if self.tail not in ("pad", "drop", "keep"):
-            raise OptionError(
-                f"shard_tail must be one of 'pad', 'drop', 'keep', got shard_tail={self.tail!r}"
-            )
+        one_of("shard_tail", self.tail, SHARD_TAILS)
 
     def assigned(self, length: int) -> int:
         """Give how many items all ranks together get from a stream of ``length`` items."""

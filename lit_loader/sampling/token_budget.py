@@ -19,6 +19,7 @@ import hashlib
 import numbers
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,10 +29,11 @@ from torch.utils.data import Sampler
 
 from lit_loader.checkpoint.fingerprint import Fingerprint, summarise
 from lit_loader.checkpoint.untrusted_state import damaged, is_count
+from lit_loader.config.checks import one_of, or_none, whole_number
 from lit_loader.config.scalars import plain
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError, StateError
-from lit_loader.sampling.orders import epoch_number, whole_number
+from lit_loader.sampling.orders import epoch_number
 from lit_loader.sampling.permutation import Permutation
 from lit_loader.seeding.seeds import derive
 
@@ -130,15 +132,11 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         seed: int = 0,
     ) -> None:
         self.max_tokens = whole_number("max_tokens", max_tokens, low=1)
-        self.max_samples = (
-            None if max_samples is None else whole_number("max_samples", max_samples, low=1)
-        )
-        self.num_replicas = (
-            _processes()
-            if num_replicas is None
-            else whole_number("num_replicas", num_replicas, low=1)
-        )
-        self.pad_to_multiple_of = whole_number("pad_to_multiple_of", pad_to_multiple_of, low=1)
+        positive = partial(whole_number, low=1)
+        self.max_samples: int | None = or_none(positive)("max_samples", max_samples)
+        given: int | None = or_none(positive)("num_replicas", num_replicas)
+        self.num_replicas = _processes() if given is None else given
+        self.pad_to_multiple_of = positive("pad_to_multiple_of", pad_to_multiple_of)
         if self.pad_to_multiple_of > self.max_tokens:
             raise OptionError(
                 "pad_to_multiple_of must not exceed max_tokens, or no sample fits into a batch, "
@@ -147,14 +145,9 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         share: Any = plain(spread)  # mypy does not take a float for a numbers.Real
         if not (isinstance(share, numbers.Real) and 0 <= float(share) <= 1):
             raise OptionError(f"spread must be between 0 and 1, got spread={short_repr(share)}")
-        too_long = plain(too_long)
-        if not isinstance(too_long, str) or too_long not in _TOO_LONG:
-            raise OptionError(
-                f"too_long must be one of {', '.join(map(repr, _TOO_LONG))}, "
-                f"got too_long={short_repr(too_long)}"
-            )
         self.shuffle, self.drop_last, self.spread = bool(shuffle), bool(drop_last), float(share)
-        self.too_long, self.seed, self.epoch = too_long, whole_number("seed", seed, low=0), 0
+        self.too_long = one_of("too_long", too_long, _TOO_LONG)
+        self.seed, self.epoch = whole_number("seed", seed, low=0), 0
 
         self._lengths = _lengths(source)
         self._tokens, kept = self._counted(self._lengths)

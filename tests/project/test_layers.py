@@ -49,6 +49,7 @@ WITHOUT_TORCH = (
     "lit_loader.config.loader_config",
     "lit_loader.context",
     "lit_loader.errors",
+    "lit_loader.hydra.schema",
     "lit_loader.hydra.searchpath_plugin",
     "lit_loader.lightning.trainer_plugin",
     "lit_loader.transport.messages",
