@@ -38,7 +38,7 @@ def take_state(loader: Any, internals: LoaderInternals) -> dict[str, Any]:
             "must follow from its index, get_epoch() and the random generators alone"
         )
     position = internals.epochs.now()
-    if plan is not None and (unsaved := plan.memory.unsaved) is not None:
+    if plan is not None and (unsaved := plan.sampler.memory.unsaved) is not None:
         internals.warn_once(
             f"{unsaved} changes from epoch to epoch and is not part of the state: resumed in a "
             "later epoch, the sampler may give another order; give it state_dict and "
@@ -107,6 +107,6 @@ def _fingerprint(loader: Any, internals: LoaderInternals, seed: int) -> Fingerpr
             "num_replicas": plan.num_replicas,
             "rank": None,
             "num_workers": None,
-            **plan.fingerprint(),
+            **plan.sampler.fingerprint(),
         }
     return common | own | fingerprint_of("dataset", loader.dataset)

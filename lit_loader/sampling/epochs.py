@@ -206,7 +206,7 @@ class Epochs:
         if self._plan is not None:
             if before is not None:
                 between = between or before.ended or self._plan.is_end(before.batches)
-            sampler = self._plan.sampler_state(between)
+            sampler = self._plan.sampler.state(between)
         epoch = requested
         if epoch is None:
             epoch, requested = self._next_epoch, None if before is None else before.requested
@@ -222,7 +222,7 @@ class Epochs:
 
     def _requested(self) -> int | None:
         """The epoch that was asked for since the last one began, or None."""
-        requested = None if self._plan is None else self._plan.requested_epoch()
+        requested = None if self._plan is None else self._plan.sampler.requested_epoch()
         if requested is None and self._epoch_requested:
             return self._next_epoch
         return requested

@@ -192,7 +192,7 @@ def test_dealing_a_stream_in_parts_is_the_same(
 @given(lengths, replicas, tails)
 def test_counts_agree_with_positions(length: int, num_replicas: int, tail: Any) -> None:
     ranks = shares(length, num_replicas, tail)
-    assert Shard(0, num_replicas, tail).dealt(length) == sum(map(len, ranks))
+    assert Shard(0, num_replicas, tail).assigned(length) == sum(map(len, ranks))
 
 
 @pytest.mark.parametrize(("rank", "num_replicas"), [(-1, 2), (2, 2), (0, 0)])
