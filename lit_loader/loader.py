@@ -62,7 +62,7 @@ class DataLoader(TorchLoader[T_co]):
     order, with the same defaults. :class:`lit_loader.LoaderConfig` documents every one of them.
 
     A ``torch.utils.data.DistributedSampler`` is taken for what it says: rank, replicas, shuffle,
-    seed, what to do with the rest, and the epoch that it is told. Where ``num_replicas`` and
+    seed, what to do with the rest, and the epoch that is set on it. Where ``num_replicas`` and
     ``rank`` are given, ``loader.sampler`` is one, of this rank's indices.
 
     Nothing is started before the first ``next()`` of an iterator. With ``persistent_workers`` the

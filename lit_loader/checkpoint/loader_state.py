@@ -61,7 +61,7 @@ class LoaderState:
         samples: Samples of this epoch delivered on all ranks together.
         fingerprint: Names and values (int, float, str, bool, None) that make the order of the
             samples and their random numbers, such as dataset_length, seed, seeding, order,
-            batch_size and num_replicas; and what samplers and datasets tell of themselves, as
+            batch_size and num_replicas; and what samplers and datasets name themselves, as
             sampler.seed (see `checkpoint/fingerprint.py`).
         ahead: Numbers of batches delivered after those; only with ``in_order=False``.
         sampler: What a stateful sampler must remember; None for most.
@@ -310,9 +310,9 @@ def _checked_ahead(ahead: Any, batches: int) -> tuple[int, ...]:
 
 
 def _is_readable(version: object, state: Mapping[Any, Any]) -> bool:
-    """Whether a state is of this version; or of the first, with nobody's own part in it.
+    """Whether a state is of this version; or of the first, without parts of users' objects.
 
-    Only what samplers, datasets and their iterators tell of themselves has another form since.
+    Only the own parts of samplers, datasets and their iterators have another form since.
     """
     if type(version) is not int or version not in (1, VERSION):
         return False

@@ -85,7 +85,7 @@ class LoaderHost:
 
     @property
     def _assigned(self) -> bool:
-        """Whether a worker's tasks are its own, instead of being pulled by whoever is free."""
+        """Whether a worker's tasks are its own, instead of being pulled by the next free one."""
         return self._iterable or self._loader.seeding == "worker"
 
     @property

@@ -66,7 +66,7 @@ def load_state(loader: Any, internals: LoaderInternals, state: Mapping[str, Any]
     loaded = LoaderState.from_dict(state)
     internals.reads_again = False
     base_seed, plan = internals.base_seed, internals.plan
-    # A seed that nobody chose is taken over: the data goes on as it would have.
+    # Where no seed was chosen, the state's is taken over: the data goes on as it would have.
     adopted = None if base_seed.chosen else loaded.seed
     seed = base_seed.given() if adopted is None else adopted
     fingerprint = _fingerprint(loader, internals, seed)

@@ -101,7 +101,7 @@ class MixtureDataset(Dataset[Any]):
         return samples
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the sources which epoch begins, those that want to know."""
+        """Set the epoch on those sources that have ``set_epoch``."""
         announce_epoch(self.datasets, epoch)
 
 

@@ -106,9 +106,9 @@ class MixtureSampler(EpochOrder, Sampler[int]):
         return dict(zip(self.data_source.names, total.tolist(), strict=True))
 
     def state_fingerprint(self) -> Fingerprint:
-        """Tell what the order depends on, besides the epoch; see `checkpoint/fingerprint.py`.
+        """Name what the order depends on, besides the epoch; see `checkpoint/fingerprint.py`.
 
-        Weights are told as shares: 3 and 1 give the same order as 0.75 and 0.25.
+        Weights are named as shares: 3 and 1 give the same order as 0.75 and 0.25.
         """
         return {
             "seed": self.seed,

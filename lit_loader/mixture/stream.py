@@ -5,8 +5,7 @@
     Schedule: draw number ─▶ source ─▶ the next sample of its iterator
                               └─ at its end: stop, drop it, or iterate it again
 
-The state is the number of draws and the place of each source, which the source itself tells where
-it can.
+The state is the number of draws and the place of each source: its own state, where it has one.
 """
 
 from __future__ import annotations
@@ -91,11 +90,11 @@ class MixtureStream(IterableDataset[Any]):
         )
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the sources which epoch begins, those that want to know."""
+        """Set the epoch on those sources that have ``set_epoch``."""
         announce_epoch(self.datasets, epoch)
 
     def state_fingerprint(self) -> Fingerprint:
-        """Tell what the mixture depends on, besides epoch and reader; of the sources, how many."""
+        """Name what the mixture depends on, besides epoch and reader; of the sources, how many."""
         return {
             "seed": self.seed,
             "exhausted": self.exhausted,

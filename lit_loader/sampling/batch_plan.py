@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 
 from lit_loader.errors import OptionError, StateError
 from lit_loader.sampling.epoch_batches import EpochBatches, computed
-from lit_loader.sampling.orders import EpochOrder, Seed, Shard
+from lit_loader.sampling.orders import EpochOrder, Seed
+from lit_loader.sampling.shard import Shard
 from lit_loader.sampling.sharded_sampler import distributed_sampler_of
 from lit_loader.sampling.user_sampler import UserSampler
 
@@ -55,11 +56,11 @@ class BatchPlan:
             sampler around one) shards itself and is not sharded again.
         seed: Base seed, or a function that gives it at the start of an epoch; the same one that
             the `ShuffledSampler` has.
-        watched: A sampler that programs may tell the epoch instead of this one, or None.
+        watched: A sampler on which programs may set the epoch instead of this one, or None.
         dataset: The dataset; what samplers hold of it is not theirs.
 
     Raises:
-        OptionError: A sampler tells of itself what cannot be part of a state, or a batch sampler
+        OptionError: A sampler's fingerprint cannot be part of a state, or a batch sampler
             gives single indices.
     """
 
@@ -154,7 +155,9 @@ class BatchPlan:
             length = len(self.source)
         except (TypeError, NotImplementedError):
             return None
-        if self.num_replicas != self.shard.num_replicas:  # a DistributedSampler tells its share
+        if (
+            self.num_replicas != self.shard.num_replicas
+        ):  # a DistributedSampler's length is its share
             return length * self.num_replicas
         return min(length, self.shard.assigned(length))
 

@@ -17,8 +17,9 @@ import torch
 
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError
-from lit_loader.sampling.orders import CHUNK, EpochOrder, Shard
+from lit_loader.sampling.orders import CHUNK, EpochOrder
 from lit_loader.sampling.sampler_cursor import Plan, SamplerCursor
+from lit_loader.sampling.shard import Shard
 from lit_loader.system.interrupts import is_interruption
 
 __all__ = ["EpochBatches", "computed", "stripe"]

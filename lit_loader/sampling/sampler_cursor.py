@@ -40,7 +40,8 @@ from lit_loader.checkpoint.stateful import ITERATOR, Opened
 from lit_loader.checkpoint.untrusted_state import damaged, is_count, resuming
 from lit_loader.describe import short_repr
 from lit_loader.errors import StateError
-from lit_loader.sampling.orders import OrderedSampler, Seed, Shard, ShuffledSampler, resolve
+from lit_loader.sampling.orders import OrderedSampler, Seed, ShuffledSampler, resolve
+from lit_loader.sampling.shard import Shard
 from lit_loader.sampling.user_sampler import BETWEEN, SAMPLER, UserSampler
 from lit_loader.seeding.generator_state import preserved
 from lit_loader.seeding.seeds import derive, seed_globals

@@ -2,7 +2,8 @@
 
 Its random generators are found as a dataset's are, and its counters are the plain attributes
 (numbers, strings) that have changed since the loader was made: both are part of the position, as
-they were when the epoch began. Whatever else of it has changed cannot be kept, and is told.
+they were when the epoch began. Whatever else of it has changed cannot be kept; the loader warns
+of it.
 """
 
 from __future__ import annotations

@@ -19,8 +19,9 @@ from torch.utils.data import BatchSampler, DistributedSampler
 from lit_loader.config.loader_config import LoaderConfig
 from lit_loader.errors import OptionError
 from lit_loader.sampling.batch_plan import BatchPlan
-from lit_loader.sampling.orders import EndlessSampler, OrderedSampler, Shard, ShuffledSampler
+from lit_loader.sampling.orders import EndlessSampler, OrderedSampler, ShuffledSampler
 from lit_loader.sampling.prediction_indices import hide_uncertain_indices
+from lit_loader.sampling.shard import Shard
 from lit_loader.sampling.sharded_sampler import (
     Sharding,
     distributed_sampler_of,

@@ -1,4 +1,4 @@
-"""`UserSampler`: what a sampler is told and asked between two epochs, whoever made it.
+"""`UserSampler`: a sampler between two epochs: the epoch set on it, its state, its fingerprint.
 
 ::
 

@@ -26,7 +26,8 @@ from torch.utils.data import (
 
 from lit_loader.errors import StateError
 from lit_loader.sampling.batch_plan import BatchPlan
-from lit_loader.sampling.orders import OrderedSampler, Shard, ShuffledSampler
+from lit_loader.sampling.orders import OrderedSampler, ShuffledSampler
+from lit_loader.sampling.shard import Shard
 from lit_loader.seeding.generator_state import preserved
 from lit_loader.seeding.seeds import seed_worker
 
