@@ -59,6 +59,13 @@ class BatchPlan:
         watched: A sampler on which programs may set the epoch instead of this one, or None.
         dataset: The dataset; what samplers hold of it is not theirs.
 
+    Attributes:
+        source: The sampler or batch sampler.
+        sampler: What is known of it from epoch to epoch.
+        batched: Whether it is a batch sampler.
+        single: Whether a batch is one item of the source.
+        size: Items of the source a batch on this rank.
+
     Raises:
         OptionError: A sampler's fingerprint cannot be part of a state, or a batch sampler
             gives single indices.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,9 +18,12 @@ import torch
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError
 from lit_loader.sampling.orders import CHUNK, EpochOrder
-from lit_loader.sampling.sampler_cursor import Plan, SamplerCursor
+from lit_loader.sampling.sampler_cursor import SamplerCursor
 from lit_loader.sampling.shard import Shard
 from lit_loader.system.interrupts import is_interruption
+
+if TYPE_CHECKING:
+    from lit_loader.sampling.batch_plan import BatchPlan
 
 __all__ = ["EpochBatches", "computed", "stripe"]
 
@@ -43,7 +46,9 @@ class EpochBatches(Iterator[Any]):
     at: int
     _batches: Iterator[Any]
 
-    def __init__(self, plan: Plan, epoch: int, start: int, state: Mapping[str, Any] | None) -> None:
+    def __init__(
+        self, plan: BatchPlan, epoch: int, start: int, state: Mapping[str, Any] | None
+    ) -> None:
         self._plan, self._epoch, self._resumed = plan, epoch, state is not None
         self.go_to(start, state)
 
@@ -124,7 +129,7 @@ def stripe(groups: Iterable[list[Any]], shard: Shard, head: list[Any]) -> Iterat
         yield shard.deal(group, head)
 
 
-def computed(plan: Plan, epoch: int, position: int) -> Iterator[Any]:
+def computed(plan: BatchPlan, epoch: int, position: int) -> Iterator[Any]:
     """Compute the batches from a position on, of one of the loader's own orders."""
     length, order = len(plan.source), plan.source.order(epoch)
     size, share = plan.size, plan.shard.share(length)

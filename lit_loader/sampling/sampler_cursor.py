@@ -22,7 +22,7 @@ import itertools
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -40,48 +40,20 @@ from lit_loader.checkpoint.stateful import ITERATOR, Opened
 from lit_loader.checkpoint.untrusted_state import damaged, is_count, resuming
 from lit_loader.describe import short_repr
 from lit_loader.errors import StateError
-from lit_loader.sampling.orders import OrderedSampler, Seed, ShuffledSampler, resolve
-from lit_loader.sampling.shard import Shard
-from lit_loader.sampling.user_sampler import BETWEEN, SAMPLER, UserSampler
+from lit_loader.sampling.orders import OrderedSampler, ShuffledSampler, resolve
+from lit_loader.sampling.user_sampler import BETWEEN, SAMPLER
 from lit_loader.seeding.generator_state import preserved
 from lit_loader.seeding.seeds import derive, seed_globals
 
-__all__ = ["Plan", "SamplerCursor"]
+if TYPE_CHECKING:
+    from lit_loader.sampling.batch_plan import BatchPlan
+
+__all__ = ["SamplerCursor"]
 
 _BEHIND, _FRESH = "behind", "fresh"
 _PARTS = {SAMPLER, ITERATOR}
 
 _SAMPLER_STREAM = 0x5A3F  # keeps a sampler's seeds apart from those of the batches it makes
-
-
-class Plan(Protocol):
-    """What an epoch's batches are drawn by: a `BatchPlan`.
-
-    Attributes:
-        source: The sampler or batch sampler.
-        sampler: What is known of it from epoch to epoch.
-        batched: Whether it is a batch sampler.
-        single: Whether a batch is one item of the source.
-        size: Items of the source a batch on this rank.
-        drop_last: Leave off this rank's last batch if it is not full.
-        shard: This rank's share.
-        seed: The base seed.
-    """
-
-    source: Any
-    sampler: UserSampler
-    batched: bool
-    single: bool
-    size: int
-    drop_last: bool
-    shard: Shard
-    seed: Seed
-
-    def is_end(self, batches: int) -> bool:
-        """Whether nothing is left of an epoch after ``batches`` batches, as far as is known."""
-
-    def divides_evenly(self) -> bool:
-        """Whether all ranks get as many items without any being repeated, as far as is known."""
 
 
 class SamplerCursor:
@@ -100,7 +72,7 @@ class SamplerCursor:
     """
 
     def __init__(
-        self, plan: Plan, epoch: int, position: int, given: Mapping[str, Any], resumed: bool
+        self, plan: BatchPlan, epoch: int, position: int, given: Mapping[str, Any], resumed: bool
     ) -> None:
         self._plan, self._epoch, self._position = plan, epoch, position
         self._given, self._resumed = dict(given), resumed
