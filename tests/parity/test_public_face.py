@@ -137,3 +137,43 @@ def test_no_cycle_keeps_a_loader_that_was_iterated() -> None:
         assert [part() for part in parts] == [None, None]
     finally:
         gc.enable()
+
+
+class Lying(Stream):
+    def __len__(self) -> int:
+        return 3
+
+
+class Through(DataLoader[Any]):
+    """A subclass between the program and the loader is the program's own."""
+
+    def state_of_another(self) -> None:
+        self.load_state_dict({**self.state_dict(), "batches": 1, "workers": [[1, None, False]]})
+
+
+def resume(loader: Any) -> None:
+    next(iter(loader))
+    loader.load_state_dict(loader.state_dict())
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("dataset", "act", "options", "text"),
+    [
+        (Stream(), iter, {"check_exactness": 1, "num_workers": 0}, "num_workers of at least 1"),
+        (Stream(), resume, {}, "has no state_dict"),
+        (Stream(), Through.state_of_another, {}, "has no state_dict"),
+        (Lying(), lambda loader: (len(loader), list(loader)), {}, "Lying promised 3 samples"),
+        (DATA, list, {"pin_memory": True}, "pin_memory=True has no effect"),
+    ],
+    ids=["iter", "load", "subclass", "next", "pin"],
+)
+def test_warnings_name_the_line_of_the_program(
+    dataset: Any, act: Any, options: Any, text: str, workers: int
+) -> None:
+    if "pin_memory" in options and torch.accelerator.is_available():
+        pytest.skip("there is an accelerator")
+    loader = Through(dataset, **{"num_workers": workers, **options})
+    with loader, pytest.warns(UserWarning, match=text) as caught:
+        act(loader)
+    assert [warning.filename for warning in caught] == [__file__]
