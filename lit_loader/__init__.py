@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from lit_loader.lightning.state_callback import LoaderStateCallback
     from lit_loader.loader import DataLoader
     from lit_loader.memory.shared_sequence import SharedSequence
-    from lit_loader.mixture.dataset import MixtureDataset, MixtureSampler
+    from lit_loader.mixture.dataset import MixtureDataset
+    from lit_loader.mixture.sampler import MixtureSampler
     from lit_loader.mixture.stream import MixtureStream
     from lit_loader.sampling.token_budget import TokenBudgetBatchSampler
     from lit_loader.statistics.records import LoaderStatistics
@@ -87,7 +88,7 @@ _MODULE_OF = {
     "LoaderStateCallback": "lit_loader.lightning.state_callback",
     "LoaderStatistics": "lit_loader.statistics.records",
     "MixtureDataset": "lit_loader.mixture.dataset",
-    "MixtureSampler": "lit_loader.mixture.dataset",
+    "MixtureSampler": "lit_loader.mixture.sampler",
     "MixtureStream": "lit_loader.mixture.stream",
     "OptionError": "lit_loader.errors",
     "PadCollate": "lit_loader.batch.pad",

@@ -1,7 +1,7 @@
-"""How objects are named in messages: the path of one inside a batch, its repr, its class.
+"""How messages name things: values in short, the path to a failing object, the program's line.
 
-Used after a failure only, so `find_failing_object` may take its time: it tries again with every
-child of the object that failed.
+Used wherever something is raised or warned of. Finding the object inside a batch that fails may
+take its time, for it is asked for only after a failure: it tries again with every child.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ __all__ = [
     "class_name",
     "find_failing_object",
     "message_of",
+    "program_stacklevel",
     "short_repr",
 ]
 
@@ -94,6 +95,18 @@ def short_repr(value: object) -> str:
         return " ".join(_REPR.repr(value).split())
     except Exception:  # a collection's own methods, or an integer of more digits than Python writes
         return f"<{type(value).__qualname__}>"
+
+
+def program_stacklevel() -> int:
+    """The ``stacklevel`` by which a warning names the line of the program that calls the package.
+
+    It is that of a ``warnings.warn`` in the function that asks.
+    """
+    level, frame = 1, inspect.currentframe()
+    frame = frame and frame.f_back
+    while frame and frame.f_back and frame.f_code.co_filename.startswith(PACKAGE):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def _children(value: Any, inside: bool) -> Iterator[tuple[str, object]]:

@@ -25,8 +25,8 @@ from lit_loader.batch.tolerant_fetch import (
     TolerantIterableFetcher,
     TolerantMapFetcher,
 )
-from lit_loader.checkpoint.foreign_state import resuming
 from lit_loader.checkpoint.position import ReadPoint
+from lit_loader.checkpoint.untrusted_state import resuming
 from lit_loader.context import reading
 from lit_loader.errors import StateError
 from lit_loader.seeding.find_generators import HeldGenerators

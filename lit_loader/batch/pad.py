@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import numbers
-import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from lit_loader.batch.collate import default_collate
+from lit_loader.config.checks import whole_number
 from lit_loader.config.scalars import plain
 from lit_loader.errors import OptionError
 
@@ -82,17 +82,8 @@ class PadCollate:
                     "pad_value must be a number, or a mapping from entry to number, "
                     f"got pad_value={pad_value!r}"
                 )
-        pad_to_multiple_of = plain(pad_to_multiple_of)
-        try:
-            multiple = operator.index(pad_to_multiple_of)
-        except TypeError:
-            multiple = 0
-        if multiple < 1 or isinstance(pad_to_multiple_of, bool):
-            raise OptionError(
-                "pad_to_multiple_of must be a whole number of at least 1, "
-                f"got pad_to_multiple_of={pad_to_multiple_of!r}"
-            )
-        self.pad_value, self.pad_to_multiple_of = pad_value, multiple
+        self.pad_value = pad_value
+        self.pad_to_multiple_of = whole_number("pad_to_multiple_of", pad_to_multiple_of, low=1)
 
     def __repr__(self) -> str:
         multiple = self.pad_to_multiple_of

@@ -1,7 +1,7 @@
-"""What samplers and datasets tell of themselves, so that a state is not loaded into another one.
+"""What a position depends on, so that a state is not loaded where it means other data.
 
 A state holds a position, and names what that position is a position in. Of a user's sampler the
-loader sees its class alone; what else its order depends on the sampler tells itself, by a method
+loader sees its class alone; what else its order depends on the sampler names itself, by a method
 that the loader calls whenever a state is taken or loaded::
 
     class ByDifficulty(Sampler[int]):

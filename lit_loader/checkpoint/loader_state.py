@@ -12,16 +12,16 @@ import itertools
 import pickle
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from lit_loader.checkpoint.fingerprint import Fingerprint
-from lit_loader.checkpoint.foreign_state import MAX_BATCHES, PRIMITIVES, brief, damaged, is_count
-from lit_loader.checkpoint.position import ReadPoint
+from lit_loader.checkpoint.position import Position, ReadPoint
 from lit_loader.checkpoint.sampler_state import check_packed, checked_sampler_state
 from lit_loader.checkpoint.stateful import checked_parts
+from lit_loader.checkpoint.untrusted_state import MAX_BATCHES, PRIMITIVES, brief, damaged, is_count
 from lit_loader.errors import StateError
 
-__all__ = ["ELASTIC", "VERSION", "LoaderState", "check_batches", "check_portable"]
+__all__ = ["ELASTIC", "VERSION", "LoaderState", "Plan"]
 
 VERSION = 2
 """Raised whenever an older reader would misunderstand a state."""
@@ -44,6 +44,13 @@ _MAX_READ: Final = 2**32
 """Batches of one reader are below it: their numbers, of all readers, are below `MAX_BATCHES`."""
 
 
+class Plan(Protocol):
+    """What a state asks of the loader's batch plan, where batch size or ranks have changed."""
+
+    def start_for(self, samples: int) -> int:
+        """Find the batch number at which so many samples of the epoch have been delivered."""
+
+
 @dataclass(frozen=True)
 class LoaderState:
     """A position in an epoch, with a fingerprint of everything that the position depends on.
@@ -54,7 +61,7 @@ class LoaderState:
         samples: Samples of this epoch delivered on all ranks together.
         fingerprint: Names and values (int, float, str, bool, None) that make the order of the
             samples and their random numbers, such as dataset_length, seed, seeding, order,
-            batch_size and num_replicas; and what samplers and datasets tell of themselves, as
+            batch_size and num_replicas; and what samplers and datasets name themselves, as
             sampler.seed (see `checkpoint/fingerprint.py`).
         ahead: Numbers of batches delivered after those; only with ``in_order=False``.
         sampler: What a stateful sampler must remember; None for most.
@@ -71,6 +78,89 @@ class LoaderState:
     sampler: Any = None
     workers: Any = None
     requested: int | None = None
+
+    @classmethod
+    def at(cls, position: Position, samples: int, fingerprint: Fingerprint) -> LoaderState:
+        """Make the state of a position.
+
+        Args:
+            position: The position.
+            samples: Samples that all ranks together have got then.
+            fingerprint: The loader's.
+        """
+        workers = [
+            [point.batches, point.state, point.ended, *([point.behind] if point.behind else [])]
+            for point in position.readers
+        ]
+        return cls(
+            epoch=position.epoch,
+            batches=position.batches,
+            samples=samples,
+            fingerprint=fingerprint,
+            ahead=position.ahead,
+            sampler=position.sampler,
+            workers=workers or None,
+            requested=None if position.requested == position.epoch else position.requested,
+        )
+
+    def to_position(
+        self, fingerprint: Fingerprint, plan: Plan | None, with_workers: bool
+    ) -> Position:
+        """Find the state's place among the batches of a loader, perhaps another than it is of.
+
+        Args:
+            fingerprint: That loader's.
+            plan: Of its batches; None for an iterable dataset.
+            with_workers: Whether it has worker processes.
+
+        Raises:
+            StateError: The state does not fit that loader.
+        """
+        self._check_parts(plan is None)
+        readers = self._readers
+        elastic = ELASTIC
+        if plan is None:
+            has_states = any(point.state is not None for point in readers)
+            elastic = frozenset() if has_states else frozenset({"rank"})
+        self.check(fingerprint, elastic)
+        batches = self.batches
+        if plan is not None and any(
+            self.fingerprint.get(name) != fingerprint.get(name) for name in ELASTIC
+        ):
+            if self.ahead:
+                raise StateError(
+                    "a state taken with in_order=False in mid-epoch fits only the batch_size and "
+                    "num_replicas it was taken with: resume with those"
+                )
+            batches = _checked_batches(plan.start_for(self.samples))
+        if with_workers:
+            _check_portable(readers)
+        return Position(
+            self.epoch,
+            fingerprint["seed"],  # type: ignore[arg-type]
+            batches,
+            self.ahead,
+            self.sampler,
+            readers,
+            requested=self.requested,
+        )
+
+    @property
+    def seed(self) -> int | None:
+        """The base seed that it was taken with; None if that is none a loader could have."""
+        seed = self.fingerprint.get("seed")
+        return seed if is_count(seed, 2**64) else None
+
+    @property
+    def reads_again(self) -> bool:
+        """Whether samples that were given out are read again, for want of the dataset's state."""
+        points = self._readers
+        read = any(point.batches and not point.ended for point in points)
+        return read and all(point.state is None for point in points)
+
+    @property
+    def _readers(self) -> tuple[ReadPoint, ...]:
+        return tuple(ReadPoint(*point) for point in self.workers or ())
 
     def to_dict(self) -> dict[str, Any]:
         """Give the state as a new dict of primitives that shares nothing with this loader."""
@@ -114,7 +204,7 @@ class LoaderState:
         return cls(
             **{name: state[name] for name in _COUNTS},
             fingerprint=fingerprint,
-            ahead=_checked_ahead(state.get("ahead", ()), check_batches(state["batches"])),
+            ahead=_checked_ahead(state.get("ahead", ()), _checked_batches(state["batches"])),
             sampler=checked_sampler_state(state.get("sampler")),
             workers=_checked_workers(state.get("workers"), fingerprint.get("num_workers")),
             requested=requested,
@@ -146,7 +236,7 @@ class LoaderState:
                     f"{shown}={brief(ours)}: {advice}"
                 )
 
-    def check_parts(self, iterable: bool) -> None:
+    def _check_parts(self, iterable: bool) -> None:
         """Make sure that the state has the parts that one of such a dataset has.
 
         Args:
@@ -169,7 +259,7 @@ class LoaderState:
             raise damaged(f"batches must be those of its workers, {read} in all", self.batches)
 
 
-def check_batches(batches: int) -> int:
+def _checked_batches(batches: int) -> int:
     """Make sure that so many batches of an epoch can be counted, and give them.
 
     Raises:
@@ -180,7 +270,7 @@ def check_batches(batches: int) -> int:
     return batches
 
 
-def check_portable(points: Iterable[ReadPoint]) -> None:
+def _check_portable(points: Iterable[ReadPoint]) -> None:
     """Make sure that what a dataset must remember can travel to the workers.
 
     Raises:
@@ -220,9 +310,9 @@ def _checked_ahead(ahead: Any, batches: int) -> tuple[int, ...]:
 
 
 def _is_readable(version: object, state: Mapping[Any, Any]) -> bool:
-    """Whether a state is of this version; or of the first, with nobody's own part in it.
+    """Whether a state is of this version; or of the first, without parts of users' objects.
 
-    Only what samplers, datasets and their iterators tell of themselves has another form since.
+    Only the own parts of samplers, datasets and their iterators have another form since.
     """
     if type(version) is not int or version not in (1, VERSION):
         return False

@@ -18,8 +18,8 @@ class ReadPoint:
 
     Attributes:
         batches: Batches of it that have been delivered.
-        state: What dataset and iterator told of their place, by part; empty: it is the epoch's
-            start; None: they cannot tell.
+        state: What the ``state_dict`` of dataset and iterator gave, by part; empty: it is the
+            epoch's start; None: they have none.
         ended: Whether its share has been delivered to the end.
         behind: How many of the batches came after ``state``: the last one, and before it those for
             which the consumer was given an exception.
@@ -42,7 +42,7 @@ class Position:
         ahead: Numbers of batches after those that have been delivered too (``in_order=False``).
         sampler: What a stateful sampler has to remember at ``batches``.
         readers: How far the readers of an iterable dataset are; empty for a map-style one.
-        ended: Whether the consumer was told that the epoch is over.
+        ended: Whether the consumer has asked for more than there was.
         requested: The epoch that was asked for by ``set_epoch`` last, if any. A training loop that
             goes through a short loader several times an epoch asks once: then it is not ``epoch``.
     """
@@ -139,7 +139,7 @@ class EpochPosition:
         self.settle()
         if self._readers:
             before = self._readers[reader]
-            # Nobody has told of the place: it is still told of as before.
+            # No state came with it: the last one stands, one more batch behind.
             point = replace(before, batches=before.batches + 1, behind=before.behind + 1)
             self._latest = _Read(reader, point, self.now())
         else:
@@ -188,7 +188,7 @@ class EpochPosition:
         return self._readers[reader]
 
     def end(self) -> None:
-        """Note that the consumer has been told of the epoch's end."""
+        """Note that the consumer has come to the epoch's end."""
         self._ended = True
 
     def before_last(self) -> Position:

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import torch
 
-from lit_loader.checkpoint.foreign_state import damaged, own_part
+from lit_loader.checkpoint.untrusted_state import damaged, own_part
 
 __all__ = ["check_packed", "checked_sampler_state", "pack_generator", "unpack_generator"]
 

@@ -1,4 +1,4 @@
-"""Objects that can tell where they are and be brought back there: torchdata's Stateful protocol.
+"""Datasets and samplers whose place can be saved and restored: torchdata's Stateful protocol.
 
 Datasets and samplers are asked alike, as torchdata's ``StatefulDataLoader`` does it:
 
@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
-from lit_loader.checkpoint.foreign_state import damaged, own_part, restore, resuming
+from lit_loader.checkpoint.untrusted_state import damaged, own_part, restore, resuming
 from lit_loader.errors import StateError
 
 __all__ = ["ITERATOR", "Opened", "checked_parts", "is_stateful"]
@@ -66,7 +66,7 @@ class Opened:
         role: What it is, for messages, where that is not the key.
 
     Raises:
-        StateError: The state has a part for somebody who cannot take it, or who refuses it; or
+        StateError: The state has a part for an object that cannot take it, or refuses it; or
             ``iter(source)`` has raised something, with the source where the state says.
 
     Attributes:
@@ -119,7 +119,7 @@ class Opened:
 
     @property
     def stateful(self) -> bool:
-        """Whether anybody can be asked for a state."""
+        """Whether source or iterator can be asked for a state."""
         return bool(self._asked)
 
     @property
@@ -132,6 +132,6 @@ class Opened:
         return ITERATOR in self._asked
 
     def state(self) -> dict[str, Any] | None:
-        """Give what is needed to go on from here, by part; None if nobody can tell."""
+        """Give what is needed to go on from here, by part; None if neither can be asked."""
         parts = {part: copy.deepcopy(each.state_dict()) for part, each in self._asked.items()}
         return parts or None

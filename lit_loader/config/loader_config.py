@@ -12,22 +12,15 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
-import math
-import multiprocessing
-import numbers
-import operator
-import pkgutil
-import sys
-from collections.abc import Callable, Iterable, Sequence
-from multiprocessing.context import BaseContext
-from typing import Any, NoReturn, get_type_hints
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, get_type_hints
 
-from lit_loader.config.scalars import plain
+from lit_loader.config import checks
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError
 
-__all__ = ["SAMPLE_ERROR_POLICIES", "SEEDINGS", "SHARD_TAILS", "LoaderConfig", "hydra_schema"]
+__all__ = ["SAMPLE_ERROR_POLICIES", "SEEDINGS", "SHARD_TAILS", "LoaderConfig"]
 
 SAMPLE_ERROR_POLICIES = ("raise", "skip", "replace")
 SEEDINGS = ("batch", "sample", "worker")
@@ -158,7 +151,7 @@ class LoaderConfig:
             default = getattr(LoaderConfig, name)
             plain = isinstance(value, (int, float, str))  # an array would be compared by element
             if value is not default and not (plain and value == default):
-                changed.append(f"{name}={_short(value)}")
+                changed.append(f"{name}={short_repr(value)}")
         return f"{type(self).__name__}({', '.join(changed)})"
 
     def _check_batching(self) -> None:
@@ -173,12 +166,12 @@ class LoaderConfig:
                 default = getattr(LoaderConfig, name)
                 raise OptionError(
                     f"batch_sampler takes the place of {name}: leave {name} at {default}, "
-                    f"got {name}={_short(getattr(self, name))} beside a batch_sampler"
+                    f"got {name}={short_repr(getattr(self, name))} beside a batch_sampler"
                 )
         if self.sampler is not None and self.shuffle:
             raise OptionError(
                 "sampler decides the order itself: leave shuffle at None, got shuffle=True and "
-                f"sampler={_short(self.sampler)}"
+                f"sampler={short_repr(self.sampler)}"
             )
         if self.check_exactness and self.seeding == "worker":
             raise OptionError(
@@ -202,7 +195,7 @@ class LoaderConfig:
                     f"{name} needs worker processes: set num_workers to at least 1 or leave "
                     f"{name} at {default!r} (a preset may have set it: in Hydra, "
                     f"lit_loader/loader@loader=debug is without workers), got "
-                    f"{name}={_short(value)} and num_workers=0"
+                    f"{name}={short_repr(value)} and num_workers=0"
                 )
 
     def _check_sharding(self) -> None:
@@ -245,7 +238,7 @@ class LoaderConfig:
             if value is not None and value is not False:
                 raise OptionError(
                     f"{name} does not apply to an IterableDataset, which decides its own order: "
-                    f"leave {name} at None, got {name}={_short(value)}"
+                    f"leave {name} at None, got {name}={short_repr(value)}"
                 )
 
     def with_samplers_for(self, dataset: object) -> LoaderConfig:
@@ -260,13 +253,13 @@ class LoaderConfig:
         made = {
             name: getattr(self, name)(dataset)
             for name in ("sampler", "batch_sampler")
-            if _is_factory(getattr(self, name))
+            if checks.is_factory(getattr(self, name))
         }
         for name, value in made.items():
-            if not _is_iterable(value):
+            if not checks.is_iterable(value):
                 raise OptionError(
-                    f"{name} factory must return an iterable, got {_short(value)} "
-                    f"from {_short(getattr(self, name))}"
+                    f"{name} factory must return an iterable, got {short_repr(value)} "
+                    f"from {short_repr(getattr(self, name))}"
                 )
         return dataclasses.replace(self, **made) if made else self
 
@@ -301,198 +294,41 @@ class LoaderConfig:
         return self.from_options(**{**self.as_kwargs(), **overrides})
 
 
-# Whoever asks for its type hints finds them resolved: the names in them are this file's.
+# Programs that ask for its type hints find them resolved: the names in them are this file's.
 LoaderConfig.__annotations__ = get_type_hints(LoaderConfig)
 LoaderConfig.__module__ = "lit_loader"
 
 
-def hydra_schema() -> type:
-    """Returns the dataclass that Hydra's ConfigStore holds as ``lit_loader/schema``.
-
-    It has `LoaderConfig`'s fields and defaults; whatever OmegaConf cannot type (callables,
-    samplers, contexts) is Any, so that a ``_target_`` node fits.
-    """
-    hints = get_type_hints(LoaderConfig)
-    simple = (bool, int, float, str, bool | None, int | None)
-    target = f"lit_loader.{LoaderConfig.__name__}.{LoaderConfig.from_options.__name__}"
-    fields: list[tuple[str, Any, Any]] = [
-        ("_target_", str, dataclasses.field(default=target)),
-        ("_convert_", str, dataclasses.field(default="all")),
-    ]
-    for field in dataclasses.fields(LoaderConfig):
-        hint = hints[field.name] if hints[field.name] in simple else Any
-        fields.append((field.name, hint, dataclasses.field(default=field.default)))
-    return dataclasses.make_dataclass("LoaderSchema", fields)
-
-
-# --- the check of each single option: returns the value, normalised, or raises ---
-
-
-def _short(value: object) -> str:
-    """A repr of bounded length on one line: a sampler's may print a million indices."""
-    try:
-        return short_repr(value)
-    except Exception:  # a broken __repr__ must not hide the message it was wanted for
-        return f"<{type(value).__qualname__}>"
-
-
-def _refuse(name: str, constraint: str, value: object) -> NoReturn:
-    raise OptionError(f"{name} must be {constraint}, got {name}={_short(value)}")
-
-
-def _flag(name: str, value: Any) -> bool:
-    value = plain(value)
-    if isinstance(value, numbers.Integral):
-        return bool(value)
-    _refuse(name, "True or False", value)
-
-
-def _whole(name: str, value: Any, *, low: int, high: float = math.inf, of: str = "") -> int:
-    unit = f"a whole number {of}of at least {low}"
-    if high < math.inf:
-        unit += f" and below {high}"
-    value = plain(value)
-    if isinstance(value, bool):
-        _refuse(name, unit, value)
-    try:
-        number = operator.index(value)
-    except TypeError:
-        _refuse(name, unit, value)
-    return number if low <= number < high else _refuse(name, unit, value)
-
-
-def _seconds(name: str, value: Any) -> float:
-    value = plain(value)
-    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    # NaN fails both comparisons; an int may be larger than any float.
-    too_large = isinstance(value, int) and value > sys.float_info.max
-    if too_large or not (number and 0 <= value < math.inf):
-        _refuse(name, "a finite number of seconds, 0 or more", value)
-    return int(value) if isinstance(value, int) else float(value)
-
-
-def _text(name: str, value: Any) -> str:
-    return plain(value) if isinstance(value, str) else _refuse(name, "a string", value)  # type: ignore[no-any-return]
-
-
-def _one_of(name: str, value: Any, *, choices: tuple[str, ...]) -> str:
-    if not isinstance(value, str) or value not in choices:
-        _refuse(name, f"one of {', '.join(map(repr, choices))}", value)
-    return plain(value)  # type: ignore[no-any-return]
-
-
-def _function(name: str, value: Any) -> Callable[..., Any]:
-    if isinstance(value, str):
-        raise OptionError(
-            f"{name} must be a callable, got the string {_short(value)}: pass the function itself, "
-            f"in Hydra as {{_target_: hydra.utils.get_method, path: {value}}}"
-        )
-    if not callable(value):
-        _refuse(name, "a callable", value)
-    return _undeferred(value)
-
-
-def _undeferred(value: Callable[..., Any]) -> Callable[..., Any]:
-    """A plain functools.partial in place of the one that Hydra makes of ``_partial_: true``.
-
-    Hydra's checks its target policy again at every call (about 150 µs, and a spawned worker would
-    import Hydra for it). The target was checked when it was made, and these functions run once for
-    each batch. Dataset and sampler factories, which run once, are left as they are.
-    """
-    if isinstance(value, functools.partial) and type(value).__module__.startswith("hydra."):
-        return functools.partial(value.func, *value.args, **value.keywords)
-    return value
-
-
-def _is_iterable(value: Any) -> bool:
-    # A class has an __iter__ of its instances, and old-style sequences have __getitem__ alone.
-    # NumPy's single numbers have the latter, arrays and tensors without dimensions have both.
-    return (
-        not isinstance(value, type)
-        and getattr(value, "ndim", None) != 0
-        and (isinstance(value, Iterable) or hasattr(value, "__getitem__"))
-    )
-
-
-def _is_factory(value: Any) -> bool:
-    return callable(value) and not _is_iterable(value)
-
-
-def _indices(name: str, value: Any) -> Any:
-    if isinstance(value, str) or not (_is_iterable(value) or _is_factory(value)):
-        _refuse(name, "an iterable, or a callable that makes one from the dataset", value)
-    return value
-
-
-def _context(name: str, value: Any) -> Any:
-    methods = multiprocessing.get_all_start_methods()
-    if not isinstance(value, BaseContext) and value not in methods:
-        _refuse(name, f"a multiprocessing context or one of {', '.join(map(repr, methods))}", value)
-    return plain(value)
-
-
-def _generator(name: str, value: Any) -> Any:
-    if not (hasattr(value, "initial_seed") and hasattr(value, "manual_seed")):
-        _refuse(name, "a torch.Generator", value)
-    return value
-
-
-def _exceptions(name: str, value: Any) -> tuple[type[Exception], ...]:
-    if not isinstance(value, (list, tuple)):
-        _refuse(name, "a list of exception classes or of their dotted names", value)
-    return tuple(_exception(name, item) for item in value)
-
-
-def _exception(name: str, value: Any) -> type[Exception]:
-    kind = value
-    if isinstance(value, str):
-        try:
-            kind = pkgutil.resolve_name(value)
-        except Exception as error:  # whatever importing a module of the user's raises
-            cause = " ".join(f"{type(error).__name__}: {error}".split())
-            raise OptionError(
-                f"{name} holds a name that cannot be imported ({cause:.100}): write it as "
-                f"'package.module.Class', as in 'builtins.OSError', got {value!r:.100}"
-            ) from error
-    if not (isinstance(kind, type) and issubclass(kind, Exception)):
-        _refuse(name, "a list of exception classes or of their dotted names", value)
-    return kind
-
-
-def _or_none(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
-    return lambda name, value: None if value is None else check(name, value)
-
-
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
-    "batch_size": _or_none(functools.partial(_whole, low=1)),
-    "shuffle": _or_none(_flag),
-    "sampler": _or_none(_indices),
-    "batch_sampler": _or_none(_indices),
-    "num_workers": functools.partial(_whole, low=0),
-    "collate_fn": _or_none(_function),
-    "pin_memory": _flag,
-    "drop_last": _flag,
-    "timeout": _seconds,
-    "worker_init_fn": _or_none(_function),
-    "multiprocessing_context": _or_none(_context),
-    "generator": _or_none(_generator),
-    "prefetch_factor": _or_none(functools.partial(_whole, low=1)),
-    "persistent_workers": _flag,
-    "pin_memory_device": _text,
-    "in_order": _flag,
-    "seed": _or_none(functools.partial(_whole, low=0, high=2**64)),
-    "seeding": functools.partial(_one_of, choices=SEEDINGS),
-    "reseed_fn": _or_none(_function),
-    "num_replicas": _or_none(functools.partial(_whole, low=1)),
-    "rank": _or_none(functools.partial(_whole, low=0)),
-    "shard_tail": functools.partial(_one_of, choices=SHARD_TAILS),
-    "max_worker_restarts": functools.partial(_whole, low=0),
-    "on_sample_error": functools.partial(_one_of, choices=SAMPLE_ERROR_POLICIES),
-    "max_sample_errors": _or_none(functools.partial(_whole, low=0)),
-    "sample_retries": functools.partial(_whole, low=0),
-    "retry_backoff": _seconds,
-    "transient_errors": _or_none(_exceptions),
-    "memory_budget": _or_none(functools.partial(_whole, low=1, of="(bytes) ")),
-    "prefetch_next_epoch": _flag,
-    "check_exactness": functools.partial(_whole, low=0),
+    "batch_size": checks.or_none(partial(checks.whole_number, low=1)),
+    "shuffle": checks.or_none(checks.flag),
+    "sampler": checks.or_none(checks.indices),
+    "batch_sampler": checks.or_none(checks.indices),
+    "num_workers": partial(checks.whole_number, low=0),
+    "collate_fn": checks.or_none(checks.function),
+    "pin_memory": checks.flag,
+    "drop_last": checks.flag,
+    "timeout": checks.seconds,
+    "worker_init_fn": checks.or_none(checks.function),
+    "multiprocessing_context": checks.or_none(checks.start_method),
+    "generator": checks.or_none(checks.generator),
+    "prefetch_factor": checks.or_none(partial(checks.whole_number, low=1)),
+    "persistent_workers": checks.flag,
+    "pin_memory_device": checks.text,
+    "in_order": checks.flag,
+    "seed": checks.or_none(partial(checks.whole_number, low=0, below=2**64)),
+    "seeding": partial(checks.one_of, choices=SEEDINGS),
+    "reseed_fn": checks.or_none(checks.function),
+    "num_replicas": checks.or_none(partial(checks.whole_number, low=1)),
+    "rank": checks.or_none(partial(checks.whole_number, low=0)),
+    "shard_tail": partial(checks.one_of, choices=SHARD_TAILS),
+    "max_worker_restarts": partial(checks.whole_number, low=0),
+    "on_sample_error": partial(checks.one_of, choices=SAMPLE_ERROR_POLICIES),
+    "max_sample_errors": checks.or_none(partial(checks.whole_number, low=0)),
+    "sample_retries": partial(checks.whole_number, low=0),
+    "retry_backoff": checks.seconds,
+    "transient_errors": checks.or_none(checks.exception_classes),
+    "memory_budget": checks.or_none(partial(checks.whole_number, low=1, of="bytes")),
+    "prefetch_next_epoch": checks.flag,
+    "check_exactness": partial(checks.whole_number, low=0),
 }

@@ -23,6 +23,6 @@ def plain(value: Any) -> Any:
     if getattr(value, "ndim", None) == 0 and callable(getattr(value, "item", None)):
         try:
             return value.item()
-        except Exception:  # a tensor without data, say: whoever asked refuses it as it is
+        except Exception:  # a tensor without data, say: the caller refuses it as it is
             return value
     return value

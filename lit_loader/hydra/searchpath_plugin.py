@@ -10,8 +10,8 @@ from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
-from lit_loader.config.loader_config import hydra_schema
 from lit_loader.hydra.conf_folder import conf_folder
+from lit_loader.hydra.schema import hydra_schema
 
 
 class LitLoaderSearchPath(SearchPathPlugin):

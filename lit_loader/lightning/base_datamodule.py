@@ -28,7 +28,7 @@ from torch.utils.data import Dataset, IterableDataset
 from lit_loader.config.loader_config import LoaderConfig
 from lit_loader.lightning.state_callback import LoaderStateCallback, put_first
 from lit_loader.loader import DataLoader
-from lit_loader.sampling.certain_indices import for_lightning
+from lit_loader.sampling.prediction_indices import wrappable_by_lightning
 
 __all__ = ["SPLITS", "BaseDataModule"]
 
@@ -84,7 +84,7 @@ class BaseDataModule(LightningDataModule):
         config.check_dataset_kind(isinstance(dataset, IterableDataset))
         options = config.with_samplers_for(dataset).as_kwargs()
         if split == "predict":
-            options["batch_sampler"] = for_lightning(options["batch_sampler"])
+            options["batch_sampler"] = wrappable_by_lightning(options["batch_sampler"])
         loader = DataLoader(dataset, **options)
         if self.device_prefetch and self.trainer is not None:
             loader.copy_ahead(self.trainer.strategy.root_device, move_data_to_device)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lit_loader.lightning.step_timer import StepTimer
-from lit_loader.loader import DataLoader
+from lit_loader.loader import DataLoader, recorder_of
 from lit_loader.statistics.recorder import WINDOW, Recorder
 from lit_loader.statistics.records import (
     BatchRecord,
@@ -83,14 +83,14 @@ class LoaderHistory:
         self._num_workers, self._persistent = loader.num_workers, loader.persistent_workers
         # A loader without length has given out its first batch already; one that was used before
         # has given out batches that do not belong to this loop.
-        loader.recorder.listener = self._take_since_began
+        recorder_of(loader).listener = self._take_since_began
         self._before = self._first = loader.statistics()
-        loader.recorder.listener = self._take
+        recorder_of(loader).listener = self._take
 
     def end(self, loader: DataLoader[Any]) -> None:
         """Take in no more of that loader."""
         now = loader.statistics()
-        loader.recorder.listener = None
+        recorder_of(loader).listener = None
         sums = self._recorder
         sums.worker_restarts += now.worker_restarts - self._first.worker_restarts
         sums.sample_errors += now.sample_errors - self._first.sample_errors

@@ -20,7 +20,7 @@ from lightning.pytorch.utilities import CombinedLoader
 
 from lit_loader.lightning.loader_history import LoaderHistory
 from lit_loader.lightning.step_timer import StepTimer
-from lit_loader.loader import DataLoader
+from lit_loader.loader import DataLoader, recorder_of
 from lit_loader.statistics.recorder import Recorder
 
 __all__ = ["LoopMonitor"]
@@ -60,7 +60,7 @@ class LoopMonitor:
                 self.histories[name] = LoaderHistory(name, self._began, self._steps, self._keep)
             self.histories[name].begin(loader)
         self._loaders = found
-        self._recorders = [loader.recorder for loader in found.values()]
+        self._recorders = [recorder_of(loader) for loader in found.values()]
 
     def start_step(self) -> None:
         """Note that a step starts."""

@@ -22,7 +22,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import CombinedLoader
 
-from lit_loader.checkpoint.foreign_state import damaged
+from lit_loader.checkpoint.untrusted_state import damaged
 from lit_loader.errors import StateError
 from lit_loader.lightning.trainer_progress import (
     ResumedEpoch,

@@ -20,7 +20,7 @@ from lightning.pytorch.utilities import CombinedLoader, rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import DataLoader as TorchLoader
 
-from lit_loader.checkpoint.foreign_state import damaged, resuming
+from lit_loader.checkpoint.untrusted_state import damaged, resuming
 from lit_loader.config.loader_config import LoaderConfig
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError

@@ -5,8 +5,7 @@
     Schedule: draw number ─▶ source ─▶ the next sample of its iterator
                               └─ at its end: stop, drop it, or iterate it again
 
-The state is the number of draws and the place of each source, which the source itself tells where
-it can.
+The state is the number of draws and the place of each source: its own state, where it has one.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from lit_loader.checkpoint.fingerprint import Fingerprint, summarise
-from lit_loader.checkpoint.foreign_state import damaged, is_count
 from lit_loader.checkpoint.stateful import Opened, checked_parts
-from lit_loader.config.scalars import plain
+from lit_loader.checkpoint.untrusted_state import damaged, is_count
+from lit_loader.config.checks import one_of, whole_number
 from lit_loader.context import reading
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError, StateError
-from lit_loader.mixture.dataset import Schedule, Weights, named_sources, named_weights, tell_epoch
-from lit_loader.sampling.orders import whole_number
+from lit_loader.mixture.dataset import announce_epoch, named_sources
+from lit_loader.mixture.schedule import Schedule, Weights, named_weights
 from lit_loader.seeding.generator_state import preserved
 from lit_loader.seeding.seeds import derive
 
@@ -64,12 +63,7 @@ class MixtureStream(IterableDataset[Any]):
         exhausted: str = "stop",
         seed: int = 0,
     ) -> None:
-        exhausted = plain(exhausted)
-        if not isinstance(exhausted, str) or exhausted not in ("stop", "drop", "repeat"):
-            raise OptionError(
-                "exhausted must be one of 'stop', 'drop', 'repeat', got "
-                f"exhausted={short_repr(exhausted)}"
-            )
+        exhausted = one_of("exhausted", exhausted, ("stop", "drop", "repeat"))
         if epoch_length is not None:
             epoch_length = whole_number("epoch_length", epoch_length, low=1)
         seed = whole_number("seed", seed)
@@ -96,11 +90,11 @@ class MixtureStream(IterableDataset[Any]):
         )
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the sources which epoch begins, those that want to know."""
-        tell_epoch(self.datasets, epoch)
+        """Set the epoch on those sources that have ``set_epoch``."""
+        announce_epoch(self.datasets, epoch)
 
     def state_fingerprint(self) -> Fingerprint:
-        """Tell what the mixture depends on, besides epoch and reader; of the sources, how many."""
+        """Name what the mixture depends on, besides epoch and reader; of the sources, how many."""
         return {
             "seed": self.seed,
             "exhausted": self.exhausted,

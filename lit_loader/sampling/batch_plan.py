@@ -11,28 +11,21 @@
   iterated as it is; a position is reached by its own ``load_state_dict``, or else by drawing its
   indices again, which reads no data.
 - A user's sampler that draws from the global generators finds them seeded; one that has a
-  ``generator`` of its own goes on with it from epoch to epoch: `sampling/epoch_batches.py`.
+  ``generator`` of its own goes on with it from epoch to epoch: `sampling/sampler_cursor.py`.
 """
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-import torch
-from torch.utils.data import BatchSampler
-
-from lit_loader.checkpoint.fingerprint import Fingerprint, fingerprint_of
-from lit_loader.checkpoint.sampler_state import pack_generator
-from lit_loader.checkpoint.stateful import Opened, is_stateful
-from lit_loader.config.scalars import plain
 from lit_loader.errors import OptionError, StateError
-from lit_loader.sampling.epoch_batches import BETWEEN, SAMPLER, EpochBatches
-from lit_loader.sampling.orders import EpochOrder, Seed, Shard
-from lit_loader.sampling.sampler_memory import SamplerMemory
+from lit_loader.sampling.epoch_batches import EpochBatches, computed
+from lit_loader.sampling.orders import EpochOrder, Seed
+from lit_loader.sampling.shard import Shard
 from lit_loader.sampling.sharded_sampler import distributed_sampler_of
+from lit_loader.sampling.user_sampler import UserSampler
 
 __all__ = ["BatchPlan", "UpcomingBatch"]
 
@@ -51,13 +44,6 @@ class UpcomingBatch(NamedTuple):
     indices: Any
 
 
-class _Announced(int):
-    """An epoch that the loader has told a sampler, to be told from what a program tells it.
-
-    Samplers with a state of their own get a plain number: they may put it into that.
-    """
-
-
 class BatchPlan:
     """Which indices each batch of this rank holds, as a function of (seed, epoch, batch number).
 
@@ -70,11 +56,18 @@ class BatchPlan:
             sampler around one) shards itself and is not sharded again.
         seed: Base seed, or a function that gives it at the start of an epoch; the same one that
             the `ShuffledSampler` has.
-        watched: A sampler that programs may tell the epoch instead of this one, or None.
+        watched: A sampler on which programs may set the epoch instead of this one, or None.
         dataset: The dataset; what samplers hold of it is not theirs.
 
+    Attributes:
+        source: The sampler or batch sampler.
+        sampler: What is known of it from epoch to epoch.
+        batched: Whether it is a batch sampler.
+        single: Whether a batch is one item of the source.
+        size: Items of the source a batch on this rank.
+
     Raises:
-        OptionError: A sampler tells of itself what cannot be part of a state, or a batch sampler
+        OptionError: A sampler's fingerprint cannot be part of a state, or a batch sampler
             gives single indices.
     """
 
@@ -101,28 +94,11 @@ class BatchPlan:
         self.drop_last = drop_last
         self.shard = shard or Shard()
         self.seed = seed
-        self._owners: list[Any] = [self.source]
-        if isinstance(inner := getattr(self.source, "sampler", None), Iterable):
-            self._owners.append(inner)  # Lightning, too, looks for a batch sampler's sampler
         self.rank, self.num_replicas = self.shard.rank, self.shard.num_replicas
         if (distributed := distributed_sampler_of(self.source)) is not None:
             self.shard = Shard()
             self.rank, self.num_replicas = distributed.rank, distributed.num_replicas
-        if watched is not None:
-            self._owners.append(watched)
-        self.memory = SamplerMemory(() if is_stateful(self.drawn_from) else self._owners, dataset)
-        self._epochs_seen = [0] * len(self._owners)
-        self.between = False
-        """Whether a user's sampler has come to an epoch's end, and not been drawn from since."""
-        self.opened: Opened | None = None
-        """The sampler in the epoch that was begun last."""
-        self.brought_to: dict[str, Any] | None = None
-        """Its state, where it was restored behind an epoch: many tell it once they are iterated."""
-        self.fingerprint()  # what cannot be told is refused here, not at the first checkpoint
-
-    def __getstate__(self) -> dict[str, Any]:
-        # The iterator of a sampler cannot be copied; a copy goes on from the sampler itself.
-        return {**self.__dict__, "opened": None}
+        self.sampler = UserSampler(self.source, watched, dataset)
 
     def __len__(self) -> int:
         """Give this rank's number of batches in a full epoch.
@@ -186,31 +162,11 @@ class BatchPlan:
             length = len(self.source)
         except (TypeError, NotImplementedError):
             return None
-        if self.num_replicas != self.shard.num_replicas:  # a DistributedSampler tells its share
+        if (
+            self.num_replicas != self.shard.num_replicas
+        ):  # a DistributedSampler's length is its share
             return length * self.num_replicas
         return min(length, self.shard.assigned(length))
-
-    def requested_epoch(self) -> int | None:
-        """Give the epoch that was set on the sampler since the last epoch began; None if none.
-
-        Programs call ``set_epoch`` on a sampler of theirs without telling the loader; for such
-        samplers an ``epoch`` attribute counts as a request that no loader has announced, so that
-        the same number set again is one too.
-        """
-        for owner, seen in zip(self._owners, self._epochs_seen, strict=True):
-            if isinstance(owner, EpochOrder):
-                if owner.requested_epoch is not None:
-                    return owner.requested_epoch
-            elif callable(getattr(owner, "set_epoch", None)):
-                given = getattr(owner, "epoch", None)
-                epoch = plain(given)
-                if not isinstance(epoch, int) or epoch < 0:
-                    continue
-                if type(given) is _Announced:
-                    continue  # by a loader, this one or one that it is a copy of
-                if epoch != seen or type(seen) is _Announced:
-                    return epoch
-        return None
 
     def batches(
         self, epoch: int, start: int = 0, state: Mapping[str, Any] | None = None
@@ -232,13 +188,13 @@ class BatchPlan:
         """Give the indices of an epoch's batches without beginning it; for the loader's own orders.
 
         Args:
-            epoch: Epoch number; it is announced to nobody.
+            epoch: Epoch number; it is not set on any sampler.
         """
         assert isinstance(self.source, EpochOrder), "other samplers change when they are drawn from"
-        return EpochBatches(self, epoch, 0, None).computed(self.source)
+        return computed(self, epoch, 0)
 
     def lookahead(self, epoch: int) -> Iterator[UpcomingBatch] | None:
-        """Give the batches of the epochs after this one, as far as they can be expected_batches.
+        """Give the batches of the epochs after this one, as far as they are known.
 
         Args:
             epoch: Epoch number.
@@ -246,77 +202,12 @@ class BatchPlan:
         Returns:
             None for samplers that are not the loader's own.
         """
-        return self._coming(epoch) if isinstance(self.source, EpochOrder) else None
+        return self._upcoming(epoch) if isinstance(self.source, EpochOrder) else None
 
-    def _coming(self, epoch: int) -> Iterator[UpcomingBatch]:
+    def _upcoming(self, epoch: int) -> Iterator[UpcomingBatch]:
         for following in itertools.count(epoch + 1):
             position = -1
             for position, indices in enumerate(self.expected_batches(following)):
                 yield UpcomingBatch(following, position, indices)
             if position < 0:
                 return  # an epoch without batches: so are all others
-
-    def sampler_state(self, between: bool = True) -> dict[str, Any] | None:
-        """Give what the sampler itself must remember between two epochs; None if nothing.
-
-        Args:
-            between: Whether that is where it is.
-
-        Returns:
-            Primitives, given back to `batches` with ``start=0``.
-        """
-        state: dict[str, Any] = {}
-        if generator := self.generator():
-            state["generator"] = pack_generator(generator)
-        if (carried := self.memory.note(generator)) is not None:
-            state["carried"] = carried
-        return state | (self.place_between() if between else {}) or None
-
-    def place_between(self) -> dict[str, Any]:
-        """Give the samplers' own states behind an epoch; empty if they have none."""
-        parts = self.brought_to
-        if parts is not None:
-            parts = copy.deepcopy(parts)
-        elif self.opened is not None:
-            parts = self.opened.state()
-        elif is_stateful(self.drawn_from):
-            parts = {SAMPLER: copy.deepcopy(self.drawn_from.state_dict())}
-        return parts | {BETWEEN: True} if parts else {}
-
-    def fingerprint(self) -> Fingerprint:
-        """Give what the samplers tell of themselves: fields "sampler.…" of a state's fingerprint.
-
-        Raises:
-            OptionError: One of them gives what cannot be part of a state.
-        """
-        fields: Fingerprint = {}
-        for depth, owner in enumerate(self._owners):
-            fields |= fingerprint_of("sampler" + ".sampler" * depth, owner)
-        return fields
-
-    def announce(self, epoch: int) -> None:
-        """Tell the samplers which epoch begins."""
-        for number, owner in enumerate(self._owners):
-            if isinstance(owner, EpochOrder):
-                owner.epoch, owner.requested_epoch = epoch, None
-            elif callable(getattr(owner, "set_epoch", None)):
-                told = epoch if is_stateful(owner) else _Announced(epoch)
-                self.memory.announce(owner, told)
-                kept = getattr(owner, "epoch", None) is told
-                self._epochs_seen[number] = told if kept else epoch
-
-    def generator(self) -> torch.Generator | None:
-        """Give the generator that a sampler has of its own, which goes on from epoch to epoch."""
-        for owner in self._owners:
-            generator = getattr(owner, "generator", None)
-            if isinstance(generator, torch.Generator) and not isinstance(owner, EpochOrder):
-                return generator
-        return None
-
-    @property
-    def drawn_from(self) -> Any:
-        """The sampler that is asked for its place, and iterated.
-
-        A user's batch sampler, too; that of one of torch's, which only cuts what its sampler gives.
-        """
-        return self._owners[-1] if type(self.source) is BatchSampler else self.source

@@ -2,14 +2,28 @@
 
 ::
 
-    load(position) ─▶ pending ─╮
-    set_epoch(e) ─▶ requested ─┼─ begin() ─▶ position, kept up to date by the iterator
-    counting up ─▶ next epoch ─╯               │
-                                 commit() ─▶ committed ─▶ now()
+    load(position) ─▶ Loaded ─╮
+    set_epoch(e) ─────────────┼─ begin() ─▶ Running: its position is kept up to date by the iterator
+    Fresh, counting up ───────╯              ╰─ commit() ─▶ committed ─▶ now()
 
-- Nothing is decided before an iterator's first ``next()`` calls :meth:`Epochs.begin`: training
-  loops load a state, make an iterator and set the epoch in any order.
-- A loaded position is kept until then, unless another epoch than its own has been asked for.
+Nothing is decided before an iterator's first ``next()`` calls `Epochs.begin`: training loops load a
+state, make an iterator and set the epoch in any order. What is decided then, and which position a
+state has that is taken instead:
+
+========  ===================  ========================================  ========================
+state     epoch asked for      ``begin()``                               ``now()``
+========  ===================  ========================================  ========================
+Fresh     any                  its start                                 its start
+Fresh     none                 the start of epoch 0                      the start of epoch 0
+Loaded    none, or its own     goes on at the loaded position            the loaded position
+Loaded    another              gives the position up: that one's start   that one's start
+Running   any                  its start; a sampler leaves the epoch     as below
+Running   none                 the next one's start; likewise            as below
+========  ===================  ========================================  ========================
+
+A state taken while `Running` has the position that was committed last, if ``commit()`` is used and
+batches have been given out since; else where the iterator is, or, once that has ended, the start of
+the epoch that ``begin()`` would give.
 """
 
 from __future__ import annotations
@@ -44,6 +58,39 @@ class EpochStart:
     position: EpochPosition
 
 
+@dataclass(frozen=True)
+class Fresh:
+    """No epoch has been begun, and no position loaded."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A position was loaded, at which the next iterator may begin.
+
+    Attributes:
+        position: The position.
+        before: That of the iterator that was begun last, if any.
+    """
+
+    position: Position
+    before: EpochPosition | None
+
+
+@dataclass
+class Running:
+    """An epoch was begun; perhaps it has ended since.
+
+    Attributes:
+        position: Where its iterator is.
+        committed: Where it was at the last commit; None: not since the epoch has begun.
+        within: Whether the training loop's epoch goes on behind the end of this one.
+    """
+
+    position: EpochPosition
+    committed: Position | None = None
+    within: bool = False
+
+
 class Epochs:
     """The epochs of one loader.
 
@@ -55,12 +102,10 @@ class Epochs:
     def __init__(self, plan: BatchPlan | None, base_seed: BaseSeed) -> None:
         self._plan = plan
         self._base_seed = base_seed
+        self._state: Fresh | Loaded | Running = Fresh()
         self._next_epoch = 0
         self._epoch_requested = False
-        self._position: EpochPosition | None = None
-        self._commits = self._within = False
-        self._committed: Position | None = None
-        self._pending: Position | None = None
+        self._commits = False  # whether commit() is used at all
 
     def replan(self, plan: BatchPlan | None) -> None:
         """Take another plan, from the next epoch on."""
@@ -73,10 +118,9 @@ class Epochs:
 
     def load(self, position: Position) -> None:
         """Let the next iterator begin at ``position``."""
+        self._state = Loaded(position, self._before)
         self._next_epoch = position.epoch
         self._epoch_requested = False
-        self._committed = None
-        self._pending = position
 
     def begin(self, readers: int) -> EpochStart:
         """Begin the epoch that comes next.
@@ -84,32 +128,37 @@ class Epochs:
         Args:
             readers: Readers of an iterable dataset, 0 for a map-style one.
         """
-        pending, requested = self._pending, self._requested()
-        given = None
-        if pending is None:
-            if self._position is not None:
-                self._abandon(self._position.now())
-            start = self._epoch_start(requested)
-        elif requested in (None, pending.anchor):
-            start, given = pending, pending.sampler or {}
-            if requested is not None:
-                start = dataclasses.replace(pending, requested=requested)
-        elif pending.batches:
-            self._leave(pending)
-            start = self._epoch_start(requested, between=True)
+        state, requested = self._state, self._requested()
+        if isinstance(state, Loaded):
+            start, given = self._begin_loaded(state.position, requested)
         else:
-            given = pending.sampler or {}
-            start = dataclasses.replace(self._epoch_start(requested), sampler=pending.sampler)
+            if isinstance(state, Running):
+                self._abandon(state.position.now())
+            # A sampler that was not interrupted is not restored either: it goes on by itself.
+            start, given = self._epoch_start(requested), None
         position = EpochPosition(start, readers)
         batches = None
         if self._plan is not None:
-            # A sampler that was not interrupted is not restored either: it goes on by itself.
             batches = self._plan.batches(start.epoch, start.batches, given)
-        begun = EpochStart(start.epoch, start.seed, batches, position)
+        begun, running = EpochStart(start.epoch, start.seed, batches, position), Running(position)
         # All at once: nothing is called any more that a signal handler could raise in.
-        self._pending, self._committed, self._epoch_requested = None, None, False
-        self._next_epoch, self._position, self._within = start.epoch + 1, position, False
+        self._state, self._epoch_requested, self._next_epoch = running, False, start.epoch + 1
         return begun
+
+    def _begin_loaded(
+        self, loaded: Position, requested: int | None
+    ) -> tuple[Position, dict[str, Any] | None]:
+        """Decide where to begin after a position was loaded; with it, what its sampler is given."""
+        if requested in (None, loaded.anchor):
+            start = loaded
+            if requested is not None:
+                start = dataclasses.replace(loaded, requested=requested)
+            return start, loaded.sampler or {}
+        if loaded.batches:
+            self._leave(loaded)
+            return self._epoch_start(requested, between=True), None
+        start = dataclasses.replace(self._epoch_start(requested), sampler=loaded.sampler)
+        return start, loaded.sampler or {}
 
     def _abandon(self, position: Position) -> None:
         """Leave an epoch that was begun, for the next one.
@@ -152,47 +201,56 @@ class Epochs:
             requested: The epoch that was asked for, if any.
             between: Whether the sampler is known to be between two epochs.
         """
-        before = None if self._position is None else self._position.now()
+        before = None if self._before is None else self._before.now()
         sampler = None
         if self._plan is not None:
             if before is not None:
                 between = between or before.ended or self._plan.is_end(before.batches)
-            sampler = self._plan.sampler_state(between)
+            sampler = self._plan.sampler.state(between)
         epoch = requested
         if epoch is None:
             epoch, requested = self._next_epoch, None if before is None else before.requested
         return Position(epoch, self._base_seed(), sampler=sampler, requested=requested)
 
+    @property
+    def _before(self) -> EpochPosition | None:
+        """Where the iterator is that was begun last; None: there was none."""
+        state = self._state
+        if isinstance(state, Fresh):
+            return None
+        return state.before if isinstance(state, Loaded) else state.position
+
     def _requested(self) -> int | None:
-        """The epoch that somebody has asked for since the last one began, or None."""
-        requested = None if self._plan is None else self._plan.requested_epoch()
+        """The epoch that was asked for since the last one began, or None."""
+        requested = None if self._plan is None else self._plan.sampler.requested_epoch()
         if requested is None and self._epoch_requested:
             return self._next_epoch
         return requested
 
     def commit(self, ahead: bool = False, within: bool = False) -> None:
         """Note that everything given out so far is used; see ``DataLoader.commit``."""
-        self._commits, self._within = True, within
-        if self._position is not None and self._pending is None:
+        state, self._commits = self._state, True
+        if isinstance(state, Running):
             before = ahead and self._plan is None
-            self._committed = self._position.before_last() if before else self._position.now()
+            state.within = within
+            state.committed = state.position.before_last() if before else state.position.now()
 
     @property
     def begun_without_commits(self) -> bool:
-        """Whether batches have been given out, and nobody says which of them were used."""
-        return self._position is not None and self._pending is None and not self._commits
+        """Whether batches have been given out, and nothing says which of them were used."""
+        return isinstance(self._state, Running) and not self._commits
 
     def now(self) -> Position:
         """The position that a state taken now has."""
-        pending, requested = self._pending, self._requested()
-        if pending is not None and requested in (None, pending.anchor):
-            return pending
-        if pending is not None or self._position is None:
+        state, requested = self._state, self._requested()
+        if isinstance(state, Loaded) and requested in (None, state.position.anchor):
+            return state.position
+        if not isinstance(state, Running):
             return self._epoch_start(requested)
-        now = self._position.now()
-        if self._commits and (self._committed is None or self._committed.delivered < now.delivered):
-            return self._committed or self._position.start
-        return self._epoch_start(requested) if now.ended and not self._within else now
+        now, committed = state.position.now(), state.committed
+        if self._commits and (committed is None or committed.delivered < now.delivered):
+            return committed or state.position.start
+        return self._epoch_start(requested) if now.ended and not state.within else now
 
 
 def _is_replayed(sampler: Any) -> bool:

@@ -1,7 +1,8 @@
-"""The loader's own orders of a dataset, and how a stream of items is shared out to ranks.
+"""The loader's own orders of a dataset: as it is, shuffled, and none at all.
 
-Both are arithmetic on positions: nothing is drawn from a generator, nothing is stored, and any
-position of any epoch is reached at once.
+They are what ``loader.sampler`` shows where the user gives no sampler, and are arithmetic on
+positions: nothing is drawn from a generator, nothing is stored, and any position of any epoch is
+reached at once.
 """
 
 from __future__ import annotations
@@ -9,19 +10,17 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-import operator
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 
-from lit_loader.checkpoint.foreign_state import MAX_COUNT
-from lit_loader.config.scalars import plain
+from lit_loader.checkpoint.untrusted_state import MAX_COUNT
+from lit_loader.config.checks import whole_number
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError
 from lit_loader.sampling.permutation import Permutation
@@ -34,11 +33,9 @@ __all__ = [
     "Indices",
     "OrderedSampler",
     "Seed",
-    "Shard",
     "ShuffledSampler",
     "epoch_number",
     "resolve",
-    "whole_number",
 ]
 
 Seed = int | Callable[[], int]
@@ -188,7 +185,7 @@ def tell_of_other_loader(sampler: object) -> None:
 _told = False
 _FRAMES_TO_LOADER = 12  # samplers around samplers in between
 
-# An epoch's order is asked for when it is foreseen, when that is compared, and when it begins.
+# An epoch's order is asked for when it is made ahead, when that is compared, and when it begins.
 _permutation = functools.lru_cache(maxsize=4)(Permutation)
 
 
@@ -216,100 +213,6 @@ def epoch_number(epoch: Any) -> int:
     if not -MAX_COUNT <= number < MAX_COUNT:
         raise OptionError(f"epoch must be below 2**62, got epoch={short_repr(number)}")
     return number
-
-
-def whole_number(name: str, value: Any, low: int | None = None) -> int:
-    """Give an option's value as an int.
-
-    Args:
-        name: The option.
-        value: What was given for it: anything that can be an index, NumPy's integers too.
-        low: The smallest value that is allowed; None: any.
-
-    Raises:
-        OptionError: It is no whole number, or too small.
-    """
-    try:
-        value = plain(value)
-        number = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or (low is not None and number < low):
-        least = "" if low is None else f" of at least {low}"
-        raise OptionError(f"{name} must be a whole number{least}, got {name}={short_repr(value)}")
-    return number
-
-
-@dataclass(frozen=True)
-class Shard:
-    """This process's share of a stream of items that all processes see alike.
-
-    Item ``j`` goes to rank ``j % num_replicas``. What becomes of the last items, when their
-    number does not divide evenly, is ``tail``.
-
-    Attributes:
-        rank: This process, ``0 <= rank < num_replicas``.
-        num_replicas: Number of processes that share the stream.
-        tail: "pad": repeat items from the start of the stream until it divides evenly;
-            "drop": leave the remainder off; "keep": each item once, so lower ranks may get one
-            more than higher ones.
-    """
-
-    rank: int = 0
-    num_replicas: int = 1
-    tail: Literal["pad", "drop", "keep"] = "pad"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.rank < self.num_replicas:
-            raise OptionError(
-                f"rank must be at least 0 and less than num_replicas, got rank={self.rank} and "
-                f"num_replicas={self.num_replicas}"
-            )
-        if self.tail not in ("pad", "drop", "keep"):
-            raise OptionError(
-                f"shard_tail must be one of 'pad', 'drop', 'keep', got shard_tail={self.tail!r}"
-            )
-
-    def assigned(self, length: int) -> int:
-        """Give how many items all ranks together get from a stream of ``length`` items."""
-        remainder = length % self.num_replicas
-        if self.tail == "keep" or not remainder:
-            return length
-        return length - remainder + (self.num_replicas if self.tail == "pad" else 0)
-
-    def share(self, length: int) -> int:
-        """Give how many items this rank gets from a stream of ``length`` items."""
-        return -((self.rank - self.assigned(length)) // self.num_replicas)
-
-    def positions(self, start: int, stop: int, length: int) -> Indices:
-        """Give where in a stream of ``length`` items this rank's items ``start`` to ``stop`` are.
-
-        Returns:
-            int64, shape ``(stop - start,)``, each in ``range(length)``.
-        """
-        positions = np.arange(start, stop, dtype=np.int64)
-        positions *= self.num_replicas
-        positions += self.rank
-        if self.tail == "pad":
-            positions %= max(length, 1)
-        return positions
-
-    def deal(self, items: list[Any], head: list[Any]) -> list[Any]:
-        """Give this rank's items of a part of the stream that begins at a multiple of the ranks.
-
-        Args:
-            items: Consecutive items; a number that does not divide evenly is the stream's end.
-            head: The stream's first ``num_replicas - 1`` items, or all if there are fewer.
-
-        Returns:
-            This rank's items in their order.
-        """
-        missing = self.assigned(len(items)) - len(items)
-        if missing < 0:
-            items = items[:missing]
-        elif missing:
-            items = items + list(itertools.islice(itertools.cycle(head), missing))
-        return items[self.rank :: self.num_replicas]
 
 
 class EndlessSampler(Sampler[None]):

@@ -2,7 +2,8 @@
 
 Its random generators are found as a dataset's are, and its counters are the plain attributes
 (numbers, strings) that have changed since the loader was made: both are part of the position, as
-they were when the epoch began. Whatever else of it has changed cannot be kept, and is told.
+they were when the epoch began. Whatever else of it has changed cannot be kept; the loader warns
+of it.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class SamplerMemory:
         self._plain = [dict(_plain(owner)) for owner in self._owners]
         self._other = [self._glance(owner) for owner in self._owners]
         self._announced: set[str] = set()  # names of what set_epoch sets, which need not be kept
-        self.untold: str | None = None
+        self.unsaved: str | None = None
         """An attribute that has changed and is not part of the position; None: there is none."""
 
     def _generators(self, apart_from: Any) -> HeldGenerators:
@@ -88,11 +89,11 @@ class SamplerMemory:
         return {"generators": packed, "attributes": changed}
 
     def _notice(self, owner: Any, before: dict[str, Any]) -> None:
-        if self.untold is None:
+        if self.unsaved is None:
             now = self._glance(owner)
             for name in before:
                 if name in now and name not in self._announced and before[name] != now[name]:
-                    self.untold = f"{type(owner).__name__}.{name}"
+                    self.unsaved = f"{type(owner).__name__}.{name}"
                     return
 
     def _glance(self, owner: Any) -> dict[str, Any]:

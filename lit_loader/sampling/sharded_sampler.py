@@ -6,10 +6,10 @@
     DistributedSampler of the user's, or Lightning's ────┤
                               loader.sampler shows it ◀──┴─sharding_of─▶ order, shard ─▶ BatchPlan
 
-Programs of torch's world ask ``loader.sampler`` whether somebody shards already (Lightning looks
-for torch's ``DistributedSampler``), which indices this process reads, and tell it the epoch. So a
-sharded loader shows a `DistributedSampler` of which all of that is true; the batches themselves are
-computed by the plan from what stands behind it.
+Programs of torch's world ask ``loader.sampler`` whether the data is sharded already (Lightning
+looks for torch's ``DistributedSampler``) and which indices this process reads, and set the epoch on
+it. So a sharded loader shows a `DistributedSampler` of which all of that is true; the batches
+themselves are computed by the plan from what stands behind it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from lit_loader.sampling.orders import (
     EpochOrder,
     OrderedSampler,
     Seed,
-    Shard,
     ShuffledSampler,
     resolve,
 )
+from lit_loader.sampling.shard import Shard
 
 __all__ = ["ShardedSampler", "Sharding", "distributed_sampler_of", "shard_items", "sharding_of"]
 
@@ -143,7 +143,7 @@ class Sharding(NamedTuple):
     Attributes:
         items: Gives the items of all ranks.
         shard: This rank's share.
-        watched: A sampler that programs may tell the epoch instead of ``items``, or None.
+        watched: A sampler on which programs may set the epoch instead of ``items``, or None.
     """
 
     items: Any

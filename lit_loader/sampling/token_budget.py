@@ -17,27 +17,27 @@ from __future__ import annotations
 import functools
 import hashlib
 import numbers
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.utils.data import Sampler
 
 from lit_loader.checkpoint.fingerprint import Fingerprint, summarise
-from lit_loader.checkpoint.foreign_state import damaged, is_count
+from lit_loader.checkpoint.untrusted_state import damaged, is_count
+from lit_loader.config.checks import one_of, or_none, whole_number
 from lit_loader.config.scalars import plain
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError, StateError
-from lit_loader.sampling.orders import epoch_number, whole_number
+from lit_loader.sampling.length_buckets import LengthBuckets, Numbers, lengths_of
+from lit_loader.sampling.orders import epoch_number
 from lit_loader.sampling.permutation import Permutation
 from lit_loader.seeding.seeds import derive
 
 __all__ = ["TokenBudgetBatchSampler", "TokenBudgetStatistics"]
-
-_Numbers = npt.NDArray[np.int64]
 
 _SAMPLES, _BATCHES = 1, 2  # what is shuffled; keeps the two orders of an epoch apart
 _TOO_LONG = ("raise", "skip", "truncate")
@@ -130,15 +130,11 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         seed: int = 0,
     ) -> None:
         self.max_tokens = whole_number("max_tokens", max_tokens, low=1)
-        self.max_samples = (
-            None if max_samples is None else whole_number("max_samples", max_samples, low=1)
-        )
-        self.num_replicas = (
-            _processes()
-            if num_replicas is None
-            else whole_number("num_replicas", num_replicas, low=1)
-        )
-        self.pad_to_multiple_of = whole_number("pad_to_multiple_of", pad_to_multiple_of, low=1)
+        positive = partial(whole_number, low=1)
+        self.max_samples: int | None = or_none(positive)("max_samples", max_samples)
+        given: int | None = or_none(positive)("num_replicas", num_replicas)
+        self.num_replicas = _processes() if given is None else given
+        self.pad_to_multiple_of = positive("pad_to_multiple_of", pad_to_multiple_of)
         if self.pad_to_multiple_of > self.max_tokens:
             raise OptionError(
                 "pad_to_multiple_of must not exceed max_tokens, or no sample fits into a batch, "
@@ -147,21 +143,18 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         share: Any = plain(spread)  # mypy does not take a float for a numbers.Real
         if not (isinstance(share, numbers.Real) and 0 <= float(share) <= 1):
             raise OptionError(f"spread must be between 0 and 1, got spread={short_repr(share)}")
-        too_long = plain(too_long)
-        if not isinstance(too_long, str) or too_long not in _TOO_LONG:
-            raise OptionError(
-                f"too_long must be one of {', '.join(map(repr, _TOO_LONG))}, "
-                f"got too_long={short_repr(too_long)}"
-            )
         self.shuffle, self.drop_last, self.spread = bool(shuffle), bool(drop_last), float(share)
-        self.too_long, self.seed, self.epoch = too_long, whole_number("seed", seed, low=0), 0
+        self.too_long = one_of("too_long", too_long, _TOO_LONG)
+        self.seed, self.epoch = whole_number("seed", seed, low=0), 0
 
-        self._lengths = _lengths(source)
-        self._tokens, kept = self._counted(self._lengths)
+        self._lengths = lengths_of(source)
+        options = {field.name: getattr(self, field.name) for field in fields(LengthBuckets)}
+        rules = LengthBuckets(**options)
+        self._tokens, kept = rules.counted(self._lengths)
         order = np.argsort(-self._tokens[kept], kind="stable")
-        self._longest_first: _Numbers = kept[order]
-        self._bucket, caps = self._buckets(self._tokens[self._longest_first])
-        self._cuts = self._cut(caps)
+        self._longest_first: Numbers = kept[order]
+        self._bucket, caps = rules.buckets(self._tokens[self._longest_first])
+        self._cuts = rules.cut(self._bucket, caps)
 
     def __len__(self) -> int:
         """Give the number of batches, on all ranks together; the same in every epoch."""
@@ -188,7 +181,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
             f"num_replicas={self.num_replicas}, seed={self.seed})"
         )
 
-    def plan(self, epoch: int) -> tuple[_Numbers, _Numbers]:
+    def plan(self, epoch: int) -> tuple[Numbers, Numbers]:
         """Give what an epoch's batches hold.
 
         Returns:
@@ -213,7 +206,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         return samples[places], starts
 
     def statistics(self) -> TokenBudgetStatistics:
-        """Tell what the batches of the epoch that comes next hold; computes the whole epoch."""
+        """Sum up the batches of the epoch that comes next; computes the whole epoch."""
         samples, starts = self.plan(self.epoch)
         largest, padded = 0, 0
         if len(samples):
@@ -230,14 +223,14 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         )
 
     def state_fingerprint(self) -> Fingerprint:
-        """Tell what the batches depend on, besides the epoch; see `checkpoint/fingerprint.py`.
+        """Name what the batches depend on, besides the epoch; see `checkpoint/fingerprint.py`.
 
         Not the number of ranks, with which they differ too: another one may go on at the end of an
         epoch. In the middle of one the batches' own state refuses that.
         """
         return {
             "seed": self.seed,
-            "lengths": self._lengths_in_brief,
+            "lengths": self._lengths_summary,
             "max_tokens": self.max_tokens,
             "max_samples": self.max_samples,
             "shuffle": self.shuffle,
@@ -248,77 +241,17 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         }
 
     @functools.cached_property
-    def _lengths_in_brief(self) -> str:
+    def _lengths_summary(self) -> str:
         return summarise(self._lengths)  # once: there may be millions of them
-
-    def _counted(self, lengths: _Numbers) -> tuple[_Numbers, _Numbers]:
-        """Give the tokens that each sample counts for, and the samples that are not left out."""
-        multiple = self.pad_to_multiple_of
-        budget = self.max_tokens // multiple * multiple
-        tokens = np.maximum(-(-lengths // multiple) * multiple, multiple)
-        fits = tokens <= budget
-        if self.too_long == "raise" and not fits.all():
-            first = int(np.argmin(fits))
-            raise OptionError(
-                f"samples are longer than max_tokens={self.max_tokens} allows ("
-                f"{np.count_nonzero(~fits)} of {len(fits)}; sample {first} has {lengths[first]} "
-                "tokens): raise max_tokens, or set too_long to 'skip' or 'truncate'"
-            )
-        kept = np.arange(len(lengths)) if self.too_long != "skip" else np.flatnonzero(fits)
-        return np.minimum(tokens, budget), kept
-
-    def _buckets(self, tokens: _Numbers) -> tuple[_Numbers, list[int]]:
-        """Cut tokens, longest first, into buckets.
-
-        Returns:
-            The bucket of each sample, counted from 0, and the longest tokens of each bucket.
-        """
-        bucket, rising = np.empty(len(tokens), np.int64), -tokens
-        caps: list[int] = []
-        start = 0
-        while start < len(tokens):
-            cap = int(tokens[start])
-            shortest = cap - int(cap * self.spread)
-            stop = int(np.searchsorted(rising, -shortest, side="right"))
-            bucket[start:stop] = len(caps)
-            caps.append(cap)
-            start = stop
-        return bucket, caps
-
-    def _cut(self, caps: Sequence[int]) -> _Numbers:
-        """Find where batches begin and end among the samples in their buckets' order."""
-        length, most = len(self._bucket), self.max_samples or len(self._bucket)
-        sizes = [min(self.max_tokens // cap, most) for cap in caps]
-        buckets, cuts, full = self._bucket.tolist(), [0], True
-        while cuts[-1] < length:
-            stop = cuts[-1] + sizes[buckets[cuts[-1]]]
-            full = stop <= length
-            cuts.append(min(stop, length))
-        if self.drop_last:
-            cuts = cuts[: len(cuts) - (not full)]
-            return np.array(cuts[: len(cuts) - (len(cuts) - 1) % self.num_replicas], np.int64)
-        return self._evened(np.array(cuts, np.int64), np.array(caps, np.int64))
-
-    def _evened(self, cuts: _Numbers, caps: _Numbers) -> _Numbers:
-        """Halve the largest batches until their number is a multiple of the ranks'."""
-        while missing := -(len(cuts) - 1) % self.num_replicas:
-            sizes = np.diff(cuts)
-            padded = np.where(sizes > 1, sizes * caps[self._bucket[cuts[:-1]]], 0)
-            largest = np.argsort(-padded, kind="stable")[:missing]
-            largest = largest[sizes[largest] > 1]
-            if not len(largest):
-                break  # fewer samples than ranks: the loader's shard_tail decides
-            cuts = np.sort(np.concatenate([cuts, cuts[largest] + sizes[largest] // 2]))
-        return cuts
 
 
 class _Batches(Iterator[list[int]]):
-    """The batches of one epoch; tells where it is, and is brought to any place at once."""
+    """The batches of one epoch; its place can be asked for, and be set at once."""
 
     def __init__(self, sampler: TokenBudgetBatchSampler, epoch: int) -> None:
         self._samples, self._starts = sampler.plan(epoch)
-        told = repr((sampler.state_fingerprint(), sampler.num_replicas)).encode()
-        self._of, self._next = hashlib.blake2b(told, digest_size=8).hexdigest(), 0
+        options = repr((sampler.state_fingerprint(), sampler.num_replicas)).encode()
+        self._of, self._next = hashlib.blake2b(options, digest_size=8).hexdigest(), 0
 
     def __next__(self) -> list[int]:
         if self._next >= len(self._starts) - 1:
@@ -350,30 +283,6 @@ class _Batches(Iterator[list[int]]):
         if not is_count(batches, most + 1):
             raise damaged(f"batches must be a whole number from 0 to {most}", batches)
         self._next = batches
-
-
-def _lengths(source: Any) -> _Numbers:
-    """Give the tokens of each sample, int64."""
-    given = getattr(source, "lengths", source)
-    lengths: npt.NDArray[Any] = np.empty((0, 0))
-    # A dataset without lengths must not be read as if it were an array: perhaps it has no end.
-    if isinstance(given, Sequence) or hasattr(given, "__array__"):
-        lengths = np.asarray(given) if len(given) else np.empty(0, np.int64)
-    if lengths.ndim != 1 or not np.issubdtype(lengths.dtype, np.integer):
-        of = f" of {lengths.dtype}, shape {lengths.shape}" if lengths.size else ""
-        raise OptionError(
-            "source must be the samples' lengths, one whole number each, or a dataset with an "
-            f"attribute 'lengths' that holds them, got {type(source).__name__}{of}"
-        )
-    if given is not source and hasattr(source, "__len__") and len(source) != len(lengths):
-        raise OptionError(
-            f"{type(source).__name__}.lengths must have a length for each sample, got "
-            f"{len(lengths)} for {len(source)} samples: give the samples' lengths themselves"
-        )
-    if lengths.size and lengths.min() < 0:
-        first = int(np.argmax(lengths < 0))
-        raise OptionError(f"lengths must not be negative, got {lengths[first]} for sample {first}")
-    return lengths.astype(np.int64)
 
 
 def _processes() -> int:

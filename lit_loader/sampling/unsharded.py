@@ -1,4 +1,4 @@
-"""Whether every process of a distributed job reads all of the data, with nobody having said so."""
+"""Advice for a distributed job in which every process reads all of the data, perhaps by mistake."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OWN_SHARE: Final = (
 
 
 def advice_if_unsharded(dataset: Any, sampler: Any, iterable: bool) -> str | None:
-    """Tell what to pass, if several processes would read the same.
+    """Say what to pass, if several processes would read the same.
 
     Args:
         dataset: The loader's.

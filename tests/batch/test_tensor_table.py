@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from lit_loader import DataLoader
-from lit_loader import loader as loader_module
 from lit_loader.batch.tensor_table import table_of
+from lit_loader.iteration import host as host_module
 from lit_loader.iteration.base import InProcessIterator, LoaderIterator
 from lit_loader.iteration.placement import faster_in_process
 from tests.parity.tools import wait_gone
@@ -78,7 +78,7 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
     """Where the batches of a loader with workers are made."""
     if request.param != "chosen":
         here = request.param == "here"
-        monkeypatch.setattr(loader_module, "faster_in_process", lambda *arguments: here)
+        monkeypatch.setattr(host_module, "faster_in_process", lambda *arguments: here)
     return request.param
 
 
@@ -230,7 +230,7 @@ def check_as_torch(dataset: Any, num_workers: int) -> None:
 def num_workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """0, and 1 with the batches made in either place."""
     here = request.param == "here"
-    monkeypatch.setattr(loader_module, "faster_in_process", lambda *arguments: here)
+    monkeypatch.setattr(host_module, "faster_in_process", lambda *arguments: here)
     return int(request.param != "without workers")
 
 

@@ -37,7 +37,7 @@ from lit_loader import (
     StateError,
     TokenBudgetBatchSampler,
 )
-from lit_loader.checkpoint.foreign_state import DEEPEST, MAX_BATCHES, MAX_COUNT
+from lit_loader.checkpoint.untrusted_state import DEEPEST, MAX_BATCHES, MAX_COUNT
 from tests.support.exact import SamplerWithStatefulIterator
 from tests.support.stateful_data import SAMPLERS, STREAMS, sampling
 

@@ -165,3 +165,51 @@ def test_a_field_that_is_missing_here_is_a_difference() -> None:
     fingerprint = {name: value for name, value in FINGERPRINT.items() if name != "seed"}
     with pytest.raises(StateError, match="but this loader has seed=None"):
         make().check(fingerprint)
+
+
+# --- translated to another loader's batches ---
+
+
+class Plan:
+    def __init__(self, answer: int = 5) -> None:
+        self.asked: list[int] = []
+        self.answer = answer
+
+    def start_for(self, samples: int) -> int:
+        self.asked.append(samples)
+        return self.answer
+
+
+def test_the_same_batches_are_not_translated() -> None:
+    plan = Plan()
+    position = make(ahead=(12,), sampler={"sampler": 1}).to_position(FINGERPRINT, plan, True)
+    assert (position.epoch, position.seed, position.batches) == (3, 2**64 - 1, 10)
+    assert (position.ahead, position.sampler, plan.asked) == ((12,), {"sampler": 1}, [])
+
+
+@pytest.mark.parametrize("name", sorted(ELASTIC))
+def test_other_batches_are_found_by_their_samples(name: str) -> None:
+    plan = Plan()
+    assert make().to_position({**FINGERPRINT, name: 2}, plan, False).batches == 5
+    assert plan.asked == [20_480]
+    with pytest.raises(StateError, match="taken with in_order=False in mid-epoch fits only"):
+        make(ahead=(12,)).to_position({**FINGERPRINT, name: 2}, plan, False)
+    with pytest.raises(StateError, match="batches must be less than"):
+        make().to_position({**FINGERPRINT, name: 2}, Plan(2**40), False)
+
+
+def test_readers_keep_their_places() -> None:
+    workers = [[5, {"dataset": 1}, False, 1], [5, None, True]]
+    state = make(workers=workers)
+    position = state.to_position(FINGERPRINT, None, True)
+    assert LoaderState.at(position, 20_480, FINGERPRINT) == state
+    assert not state.reads_again
+    assert make(workers=[[5, None, False], [5, None, True]]).reads_again
+    with pytest.raises(StateError, match="cannot be pickled"):
+        make(workers=[[10, {"dataset": lambda: 0}, False, 1]]).to_position(FINGERPRINT, None, True)
+
+
+@pytest.mark.parametrize("seed", [None, -1, 2**64, "1", 1.0, True])
+def test_a_seed_that_is_none_is_not_taken_over(seed: Any) -> None:
+    assert make(fingerprint={**FINGERPRINT, "seed": seed}).seed is None
+    assert make().seed == 2**64 - 1

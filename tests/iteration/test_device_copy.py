@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from lit_loader import DataLoader
-from lit_loader import loader as loader_module
 from lit_loader.bench import device_copy
+from lit_loader.iteration import host as host_module
 from lit_loader.iteration.device_copy import DeviceCopy, Staged, _mark
 from tests.support.samples import Call, Rows
 
@@ -37,7 +37,7 @@ class Recorded:
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> type[Recorded]:
     Recorded.made = []
-    monkeypatch.setattr(loader_module, "DeviceCopy", Recorded)
+    monkeypatch.setattr(host_module, "DeviceCopy", Recorded)
     return Recorded
 
 
@@ -50,8 +50,8 @@ def ahead(dataset: Any, **options: Any) -> DataLoader[Any]:
 @pytest.fixture
 def pinning(monkeypatch: pytest.MonkeyPatch) -> None:
     """An accelerator for the pin-memory thread; pinning is a copy."""
-    monkeypatch.setattr(loader_module.pinning, "find_accelerator", lambda device: 0)
-    monkeypatch.setattr(loader_module.pinning, "pin_batch", lambda batch: batch.clone())
+    monkeypatch.setattr(host_module.pinning, "find_accelerator", lambda device: 0)
+    monkeypatch.setattr(host_module.pinning, "pin_batch", lambda batch: batch.clone())
     monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
 
 

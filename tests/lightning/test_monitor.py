@@ -29,6 +29,7 @@ from lit_loader import DataLoader, LoaderDataModule
 from lit_loader.errors import OptionError
 from lit_loader.lightning.loader_history import interval_figures
 from lit_loader.lightning.monitor import LoaderMonitor
+from lit_loader.loader import recorder_of
 from lit_loader.statistics.records import BatchRecord, LoaderStatistics, WorkerTimes
 from tests.statistics.test_chrome_trace import by_track, check
 from tests.support.delays import DELAY, SAMPLES, Collate, Delayed, Wait, compute, sleep, timed
@@ -340,7 +341,7 @@ def test_each_fit_has_statistics_of_its_own(tmp_path: Path) -> None:
         fit(tmp_path, monitor, data)
         assert [report.statistics.batches for report in monitor.reports] == [12]
     assert data.statistics().batches == 36
-    assert data.recorder.listener is None
+    assert recorder_of(data).listener is None
 
 
 def test_restarts_and_sample_errors(tmp_path: Path) -> None:
@@ -604,7 +605,7 @@ def test_a_step_costs_little() -> None:
         )  # fmt: skip
         began = time.perf_counter()
         for _ in range(200):
-            data.recorder.add(record)
+            recorder_of(data).add(record)
             monitor.on_train_batch_start(trainer, None, None, 0)  # type: ignore[arg-type]
             trainer.global_step += 1
             monitor.on_train_batch_end(trainer, None, None, None, 0)  # type: ignore[arg-type]

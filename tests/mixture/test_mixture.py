@@ -19,7 +19,9 @@ from torch.utils.data import Dataset, IterableDataset
 
 import lit_loader
 from lit_loader import DataLoader, LoaderDataModule, OptionError, StateError
-from lit_loader.mixture.dataset import MixtureDataset, MixtureSampler, Schedule
+from lit_loader.mixture.dataset import MixtureDataset
+from lit_loader.mixture.sampler import MixtureSampler
+from lit_loader.mixture.schedule import Schedule
 from lit_loader.mixture.stream import MixtureStream
 from tests.support.exact import Augmented, Epochs, digests, goes_on, through_file, with_states
 

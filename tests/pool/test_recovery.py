@@ -83,7 +83,7 @@ def until(condition: Callable[[], Any]) -> None:
 
 
 def pool_of(loader: Any) -> WorkerPool:
-    return loader._workers.pool  # type: ignore[no-any-return]
+    return loader._internals.workers.pool  # type: ignore[no-any-return]
 
 
 def wait(seconds: float) -> None:

@@ -32,10 +32,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "mixture": ("sampling", "checkpoint", "config", "seeding"),
     "worker": ("batch", "transport", "memory", "checkpoint", "seeding", "system"),
     "pool": ("worker", "batch", "transport", "memory", "system"),
-    "iteration": (*("pool", "batch", "sampling", "transport", "statistics", "seeding", "system"),),
+    "iteration": (
+        *("pool", "batch", "sampling", "transport", "checkpoint", "statistics", "seeding"),
+        "system",
+    ),
     "loader": (
-        *("iteration", "pool", "batch", "sampling", "checkpoint", "statistics", "config"),
-        *("seeding", "system"),
+        *("iteration", "sampling", "checkpoint", "statistics", "config", "seeding", "system"),
     ),
     "lightning": ("loader", "sampling", "checkpoint", "statistics", "config", "system"),
     "bench": ("loader", "statistics", "hydra", "config", "seeding", "system"),
@@ -47,6 +49,7 @@ WITHOUT_TORCH = (
     "lit_loader.config.loader_config",
     "lit_loader.context",
     "lit_loader.errors",
+    "lit_loader.hydra.schema",
     "lit_loader.hydra.searchpath_plugin",
     "lit_loader.lightning.trainer_plugin",
     "lit_loader.transport.messages",

@@ -44,7 +44,10 @@ REACHES = {
     "worker/main.py": {"torch.utils.data._utils", "torch_worker._worker_info"},
 }  # fmt: skip
 
-OWN = re.compile(r"\b(self|cls|short|payload|state|module)\._\w+|\w+\._(fields|make|replace)\b")
+OWN = re.compile(
+    r"\b(self|cls|short|payload|state|module)\._\w+"
+    r"|\bloader\._internals\b|\w+\._(fields|make|replace)\b"
+)
 PRIVATE = re.compile(r"(?:\btorch\.utils\.data\._utils|\b\w+\._[a-zA-Z]\w*)")
 
 

@@ -41,7 +41,7 @@ PACKAGE = Path(lit_loader.__file__).parent
 INTERNAL = re.compile(r"\b(slots?|generation|flights?|outbox|board|payload|parcel|pickled apart)\b")
 """Words of the architecture, with which a user can do nothing."""
 
-CALLS = {"warn", "rank_zero_warn", "rank_zero_info", "_warn_once", "_tell", "_note", "exit"}
+CALLS = {"warn", "rank_zero_warn", "rank_zero_info", "warn_once", "_tell", "_note", "exit"}
 
 INTERNAL_ERRORS = {"SlotFull", "Refusal"}  # caught, and told in other words
 

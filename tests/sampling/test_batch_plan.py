@@ -26,7 +26,8 @@ from torch.utils.data import (
 
 from lit_loader.errors import StateError
 from lit_loader.sampling.batch_plan import BatchPlan
-from lit_loader.sampling.orders import OrderedSampler, Shard, ShuffledSampler
+from lit_loader.sampling.orders import OrderedSampler, ShuffledSampler
+from lit_loader.sampling.shard import Shard
 from lit_loader.seeding.generator_state import preserved
 from lit_loader.seeding.seeds import seed_worker
 
@@ -374,15 +375,15 @@ def test_own_samplers_show_the_running_epoch() -> None:
 def test_an_epoch_set_on_the_sampler_is_a_request(make: Callable[[], Any]) -> None:
     sampler = make()
     plan = BatchPlan(sampler, batch_size=2)
-    assert plan.requested_epoch() is None
+    assert plan.sampler.requested_epoch() is None
     sampler.set_epoch(3)
-    assert plan.requested_epoch() == 3
+    assert plan.sampler.requested_epoch() == 3
     batches = plan.batches(3)
-    assert plan.requested_epoch() == 3
+    assert plan.sampler.requested_epoch() == 3
     next(batches)
-    assert plan.requested_epoch() is None
+    assert plan.sampler.requested_epoch() is None
     next(plan.batches(4))
-    assert plan.requested_epoch() is None
+    assert plan.sampler.requested_epoch() is None
 
 
 def test_an_own_sampler_sees_a_request_for_the_same_epoch() -> None:
@@ -390,7 +391,7 @@ def test_an_own_sampler_sees_a_request_for_the_same_epoch() -> None:
     plan = BatchPlan(sampler, batch_size=2)
     next(plan.batches(0))
     sampler.set_epoch(0)
-    assert plan.requested_epoch() == 0
+    assert plan.sampler.requested_epoch() == 0
 
 
 # --------------------------------------------------------------------------------------- sharding
@@ -590,7 +591,7 @@ def test_functions_of_the_seed_have_no_state() -> None:
         assert batches.state() is None
         next(batches)
         assert batches.state() is None
-        assert plan.sampler_state() is None
+        assert plan.sampler.state() is None
 
 
 @pytest.mark.parametrize("kind", [Stateful, StatefulIterator])
@@ -686,7 +687,7 @@ def test_a_samplers_own_generator_goes_on_from_epoch_to_epoch(
 
     plan = make()
     list(plan.batches(0))
-    between = resumable(plan.sampler_state())
+    between = resumable(plan.sampler.state())
     batches = plan.batches(1)
     assert [next(batches) for _ in range(3)] == expected[1][:3]
     within = resumable(batches.state())

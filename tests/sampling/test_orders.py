@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from torch.utils.data import RandomSampler, SequentialSampler
 
 from lit_loader.errors import OptionError
-from lit_loader.sampling.orders import CHUNK, OrderedSampler, Shard, ShuffledSampler
+from lit_loader.sampling.orders import CHUNK, OrderedSampler, ShuffledSampler
 from lit_loader.sampling.permutation import Permutation
+from lit_loader.sampling.shard import Shard
 from lit_loader.seeding.seeds import derive
 
 TAILS = ["pad", "drop", "keep"]

@@ -282,7 +282,7 @@ def epoch(dataset: Drawing, workers: int, backwards: bool = False, **options: An
         if not backwards:
             loader.set_epoch(3)
             return [batch.tolist() for batch in loader]
-        one = BatchLoader(loader.spec())
+        one = BatchLoader(loader._host.spec())
         made = {}
         for number in reversed(range(LENGTH // BATCH)):
             indices = list(order[number * BATCH : (number + 1) * BATCH])

@@ -12,6 +12,7 @@ import torch
 
 from lit_loader import DataLoader
 from lit_loader.iteration import pin_memory as pinning
+from lit_loader.loader import recorder_of
 from lit_loader.statistics.chrome_trace import trace_events, write_trace
 from lit_loader.statistics.plot import draw, write_plot
 from lit_loader.statistics.records import BatchRecord, LoaderTrace, StepRecord
@@ -78,7 +79,7 @@ def by_track(events: list[Event]) -> dict[str, list[Event]]:
 
 def recorded(loader: DataLoader[Any], epochs: int = 1) -> list[BatchRecord]:
     records: list[BatchRecord] = []
-    loader.recorder.listener = records.extend
+    recorder_of(loader).listener = records.extend
     for _ in range(epochs):
         for _ in loader:
             pass

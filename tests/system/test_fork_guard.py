@@ -166,7 +166,7 @@ def test_a_start_that_is_over_leaves_another_threads_unguarded(loader: Any) -> N
             pass
 
     batch = next(iter(loader))
-    guard = loader._workers.pool._arena._guard
+    guard = loader._internals.workers.pool._arena._guard
     with unguarded_fork():
         thread = threading.Thread(target=start)
         thread.start()

@@ -95,7 +95,7 @@ def test_slots_come_back() -> None:
     ) as loader:
         for _ in range(5):
             for _batch in loader:
-                arena = loader._workers.pool._arena
+                arena = loader._internals.workers.pool._arena
                 assert arena.leased <= 5  # the one in our hands, and those under way
             del _batch
         assert arena.leased == 0
@@ -117,7 +117,7 @@ def test_an_epoch_leaves_only_warm_memory() -> None:
     """After a burst of kept batches the memory goes back when the next epoch begins."""
     with DataLoader(Rows(100, width=50_000), num_workers=2, persistent_workers=True) as loader:
         kept = list(loader)
-        fd = loader._workers.pool._arena.fd
+        fd = loader._internals.workers.pool._arena.fd
         full = os.fstat(fd).st_blocks
         assert full * 512 > 30_000_000
         del kept
@@ -176,14 +176,14 @@ def test_a_new_epoch_while_workers_wait_for_a_larger_slot(
         num_workers=2, persistent_workers=True, timeout=30,
     ) as loader:  # fmt: skip
         iterator = iter(loader)
-        iterator._start = loader.begin_epoch()
+        iterator._start = loader._host.begin_epoch()
         engine = iterator._connect(iterator._start)
         iterator._dispatch(iterator._start, engine.pool)
         while len(asked) < 2:  # until both workers wait
             engine.pool.receive(0.01)
         pids = engine.pool.pids
         assert [batch[0, 0].item() for batch in loader] == list(range(16))
-        assert loader._workers.pool.pids == pids
+        assert loader._internals.workers.pool.pids == pids
 
 
 def test_no_memory_for_a_larger_slot(small_slots: int, monkeypatch: pytest.MonkeyPatch) -> None:

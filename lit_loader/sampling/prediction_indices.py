@@ -1,4 +1,4 @@
-"""Prediction writers are told the indices of a batch only where these are certain.
+"""Whether Lightning may note which indices a batch was made of, for writers of predictions.
 
 ::
 
@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-__all__ = ["certain_indices", "for_lightning"]
+__all__ = ["hide_uncertain_indices", "wrappable_by_lightning"]
 
 
-def certain_indices(batch_sampler: Any, certain: bool) -> Any:
+def hide_uncertain_indices(batch_sampler: Any, certain: bool) -> Any:
     """Hide what notes batches as they are drawn, if that is not how they are given out.
 
     Args:
@@ -34,7 +34,7 @@ def certain_indices(batch_sampler: Any, certain: bool) -> Any:
 _NOTING = "_IndexBatchSamplerWrapper"
 
 
-def for_lightning(batch_sampler: Any) -> Any:
+def wrappable_by_lightning(batch_sampler: Any) -> Any:
     """Make of a list of batches what Lightning can wrap: it copies a batch sampler's attributes.
 
     Args:

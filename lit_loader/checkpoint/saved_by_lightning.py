@@ -1,4 +1,8 @@
-"""Whether Lightning looks after a loader's position on its own, and what to say then."""
+"""Whether it is Lightning's own loop that saves and restores a loader's position.
+
+Lightning does so by itself, but only knows which batches were given out, not which were trained on.
+The loader then advises to add the callback that does know.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ _CALLER: Final = "lightning.pytorch.utilities.combined_loader"
 
 
 def called_by_lightning() -> bool:
-    """Whether a Trainer's loop called the method of a loader that asks this."""
+    """Whether the method that asks this was called by a Trainer's loop."""
     frame = inspect.currentframe()
     for _ in range(2):
         frame = frame and frame.f_back

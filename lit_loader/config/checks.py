@@ -1,0 +1,190 @@
+"""Checks of single options: each returns the value, normalised, or says what is wrong with it.
+
+Shared by `LoaderConfig` and by every class that takes options of its own (samplers, mixtures,
+collation), so that the same mistake is answered in the same words. Imports neither torch nor NumPy.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import multiprocessing
+import numbers
+import operator
+import pkgutil
+import sys
+from collections.abc import Callable, Iterable
+from multiprocessing.context import BaseContext
+from typing import Any, NoReturn
+
+from lit_loader.config.scalars import plain
+from lit_loader.describe import short_repr
+from lit_loader.errors import OptionError
+
+__all__ = [
+    *("exception_classes", "flag", "function", "generator", "is_factory", "is_iterable"),
+    *("indices", "one_of", "or_none", "seconds", "start_method", "text", "whole_number"),
+]
+
+
+def refuse(name: str, constraint: str, value: object) -> NoReturn:
+    """Raise the error for an option's value.
+
+    Args:
+        name: The option.
+        constraint: What it must be.
+        value: What was given for it.
+
+    Raises:
+        OptionError: Always.
+    """
+    raise OptionError(f"{name} must be {constraint}, got {name}={short_repr(value)}")
+
+
+def or_none(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
+    """Let a check pass None."""
+    return lambda name, value: None if value is None else check(name, value)
+
+
+def flag(name: str, value: Any) -> bool:
+    """Check True or False; 0 and 1 count, NumPy's too."""
+    value = plain(value)
+    if isinstance(value, numbers.Integral):
+        return bool(value)
+    refuse(name, "True or False", value)
+
+
+def whole_number(
+    name: str, value: Any, low: int | None = None, below: float = math.inf, of: str = ""
+) -> int:
+    """Check a whole number: anything that can be an index, NumPy's integers too.
+
+    Args:
+        name: The option.
+        value: What was given for it.
+        low: The smallest value that is allowed; None: any.
+        below: The values that are allowed are below it.
+        of: What is counted, for the message.
+    """
+    constraint = f"a whole number{of and f' ({of})'}"
+    constraint += "" if low is None else f" of at least {low}"
+    constraint += "" if below == math.inf else f" and below {below}"
+    value = plain(value)
+    if isinstance(value, bool):
+        refuse(name, constraint, value)
+    try:
+        number = operator.index(value)
+    except TypeError:
+        refuse(name, constraint, value)
+    if number < (number if low is None else low) or number >= below:
+        refuse(name, constraint, value)
+    return number
+
+
+def seconds(name: str, value: Any) -> float:
+    """Check a time in seconds."""
+    value = plain(value)
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    # NaN fails both comparisons; an int may be larger than any float.
+    too_large = isinstance(value, int) and value > sys.float_info.max
+    if too_large or not (number and 0 <= value < math.inf):
+        refuse(name, "a finite number of seconds, 0 or more", value)
+    return int(value) if isinstance(value, int) else float(value)
+
+
+def text(name: str, value: Any) -> str:
+    """Check a string."""
+    return plain(value) if isinstance(value, str) else refuse(name, "a string", value)  # type: ignore[no-any-return]
+
+
+def one_of(name: str, value: Any, choices: Iterable[str]) -> str:
+    """Check a string that must be one of a few."""
+    choices = tuple(choices)
+    if not isinstance(value, str) or value not in choices:
+        refuse(name, f"one of {', '.join(map(repr, choices))}", value)
+    return plain(value)  # type: ignore[no-any-return]
+
+
+def function(name: str, value: Any) -> Callable[..., Any]:
+    """Check a function, or anything else that can be called."""
+    if isinstance(value, str):
+        raise OptionError(
+            f"{name} must be a callable, got the string {short_repr(value)}: pass the function "
+            f"itself, in Hydra as {{_target_: hydra.utils.get_method, path: {value}}}"
+        )
+    if not callable(value):
+        refuse(name, "a callable", value)
+    return _undeferred(value)
+
+
+def _undeferred(value: Callable[..., Any]) -> Callable[..., Any]:
+    """A plain functools.partial in place of the one that Hydra makes of ``_partial_: true``.
+
+    Hydra's checks its target policy again at every call (about 150 µs, and a spawned worker would
+    import Hydra for it). The target was checked when it was made, and these functions run once for
+    each batch. Dataset and sampler factories, which run once, are left as they are.
+    """
+    if isinstance(value, functools.partial) and type(value).__module__.startswith("hydra."):
+        return functools.partial(value.func, *value.args, **value.keywords)
+    return value
+
+
+def is_iterable(value: Any) -> bool:
+    """Whether this can be iterated."""
+    # A class has an __iter__ of its instances, and old-style sequences have __getitem__ alone.
+    # NumPy's single numbers have the latter, arrays and tensors without dimensions have both.
+    return (
+        not isinstance(value, type)
+        and getattr(value, "ndim", None) != 0
+        and (isinstance(value, Iterable) or hasattr(value, "__getitem__"))
+    )
+
+
+def is_factory(value: Any) -> bool:
+    """Whether this makes a sampler when it is called with the dataset."""
+    return callable(value) and not is_iterable(value)
+
+
+def indices(name: str, value: Any) -> Any:
+    """Check a sampler or batch sampler, or what makes one."""
+    if isinstance(value, str) or not (is_iterable(value) or is_factory(value)):
+        refuse(name, "an iterable, or a callable that makes one from the dataset", value)
+    return value
+
+
+def start_method(name: str, value: Any) -> Any:
+    """Check a start method or a multiprocessing context."""
+    methods = multiprocessing.get_all_start_methods()
+    if not isinstance(value, BaseContext) and value not in methods:
+        refuse(name, f"a multiprocessing context or one of {', '.join(map(repr, methods))}", value)
+    return plain(value)
+
+
+def generator(name: str, value: Any) -> Any:
+    """Check a torch.Generator."""
+    if not (hasattr(value, "initial_seed") and hasattr(value, "manual_seed")):
+        refuse(name, "a torch.Generator", value)
+    return value
+
+
+def exception_classes(name: str, value: Any) -> tuple[type[Exception], ...]:
+    """Check a list of exception classes, or of their names; gives the classes."""
+    if not isinstance(value, (list, tuple)):
+        refuse(name, "a list of exception classes or of their dotted names", value)
+    return tuple(_exception(name, item) for item in value)
+
+
+def _exception(name: str, value: Any) -> type[Exception]:
+    kind = value
+    if isinstance(value, str):
+        try:
+            kind = pkgutil.resolve_name(value)
+        except Exception as error:  # whatever importing a module of the user's raises
+            cause = " ".join(f"{type(error).__name__}: {error}".split())
+            raise OptionError(
+                f"{name} holds a name that cannot be imported ({cause:.100}): write it as "
+                f"'package.module.Class', as in 'builtins.OSError', got {value!r:.100}"
+            ) from error
+    if not (isinstance(kind, type) and issubclass(kind, Exception)):
+        refuse(name, "a list of exception classes or of their dotted names", value)
+    return kind

@@ -1,0 +1,32 @@
+"""The dataclass by which Hydra checks the options of a loader node: ``lit_loader/schema``.
+
+Imports neither torch nor Hydra; `hydra/searchpath_plugin.py` registers what it makes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, get_type_hints
+
+from lit_loader.config.loader_config import LoaderConfig
+
+__all__ = ["hydra_schema"]
+
+
+def hydra_schema() -> type:
+    """Returns the dataclass that Hydra's ConfigStore holds as ``lit_loader/schema``.
+
+    It has `LoaderConfig`'s fields and defaults; whatever OmegaConf cannot type (callables,
+    samplers, contexts) is Any, so that a ``_target_`` node fits.
+    """
+    hints = get_type_hints(LoaderConfig)
+    simple = (bool, int, float, str, bool | None, int | None)
+    target = f"lit_loader.{LoaderConfig.__name__}.{LoaderConfig.from_options.__name__}"
+    fields: list[tuple[str, Any, Any]] = [
+        ("_target_", str, dataclasses.field(default=target)),
+        ("_convert_", str, dataclasses.field(default="all")),
+    ]
+    for field in dataclasses.fields(LoaderConfig):
+        hint = hints[field.name] if hints[field.name] in simple else Any
+        fields.append((field.name, hint, dataclasses.field(default=field.default)))
+    return dataclasses.make_dataclass("LoaderSchema", fields)

@@ -1,0 +1,356 @@
+"""What an iterator is given of its loader, out of sight of the loader's users.
+
+::
+
+    DataLoader ──┬─ LoaderInternals (one a loader): plan, epochs, workers, records
+                 ╰─ LoaderHost (one an iterator) ──▶ InProcessIterator, MultiProcessIterator
+                      reads the loader's options, which may be changed at any time
+
+An iterator holds its host, the host holds the loader: a loader lives as long as it is iterated. The
+loader holds no host, so that no cycle delays the end of its workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import multiprocessing
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from multiprocessing.context import BaseContext
+from typing import Any, Final
+
+from lit_loader.batch.batch_loader import BatchLoader
+from lit_loader.batch.batch_spec import BatchSpec
+from lit_loader.batch.sample_errors import TRANSIENT_ERRORS, Tolerance
+from lit_loader.batch.tensor_table import frozen
+from lit_loader.describe import program_stacklevel
+from lit_loader.iteration import pin_memory as pinning
+from lit_loader.iteration.base import InProcessIterator, LoaderIterator
+from lit_loader.iteration.device_copy import DeviceCopy
+from lit_loader.iteration.exactness_check import ExactnessCheck, made_by_pool, made_here
+from lit_loader.iteration.internals import LoaderInternals
+from lit_loader.iteration.multi_process import Claim, MultiProcessIterator
+from lit_loader.iteration.persistent_workers import temporary
+from lit_loader.iteration.placement import faster_in_process
+from lit_loader.pool.recovery import Recovery
+from lit_loader.pool.worker_pool import WorkerPool
+from lit_loader.sampling.batch_plan import UpcomingBatch
+from lit_loader.sampling.epochs import EpochStart
+from lit_loader.sampling.orders import EpochOrder
+from lit_loader.sampling.unsharded import advice_if_unsharded
+from lit_loader.seeding.generator_watch import GeneratorWatch
+from lit_loader.statistics.records import LoaderStatistics
+from lit_loader.system.interrupts import HeldBack
+
+__all__ = ["DEFAULT_PREFETCH", "LoaderHost"]
+
+DEFAULT_PREFETCH: Final = 2
+"""Batches under way for each worker, unless ``prefetch_factor`` says otherwise."""
+
+
+class LoaderHost:
+    """What an iterator needs of its loader: `iteration/base.py` says what each method is for.
+
+    Args:
+        loader: The loader; its attributes are its options, see `config/loader_config.py`.
+        internals: The same loader's.
+    """
+
+    def __init__(self, loader: Any, internals: LoaderInternals) -> None:
+        self._loader = loader
+        self._internals = internals
+        self.recorder = internals.recorder
+        self.max_sample_errors = loader.max_sample_errors
+        self.promised = internals.promised
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __repr__(self) -> str:
+        return repr(self._loader)
+
+    @property
+    def lock(self) -> threading.RLock:
+        """Held in every ``next()``, for iterators of one loader share workers."""
+        internals = self._internals
+        if internals.lock_pid != os.getpid():
+            internals.renew_lock()
+        return internals.lock
+
+    @property
+    def _iterable(self) -> bool:
+        return self._internals.plan is None
+
+    @property
+    def _assigned(self) -> bool:
+        """Whether a worker's tasks are its own, instead of being pulled by the next free one."""
+        return self._iterable or self._loader.seeding == "worker"
+
+    @property
+    def _depth(self) -> int:
+        loader = self._loader
+        depth: int = (loader.prefetch_factor or DEFAULT_PREFETCH) * loader.num_workers
+        return depth
+
+    @property
+    def replica(self) -> tuple[int, int]:
+        """This process's number among those that share the data, and how many they are."""
+        plan = self._internals.plan
+        if plan is not None:
+            return plan.rank, plan.num_replicas
+        return self._loader.rank or 0, self._loader.num_replicas or 1
+
+    # --- iterators ---
+
+    def iterator(self) -> LoaderIterator[Any]:
+        """Make the iterator that this host is for."""
+        loader, internals = self._loader, self._internals
+        internals.follow_samplers(loader)
+        pin, device = self._pinning()
+        if loader.num_workers == 0 or (pin is None and self._best_in_process()):
+            spec = self._spec_of_workers if loader.num_workers else None
+            here: InProcessIterator[Any] = InProcessIterator(self, pin, spec)
+            here.observer = self._exactness_check(in_process=True)
+            return here
+        iterator: MultiProcessIterator[Any] = MultiProcessIterator(
+            self,
+            depth=self._depth,
+            num_workers=loader.num_workers,
+            in_order=loader.in_order,
+            assigned=self._assigned,
+            timeout=loader.timeout,
+            max_restarts=loader.max_worker_restarts,
+            budgeted=loader.memory_budget is not None,
+            copy=internals.copies_to and DeviceCopy(*internals.copies_to),
+            pin=pin,
+            device=device,
+        )
+        iterator.observer = self._exactness_check(in_process=False)
+        internals.iterators.add(iterator)
+        return iterator
+
+    def _pinning(self) -> tuple[Callable[[Any], Any] | None, int | None]:
+        if not self._loader.pin_memory:
+            return None, None
+        device = pinning.find_accelerator(self._loader.pin_memory_device)
+        if device is None:
+            self._internals.warn_once(
+                "pin_memory=True has no effect: there is no accelerator to pin memory for; set it "
+                "to False on this machine"
+            )
+        return (None if device is None else pinning.pin_batch), device
+
+    def _best_in_process(self) -> bool:
+        """Whether batches are so quickly made that workers would only be in the way."""
+        loader, internals = self._loader, self._internals
+        if loader.worker_init_fn is not None or internals.copies_to is not None:
+            return False
+        if internals.best_in_process is None:
+            table, plan = self.spec().table(), internals.plan
+            internals.best_in_process = table is not None and faster_in_process(
+                table, len(loader.dataset), 1 if plan is None else plan.size, loader.num_workers
+            )
+        return internals.best_in_process
+
+    def _exactness_check(self, in_process: bool) -> ExactnessCheck | None:
+        """What compares the first batches with themselves made again; None: nothing does."""
+        loader, internals = self._loader, self._internals
+        if not loader.check_exactness or internals.checked:
+            return None
+        if in_process and self._iterable:
+            internals.warn_once(
+                "check_exactness needs num_workers of at least 1 for an IterableDataset: it would "
+                "be iterated twice in this process"
+            )
+            return None
+
+        def note() -> None:
+            internals.checked = True
+
+        def begin() -> BatchLoader:
+            spec = self.spec()
+            return BatchLoader(spec, watch=self.generators(spec))
+
+        remake = made_here(begin)
+        if not in_process:
+            readers = loader.num_workers if self._iterable else 0
+            remake = made_by_pool(self._start_pool, readers, loader.timeout)
+        return ExactnessCheck(
+            loader.check_exactness, remake, internals.warn_once, note, from_start=self._iterable
+        )
+
+    # --- batches ---
+
+    def spec(self) -> BatchSpec:
+        """What a batch is made by."""
+        loader, plan = self._loader, self._internals.plan
+        transient = loader.transient_errors
+        rank, num_replicas = self.replica
+        return BatchSpec(
+            dataset=loader.dataset,
+            iterable=self._iterable,
+            batch_size=loader.batch_size,
+            batched=loader.batch_sampler is not None,
+            drop_last=loader.drop_last,
+            collate_fn=loader.collate_fn,
+            worker_init_fn=loader.worker_init_fn,
+            seeding=loader.seeding,
+            reseed_fn=loader.reseed_fn,
+            rank=rank,
+            num_replicas=num_replicas,
+            tolerance=Tolerance(
+                policy=loader.on_sample_error,
+                limit=loader.max_sample_errors,
+                retries=loader.sample_retries,
+                backoff=loader.retry_backoff,
+                transient=TRANSIENT_ERRORS if transient is None else transient,
+            ),
+            own_order=plan is not None and isinstance(plan.source, EpochOrder),
+        )
+
+    def _spec_of_workers(self) -> BatchSpec:
+        """The spec, with the table as workers would have it that were started now, or before."""
+        workers = self._internals.workers
+        if workers.dataset is None or not self._loader.persistent_workers:
+            workers.dataset = frozen(self._loader.dataset)
+        return dataclasses.replace(self.spec(), dataset=workers.dataset)
+
+    def generators(self, spec: BatchSpec) -> GeneratorWatch:
+        """Find the generators that are held in this process: once, and again what has changed."""
+        watch = self._internals.watch
+        if watch is None or any(
+            known is not root
+            for known, root in zip(watch.roots, (spec.dataset, spec.collate_fn), strict=False)
+        ):
+            watch = self._internals.watch = spec.watch()
+        else:
+            watch.refresh()
+        return watch
+
+    # --- epochs ---
+
+    def begin_epoch(self) -> EpochStart:
+        """Begin the epoch that comes next; called by an iterator at its first ``next()``."""
+        loader, internals = self._loader, self._internals
+        if loader.num_replicas is None:
+            shown = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+            advice = advice_if_unsharded(loader.dataset, shown, self._iterable)
+            if advice is not None:
+                internals.warn_once(advice)
+        advice, internals.advice_at_start = internals.advice_at_start, None
+        # Of loaders without length, Lightning takes a batch before any callback comes to act.
+        if advice is not None and self._has_length():
+            internals.warn_once(advice)
+        return internals.epochs.begin(max(1, loader.num_workers) if self._iterable else 0)
+
+    def _has_length(self) -> bool:
+        try:
+            return len(self._loader) >= 0
+        except (TypeError, NotImplementedError):
+            return False
+
+    def lookahead(self, epoch: int) -> Iterator[UpcomingBatch] | None:
+        """Foresee the batches of the epochs after this one; None: nothing is made ahead."""
+        if not (self._loader.prefetch_next_epoch and self._loader.persistent_workers):
+            return None
+        plan = self._internals.plan
+        if plan is None or self._assigned:  # assigned: generators go on from batch to batch
+            return None
+        return plan.lookahead(epoch)
+
+    def expected_batches(self, epoch: int) -> Iterator[Any]:
+        """Foresee the indices of an epoch's batches, as they would be issued now."""
+        assert self._internals.plan is not None
+        return self._internals.plan.expected_batches(epoch)
+
+    # --- workers ---
+
+    def claim(
+        self, iterator: MultiProcessIterator[Any], recovery: Recovery, start: EpochStart
+    ) -> Claim:
+        """Give workers to an iterator, for it alone."""
+        workers = self._loader.num_workers
+        if not self._loader.persistent_workers:
+            return temporary(self._start_pool(start.seed, workers))
+        return self._internals.workers.claim(
+            iterator, recovery, start, lambda: self._start_pool(start.seed, workers), workers
+        )
+
+    def _start_pool(self, seed: int, num_workers: int) -> WorkerPool:
+        return WorkerPool(
+            self.spec(),
+            num_workers,
+            self._loader.multiprocessing_context or _default_context(),
+            in_flight=self._depth,
+            seed=seed,
+            assigned=self._assigned,
+            memory_budget=self._loader.memory_budget,
+        )
+
+    def statistics(self) -> LoaderStatistics:
+        """Say where the time went, since the loader was made."""
+        with self.lock:
+            connected = [each for each in self._internals.iterators if each.connected]
+            return self.recorder.summary(
+                ready=sum(iterator.ready for iterator in connected),
+                shared_memory=sum(iterator.shared_memory for iterator in connected),
+            )
+
+    def close(self) -> None:
+        """End the workers, and the iterators that have some."""
+        internals = self._internals
+        with self.lock, HeldBack(), contextlib.ExitStack() as steps:
+            steps.callback(internals.workers.close)  # the last step, whatever the others raise
+            for iterator in list(internals.iterators):
+                steps.callback(iterator.close)
+
+    def end_idle_workers(self) -> None:
+        """End the persistent workers that no iterator has."""
+        with self.lock:
+            if not any(iterator.connected for iterator in self._internals.iterators):
+                self._internals.workers.close()
+
+    # --- warnings ---
+
+    def tell(self, note: str) -> None:
+        """Warn, once, of what was noticed while a batch was made."""
+        self._internals.warn_once(f"{type(self._loader.dataset).__name__}: {note}")
+
+    def warn_of_broken_promise(self, promised: int, samples: int) -> None:
+        """Warn that an iterable dataset gives more samples than its length says."""
+        cause = (
+            "; with several workers, its __iter__ must give each of them a share of its own "
+            "(lit_loader.get_shard)"
+            if self._loader.num_workers
+            else "; let its __len__ give as many as its __iter__"
+        )
+        warnings.warn(
+            f"{type(self._loader.dataset).__name__} promised {promised} samples by its __len__ "
+            f"(which len(loader) asked), but {samples} samples have been fetched{cause}",
+            stacklevel=program_stacklevel(),
+        )
+
+    def warn_of_ignored_share(self) -> None:
+        """Warn, once, that an iterable dataset gives all of its readers the same."""
+        readers = max(1, self._loader.num_workers) * (self._loader.num_replicas or 1)
+        self._internals.warn_once(
+            f"{type(self._loader.dataset).__name__} is iterated by {readers} readers (workers x "
+            "ranks) and has not asked which of them it serves, so that every sample comes "
+            f"{readers} times: unless that is meant, let __iter__ (of a mixture: that of each "
+            "source) use lit_loader.get_shard()"
+        )
+
+
+def _default_context() -> BaseContext:
+    """Python's default context, if it is one that can start workers.
+
+    joblib's loky sets a start method of its own in its processes, under which even an explicit
+    "spawn" fails in the child: there, workers are forked.
+    """
+    method = multiprocessing.get_start_method(allow_none=True)
+    if method is not None and method not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("fork")
+    return multiprocessing.get_context()

@@ -1,0 +1,109 @@
+"""What a loader keeps from one iterator to the next, out of sight of its users.
+
+The loader has it in one attribute, ``_internals``; `iteration/host.py` works with it. All that
+changes after a loader's construction is in here, and not set on the loader itself.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+import weakref
+from typing import Any, Final
+
+import torch
+from torch.utils.data import IterableDataset
+
+from lit_loader.describe import program_stacklevel
+from lit_loader.iteration.device_copy import Move
+from lit_loader.iteration.multi_process import MultiProcessIterator
+from lit_loader.iteration.persistent_workers import PersistentWorkers
+from lit_loader.sampling.batch_plan import BatchPlan
+from lit_loader.sampling.epochs import Epochs
+from lit_loader.sampling.shown_samplers import ShownSamplers
+from lit_loader.seeding.generator_watch import GeneratorWatch
+from lit_loader.seeding.seeds import BaseSeed
+from lit_loader.statistics.recorder import Recorder
+
+__all__ = ["LoaderInternals"]
+
+_OF_THE_PROCESS: Final = ("lock", "lock_pid", "workers", "iterators", "watch")
+
+
+class LoaderInternals:
+    """What a loader keeps from one iterator to the next. A copy of it has no workers.
+
+    Args:
+        base_seed: The loader's.
+
+    Attributes:
+        base_seed: As given.
+        recorder: Collects what batches have cost.
+        plan: What each batch holds; None for an iterable dataset.
+        epochs: Which epoch comes next, and where in it.
+        promised: Samples of an iterable dataset, once ``len(loader)`` has asked for them.
+        copies_to: The device to copy batches to while the one before is computed on, and how.
+        checked: Whether ``check_exactness`` has compared its batches.
+        reads_again: Whether resuming reads again what has been given out before.
+        advice_at_start: What to warn of when the next epoch begins.
+        workers: Those that outlive an iterator.
+        iterators: With workers, all that are alive.
+    """
+
+    def __init__(self, base_seed: BaseSeed) -> None:
+        self.base_seed = base_seed
+        self.recorder = Recorder()
+        self.plan: BatchPlan | None = None
+        self.planned_for = ShownSamplers(None, None)
+        self.epochs = Epochs(None, base_seed)
+        self.promised: int | None = None
+        self.copies_to: tuple[torch.device, Move] | None = None
+        self.checked = self.reads_again = False
+        self.advice_at_start: str | None = None
+        self.warnings_given: set[str] = set()
+        self.best_in_process: bool | None = None  # not measured yet
+        self._begin_in_this_process()
+
+    def _begin_in_this_process(self) -> None:
+        """Begin with what belongs to one process: no workers yet, no iterators."""
+        self.lock, self.lock_pid = threading.RLock(), os.getpid()
+        self.workers = PersistentWorkers()
+        self.iterators: weakref.WeakSet[MultiProcessIterator[Any]] = weakref.WeakSet()
+        self.watch: GeneratorWatch | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: part for name, part in vars(self).items() if name not in _OF_THE_PROCESS}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin_in_this_process()
+
+    def renew_lock(self) -> None:
+        """Let a forked child have its own: a thread of the parent's may hold the one it has."""
+        self.lock, self.lock_pid = threading.RLock(), os.getpid()
+
+    def make_plan(self, loader: Any) -> None:
+        """Make the plan, and count the epochs from the first one."""
+        self._plan_for(loader, ShownSamplers.of(loader.sampler, loader.batch_sampler))
+        self.epochs = Epochs(self.plan, self.base_seed)
+
+    def follow_samplers(self, loader: Any) -> None:
+        """Make the plan anew, for the next epoch, if the samplers have been changed."""
+        shown = ShownSamplers.of(loader.sampler, loader.batch_sampler)
+        if not shown.is_same(self.planned_for):
+            self._plan_for(loader, shown)
+            self.best_in_process = None
+            self.epochs.replan(self.plan)
+
+    def _plan_for(self, loader: Any, shown: ShownSamplers) -> None:
+        plan = None
+        if not isinstance(loader.dataset, IterableDataset):
+            plan = shown.plan(loader.batch_size, self.base_seed, loader.dataset)
+        self.plan, self.planned_for = plan, shown
+
+    def warn_once(self, message: str, category: type[Warning] = UserWarning) -> None:
+        """Warn, at the line of the program that called the package; of the same thing once."""
+        if message not in self.warnings_given:
+            self.warnings_given.add(message)
+            warnings.warn(message, category, stacklevel=program_stacklevel())

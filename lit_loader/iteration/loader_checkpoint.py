@@ -1,0 +1,112 @@
+"""A loader's state, taken and loaded: what ``state_dict`` and ``load_state_dict`` do.
+
+::
+
+    Epochs.now() ─▶ Position ─ with the loader's fingerprint ─▶ LoaderState ─▶ dict
+    dict ─▶ LoaderState ─ compared, translated to this loader's batches ─▶ Position ─▶ Epochs.load()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch.utils.data import DistributedSampler
+
+from lit_loader.checkpoint.fingerprint import Fingerprint, fingerprint_of
+from lit_loader.checkpoint.loader_state import LoaderState
+from lit_loader.checkpoint.stateful import is_stateful
+from lit_loader.iteration.internals import LoaderInternals
+from lit_loader.sampling.orders import ShuffledSampler
+from lit_loader.sampling.shown_samplers import SHUFFLED, order_name
+
+__all__ = ["load_state", "take_state"]
+
+
+def take_state(loader: Any, internals: LoaderInternals) -> dict[str, Any]:
+    """Give the state of a loader as a new dict of primitives.
+
+    Args:
+        loader: The loader.
+        internals: Its own.
+    """
+    plan = internals.plan
+    if plan is not None and is_stateful(loader.dataset):
+        internals.warn_once(
+            f"{type(loader.dataset).__name__} has state_dict and load_state_dict, which are not "
+            "called: a map-style dataset is read by whichever worker is free, so that each sample "
+            "must follow from its index, get_epoch() and the random generators alone"
+        )
+    position = internals.epochs.now()
+    if plan is not None and (unsaved := plan.sampler.memory.unsaved) is not None:
+        internals.warn_once(
+            f"{unsaved} changes from epoch to epoch and is not part of the state: resumed in a "
+            "later epoch, the sampler may give another order; give it state_dict and "
+            "load_state_dict, or make its order a function of set_epoch's epoch"
+        )
+    batches = position.batches
+    samples = batches if plan is None else plan.samples_after(batches)
+    return LoaderState.at(
+        position, samples, _fingerprint(loader, internals, position.seed)
+    ).to_dict()
+
+
+def load_state(loader: Any, internals: LoaderInternals, state: Mapping[str, Any]) -> None:
+    """Let a loader's next iterator begin where a state was taken; refused, it changes nothing.
+
+    Args:
+        loader: The loader.
+        internals: Its own.
+        state: What `take_state` gave, of this loader or of another one.
+
+    Raises:
+        StateError: The state does not fit.
+    """
+    internals.follow_samplers(loader)
+    loaded = LoaderState.from_dict(state)
+    internals.reads_again = False
+    base_seed, plan = internals.base_seed, internals.plan
+    # Where no seed was chosen, the state's is taken over: the data goes on as it would have.
+    adopted = None if base_seed.chosen else loaded.seed
+    seed = base_seed.given() if adopted is None else adopted
+    fingerprint = _fingerprint(loader, internals, seed)
+    # So is the kind of shuffled order: where there are ranks it is DistributedSampler's.
+    order = loaded.fingerprint.get("order")
+    if {order, fingerprint["order"]} <= SHUFFLED:
+        fingerprint["order"] = order
+    position = loaded.to_position(fingerprint, plan, with_workers=loader.num_workers > 0)
+    internals.reads_again = loaded.reads_again
+    if adopted is not None:
+        base_seed.resumed = adopted
+    if plan is not None and isinstance(plan.source, ShuffledSampler):
+        plan.source.as_distributed = order == DistributedSampler.__name__
+    internals.epochs.load(position)
+
+
+def _fingerprint(loader: Any, internals: LoaderInternals, seed: int) -> Fingerprint:
+    """What a position in the data depends on."""
+    try:
+        length: int | None = len(loader.dataset)
+    except (TypeError, NotImplementedError):
+        length = None
+    plan = internals.plan
+    common: Fingerprint = {"dataset_length": length, "seed": seed, "seeding": loader.seeding}
+    if plan is None:
+        replicas = loader.num_replicas or 1
+        own: Fingerprint = {
+            "order": order_name(loader.sampler),
+            "batch_size": loader.batch_size,
+            "num_replicas": replicas,
+            "rank": loader.rank if loader.num_replicas != 1 else None,
+            "num_workers": max(1, loader.num_workers),
+        }
+    else:
+        own = {
+            "order": order_name(plan.source),
+            "batch_size": loader.batch_size if plan.single else plan.size,
+            "num_replicas": plan.num_replicas,
+            "rank": None,
+            "num_workers": None,
+            **plan.sampler.fingerprint(),
+        }
+    return common | own | fingerprint_of("dataset", loader.dataset)

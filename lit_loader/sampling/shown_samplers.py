@@ -1,0 +1,143 @@
+"""The samplers that a loader shows as its attributes, and the plan of its batches behind them.
+
+::
+
+    options ─choose_samplers─▶ loader.sampler, loader.batch_sampler ─ShownSamplers.plan─▶ BatchPlan
+
+Programs may change these samplers between two epochs, or only set an attribute of one. The loader
+notes what it has shown when a plan was made, and makes the plan anew if that has changed.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
+
+from torch.utils.data import BatchSampler, DistributedSampler
+
+from lit_loader.config.loader_config import LoaderConfig
+from lit_loader.errors import OptionError
+from lit_loader.sampling.batch_plan import BatchPlan
+from lit_loader.sampling.orders import EndlessSampler, OrderedSampler, ShuffledSampler
+from lit_loader.sampling.prediction_indices import hide_uncertain_indices
+from lit_loader.sampling.shard import Shard
+from lit_loader.sampling.sharded_sampler import (
+    Sharding,
+    distributed_sampler_of,
+    shard_items,
+    sharding_of,
+)
+from lit_loader.seeding.seeds import BaseSeed
+
+__all__ = ["SHUFFLED", "ShownSamplers", "choose_samplers", "order_name"]
+
+SHUFFLED: Final = frozenset({ShuffledSampler.__name__, DistributedSampler.__name__})
+"""Names in a state of the two orders that a `ShuffledSampler` can give."""
+
+
+class ShownSamplers(NamedTuple):
+    """What a loader shows of its order at one moment.
+
+    Attributes:
+        sampler: The loader's attribute of this name.
+        batch_sampler: The loader's attribute of this name.
+        cut: What a plain ``BatchSampler`` cuts into batches; of others all that follows is None.
+        batch_size: Its batch size.
+        drop_last: Whether it leaves off a last batch that is not full.
+    """
+
+    sampler: Any
+    batch_sampler: Any
+    cut: Any = None
+    batch_size: int | None = None
+    drop_last: bool | None = None
+
+    @classmethod
+    def of(cls, sampler: Any, batches: Any) -> ShownSamplers:
+        """Note what a loader with these samplers shows now."""
+        if type(batches) is not BatchSampler:
+            return cls(sampler, batches)
+        return cls(sampler, batches, batches.sampler, batches.batch_size, batches.drop_last)
+
+    def is_same(self, other: ShownSamplers) -> bool:
+        """Whether both show the same; samplers are not compared by their items."""
+        return self[3:] == other[3:] and all(map(operator.is_, self[:3], other[:3]))
+
+    def plan(self, batch_size: int | None, base_seed: BaseSeed, dataset: Any) -> BatchPlan:
+        """Make the plan of the batches.
+
+        Args:
+            batch_size: The loader's; None if a batch sampler takes its place.
+            base_seed: The loader's.
+            dataset: The loader's.
+        """
+        items, batches, size, drop_last = self.sampler, self.batch_sampler, None, False
+        if self.cut is not None:
+            default = batch_size is not None and self.cut is items
+            if default or sharding_of(self.cut, base_seed) is not None:
+                items, size, drop_last = self.cut, self.batch_size, bool(self.drop_last)
+                batches = None
+        shown = items if batches is None else batches
+        sharding = sharding_of(shown, base_seed) or Sharding(shown, Shard())
+        if batches is None:
+            items = sharding.items
+        else:
+            batches = sharding.items
+        shard, watched = sharding.shard, sharding.watched
+        return BatchPlan(items, batches, size, drop_last, shard, base_seed, watched, dataset)
+
+
+def choose_samplers(
+    config: LoaderConfig, dataset: Any, iterable: bool, base_seed: BaseSeed
+) -> tuple[Iterable[Any], Iterable[Any] | None]:
+    """Make what ``loader.sampler`` and ``loader.batch_sampler`` show: what this process reads.
+
+    Args:
+        config: The loader's options.
+        dataset: The loader's.
+        iterable: Whether it is an IterableDataset.
+        base_seed: The loader's; learns the seed of a distributed sampler of the user's.
+
+    Raises:
+        OptionError: Such a sampler, and the options, do not mean the same processes.
+    """
+    certain = config.in_order and config.on_sample_error == "raise"
+    batch_sampler = hide_uncertain_indices(config.batch_sampler, certain)
+    sampler = config.sampler
+    given = distributed_sampler_of(sampler if batch_sampler is None else batch_sampler)
+    if given is not None:
+        _check_replicas(config, given)
+        seed = getattr(given, "seed", None)
+        base_seed.sampler = seed if isinstance(seed, int) else None
+    if sampler is None:
+        if iterable:
+            sampler = EndlessSampler()
+        elif config.shuffle:
+            sampler = ShuffledSampler(dataset, config.generator, base_seed)
+        else:
+            sampler = OrderedSampler(dataset)
+    if config.num_replicas is not None and not iterable and given is None:
+        shard = Shard(config.rank or 0, config.num_replicas, config.shard_tail)  # type: ignore[arg-type]
+        sampler = shard_items(sampler, shard)
+        if batch_sampler is not None:
+            batch_sampler = shard_items(batch_sampler, shard)
+    if batch_sampler is not None or config.batch_size is None:
+        return sampler, batch_sampler
+    return sampler, BatchSampler(sampler, config.batch_size, config.drop_last)
+
+
+def order_name(source: Any) -> str:
+    """Name an order in a state: the sampler's class, or torch's where the order is that one's."""
+    if isinstance(source, ShuffledSampler) and source.as_distributed:
+        return DistributedSampler.__name__
+    return type(source).__name__
+
+
+def _check_replicas(config: LoaderConfig, sampler: DistributedSampler[Any]) -> None:
+    theirs, ours = (sampler.rank, sampler.num_replicas), (config.rank, config.num_replicas)
+    if ours not in ((None, None), theirs):
+        raise OptionError(
+            f"the sampler shards for rank {theirs[0]} of {theirs[1]}, but rank={ours[0]} and "
+            f"num_replicas={ours[1]} were given: leave these at None"
+        )

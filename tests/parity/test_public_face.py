@@ -1,0 +1,179 @@
+"""What users see of a `DataLoader`: what is documented, and nothing of its wiring."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import IterableDataset
+
+from lit_loader import DataLoader, LoaderConfig
+from tests.parity.test_torch_class import DATA, Numbers, ids
+
+DOCUMENTED = {
+    *("set_epoch", "state_dict", "load_state_dict", "commit"),
+    *("statistics", "close", "copy_ahead"),
+}
+"""Methods that torch's class does not have; the options, as attributes, come on top."""
+
+REPLAYED = {"_loaded_state", "_copies_to"}
+"""Set again by Lightning on a loader that it rebuilds: what a hook has asked of the one before."""
+
+
+def public(thing: Any) -> set[str]:
+    return {name for name in dir(thing) if not name.startswith("_")}
+
+
+def test_the_class_shows_what_is_documented() -> None:
+    options = set(LoaderConfig.__dataclass_fields__)
+    assert public(DataLoader) - public(TorchLoader) - DOCUMENTED - options == set()
+    assert all(getattr(DataLoader, name).__doc__ for name in DOCUMENTED)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loader_in_use_shows_no_more(workers: int) -> None:
+    with DataLoader(Numbers(), 2, num_workers=workers, persistent_workers=workers > 0) as loader:
+        next(iter(loader))
+        loader.load_state_dict(loader.state_dict())
+        shown = public(loader) - public(TorchLoader(Numbers(), 2)) - DOCUMENTED
+    assert shown == set(LoaderConfig.__dataclass_fields__) - public(TorchLoader(Numbers())) - {
+        "shuffle"  # shown by the sampler
+    }
+
+
+class HookError(Exception):
+    pass
+
+
+@pytest.fixture
+def wrapped() -> None:
+    """As after two hooks that raised while Lightning had them make loaders."""
+    data = pytest.importorskip("lightning.fabric.utilities.data")
+    for _ in range(2):
+        with pytest.raises(HookError), data._replace_dunder_methods(TorchLoader, "dataset"):
+            raise HookError
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(10))
+
+    def __len__(self) -> int:
+        return 10
+
+
+def record(loader: Any) -> set[str]:
+    """Names of what Lightning would set again."""
+    return {args[0] for args, _ in vars(loader).get("__pl_attrs_record", ())}
+
+
+@pytest.mark.usefixtures("wrapped")
+@pytest.mark.filterwarnings("ignore:Stream has no state_dict")
+@pytest.mark.parametrize("dataset", [Numbers(), DATA, Stream()], ids=["map", "table", "iterable"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_nothing_of_ours_is_recorded_after_a_hook_that_raised(dataset: Any, workers: int) -> None:
+    options: Any = {"num_workers": workers, "persistent_workers": workers > 0}
+    with DataLoader(dataset, 2, check_exactness=1 if workers else 0, **options) as loader:
+        for epoch in range(3):
+            loader.set_epoch(epoch)
+            assert len(list(loader)) == len(loader) == 5
+        iterator = iter(loader)
+        next(iterator)
+        loader.commit()
+        state = loader.state_dict()
+        loader.load_state_dict(state)
+        loader.copy_ahead(torch.device("cuda"), print)
+        loader.copy_ahead(torch.device("cpu"), print)
+        assert loader._iterator in (iterator, None)  # a table is read without workers
+        assert loader.statistics().batches > 0
+        assert record(loader) == REPLAYED
+        for again in (copy.deepcopy(loader), pickle.loads(pickle.dumps(loader)), copy.copy(loader)):
+            assert again.state_dict() == state
+            assert len(list(again)) == 4
+            assert record(again) == REPLAYED
+            again.close()
+
+
+@pytest.mark.usefixtures("wrapped")
+def test_what_a_program_sets_is_recorded_once() -> None:
+    loader = DataLoader(DATA, 2, num_workers=1)
+    loader.multiprocessing_context = "spawn"  # type: ignore[assignment]
+    loader.timeout = 3
+    assert record(loader) == {"multiprocessing_context", "timeout"}
+    assert len(vars(loader)["__pl_attrs_record"]) <= 4  # by either of the wrappers
+
+
+def test_a_rebuilt_loader_has_what_a_hook_has_asked_for() -> None:
+    data = pytest.importorskip("lightning.fabric.utilities.data")
+    with data._replace_dunder_methods(TorchLoader, "dataset"):
+        loader = DataLoader(DATA, 2, seed=3)
+        list(loader)
+        next(iter(loader))
+        loader.load_state_dict(loader.state_dict())
+        loader.copy_ahead(torch.device("cuda"), print)
+    rebuilt = data._update_dataloader(loader, loader.sampler)
+    assert rebuilt is not loader
+    assert rebuilt.state_dict() == loader.state_dict()
+    assert rebuilt._copies_to == (torch.device("cuda"), print)
+    assert ids(rebuilt) == [[2, 3], [4, 5], [6, 7], [8, 9]]
+
+
+def test_no_cycle_keeps_a_loader_that_was_iterated() -> None:
+    loader = DataLoader(Numbers(), 2, shuffle=True, num_workers=1, persistent_workers=True)
+    list(loader)
+    next(iter(loader))
+    gc.collect()
+    gc.disable()
+    try:
+        parts = [weakref.ref(part) for part in (loader, loader._internals)]
+        del loader
+        assert [part() for part in parts] == [None, None]
+    finally:
+        gc.enable()
+
+
+class Lying(Stream):
+    def __len__(self) -> int:
+        return 3
+
+
+class Through(DataLoader[Any]):
+    """A subclass between the program and the loader is the program's own."""
+
+    def state_of_another(self) -> None:
+        self.load_state_dict({**self.state_dict(), "batches": 1, "workers": [[1, None, False]]})
+
+
+def resume(loader: Any) -> None:
+    next(iter(loader))
+    loader.load_state_dict(loader.state_dict())
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("dataset", "act", "options", "text"),
+    [
+        (Stream(), iter, {"check_exactness": 1, "num_workers": 0}, "num_workers of at least 1"),
+        (Stream(), resume, {}, "has no state_dict"),
+        (Stream(), Through.state_of_another, {}, "has no state_dict"),
+        (Lying(), lambda loader: (len(loader), list(loader)), {}, "Lying promised 3 samples"),
+        (DATA, list, {"pin_memory": True}, "pin_memory=True has no effect"),
+    ],
+    ids=["iter", "load", "subclass", "next", "pin"],
+)
+def test_warnings_name_the_line_of_the_program(
+    dataset: Any, act: Any, options: Any, text: str, workers: int
+) -> None:
+    if "pin_memory" in options and torch.accelerator.is_available():
+        pytest.skip("there is an accelerator")
+    loader = Through(dataset, **{"num_workers": workers, **options})
+    with loader, pytest.warns(UserWarning, match=text) as caught:
+        act(loader)
+    assert [warning.filename for warning in caught] == [__file__]
