@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support import programs
 from tests.support.huge_pages import collapse
 from tests.support.selection import leave_to_slow
 
@@ -38,7 +39,10 @@ def _descendants(pid: int) -> Iterator[int]:
 def _children() -> set[int]:
     """Child processes, without multiprocessing's own helpers, which live until the end."""
     found = set()
+    kept = programs.server_pids()
     for pid in _descendants(os.getpid()):
+        if pid in kept:
+            continue
         try:
             command = " ".join(psutil.Process(pid).cmdline())
         except (psutil.NoSuchProcess, psutil.ZombieProcess):
@@ -86,6 +90,18 @@ def nothing_left_behind() -> Iterator[None]:
     if any(left().values()):
         gc.collect()  # what is only waiting to be collected is not left behind
     assert not any(left().values()), left()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option for interpreters of their own."""
+    parser.addoption(
+        "--cold-programs", action="store_true", help="start Python anew for each program of a test"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hand the option on."""
+    programs.cold = programs.cold or config.getoption("--cold-programs")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest's own, which looks at the marks

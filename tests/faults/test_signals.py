@@ -13,7 +13,6 @@ import random
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from tests.parity.tools import PROMPT, ROOT, finish_script
+from tests.support.programs import start_program
 from tests.support.samples import METHODS
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs pidfds (Linux)")
@@ -99,15 +99,10 @@ def launch(source: str, folder: Path, *arguments: object) -> subprocess.Popen[st
     """Run a program with a folder and further arguments."""
     program = folder / "program.py"
     program.write_text(source)
-    process = subprocess.Popen(
-        [sys.executable, str(program), str(folder), *map(str, arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    process = start_program(
+        program, folder, *arguments,
+        environment={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.PIPE,
+    )  # fmt: skip
     launched.append(process)
     return process
 
