@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.parity.tools import PROMPT, ROOT, finish_script
-from tests.support.programs import start_program
+from tests.parity.tools import PROMPT, finish_script
+from tests.support.programs import WITH_LIGHTNING, start_program
 from tests.support.samples import METHODS
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs pidfds (Linux)")
@@ -95,14 +95,13 @@ def programs_end() -> Iterator[None]:
             process.communicate()
 
 
-def launch(source: str, folder: Path, *arguments: object) -> subprocess.Popen[str]:
+def launch(
+    source: str, folder: Path, *arguments: object, modules: tuple[str, ...] = ("torch",)
+) -> subprocess.Popen[str]:
     """Run a program with a folder and further arguments."""
     program = folder / "program.py"
     program.write_text(source)
-    process = start_program(
-        program, folder, *arguments,
-        environment={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.PIPE,
-    )  # fmt: skip
+    process = start_program(program, folder, *arguments, modules=modules, stdin=subprocess.PIPE)
     launched.append(process)
     return process
 
@@ -442,7 +441,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("where", ["step", "next"])
 def test_sigterm_to_the_group_lets_lightning_save_and_resume(tmp_path: Path, where: str) -> None:
     """In a training step; and in next(), which must first bring the batch that it was asked for."""
-    process = launch(FIT, tmp_path, where, "first")
+    process = launch(FIT, tmp_path, where, "first", modules=WITH_LIGHTNING)
     expect(process, "waiting")
     os.killpg(process.pid, signal.SIGTERM)
     tell(process, "go on")
@@ -452,7 +451,7 @@ def test_sigterm_to_the_group_lets_lightning_save_and_resume(tmp_path: Path, whe
     assert 1 <= len(first) < 21
     if where == "step":
         assert len(first) == 10
-    out, err, status = finish(launch(FIT, tmp_path, where, "second"))
+    out, err, status = finish(launch(FIT, tmp_path, where, "second", modules=WITH_LIGHTNING))
     assert status == 0, err
     rest, whole = map(json.loads, out.splitlines())
     assert len(whole) == 21
@@ -503,9 +502,12 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(
-    "seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
+    ("seed", "rounds"),
+    [(0, 3), *(pytest.param(seed, 9, marks=pytest.mark.slow) for seed in range(3))],
 )
-def test_a_parent_killed_at_any_moment_takes_all_with_it(tmp_path: Path, seed: int) -> None:
+def test_a_parent_killed_at_any_moment_takes_all_with_it(
+    tmp_path: Path, seed: int, rounds: int
+) -> None:
     """While it starts, feeds, waits for or closes its workers; under every start method.
 
     It writes 35 lines, and then waits for a worker that hangs.
@@ -513,7 +515,7 @@ def test_a_parent_killed_at_any_moment_takes_all_with_it(tmp_path: Path, seed: i
     chance = random.Random(seed)
     process = launch(MOTHER, tmp_path)
     assert process.stdout is not None
-    for number in range(9):
+    for number in range(rounds):
         tell(process, METHODS[number % len(METHODS)])
         parent = int(process.stdout.readline())
         for _ in range(chance.choice([1, 2, chance.randrange(34), 35])):

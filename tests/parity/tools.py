@@ -125,8 +125,7 @@ def start_script(loader_class: type, source: str, folder: Path) -> subprocess.Po
     package = "torch.utils.data" if is_oracle(loader_class) else "lit_loader"
     program = folder / "program.py"
     program.write_text(f"from {package} import DataLoader\n" + textwrap.dedent(source))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return start_program(program, options=("-W", "error"), environment=environment)
+    return start_program(program, options=("-W", "error"))
 
 
 def finish_script(process: subprocess.Popen[str], timeout: float = 60.0) -> tuple[str, str, int]:

@@ -62,7 +62,7 @@ def without_this_file(kind: Any, error: Any, trace: Any) -> None:
 
 
 if __name__ == "__main__":
-    for name in sys.argv[2:]:
+    for name in sys.argv[1:]:
         importlib.import_module(name)
     sys.argv = ["program"]
     with socket.socket(fileno=0) as requests:

@@ -12,6 +12,7 @@ import atexit
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -19,19 +20,26 @@ import threading
 from pathlib import Path
 from typing import Any, Final
 
+ROOT: Final = Path(__file__).parents[2]
+"""The repository."""
+
 _SERVER: Final = Path(__file__).with_name("program_server.py")
+
+WITH_LIGHTNING: Final = ("torch", "lightning.pytorch")
+"""What programs with a Trainer import in any case."""
 
 
 class _Server:
     """The process that has imported some modules."""
 
-    def __init__(self, options: tuple[str, ...], modules: tuple[str, ...], path: str) -> None:
+    def __init__(
+        self, options: tuple[str, ...], modules: tuple[str, ...], environment: dict[str, str]
+    ) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, *options, str(_SERVER), path, *modules],
-                stdin=theirs, stdout=subprocess.DEVNULL, start_new_session=True,
-                env={**os.environ, "PYTHONPATH": path},
+                [sys.executable, *options, str(_SERVER), *modules],
+                stdin=theirs, stdout=subprocess.DEVNULL, start_new_session=True, env=environment,
             )  # fmt: skip
         self._lock = threading.Lock()
         self._owner = os.getpid()
@@ -73,7 +81,7 @@ class WarmProgram(subprocess.Popen[str]):
         program: Its file, and its arguments.
         options: Python's options.
         modules: What has been imported when it begins.
-        environment: Its environment; ``PYTHONPATH`` is one folder, or missing.
+        environment: Its environment.
         settings: Those of ``Popen``, of which some are understood.
     """
 
@@ -87,10 +95,11 @@ class WarmProgram(subprocess.Popen[str]):
         **settings: Any,
     ) -> None:
         self._environment = environment
-        key = (options, modules, environment.get("PYTHONPATH", ""))
-        self._server = _servers.get(key) or _servers.setdefault(key, _Server(*key))
-        if self._server.process.poll() is not None:  # a test has ended all it could find
-            self._server = _servers[key] = _Server(*key)
+        read_early = [environment.get(name) for name in ("PYTHONPATH", "OMP_NUM_THREADS")]
+        key = (options, modules, *read_early)
+        if key not in _servers or _servers[key].process.poll() is not None:
+            _servers[key] = _Server(options, modules, environment)
+        self._server = _servers[key]
         super().__init__(program, text=True, **settings)
 
     def _execute_child(self, args: Any, *given: Any) -> None:
@@ -146,7 +155,7 @@ def start_program(
     *arguments: object,
     options: tuple[str, ...] = (),
     modules: tuple[str, ...] = ("torch",),
-    environment: dict[str, str],
+    environment: dict[str, str] | None = None,
     **settings: Any,
 ) -> subprocess.Popen[str]:
     """Start a program of a test, in a session of its own, with pipes as its output.
@@ -156,10 +165,13 @@ def start_program(
         arguments: Its arguments.
         options: Python's options.
         modules: What it imports in any case.
-        environment: Its whole environment.
+        environment: Its whole environment; by default this one's, with the package importable, and
+            one thread for a computation.
         settings: Further ones of ``Popen``.
     """
     command = [str(program), *map(str, arguments)]
+    if environment is None:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     settings = {
         "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "start_new_session": True, **settings
     }  # fmt: skip
@@ -170,3 +182,15 @@ def start_program(
     return WarmProgram(
         command, options=options, modules=modules, environment=environment, **settings
     )
+
+
+def run_program(program: Path, *arguments: object, timeout: float = 110, **settings: Any) -> str:
+    """Run a program of a test to its end, in which it must succeed; returns what it printed."""
+    with start_program(program, *arguments, **settings) as process:
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    assert process.returncode == 0, f"{process.returncode}\n{out}\n{err}"
+    return out
