@@ -502,11 +502,11 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(
-    ("seed", "rounds"),
-    [(0, 3), *(pytest.param(seed, 9, marks=pytest.mark.slow) for seed in range(3))],
+    ("seed", "methods"),
+    [(0, ["fork"] * 4), *(pytest.param(n, METHODS * 3, marks=pytest.mark.slow) for n in range(3))],
 )
 def test_a_parent_killed_at_any_moment_takes_all_with_it(
-    tmp_path: Path, seed: int, rounds: int
+    tmp_path: Path, seed: int, methods: list[str]
 ) -> None:
     """While it starts, feeds, waits for or closes its workers; under every start method.
 
@@ -515,8 +515,8 @@ def test_a_parent_killed_at_any_moment_takes_all_with_it(
     chance = random.Random(seed)
     process = launch(MOTHER, tmp_path)
     assert process.stdout is not None
-    for number in range(rounds):
-        tell(process, METHODS[number % len(METHODS)])
+    for method in methods:
+        tell(process, method)
         parent = int(process.stdout.readline())
         for _ in range(chance.choice([1, 2, chance.randrange(34), 35])):
             process.stdout.readline()
@@ -525,7 +525,7 @@ def test_a_parent_killed_at_any_moment_takes_all_with_it(
         family = list(members(parent))
         os.kill(parent, signal.SIGKILL)
         took = wait_until_empty(parent)
-        assert took < 5, f"{METHODS[number % len(METHODS)]}: {took} s"
+        assert took < 5, f"{method}: {took} s"
         named = {pid for pid in family for name in os.listdir("/dev/shm") if str(pid) in name}
         assert not named
         while process.stdout.readline() != "killed\n":

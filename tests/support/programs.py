@@ -150,6 +150,11 @@ cold = not sys.platform.startswith("linux") or not hasattr(os, "pidfd_open")
 """Whether each program gets an interpreter of its own."""
 
 
+def default_environment() -> dict[str, str]:
+    """This process's, with the package importable, and one thread for a computation."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
 def start_program(
     program: Path,
     *arguments: object,
@@ -165,13 +170,11 @@ def start_program(
         arguments: Its arguments.
         options: Python's options.
         modules: What it imports in any case.
-        environment: Its whole environment; by default this one's, with the package importable, and
-            one thread for a computation.
+        environment: Its whole environment, if it is not the default one.
         settings: Further ones of ``Popen``.
     """
     command = [str(program), *map(str, arguments)]
-    if environment is None:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = environment or default_environment()
     settings = {
         "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "start_new_session": True, **settings
     }  # fmt: skip
@@ -184,13 +187,22 @@ def start_program(
     )
 
 
-def run_program(program: Path, *arguments: object, timeout: float = 110, **settings: Any) -> str:
-    """Run a program of a test to its end, in which it must succeed; returns what it printed."""
+def run_program(
+    program: Path, *arguments: object, code: int = 0, timeout: float = 110, **settings: Any
+) -> str:
+    """Run a program of a test to its end, check its exit code, and return what it printed."""
     with start_program(program, *arguments, **settings) as process:
         try:
             out, err = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             raise
-    assert process.returncode == 0, f"{process.returncode}\n{out}\n{err}"
+    assert process.returncode == code, f"{process.returncode}\n{out}\n{err}"
     return out
+
+
+def run_with_lightning(directory: Path, program: Path, *arguments: object, code: int = 0) -> str:
+    """Run a program with a Trainer in a directory; returns all it printed."""
+    settings = {"cwd": directory, "stderr": subprocess.STDOUT, "modules": WITH_LIGHTNING}
+    wide = {**default_environment(), "COLUMNS": "160"}
+    return run_program(program, *arguments, code=code, environment=wide, **settings)
