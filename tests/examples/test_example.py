@@ -67,7 +67,7 @@ def test_main_job_prints_nothing_stray(job: tuple[Path, str]) -> None:
 def test_overrides_reach_the_loaders(tmp_path: Path, method: str) -> None:
     printed = run(
         tmp_path, "trainer.max_epochs=1", "loader.num_workers=1", "data.val.batch_size=512",
-        f"loader.multiprocessing_context={method}", f"hydra.run.dir={tmp_path / 'run'}", "test=false",
+        f"loader.multiprocessing_context={method}", f"hydra.run.dir={tmp_path}/run", "test=false",
     )  # fmt: skip
     assert "val: factory Digits, batch_size=512" in printed
     assert "test/acc" not in printed
