@@ -634,7 +634,7 @@ class Millisecond(LightningModule):
 
 
 @pytest.mark.slow
-@pytest.mark.bench
+@pytest.mark.time
 def test_a_fit_takes_as_long_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against a callback that does nothing, and a loader that records nothing; rounds take turns.
 

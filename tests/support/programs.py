@@ -175,9 +175,8 @@ def start_program(
     """
     command = [str(program), *map(str, arguments)]
     environment = environment or default_environment()
-    settings = {
-        "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "start_new_session": True, **settings
-    }  # fmt: skip
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    settings = {**pipes, "start_new_session": True, **settings}
     if cold:
         return subprocess.Popen(
             [sys.executable, *options, *command], text=True, env=environment, **settings
