@@ -18,7 +18,7 @@ import lit_loader
 from lit_loader import DataLoader
 from lit_loader.batch import sample_errors
 from lit_loader.batch.sample_errors import MAX_BACKOFF, Attempts, Tolerance
-from lit_loader.seeding import find_generators
+from lit_loader.seeding.find_generators import find_generators
 from lit_loader.seeding.generator_state import Rewind, preserved
 from lit_loader.transport.status_board import Cancelled, Progress
 from tests.support.exact import noisy_collate
