@@ -229,8 +229,11 @@ def rng() -> random.Random:
         (WithPartial(), ["WithPartial.method.args[0]"]),
         (Box(a=ClassLevel), ["Box.a.shared"]),
         (UsesClass(), ["UsesClass.__getitem__<global ClassLevel>.shared"]),
-        (UsesAttribute(), ["UsesAttribute.__getitem__<global held_elsewhere>.GENERATOR"]),
-        (ImportsLate(), ["ImportsLate.__getitem__<global held_elsewhere>.GENERATOR"]),
+        (
+            UsesAttribute(),
+            ["UsesAttribute.__getitem__<global tests.support.held_elsewhere>.GENERATOR"],
+        ),
+        (ImportsLate(), ["ImportsLate.__getitem__<global tests.support.held_elsewhere>.GENERATOR"]),
         (ClassLevel(), ["ClassLevel.shared"]),
         (Box(a=functools.partial(print, rng(), key=rng())), ["Box.a.args[0]", "Box.a.keywords"]),
         (Box(a=np.random.default_rng().normal), ["Box.a.__self__"]),
