@@ -231,7 +231,7 @@ def rng() -> random.Random:
         (UsesClass(), ["UsesClass.__getitem__<global ClassLevel>.shared"]),
         (
             UsesAttribute(),
-            ["UsesAttribute.__getitem__<global tests.support.held_elsewhere>.GENERATOR"],
+            ["UsesAttribute.__getitem__<global held_elsewhere>.GENERATOR"],
         ),
         (ImportsLate(), ["ImportsLate.__getitem__<global tests.support.held_elsewhere>.GENERATOR"]),
         (ClassLevel(), ["ClassLevel.shared"]),

@@ -58,7 +58,8 @@ def become(request: dict[str, Any]) -> types.ModuleType:
 
 def without_this_file(kind: Any, error: Any, trace: Any) -> None:
     """Print an exception that has left the program."""
-    sys.__excepthook__(kind, error, trace.tb_next or trace)
+    trace = trace.tb_next or trace
+    sys.__excepthook__(kind, error.with_traceback(trace), trace)
 
 
 if __name__ == "__main__":
