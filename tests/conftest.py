@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import signal
 import sys
 import threading
@@ -13,12 +14,19 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support import programs
 from tests.support.huge_pages import collapse
+from tests.support.kinds import mark_kinds
 from tests.support.selection import leave_to_slow
 
+# Programs inherit what follows from whatever has started pytest, and are not to depend on it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # As after ``nohup pytest &``: programs inherit it, and tests of Ctrl-C would wait for ever.
+    # As after ``nohup pytest &``: tests of Ctrl-C would wait for ever.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.pthread_sigmask(signal.SIG_SETMASK, ())
+os.umask(0o022)
+for name in ("PYTHONWARNINGS", "HYDRA_FULL_ERROR"):  # they print more than tests compare with
+    os.environ.pop(name, None)
 
 _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
@@ -38,7 +46,10 @@ def _descendants(pid: int) -> Iterator[int]:
 def _children() -> set[int]:
     """Child processes, without multiprocessing's own helpers, which live until the end."""
     found = set()
+    kept = programs.server_pids()
     for pid in _descendants(os.getpid()):
+        if pid in kept:
+            continue
         try:
             command = " ".join(psutil.Process(pid).cmdline())
         except (psutil.NoSuchProcess, psutil.ZombieProcess):
@@ -88,10 +99,36 @@ def nothing_left_behind() -> Iterator[None]:
     assert not any(left().values()), left()
 
 
+@pytest.fixture(autouse=True)
+def unit_tests_start_no_process(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What children that have ended cost the kernel tells whether there were any."""
+
+    def ended() -> int:
+        return resource.getrusage(resource.RUSAGE_CHILDREN).ru_minflt
+
+    before = ended()
+    yield
+    if request.node.get_closest_marker("unit") and ended() != before:
+        pytest.fail("a test that starts a process: mark it 'process'")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option for interpreters of their own."""
+    parser.addoption(
+        "--cold-programs", action="store_true", help="start Python anew for each program of a test"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hand the option on."""
+    programs.cold = programs.cold or config.getoption("--cold-programs")
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest's own, which looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave a part of the long matrices to ``-m slow``."""
+    """Leave a part of the long matrices to ``-m slow``, and mark what kind of test each is."""
     leave_to_slow(items)
+    mark_kinds(items)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -105,13 +105,13 @@ SOME = {
 }
 
 
-@pytest.mark.bench
+@pytest.mark.time
 @pytest.mark.parametrize("case", [case for case in names.CASES if case != "memory"])
 def test_every_case_measures(case: str, run: Run, tmp_path: Path) -> None:
     measure(case, run, tmp_path, *([SOME[case]] if case in SOME else []))
 
 
-@pytest.mark.bench
+@pytest.mark.time
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [*SOME, "memory"])
 def test_all_of_a_case(case: str, run: Run, tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def measure(case: str, run: Run, tmp_path: Path, *overrides: str) -> None:
     assert (tmp_path / f"{case}.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.bench
+@pytest.mark.time
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 @pytest.mark.parametrize("loader", ["torchdata", "spdl", "grain"])
 def test_every_loader_gives_the_batches(loader: str) -> None:
@@ -329,7 +329,7 @@ def test_an_interrupt_leaves_whole_rounds() -> None:
 # --- the user's own dataset ---
 
 
-@pytest.mark.bench
+@pytest.mark.time
 def test_grid(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, report = run(
         f"dataset._target_={__name__}.Squares", "+dataset.length=40", "loader.batch_size=8",

@@ -9,19 +9,20 @@ import pytest
 import torch
 
 from tests.support.commands import run_python
+from tests.support.programs import run_with_lightning
 from tests.support.recipes import TRAIN
 
 
 def run(directory: Path, *arguments: str, code: int = 0) -> str:
     """Runs train.py in `directory`, checks its exit code and returns all it printed."""
-    return run_python(directory, TRAIN, *arguments, code=code)
+    return run_with_lightning(directory, TRAIN, *arguments, code=code)
 
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The main job, as the README names it: run directory and console output."""
     cwd = tmp_path_factory.mktemp("elsewhere")
-    printed = run(cwd)
+    printed = run_python(cwd, TRAIN)
     (directory,) = (cwd / "outputs" / "train" / "runs").iterdir()
     return directory, printed
 
@@ -62,10 +63,11 @@ def test_main_job_prints_nothing_stray(job: tuple[Path, str]) -> None:
         assert word not in printed
 
 
-def test_overrides_reach_the_loaders(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_overrides_reach_the_loaders(tmp_path: Path, method: str) -> None:
     printed = run(
         tmp_path, "trainer.max_epochs=1", "loader.num_workers=1", "data.val.batch_size=512",
-        "loader.multiprocessing_context=spawn", f"hydra.run.dir={tmp_path / 'run'}", "test=false",
+        f"loader.multiprocessing_context={method}", f"hydra.run.dir={tmp_path}/run", "test=false",
     )  # fmt: skip
     assert "val: factory Digits, batch_size=512" in printed
     assert "test/acc" not in printed

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.commands import run_python
+from tests.support.programs import run_with_lightning
 from tests.support.recipes import EXAMPLES, TRAIN
 
 SHORT = ("trainer.max_epochs=1", "trainer.limit_val_batches=2", "trainer.limit_test_batches=2")
@@ -40,7 +40,7 @@ def text_package(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def run(directory: Path, recipe: str, *overrides: str) -> tuple[str, dict[str, Any], Path]:
     """Runs a recipe; returns what it printed, its metrics and its run directory."""
     run_dir = directory / recipe
-    printed = run_python(
+    printed = run_with_lightning(
         directory, TRAIN, f"experiment={recipe}", *overrides, f"hydra.run.dir={run_dir}"
     )
     for word in ("Warning", "Traceback"):

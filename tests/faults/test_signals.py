@@ -13,14 +13,14 @@ import random
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.parity.tools import PROMPT, ROOT, finish_script
+from tests.parity.tools import PROMPT, finish_script
+from tests.support.programs import WITH_LIGHTNING, start_program
 from tests.support.samples import METHODS
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs pidfds (Linux)")
@@ -95,19 +95,13 @@ def programs_end() -> Iterator[None]:
             process.communicate()
 
 
-def launch(source: str, folder: Path, *arguments: object) -> subprocess.Popen[str]:
+def launch(
+    source: str, folder: Path, *arguments: object, modules: tuple[str, ...] = ("torch",)
+) -> subprocess.Popen[str]:
     """Run a program with a folder and further arguments."""
     program = folder / "program.py"
     program.write_text(source)
-    process = subprocess.Popen(
-        [sys.executable, str(program), str(folder), *map(str, arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    process = start_program(program, folder, *arguments, modules=modules, stdin=subprocess.PIPE)
     launched.append(process)
     return process
 
@@ -447,7 +441,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("where", ["step", "next"])
 def test_sigterm_to_the_group_lets_lightning_save_and_resume(tmp_path: Path, where: str) -> None:
     """In a training step; and in next(), which must first bring the batch that it was asked for."""
-    process = launch(FIT, tmp_path, where, "first")
+    process = launch(FIT, tmp_path, where, "first", modules=WITH_LIGHTNING)
     expect(process, "waiting")
     os.killpg(process.pid, signal.SIGTERM)
     tell(process, "go on")
@@ -457,7 +451,7 @@ def test_sigterm_to_the_group_lets_lightning_save_and_resume(tmp_path: Path, whe
     assert 1 <= len(first) < 21
     if where == "step":
         assert len(first) == 10
-    out, err, status = finish(launch(FIT, tmp_path, where, "second"))
+    out, err, status = finish(launch(FIT, tmp_path, where, "second", modules=WITH_LIGHTNING))
     assert status == 0, err
     rest, whole = map(json.loads, out.splitlines())
     assert len(whole) == 21
@@ -508,9 +502,12 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(
-    "seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
+    ("seed", "methods"),
+    [(0, ["fork"] * 4), *(pytest.param(n, METHODS * 3, marks=pytest.mark.slow) for n in range(3))],
 )
-def test_a_parent_killed_at_any_moment_takes_all_with_it(tmp_path: Path, seed: int) -> None:
+def test_a_parent_killed_at_any_moment_takes_all_with_it(
+    tmp_path: Path, seed: int, methods: list[str]
+) -> None:
     """While it starts, feeds, waits for or closes its workers; under every start method.
 
     It writes 35 lines, and then waits for a worker that hangs.
@@ -518,8 +515,8 @@ def test_a_parent_killed_at_any_moment_takes_all_with_it(tmp_path: Path, seed: i
     chance = random.Random(seed)
     process = launch(MOTHER, tmp_path)
     assert process.stdout is not None
-    for number in range(9):
-        tell(process, METHODS[number % len(METHODS)])
+    for method in methods:
+        tell(process, method)
         parent = int(process.stdout.readline())
         for _ in range(chance.choice([1, 2, chance.randrange(34), 35])):
             process.stdout.readline()
@@ -528,7 +525,7 @@ def test_a_parent_killed_at_any_moment_takes_all_with_it(tmp_path: Path, seed: i
         family = list(members(parent))
         os.kill(parent, signal.SIGKILL)
         took = wait_until_empty(parent)
-        assert took < 5, f"{METHODS[number % len(METHODS)]}: {took} s"
+        assert took < 5, f"{method}: {took} s"
         named = {pid for pid in family for name in os.listdir("/dev/shm") if str(pid) in name}
         assert not named
         while process.stdout.readline() != "killed\n":

@@ -7,12 +7,13 @@ whose buffer something else there exports, CPython's collector may tear the memo
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.support.commands import run_python
+from tests.support.programs import run_program
 
 ROOT = Path(__file__).parents[2]
 
@@ -95,7 +96,9 @@ print("alive")
 @pytest.mark.parametrize("held", [0, 4], ids=["copied", "divided"])
 def test_what_an_interruption_leaves(tmp_path: Path, held: int) -> None:
     """Wherever it strikes on a batch's way: nothing is torn down under what still looks into it."""
-    found = run_python(tmp_path, "-c", INTERRUPTED, str(held), PYTHONPATH=str(ROOT))
+    program = tmp_path / "program.py"
+    program.write_text(INTERRUPTED)
+    found = run_program(program, held, stderr=subprocess.STDOUT)
     assert "BufferError" not in found
     assert found.endswith("alive\n")
 

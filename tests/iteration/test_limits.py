@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.programs import run_program
+
 ROOT = Path(__file__).parents[2]
 
 BEGIN = """
@@ -80,17 +82,12 @@ def run(program: str, tmp_path: Path, shell: str | None = None, **words: object)
     """Run a program, perhaps by a shell with mounts of its own; returns the lines it printed."""
     path = tmp_path / "program.py"
     path.write_text(BEGIN + textwrap.dedent(program))
-    command = [sys.executable, "-W", "error", str(path)]
-    if shell is not None:
-        script = shell.format(python=f"{sys.executable} -W error", program=path, **words)
-        command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=110,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-    )
+    if shell is None:
+        return run_program(path, options=("-W", "error")).splitlines()
+    script = shell.format(python=f"{sys.executable} -W error", program=path, **words)
+    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, env=environment)
     assert done.returncode == 0, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout.splitlines()
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import runpy
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+
+from tests.support.programs import WITH_LIGHTNING, run_program
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "fabric.py"
 STEPS = 17  # an epoch of 1,077 images in batches of 64
@@ -58,11 +58,7 @@ def test_goes_on_exactly(stop: int, run: Run, tmp_path: Path) -> None:
 
 
 def test_two_processes(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, EXAMPLE, "--devices", "2", "--epochs", "1"],
-        cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=100, text=True,
-        capture_output=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    steps = [line for line in done.stdout.splitlines() if line.startswith("epoch 0 step ")]
+    arguments = ("--devices", 2, "--epochs", 1)
+    printed = run_program(EXAMPLE, *arguments, modules=WITH_LIGHTNING, cwd=tmp_path)
+    steps = [line for line in printed.splitlines() if line.startswith("epoch 0 step ")]
     assert len(steps) == -(-STEPS // 2)  # the first process's; each has half of the images

@@ -6,10 +6,7 @@ import contextlib
 import itertools
 import json
 import math
-import os
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -38,6 +35,7 @@ from tests.support.exact import (
     StatefulSampler,
     digest,
 )
+from tests.support.programs import WITH_LIGHTNING, run_program
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no"),
@@ -590,10 +588,7 @@ def test_a_callback_of_an_unknown_state_restores_nothing() -> None:
 def test_two_processes(tmp_path: Path) -> None:
     """Two ranks stop and resume, with other workers; at last a single process takes over."""
     script = Path(ddp_fit.__file__)
-    environment = {**os.environ, "PYTHONPATH": str(script.parents[2])}
-    subprocess.run(
-        [sys.executable, script, tmp_path], check=True, env=environment, capture_output=True
-    )
+    run_program(script, tmp_path, modules=WITH_LIGHTNING)
     ranks = [json.loads((tmp_path / f"seen-{rank}.json").read_text()) for rank in range(2)]
     for runs in ranks:
         whole = runs["whole"]

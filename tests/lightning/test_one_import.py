@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.support import one_import_fit as program
-from tests.support.commands import run_python
 from tests.support.one_import_fit import BATCH_SIZE, EPOCHS, LENGTH, PREDICTED, OwnModule
+from tests.support.programs import run_with_lightning
 
 BATCHES = 4  # of each rank: 26 samples, 13 for each
 EVERY = set(range(LENGTH))
@@ -43,7 +43,7 @@ class Runs(NamedTuple):
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     folder = tmp_path_factory.mktemp("ranks")
     script = Path(program.__file__)
-    run_python(folder, script, folder, "2", PYTHONPATH=str(script.parents[2]))
+    run_with_lightning(folder, script, folder, 2)
     seen = [json.loads((folder / f"seen-{rank}.json").read_text()) for rank in range(2)]
     return Runs(folder, seen)
 
@@ -125,10 +125,7 @@ def test_four_ranks_then_two_then_one(tmp_path: Path) -> None:
     script = Path(program.__file__)
     path, seen, done = (), {}, 0
     for ranks, size, steps in ((4, 2, 2), (2, 4, 5), (1, 8, 8)):
-        run_python(
-            tmp_path, script, tmp_path, *map(str, (ranks, size, steps)), *path,
-            PYTHONPATH=str(script.parents[2]),
-        )  # fmt: skip
+        run_with_lightning(tmp_path, script, tmp_path, ranks, size, steps, *path)
         files = [tmp_path / f"seen-{ranks}-{rank}.json" for rank in range(ranks)]
         steps_of_all = zip(*(json.loads(file.read_text()) for file in files), strict=True)
         seen[ranks] = [set(chain(*step)) for step in steps_of_all]
@@ -257,11 +254,10 @@ def test_the_layout_of_the_lightning_hydra_template(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     seen = {}
-    root = str(Path(program.__file__).parents[2])
     for workers, devices, strategy in ((0, 1, "auto"), (2, 1, "auto"), (1, 2, "ddp")):
-        run_python(
-            tmp_path, "src/train.py", f"data.num_workers={workers}", f"trainer.devices={devices}",
-            f"+trainer.strategy={strategy}", PYTHONPATH=root,
+        run_with_lightning(
+            tmp_path, tmp_path / "src" / "train.py", f"data.num_workers={workers}",
+            f"trainer.devices={devices}", f"+trainer.strategy={strategy}",
         )  # fmt: skip
         files = [tmp_path / f"seen-{rank}.json" for rank in range(devices)]
         seen[workers] = [json.loads(file.read_text()) for file in files]

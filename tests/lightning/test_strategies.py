@@ -23,6 +23,7 @@ from lit_loader import LoaderDataModule
 from tests.parity.tools import wait_gone
 from tests.support import strategy_runs
 from tests.support.lightning_runs import Points
+from tests.support.programs import WITH_LIGHTNING, start_program
 from tests.support.strategy_runs import BATCH_SIZE, BATCHES, EPOCHS, LENGTH, PREDICTED, RANKS, SAVED
 
 ROOT = Path(__file__).parents[2]
@@ -39,11 +40,20 @@ class Runs:
     def __init__(self) -> None:
         self._programs: list[subprocess.Popen[str]] = []
 
-    def start(self, *command: object, cwd: Path, **environment: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: object, cwd: Path) -> subprocess.Popen[str]:
+        """Start the script of this module."""
+        program = start_program(
+            SCRIPT, *arguments, modules=WITH_LIGHTNING, environment=clean_environment(),
+            cwd=cwd, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        self._programs.append(program)
+        return program
+
+    def start_python(self, *command: object, cwd: Path) -> subprocess.Popen[str]:
         program = subprocess.Popen(
             [sys.executable, *map(str, command)],
             cwd=cwd, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            start_new_session=True, env={**clean_environment(), **environment},
+            start_new_session=True, env=clean_environment(),
         )  # fmt: skip
         self._programs.append(program)
         return program
@@ -140,7 +150,7 @@ CELLS = ["ddp fork", "ddp_fork forkserver", "ddp_notebook fork"]  # ddp_spawn ta
 @pytest.mark.parametrize("cell", [*CELLS, *IN_FULL])
 def test_strategies(cell: str, runs: Runs, tmp_path: Path) -> None:
     strategy, methods = cell.split()
-    runs.finish(runs.start(SCRIPT, tmp_path, strategy, methods, cwd=tmp_path))
+    runs.finish(runs.start(tmp_path, strategy, methods, cwd=tmp_path))
     seen = [check_training(tmp_path, method) for method in methods.split(",")]
     assert all(one == seen[0] for one in seen)  # whatever the start method
     predicts = strategy != "ddp_spawn"
@@ -163,7 +173,7 @@ def test_a_single_device_sees_the_same_samples(tmp_path: Path) -> None:
 
 def test_canary_j_every_rank_is_given_the_first_ones_state(runs: Runs, tmp_path: Path) -> None:
     """Why a state must not depend on the rank: 18 j of the contract."""
-    runs.finish(runs.start(SCRIPT, tmp_path, "ddp_fork", "ranks", cwd=tmp_path))
+    runs.finish(runs.start(tmp_path, "ddp_fork", "ranks", cwd=tmp_path))
     assert read(tmp_path, "loaded") == [0, 0], (
         "each rank has a state now: iterable datasets may too"
     )
@@ -180,7 +190,7 @@ SLOW_KILLS = [
 @pytest.mark.parametrize("cell", ["ddp fork 1", "ddp_fork fork 0", *SLOW_KILLS])
 def test_a_killed_rank_leaves_nothing_behind(cell: str, runs: Runs, tmp_path: Path) -> None:
     strategy, method, rank = cell.split()
-    runs.finish(runs.start(SCRIPT, tmp_path, strategy, method, rank, cwd=tmp_path), failed=True)
+    runs.finish(runs.start(tmp_path, strategy, method, rank, cwd=tmp_path), failed=True)
     killed: float = json.loads((tmp_path / f"killed-{rank}.json").read_text())
     # Where torch has started the ranks it waits so long for the others to end before it kills them.
     assert time.monotonic() - killed < 30, "another rank did not end, perhaps for its workers"
@@ -190,7 +200,7 @@ def test_two_nodes(runs: Runs, tmp_path: Path) -> None:
     """The README's command for several machines, with both on the loopback address."""
     port = free_port()
     nodes = [
-        runs.start(
+        runs.start_python(
             "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={node}",
             "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={port}",
             TRAIN, "trainer=ddp", "++trainer.num_nodes=2", "trainer.devices=1",
@@ -249,7 +259,7 @@ def test_model_parallel_ranks_share_a_shard() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("data_parallel", [1, 2])
 def test_a_model_that_is_split_over_ranks(data_parallel: int, runs: Runs, tmp_path: Path) -> None:
-    runs.finish(runs.start(SCRIPT, tmp_path, "model_parallel", data_parallel, cwd=tmp_path))
+    runs.finish(runs.start(tmp_path, "model_parallel", data_parallel, cwd=tmp_path))
     first, second = (rank["seen"] for rank in read(tmp_path, "fork-whole"))
     if data_parallel == 1:
         assert first == second  # both have a part of the model, and need all of the data

@@ -7,8 +7,6 @@ import gc
 import mmap
 import os
 import queue
-import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Iterator
@@ -22,6 +20,7 @@ import torch
 from lit_loader.errors import LoaderError
 from lit_loader.memory import arena as arena_module
 from lit_loader.memory.arena import Arena, ArenaMap
+from tests.support.programs import run_program
 from tests.support.samples import given
 
 ROOT = Path(__file__).parents[2]
@@ -310,14 +309,8 @@ except LoaderError as error:
     [(2 << 30, "499500"), (512 << 20, "499500"), (4 << 20, "raise the limit (ulimit -v)")],
     ids=["2 GiB", "512 MiB", "4 MiB"],
 )
-def test_a_small_address_space(room: int, words: str) -> None:
+def test_a_small_address_space(room: int, words: str, tmp_path: Path) -> None:
     """Slots become smaller; where even the smallest do not fit, the error says what to raise."""
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(room)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-    )
-    assert words in done.stdout, done.stderr
-    assert done.returncode == 0
+    program = tmp_path / "program.py"
+    program.write_text(LIMITED)
+    assert words in run_program(program, room)

@@ -6,7 +6,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import textwrap
 import traceback
 from collections.abc import Iterable, Iterator
@@ -17,6 +16,8 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.data
+
+from tests.support.programs import start_program
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -124,14 +125,7 @@ def start_script(loader_class: type, source: str, folder: Path) -> subprocess.Po
     package = "torch.utils.data" if is_oracle(loader_class) else "lit_loader"
     program = folder / "program.py"
     program.write_text(f"from {package} import DataLoader\n" + textwrap.dedent(source))
-    return subprocess.Popen(
-        [sys.executable, "-W", "error", str(program)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    return start_program(program, options=("-W", "error"))
 
 
 def finish_script(process: subprocess.Popen[str], timeout: float = 60.0) -> tuple[str, str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -28,26 +29,56 @@ def test_a_hook_that_raised_leaves_the_classes_as_they_were(turn: int) -> None:
         raise HookError
 
 
-def test_ctrl_c_reaches_tests_that_were_started_in_the_background(tmp_path: Path) -> None:
-    test = tmp_path / "test_ignored.py"
-    test.write_text(
-        "import os, signal, pytest\n"
-        "def test() -> None:\n"
-        "    with pytest.raises(KeyboardInterrupt):\n"
-        "        os.kill(os.getpid(), signal.SIGINT)\n"
-    )
-    folder = Path(__file__).parents[1]
+TESTS = """
+import os, signal, pytest
+
+def test_ctrl_c():
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+
+def test_unit_with_a_process():
+    os.waitpid(os.posix_spawnp("true", ["true"], os.environ), 0)
+
+@pytest.mark.process
+def test_process():
+    os.waitpid(os.posix_spawnp("true", ["true"], os.environ), 0)
+"""
+
+
+def unusual() -> None:
+    """Ignore Ctrl-C, as after ``nohup pytest &``, and hold back signals; a group without rights."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT})
+    os.umask(0o077)
+    os.close(0)
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """How tests end that were started in the background by something odd."""
+    folder = tmp_path_factory.mktemp("tests")
+    test = folder / "test_some.py"
+    test.write_text(TESTS)
+    root = Path(__file__).parents[2]
     command = [
-        *(sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "tests.conftest"),
-        *("--confcutdir", str(tmp_path), "-c", str(folder.parent / "pyproject.toml"), str(test)),
+        *(sys.executable, "-m", "pytest", "-q", "-rA", "-n", "0", "-p", "tests.conftest"),
+        *("--confcutdir", str(folder), "-c", str(root / "pyproject.toml"), str(test)),
     ]
     done = subprocess.run(
-        command,
-        cwd=folder.parent,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env={**os.environ, "PYTHONPATH": str(folder.parent)},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
-    )
-    assert done.returncode == 0, done.stdout
+        command, cwd=root, capture_output=True, text=True, timeout=100, preexec_fn=unusual,
+        env={**os.environ, "PYTHONPATH": str(root)}, check=False,
+    )  # fmt: skip
+    found = re.findall(r"^(PASSED|FAILED|ERROR) \S*::(\w+)", done.stdout, re.MULTILINE)
+    assert found, done.stdout + done.stderr
+    return {name: outcome for outcome, name in found}
+
+
+def test_ctrl_c_reaches_tests_that_were_started_in_the_background(
+    outcomes: dict[str, str],
+) -> None:
+    assert outcomes["test_ctrl_c"] == "PASSED"
+
+
+def test_a_unit_test_may_start_no_process(outcomes: dict[str, str]) -> None:
+    assert outcomes["test_unit_with_a_process"] == "ERROR"  # found when it is over
+    assert outcomes["test_process"] == "PASSED"

@@ -166,7 +166,7 @@ def test_epochs_have_no_structure_in_common() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.bench
+@pytest.mark.time
 def test_cost_of_an_index() -> None:
     permutation = Permutation(10**9, 1)
     times = []

@@ -364,7 +364,7 @@ def test_the_private_layout_is_as_supposed() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.bench
+@pytest.mark.time
 @pytest.mark.parametrize(("function", "microseconds"), [("seed", 20), ("preserve", 100)])
 def test_cost(function: str, microseconds: float) -> None:
     def preserve() -> None:

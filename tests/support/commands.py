@@ -18,7 +18,8 @@ def run_python(
     """Runs Python in `directory`, checks its exit code and returns all it printed."""
     done = subprocess.run(
         [str(python), *map(str, command)],
-        cwd=directory, timeout=110, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        cwd=directory, timeout=110, text=True, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         env={**os.environ, "COLUMNS": "160", **environment}, check=False,
     )  # fmt: skip
     assert done.returncode == code, done.stdout

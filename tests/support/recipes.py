@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.support.commands import run_python
+from tests.support.programs import run_with_lightning
 
 # What all of them need; the tests that import this are skipped without.
 pytest.importorskip("matplotlib")
@@ -24,8 +25,11 @@ TRAIN = EXAMPLES / "train.py"
 
 def run(directory: Path, script: Path, *arguments: str, code: int = 0, **environment: str) -> str:
     """Runs a script in `directory`; returns all it printed, in which no warning may be."""
-    environment = {"OMP_NUM_THREADS": "1", **environment}
-    printed = run_python(directory, script, *arguments, code=code, **environment)
+    if environment:
+        environment = {"OMP_NUM_THREADS": "1", **environment}
+        printed = run_python(directory, script, *arguments, code=code, **environment)
+    else:
+        printed = run_with_lightning(directory, script, *arguments, code=code)
     assert "Warning" not in printed
     return printed
 

@@ -9,8 +9,6 @@ import re
 import select
 import signal
 import socket
-import subprocess
-import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -29,6 +27,7 @@ from lit_loader.system.processors import usable_processors
 from lit_loader.worker import fork_starter, launcher_process
 from lit_loader.worker.launcher import Launcher
 from tests.parity.tools import wait_gone
+from tests.support.programs import run_program
 from tests.support.samples import Rows, ints
 
 TESTS = str(Path(__file__).parents[1])
@@ -344,11 +343,7 @@ def test_a_script_that_does_not_expect_to_be_imported(tmp_path: Path) -> None:
     pytest.importorskip("cloudpickle")
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    done = subprocess.run(
-        [sys.executable, script], check=True, capture_output=True, text=True, timeout=100,
-        env={**os.environ, "PYTHONPATH": str(Path(fork_starter.__file__).parents[2])},
-    )  # fmt: skip
-    assert done.stdout.splitlines() == ["run as __main__", "[0, 1, 4, 9]"]
+    assert run_program(script).splitlines() == ["run as __main__", "[0, 1, 4, 9]"]
 
 
 # Python's fork server --------------------------------------------------------------------------
