@@ -414,7 +414,7 @@ class WorkerPool:
             if skip_task is not None:
                 self._in_flight.withdraw(skip_task)
             # Read after the issue: who has not announced a task yet finds that it is void.
-            lost = self._in_flight.lost_with(worker, self.rows(), self._results_read())
+            lost = self._in_flight.take_lost(worker, self.rows(), self._results_read())
             if lost and point is not None:
                 lost[0].packed = pack_indices(point)
             elif point is not None:

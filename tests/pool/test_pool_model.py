@@ -1,4 +1,4 @@
-"""The pool and its flights against simulated workers: every interleaving is a list of steps.
+"""The pool and its tasks against simulated workers: every interleaving is a list of steps.
 
 The pool is the real one, with its pipes, its board and its arena. Its workers are objects in this
 process that do what `worker/main.py` does one step at a time: read a message, look at its issue,
@@ -401,7 +401,7 @@ class PoolMachine(RuleBasedStateMachine):
         # As lit_loader.pool.recovery decides about a task that has ended two workers.
         if give_up and busy and not self.assigned and self.pool.is_pending(number):
             self.outstanding.remove(number)
-            self.pool.replace(death.worker, without=number)
+            self.pool.replace(death.worker, skip_task=number)
         else:
             self.pool.replace(death.worker)
 
@@ -444,13 +444,11 @@ class PoolMachine(RuleBasedStateMachine):
     def slots_that_may_be_written_are_nobody_elses(self) -> None:
         if self.pool is None:
             return
-        arena, flights = self.pool._arena, self.pool._in_flight
+        arena, in_flight = self.pool._arena, self.pool._in_flight
         free = {slot.offset for slot in [*arena._free.warm, *arena._free.cold]}
         lent = {reference.slot.offset for reference in arena._leases}
         owner = {
-            slot.offset: flight.number
-            for flight in flights._outstanding.values()
-            for slot in flight.slots
+            slot.offset: task.number for task in in_flight._tasks.values() for slot in task.slots
         }
         writers: set[int] = set()
         for worker in self.simulation.workers.values():
