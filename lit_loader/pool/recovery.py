@@ -132,7 +132,7 @@ class Recovery:
         if left > 0:  # without looking at the board, for nobody can hang for longer than this
             return left
         idle = max(
-            (self._idle(row, began) for row in pool.workers_with_pending_work().values()),
+            (self._idle(row, began) for row in pool.awaited_workers().values()),
             default=0.0,
         )
         return max(0.0, self._timeout - idle)
@@ -145,7 +145,7 @@ class Recovery:
     def _end_the_hung(self, pool: WorkerPool, began: float) -> Outcome | None:
         """Look for a worker that hangs; if it still does at the second look, replace it."""
         assert self._timeout is not None
-        pending = pool.workers_with_pending_work()
+        pending = pool.awaited_workers()
         if self._suspect is not None:
             worker, row = self._suspect
             self._suspect = None

@@ -34,7 +34,7 @@ from hypothesis.stateful import (
 )
 
 from lit_loader.memory.arena import ArenaMap
-from lit_loader.pool import worker_pool
+from lit_loader.pool import worker_set
 from lit_loader.pool.outcome import Outcome, WorkerDeath
 from lit_loader.pool.worker_pool import WorkerPool
 from lit_loader.transport.messages import (
@@ -321,7 +321,7 @@ class PoolMachine(RuleBasedStateMachine):
 
         self.num_workers, self.depth, self.assigned = num_workers, depth, assigned
         with mock.patch.multiple(
-            worker_pool, make_starter=make, usable_processors=lambda: processors
+            worker_set, make_starter=make, usable_processors=lambda: processors
         ):
             self.pool = WorkerPool(
                 None,  # type: ignore[arg-type]  # the spec is a real worker's affair
@@ -444,7 +444,7 @@ class PoolMachine(RuleBasedStateMachine):
     def slots_that_may_be_written_are_nobody_elses(self) -> None:
         if self.pool is None:
             return
-        arena, in_flight = self.pool._arena, self.pool._in_flight
+        arena, in_flight = self.pool._arena, self.pool._dispatcher._in_flight
         free = {slot.offset for slot in [*arena._free.warm, *arena._free.cold]}
         lent = {reference.slot.offset for reference in arena._leases}
         owner = {
