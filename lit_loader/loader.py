@@ -1,7 +1,7 @@
 """`DataLoader`: the public face, with the names, meaning and defaults of torch's.
 
 It holds the options, gives out iterators, and keeps what outlives one of them: the persistent
-workers and the count of epochs. How batches are made and carried is told in `iteration/base.py`.
+workers and the count of epochs. How batches are made and carried: `iteration/base.py`.
 
 It is a subclass of torch's class so that programs and type checkers know it for a loader, and
 rebuild, shard or wrap it as they do with torch's. Nothing of torch's machinery runs: every method
@@ -49,9 +49,10 @@ from lit_loader.config.loader_config import LoaderConfig
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError, StateError
 from lit_loader.iteration import pin_memory as pinning
-from lit_loader.iteration.base import InProcessIterator, LoaderIterator
+from lit_loader.iteration.base import LoaderIterator
 from lit_loader.iteration.device_copy import DeviceCopy, Move
 from lit_loader.iteration.exactness_check import ExactnessCheck, made_by_pool, made_here
+from lit_loader.iteration.in_process import InProcessIterator
 from lit_loader.iteration.multi_process import Claim, MultiProcessIterator
 from lit_loader.iteration.persistent_workers import PersistentWorkers, temporary
 from lit_loader.iteration.placement import faster_in_process

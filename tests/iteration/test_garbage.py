@@ -27,9 +27,9 @@ from lit_loader.transport.codec import decode, encode
 from lit_loader.transport.slot_writer import SlotWriter
 
 held = int(sys.argv[1])
-for module in (arena, pieces):
+for module in (arena, held_tensors):
     module.DIVIDED = 1
-pieces._WATCHED, pieces._COPIES = 64, 1
+held_tensors._WATCHED, held_tensors._COPIES = 64, 1
 
 class Struck(BaseException):
     pass
@@ -101,7 +101,7 @@ def test_what_an_interruption_leaves(tmp_path: Path, held: int) -> None:
 
 
 def test_numpy_exports_no_memoryview_for_long() -> None:
-    """pieces.py: an array over a memoryview keeps the memory, and exports nothing of it."""
+    """held_tensors.py: an array over a memoryview keeps the memory, and exports nothing of it."""
     memory = np.zeros(8, np.uint8)
     view = memory.data
     array = np.frombuffer(view, np.uint8)
