@@ -1,7 +1,7 @@
 """`DataLoader`: the public face, with the names, meaning and defaults of torch's.
 
 It holds the options, gives out iterators, and keeps what outlives one of them: the persistent
-workers and the count of epochs. How batches are made and carried: `iteration/base.py`.
+workers and the count of epochs. How batches are made and carried is told in `iteration/base.py`.
 
 It is a subclass of torch's class so that programs and type checkers know it for a loader, and
 rebuild, shard or wrap it as they do with torch's. Nothing of torch's machinery runs: every method
@@ -50,13 +50,13 @@ from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError, StateError
 from lit_loader.iteration import pin_memory as pinning
 from lit_loader.iteration.base import LoaderIterator
+from lit_loader.iteration.claims import Claim, WorkerRequest
 from lit_loader.iteration.device_copy import DeviceCopy, Move
 from lit_loader.iteration.exactness_check import ExactnessCheck, made_by_pool, made_here
 from lit_loader.iteration.in_process import InProcessIterator
-from lit_loader.iteration.multi_process import Claim, MultiProcessIterator
+from lit_loader.iteration.multi_process import MultiProcessIterator
 from lit_loader.iteration.persistent_workers import PersistentWorkers, temporary
 from lit_loader.iteration.placement import faster_in_process
-from lit_loader.pool.recovery import Recovery
 from lit_loader.pool.worker_pool import WorkerPool
 from lit_loader.sampling.batch_plan import BatchPlan, UpcomingBatch
 from lit_loader.sampling.certain_indices import certain_indices
@@ -784,15 +784,16 @@ class DataLoader(TorchLoader[T_co]):
             self._warnings_given.add(message)
             warnings.warn(message, category, stacklevel=stacklevel)
 
-    def claim(
-        self, iterator: MultiProcessIterator[Any], recovery: Recovery, start: EpochStart
-    ) -> Claim:
+    def claim(self, request: WorkerRequest) -> Claim:
         """Give workers to an iterator, for it alone."""
         workers = self.num_workers
         if not self.persistent_workers:
-            return temporary(self._start_pool(start.seed, workers))
+            return temporary(self._start_pool(request.seed, workers))
         return self._workers.claim(
-            iterator, recovery, start, lambda: self._start_pool(start.seed, workers), workers
+            request,
+            lambda: self._start_pool(request.seed, workers),
+            workers,
+            self.expected_batches,
         )
 
     def lookahead(self, epoch: int) -> Iterator[UpcomingBatch] | None:

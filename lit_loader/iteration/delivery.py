@@ -22,6 +22,7 @@ from lit_loader.pool.outcome import Outcome, WorkerDeath
 from lit_loader.pool.pipes import PoolClosed
 from lit_loader.pool.recovery import Recovery
 from lit_loader.pool.worker_pool import WorkerPool
+from lit_loader.statistics.records import BatchRecord
 from lit_loader.system.interrupts import HeldBack, let_handlers_through
 from lit_loader.transport.codec import Divide, decode
 from lit_loader.transport.messages import Result, position_of
@@ -57,6 +58,39 @@ class Delivery(NamedTuple):
     arrived: int = 0
     decode: int = 0
     pin: int = 0
+
+    def record(self, epoch: int, asked: int, wait: int, step: int, indices: Any) -> BatchRecord:
+        """Give the record of a batch that is given out.
+
+        Args:
+            epoch: Its epoch.
+            asked: ``time.monotonic_ns()`` when the consumer asked for it.
+            wait: Nanoseconds that the consumer has waited for it.
+            step: Nanoseconds that the consumer was busy before.
+            indices: What it was made of.
+        """
+        result = self.result
+        assert result is not None
+        at = result.slowest_at
+        return BatchRecord(
+            epoch,
+            position_of(self.number),
+            result.worker,
+            self.samples,
+            result.at + result.nbytes,
+            result.began,
+            result.fetch,
+            result.collate,
+            result.encode,
+            self.arrived,
+            asked,
+            wait,
+            self.decode,
+            self.pin,
+            step,
+            result.slowest,
+            indices[at] if type(indices) is list and at < len(indices) else indices,
+        )
 
 
 class DeliveryPipeline:

@@ -473,7 +473,7 @@ def test_workers_are_started_where_they_are_needed(option: str) -> None:
     loader = DataLoader(TensorDataset(torch.arange(4)), num_workers=1, **{option: value})
     iterator = iter(loader)
     next(iterator)
-    pids = list(iterator._pipeline.pool.pids)
+    pids = list(iterator._session.pool.pids)
     del iterator
     wait_gone(pids)
 

@@ -179,7 +179,7 @@ def test_how_often_it_is_iterated(reload: int, tmp_path: Path) -> None:
 def test_an_iterator_that_is_thrown_away_starts_nothing() -> None:
     loader = DataLoader(Points(), 4, num_workers=2)
     iterators = [iter(loader) for _ in range(3)]
-    assert all(iterator._pipeline is None for iterator in iterators)  # type: ignore[attr-defined]
+    assert all(iterator._session is None for iterator in iterators)  # type: ignore[attr-defined]
 
 
 def test_canary_the_end_is_never_reached(tmp_path: Path) -> None:

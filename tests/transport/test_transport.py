@@ -313,7 +313,7 @@ class TestNarrowPipes:
         loader = DataLoader(dataset, num_workers=2, prefetch_factor=600)
         iterator = iter(loader)
         next(iterator)
-        pool = iterator._pipeline.pool
+        pool = iterator._session.pool
         poll = select.poll()
         poll.register(pool._pipes._results, select.POLLIN)
         assert poll.poll(30_000)
