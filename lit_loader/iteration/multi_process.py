@@ -188,7 +188,7 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         while True:
             feed = self._feed
             if feed is None or not feed.epoch_issued or outstanding.owed:
-                session = self._connect(start)
+                session = self._session or self._connect(start)
                 self._dispatch(start, session.pool)
                 feed = self._feed
             assert feed is not None
@@ -229,9 +229,7 @@ class MultiProcessIterator(LoaderIterator[T_co]):
             start.position.delivered(position)
 
     def _connect(self, start: EpochStart) -> Session:
-        """Have workers that know the epoch and are at everything outstanding."""
-        if self._session is not None:
-            return self._session
+        """Begin a session with workers that know the epoch, and are at all that is outstanding."""
         if self._feed is None or self.recovery is None:
             self._prepare(start)
         assert self._feed is not None and self.recovery is not None
