@@ -46,7 +46,7 @@ class Host(Protocol):
         """Batches of an epoch."""
 
     def spec(self) -> BatchSpec:
-        """What a batch is made by."""
+        """The dataset and functions that a batch is made with."""
 
     def generators(self, spec: BatchSpec) -> GeneratorWatch:
         """What is known of the generators that a spec's dataset holds in this process."""
@@ -55,17 +55,17 @@ class Host(Protocol):
         """Begin the epoch that comes next."""
 
     def tell(self, note: str) -> None:
-        """Learn what the user is to be told, once."""
+        """Warn the user, once, of what was noticed while a batch was made."""
 
     def warn_of_ignored_share(self) -> None:
-        """Learn that an iterable dataset gives every reader the same samples."""
+        """Warn, once, that an iterable dataset gives every reader the same samples."""
 
     def warn_of_broken_promise(self, promised: int, samples: int) -> None:
-        """Learn that an iterable dataset gives more samples than its length says."""
+        """Warn that an iterable dataset gives more samples than its length says."""
 
 
 class BatchObserver(Protocol):
-    """What is shown an epoch's first batches."""
+    """An onlooker that is shown an epoch's first batches (`iteration/exactness_check.py`)."""
 
     done: bool
     """Whether it has seen enough."""
@@ -74,11 +74,11 @@ class BatchObserver(Protocol):
         """See a batch that is about to be given out."""
 
     def finish(self) -> None:
-        """Learn that the epoch is over."""
+        """Note that the epoch is over."""
 
 
 class LoaderIterator(Generic[T_co]):
-    """What ``iter(loader)`` gives: an iterator over an epoch's batches.
+    """An iterator over an epoch's batches.
 
     Attributes:
         sample_errors: The samples of the epoch that could not be read, so far.
@@ -164,11 +164,11 @@ class LoaderIterator(Generic[T_co]):
         raise NotImplementedError
 
     def _settle(self, start: EpochStart) -> None:
-        """Be done with what was given out last, as the consumer asks for more."""
+        """Count what was given out last as received, since the consumer asks for more."""
         start.position.settle()
 
     def _take_back(self) -> None:
-        """After an exception from outside: what it has kept from the consumer is given again."""
+        """After an exception from outside: give again what it has kept from the consumer."""
         with self._host.lock:
             if self._start is not None:
                 self._start.position.take_back()

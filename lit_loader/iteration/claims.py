@@ -23,7 +23,7 @@ __all__ = ["Claim", "PoolHost", "Release", "WorkerRequest"]
 
 
 class WorkerRequest(NamedTuple):
-    """An iterator's wish for workers.
+    """What an iterator says when it asks for workers.
 
     Attributes:
         epoch: Its epoch.
@@ -73,4 +73,4 @@ class PoolHost(Host, Protocol):
         """Give workers that have begun the epoch to an iterator, for it alone."""
 
     def lookahead(self, epoch: int) -> Iterator[UpcomingBatch] | None:
-        """Tell the batches of the epochs after this one; None: nothing is made ahead."""
+        """Give the batches of the epochs after this one; None: nothing is made ahead."""

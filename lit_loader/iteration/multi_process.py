@@ -33,7 +33,7 @@ from lit_loader.iteration.delivery import Delivery, DeliveryPipeline, Pin
 from lit_loader.iteration.device_copy import DeviceCopy, Staged
 from lit_loader.iteration.outstanding import OutstandingTasks, is_of
 from lit_loader.iteration.session import Session
-from lit_loader.iteration.task_feed import ReaderFeed, SamplerFeed
+from lit_loader.iteration.task_feed import ReaderFeed, SamplerFeed, TaskFeed
 from lit_loader.pool.pipes import PoolClosed
 from lit_loader.pool.recovery import Recovery
 from lit_loader.pool.worker_pool import WorkerPool
@@ -94,7 +94,7 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         self._device = device
         self._pid = os.getpid()
         self._outstanding = OutstandingTasks(in_order)
-        self._feed: SamplerFeed | ReaderFeed | None = None
+        self._feed: TaskFeed | None = None
         self._session: Session | None = None
         self._indices: Any = None  # of the batch given out last
         self._closed = False
@@ -118,7 +118,7 @@ class MultiProcessIterator(LoaderIterator[T_co]):
                 start.position.take_back()
                 self._outstanding.given = None
                 closed = self._session is not None and self._session.pool.closed
-                # Also Ctrl-C in mid-message: nobody knows what the pool's pipes then hold.
+                # Also Ctrl-C in mid-message: it is not known what the pool's pipes then hold.
                 self.disconnect(reusable=False)
                 _end_with_the_program()
                 if isinstance(error, LoaderError):  # what was healed before it comes first
@@ -216,7 +216,7 @@ class MultiProcessIterator(LoaderIterator[T_co]):
             outstanding.settle()
 
     def _note(self, start: EpochStart, ready: Delivery) -> None:
-        """Keep the position up to date."""
+        """Note in the position that a batch, or what takes its place, is given out."""
         position = position_of(ready.number)
         reader = position % self._num_workers
         if ready.ended:
@@ -247,10 +247,10 @@ class MultiProcessIterator(LoaderIterator[T_co]):
                 claim.release(False, None)
             raise
         if isinstance(self._feed, ReaderFeed):
-            self._feed.restart()
+            self._feed.start_readers()
         else:
             if claim.begun is None:
-                self._send_again(start, session.pool)
+                self._reissue(start, session.pool)
             self._feed.adopt()
         session.pipeline.start()
         return session
@@ -266,20 +266,20 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         self.recovery = Recovery(self._max_restarts, self._timeout, point)
 
     def _begin_session(self, start: EpochStart, recovery: Recovery, claim: Claim) -> Session:
-        """Have the workers for one's own: from now on :meth:`disconnect` gives them back."""
+        """Take the workers over: from now on :meth:`disconnect` gives them back."""
         outstanding, pool = self._outstanding, claim.pool
         if claim.begun is not None:
             outstanding.adopt(claim.begun)
         outstanding.generation, outstanding.seed = pool.generation, start.seed
         recovery.assigned = outstanding.tasks
-        pipeline = DeliveryPipeline(pool, outstanding.window, self._pin, self._device, recovery)
+        pipeline = DeliveryPipeline(pool, outstanding.buffer, self._pin, self._device, recovery)
         self._session = Session(self, pool, pipeline, claim.release, outstanding, start.epoch)
         return self._session
 
-    def _send_again(self, start: EpochStart, pool: WorkerPool) -> None:
+    def _reissue(self, start: EpochStart, pool: WorkerPool) -> None:
         """Send the outstanding tasks whose batches have not come in."""
         outstanding = self._outstanding
-        for number in outstanding.window.restart(outstanding.missing()):
+        for number in outstanding.buffer.restart(outstanding.missing()):
             self._send(number, outstanding.tasks[number], start.epoch, start.seed, pool)
 
     def _dispatch(self, start: EpochStart, pool: WorkerPool) -> None:
@@ -294,7 +294,7 @@ class MultiProcessIterator(LoaderIterator[T_co]):
             if task is None:
                 return
             number, epoch, indices = task
-            outstanding.window.expect(number)
+            outstanding.buffer.expect(number)
             self._send(number, indices, epoch, start.seed, pool)
 
     def _send(self, number: int, indices: Any, epoch: int, seed: int, pool: WorkerPool) -> None:

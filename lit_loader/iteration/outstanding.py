@@ -3,7 +3,7 @@
 ::
 
     sent ─▶ tasks ────────────────────────────────────────────────▶ given out
-               └─ workers ─▶ window ─▶ (pinned) ─▶ ready ─────────────┘
+               └─ workers ─▶ buffer ─▶ (pinned) ─▶ ready ─────────────┘
 
 It belongs to one iterator, and outlives the iterator's workers: what is lost with them is asked for
 again. Where tasks of the next epoch are among it, they are handed on to the iterator of that epoch,
@@ -28,14 +28,14 @@ __all__ = ["OutstandingTasks", "is_of"]
 
 
 class OutstandingTasks:
-    """Tasks, and what came of them. Knows neither iterator nor pool.
+    """Tasks, and what came of them; refers to neither iterator nor pool.
 
     Args:
         in_order: Whether batches are given out in the order in which they were asked for.
 
     Attributes:
         tasks: Task number to indices, of what is not given out; those of later epochs come last.
-        window: Outcomes that wait for their turn.
+        buffer: Outcomes that wait for their turn.
         ready: What has had its turn and was not given out.
         lookahead: Goes on to the batches of the epochs that follow, as far as they are asked for
             ahead; None: not begun.
@@ -53,7 +53,7 @@ class OutstandingTasks:
 
     def _begin(self) -> None:
         self.tasks: dict[int, Any] = {}
-        self.window: ReorderBuffer[Outcome] = ReorderBuffer(self.in_order)
+        self.buffer: ReorderBuffer[Outcome] = ReorderBuffer(self.in_order)
         self.ready: deque[Delivery] = deque()
         self.lookahead: Iterator[UpcomingBatch] | None = None
         self.owed = 0
@@ -74,11 +74,11 @@ class OutstandingTasks:
 
     def adopt(self, others: OutstandingTasks) -> None:
         """Take the tasks that another iterator has handed on, and what has come of them."""
-        self.tasks, self.window, self.ready = others.tasks, others.window, others.ready
+        self.tasks, self.buffer, self.ready = others.tasks, others.buffer, others.ready
         self.lookahead = others.lookahead
 
     def begins(self, epoch: int, batches: Iterator[Any]) -> bool:
-        """Whether an epoch is begun, and with nothing but what it asks for itself.
+        """Whether these tasks are the first batches of an epoch, and all of them are right.
 
         Args:
             epoch: The epoch.
@@ -117,14 +117,14 @@ class OutstandingTasks:
 
     def forget_results(self) -> None:
         """Forget what has come in, but not that it was asked for."""
-        self.window = ReorderBuffer(self.in_order)
+        self.buffer = ReorderBuffer(self.in_order)
         self.ready.clear()
 
     def clear(self) -> None:
         """Forget everything."""
         self.tasks.clear()
         self.ready.clear()
-        self.window.restart([])
+        self.buffer.restart([])
         self.lookahead = None
         self.owed = 0
         self.given = None

@@ -4,14 +4,14 @@ Used by `iteration/multi_process.py`, which takes a task whenever there is room 
 notes it among the outstanding tasks, so that it is sent again if the workers are lost.
 
 - :class:`SamplerFeed` gives what the sampler draws, leaving out what is delivered already; then the
-  first batches of the epochs that follow, as far as the loader can tell them.
+  first batches of the epochs that follow, as far as the loader gives them.
 - :class:`ReaderFeed` gives turns to the readers of an iterable dataset.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from lit_loader.iteration.outstanding import OutstandingTasks
 from lit_loader.sampling.batch_plan import UpcomingBatch
@@ -26,22 +26,6 @@ Task = tuple[int, int, Any]
 """A task's number, its epoch, and the indices; or where to begin, for a reader's first task."""
 
 
-class TaskFeed(Protocol):
-    """What both kinds of feed have.
-
-    Attributes:
-        epoch_issued: Whether all tasks of the iterator's own epoch have been taken.
-        error: What the sampler has raised in the place of a batch; it comes out in its turn, after
-            the batches before it.
-    """
-
-    epoch_issued: bool
-    error: Exception | None
-
-    def take(self) -> Task | None:
-        """Give the next task to be sent, which is outstanding from now on; None: there is none."""
-
-
 class SamplerFeed:
     """Tasks of a map-style dataset.
 
@@ -49,7 +33,12 @@ class SamplerFeed:
         start: Where the epoch begins.
         batches: What the sampler draws.
         outstanding: Where the tasks are noted.
-        lookahead: Tells the batches of the epochs after one; None: nothing is made ahead.
+        lookahead: Gives the batches of the epochs after one; None: nothing is made ahead.
+
+    Attributes:
+        epoch_issued: Whether all tasks of the iterator's own epoch have been taken.
+        error: What the sampler has raised in the place of a batch; it comes out in its turn, after
+            the batches before it.
     """
 
     def __init__(
@@ -73,7 +62,7 @@ class SamplerFeed:
         return self._position == 0 and not self._start.position.start.ahead
 
     def take(self) -> Task | None:
-        """Give the next task to be sent."""
+        """Give the next task to be sent, which is outstanding from now on; None: there is none."""
         while not self.epoch_issued:
             task = self._draw()
             if task is not None:
@@ -139,6 +128,10 @@ class ReaderFeed:
         start: Where the epoch begins.
         outstanding: Where the tasks are noted.
         num_readers: How many readers there are.
+
+    Attributes:
+        epoch_issued: Whether all readers have come to their end.
+        error: None: there is no sampler that could raise one.
     """
 
     from_start = False
@@ -152,7 +145,7 @@ class ReaderFeed:
         self.epoch_issued = False
         self.error: Exception | None = None
 
-    def restart(self) -> None:
+    def start_readers(self) -> None:
         """Begin where the batches delivered last have left the readers.
 
         What had come in and is not delivered is made again: a reader has one place only.
@@ -166,7 +159,7 @@ class ReaderFeed:
         self._first = {reader: point for reader, point in enumerate(points) if point.batches}
 
     def take(self) -> Task | None:
-        """Give the next task to be sent."""
+        """Give the next task to be sent, which is outstanding from now on; None: there is none."""
         start, outstanding, position = self._start, self._outstanding, self._start.position
         while not self.epoch_issued:
             turn = self._turn
@@ -184,3 +177,6 @@ class ReaderFeed:
                 self.epoch_issued = True
             self._turn = turn + 1
         return None
+
+
+TaskFeed = SamplerFeed | ReaderFeed

@@ -73,7 +73,7 @@ class Handshake:
     def _ask(self, workers: Sequence[int]) -> None:
         for worker in workers:
             self._pipes.send(Resume(self.generation), worker)
-        # Only now: whichever worker takes one must find what it announces.
+        # Only now: a worker that takes one must find what it announces.
         self._pipes.announce(len(workers))
 
     def acknowledged(self, message: Ack) -> None:
