@@ -238,7 +238,7 @@ class BatchPlan:
         return EpochBatches(self, epoch, 0, None).computed(self.source)
 
     def lookahead(self, epoch: int) -> Iterator[UpcomingBatch] | None:
-        """Give the batches of the epochs after this one, as far as they can be expected_batches.
+        """Give the batches of the epochs after this one, as far as it can expect them.
 
         Args:
             epoch: Epoch number.
