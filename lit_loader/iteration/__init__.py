@@ -1,1 +1,1 @@
-"""One pass over the data, as the consumer sees it: in this process, or by workers."""
+"""One pass over the data: the iterators that ``iter(loader)`` gives, and what they are made of."""

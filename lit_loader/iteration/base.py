@@ -1,4 +1,8 @@
-"""One pass over the data, as the consumer sees it; and the pass made in the consumer's own process.
+"""`LoaderIterator`: what ``iter(loader)`` gives; one pass over the data, as the consumer sees it.
+
+Its two kinds make the batches in this process (`iteration/in_process.py`) or have workers make them
+(`iteration/multi_process.py`). Here is what they share: the order of steps in ``next()``, the
+position that a checkpoint remembers, the end of the epoch, the count of what could not be read.
 
 Nothing starts before the first ``next()``: ``iter()`` is free, and an iterator that is thrown away
 leaves no trace. That first ``next()`` fixes the epoch and where in it to begin.
@@ -7,27 +11,17 @@ leaves no trace. That first ``next()`` fixes the epoch and where in it to begin.
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
-from lit_loader.batch.batch_loader import BatchLoader
 from lit_loader.batch.batch_spec import BatchSpec, BatchWithReport
-from lit_loader.batch.fetch import EndOfData
-from lit_loader.batch.sample_errors import SampleErrorLog, annotate
-from lit_loader.context import reading
-from lit_loader.errors import WorkerError
+from lit_loader.batch.sample_errors import SampleErrorLog
 from lit_loader.sampling.epochs import EpochStart
 from lit_loader.seeding.generator_lock import Turn
-from lit_loader.seeding.generator_state import Loan, OwnStreams
 from lit_loader.seeding.generator_watch import GeneratorWatch
 from lit_loader.statistics.recorder import Recorder
-from lit_loader.statistics.records import BatchRecord
-from lit_loader.system.interrupts import is_interruption, let_handlers_through
-from lit_loader.transport.remote_error import describe_batch
-from lit_loader.transport.status_board import Progress
+from lit_loader.system.interrupts import is_interruption
 
-__all__ = ["Host", "InProcessIterator", "LoaderIterator"]
+__all__ = ["BatchObserver", "Host", "LoaderIterator"]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -52,7 +46,7 @@ class Host(Protocol):
         """Batches of an epoch."""
 
     def spec(self) -> BatchSpec:
-        """What a batch is made by."""
+        """The dataset and functions that a batch is made with."""
 
     def generators(self, spec: BatchSpec) -> GeneratorWatch:
         """What is known of the generators that a spec's dataset holds in this process."""
@@ -61,17 +55,17 @@ class Host(Protocol):
         """Begin the epoch that comes next."""
 
     def tell(self, note: str) -> None:
-        """Learn what the user is to be told, once."""
+        """Warn the user, once, of what was noticed while a batch was made."""
 
     def warn_of_ignored_share(self) -> None:
-        """Learn that an iterable dataset gives every reader the same samples."""
+        """Warn, once, that an iterable dataset gives every reader the same samples."""
 
     def warn_of_broken_promise(self, promised: int, samples: int) -> None:
-        """Learn that an iterable dataset gives more samples than its length says."""
+        """Warn that an iterable dataset gives more samples than its length says."""
 
 
 class BatchObserver(Protocol):
-    """What is shown an epoch's first batches."""
+    """An onlooker that is shown an epoch's first batches (`iteration/exactness_check.py`)."""
 
     done: bool
     """Whether it has seen enough."""
@@ -80,11 +74,11 @@ class BatchObserver(Protocol):
         """See a batch that is about to be given out."""
 
     def finish(self) -> None:
-        """Learn that the epoch is over."""
+        """Note that the epoch is over."""
 
 
 class LoaderIterator(Generic[T_co]):
-    """What ``iter(loader)`` gives: an iterator over an epoch's batches.
+    """An iterator over an epoch's batches.
 
     Attributes:
         sample_errors: The samples of the epoch that could not be read, so far.
@@ -170,11 +164,11 @@ class LoaderIterator(Generic[T_co]):
         raise NotImplementedError
 
     def _settle(self, start: EpochStart) -> None:
-        """Be done with what was given out last, as the consumer asks for more."""
+        """Count what was given out last as received, since the consumer asks for more."""
         start.position.settle()
 
     def _take_back(self) -> None:
-        """After an exception from outside: what it has kept from the consumer is given again."""
+        """After an exception from outside: give again what it has kept from the consumer."""
         with self._host.lock:
             if self._start is not None:
                 self._start.position.take_back()
@@ -213,193 +207,3 @@ class LoaderIterator(Generic[T_co]):
             # Once for an iterator; torch warns of it again at every batch that follows.
             self._host.warn_of_broken_promise(self._promised, self._samples)
             self._promised = None
-
-
-class InProcessIterator(LoaderIterator[T_co]):
-    """``num_workers=0``: makes each batch when it is asked for, in the calling thread.
-
-    The global random generators are, after each ``next()``, as they were before. Loaders in other
-    threads wait meanwhile, unless they read tables: the generators are one resource of the process.
-
-    Args:
-        host: The loader.
-        pin: Pins a batch, or None.
-        spec: Gives, at the first ``next()``, what batches are made by; None: the host does.
-    """
-
-    def __init__(
-        self,
-        host: Host,
-        pin: Callable[[Any], Any] | None,
-        spec: Callable[[], BatchSpec] | None = None,
-    ) -> None:
-        super().__init__(host)
-        self._pin = pin
-        self._spec = spec or host.spec
-        self._progress = Progress()
-        self._loader: BatchLoader | None = None
-        self._streams: OwnStreams | None = None
-        self._loan: Loan | None = None
-        self._place: Any = None
-        self._number = 0
-        self._task: Any = None
-        self._drawn = -1  # the batch that the task is of
-        self._asked = self._fetched = 0
-        self._draws = True
-
-    def _next(self, start: EpochStart) -> T_co:
-        self._asked = time.monotonic_ns()
-        loader = self._loader or self._begin(start)
-        while True:
-            number, batch = self._make(loader, start)
-            if type(batch) is not BatchWithReport:
-                start.position.delivered(number)
-                break
-            made, batch = batch, batch.batch
-            if start.batches is None:
-                start.position.read(0, made.state)
-                if made.ignores_share:
-                    self._host.warn_of_ignored_share()
-                self._count(loader.samples)
-            else:
-                start.position.delivered(number)
-            self._note_errors(number, made)
-            if not made.omitted:
-                break
-        return self._clocked(loader, start, number, batch)
-
-    def _end(self, start: EpochStart) -> StopIteration:
-        for note in [] if self._loader is None else self._loader.end_epoch():
-            self._host.tell(note)
-        return super()._end(start)
-
-    def _clocked(self, loader: BatchLoader, start: EpochStart, number: int, batch: Any) -> T_co:
-        """Pin the batch, and record what it has cost."""
-        if self.observer is not None:
-            self._show(start, number, self._task, batch)
-        made = given = time.monotonic_ns()
-        if self._pin is not None:
-            batch = self._pin(batch)
-            given = time.monotonic_ns()
-        progress, indices = self._progress, self._task
-        fetched, asked = self._fetched, self._asked
-        self._host.recorder.add(
-            BatchRecord(
-                epoch=start.epoch,
-                number=number,
-                worker=-1,
-                samples=loader.samples,
-                nbytes=0,
-                began=asked,
-                fetch=fetched - asked,
-                collate=made - fetched,
-                encode=0,
-                arrived=made,
-                asked=asked,
-                wait=made - asked,
-                decode=0,
-                pin=given - made,
-                step=asked - self._given if self._given else 0,
-                slowest=progress.slowest,
-                slowest_index=indices[progress.slowest_at]
-                if type(indices) is list and progress.slowest_at < len(indices)
-                else None,
-            )
-        )
-        self._given = given
-        return batch  # type: ignore[no-any-return]
-
-    def _on_collate(self) -> None:
-        self._fetched = time.monotonic_ns()
-        self._progress.finish(self._fetched)
-
-    def _make(self, loader: BatchLoader, start: EpochStart) -> tuple[int, Any]:
-        """Make the next batch; returns its number with it."""
-        task = self._next_task(start)
-        self._progress.begin()
-        number = self._number
-        self._number += 1
-        batch = loader.take(task, self._progress, self._on_collate)
-        if batch is not None:
-            return number, batch
-        self._place, self._loan = reading.leave(), Loan(self._streams)
-        try:
-            try:
-                self._loan.begin()
-                return number, loader.load(
-                    task, number, start.epoch, start.seed, self._progress, self._on_collate
-                )
-            finally:
-                self._return_loan()
-        except EndOfData:
-            start.position.exhausted(0)
-            raise self._end(start) from None
-        except StopIteration as error:
-            start.position.failed(number)
-            # As it is, it would end the consumer's loop as if the epoch were over.
-            raise WorkerError(
-                f"the dataset or collate_fn raised StopIteration({error}), which would end the "
-                "loop over the loader: raise another exception there"
-            ) from error
-        except Exception as error:
-            let_handlers_through(error)
-            start.position.failed(number)
-            # What an exception from a worker has in its message.
-            indices = None if start.batches is None else task
-            annotate(error, f"in {describe_batch(number, indices, self._progress)}")
-            raise
-
-    def _return_loan(self) -> None:
-        """Put back what was changed in this process to make a batch; may be called again."""
-        loan, place = self._loan, self._place
-        if loan is not None and place is not None:
-            reading.return_to(place)
-            loan.end()
-            self._loan = self._place = None
-
-    def _begin(self, start: EpochStart) -> BatchLoader:
-        spec = self._spec()
-        loader = self._loader = BatchLoader(spec, watch=self._host.generators(spec))
-        self._draws = not loader.reads_table
-        if spec.seeding == "worker":
-            self._streams = OwnStreams(start.seed)  # those of a single worker
-        self._number = self._reached(start)
-        return loader
-
-    @staticmethod
-    def _reached(start: EpochStart) -> int:
-        """The batch that comes next, by the position."""
-        where = start.position.now()
-        return where.readers[0].batches if where.readers else where.batches
-
-    def _take_back(self) -> None:
-        self._return_loan()
-        super()._take_back()
-        if self._loader is not None and self._start is not None:
-            self._number = self._reached(self._start)
-            if self._start.batches is None:
-                self._loader.begin_epoch()  # an iterator that was interrupted has often ended
-
-    def _next_task(self, start: EpochStart) -> Any:
-        """The indices of the next batch; for an iterable dataset, where to begin reading."""
-        if start.batches is None:
-            reader = start.position.reader(0)
-            if reader.ended:
-                raise self._end(start)
-            return reader
-        while True:
-            number = self._number
-            if number == self._drawn:
-                return self._task
-            if start.batches.at != number:
-                start.batches.go_to(number, start.position.sampler_at(number))
-            try:
-                # A sampler's exception ends nothing: what it does when asked again decides.
-                indices = next(start.batches)
-            except StopIteration:
-                raise self._end(start) from None
-            start.position.drawn(number, start.batches.state())
-            if number not in start.position.start.ahead:
-                self._task, self._drawn = indices, number
-                return indices
-            self._number = number + 1

@@ -1,11 +1,12 @@
-"""From the pool to the consumer: reorder, decode and, where wanted, pin.
+"""`DeliveryPipeline`: brings outcomes from the pool to the iterator, in order and decoded.
 
 ::
 
-    pool.receive ─outcome─▶ window ─in order─▶ decode ─▶ [pin-memory thread] ─▶ take
+    pool.receive ─Outcome─▶ buffer ─in order─▶ decode ─▶ [pin-memory thread] ─Delivery─▶ take
 
-Without pinning all of it runs in the thread that calls :meth:`DeliveryPipeline.take`; with pinning,
-in the pin-memory thread, and ``take`` only empties that thread's queue.
+Used by `iteration/multi_process.py`. Without pinning all of it runs in the thread that calls
+:meth:`DeliveryPipeline.take`; with pinning, in the pin-memory thread, and ``take`` only empties
+that thread's queue.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from lit_loader.pool.outcome import Outcome, WorkerDeath
 from lit_loader.pool.pipes import PoolClosed
 from lit_loader.pool.recovery import Recovery
 from lit_loader.pool.worker_pool import WorkerPool
+from lit_loader.statistics.records import BatchRecord
 from lit_loader.system.interrupts import HeldBack, let_handlers_through
 from lit_loader.transport.codec import Divide, decode
 from lit_loader.transport.messages import Result, position_of
@@ -32,7 +34,7 @@ Pin = Callable[[Any], Any]
 
 
 class Delivery(NamedTuple):
-    """A task's outcome on the consumer's side; neither batch nor error: a worker's data ended.
+    """A task's outcome when its turn has come; neither batch nor error: a worker's data ended.
 
     Attributes:
         number: The task's.
@@ -58,16 +60,48 @@ class Delivery(NamedTuple):
     decode: int = 0
     pin: int = 0
 
+    def record(self, epoch: int, asked: int, wait: int, step: int, indices: Any) -> BatchRecord:
+        """Give the record of a batch that is given out.
+
+        Args:
+            epoch: Its epoch.
+            asked: ``time.monotonic_ns()`` when the consumer asked for it.
+            wait: Nanoseconds that the consumer has waited for it.
+            step: Nanoseconds that the consumer was busy before.
+            indices: What it was made of.
+        """
+        result = self.result
+        assert result is not None
+        at = result.slowest_at
+        return BatchRecord(
+            epoch,
+            position_of(self.number),
+            result.worker,
+            self.samples,
+            result.at + result.nbytes,
+            result.began,
+            result.fetch,
+            result.collate,
+            result.encode,
+            self.arrived,
+            asked,
+            wait,
+            self.decode,
+            self.pin,
+            step,
+            result.slowest,
+            indices[at] if type(indices) is list and at < len(indices) else indices,
+        )
+
 
 class DeliveryPipeline:
-    """One iterator's use of a pool: takes outcomes in, gives them out in order, decoded.
+    """Takes outcomes from one pool, and gives them out in order, decoded.
 
-    Knows the iterator not, so that a forgotten iterator can be collected while the pin-memory
-    thread waits in here.
+    Does not refer to the iterator, which can be collected while the pin-memory thread waits here.
 
     Args:
         pool: The workers.
-        window: Outcomes that came in and wait for their turn.
+        buffer: Outcomes that came in and wait for their turn.
         pin: Pins a batch in a thread of its own, or None.
         device: Accelerator to make current in that thread.
         recovery: Sees to workers that die or hang.
@@ -76,26 +110,26 @@ class DeliveryPipeline:
     def __init__(
         self,
         pool: WorkerPool,
-        window: ReorderBuffer[Outcome],
+        buffer: ReorderBuffer[Outcome],
         pin: Pin | None,
         device: int | None,
         recovery: Recovery,
     ) -> None:
         self.pool = pool
         self.recovery = recovery
-        self._window = window
+        self._buffer = buffer
         self._pin = pin
         self._device = device
         self._stopping = False
         self._thread: PinMemoryThread[Delivery] | None = None
 
     def start(self) -> None:
-        """Begin to pin; from now on the window is the thread's to take from."""
+        """Begin to pin; from now on the thread takes from the buffer."""
         pin = self._pin
         if pin is not None:
             with HeldBack():  # a thread that has started is one that is known
                 self._thread = PinMemoryThread(
-                    self._next_ready, lambda ready: _pinned(ready, pin), self._device
+                    self._next_delivery, lambda delivery: _pinned(delivery, pin), self._device
                 )
 
     def take(self) -> Delivery:
@@ -108,47 +142,47 @@ class DeliveryPipeline:
         """
         if self._thread is not None:
             return self._thread.take()
-        ready = self._next_ready()
-        if ready is None:
+        delivery = self._next_delivery()
+        if delivery is None:
             raise LoaderError(
                 "the loader was closed by another thread while a batch was awaited: iterate the "
                 "loader anew"
             )
-        return ready
+        return delivery
 
     def take_at_once(self) -> Delivery | None:
         """Return the next outcome in order if it is there; a death is left to :meth:`take`."""
         if self._thread is not None:
             return self._thread.take_at_once()
         try:
-            while (entry := self._window.pop()) is None:
+            while (entry := self._buffer.pop()) is None:
                 outcome = self.pool.receive(0.0)
                 if outcome is None:
                     return None
-                self._window.put(outcome.number, outcome)
+                self._buffer.put(outcome.number, outcome)
         except (WorkerDeath, PoolClosed):
             return None
         return _decoded(entry[1], self.pool.divide)
 
-    def _next_ready(self) -> Delivery | None:
+    def _next_delivery(self) -> Delivery | None:
         began = time.monotonic()
         while not self._stopping:
-            entry = self._window.pop()
+            entry = self._buffer.pop()
             if entry is not None:
                 return _decoded(entry[1], self.pool.divide)
             outcome = self.recovery.wait(self.pool, self.pool.receive, began)
             if outcome is not None:
-                self._window.put(outcome.number, outcome)
+                self._buffer.put(outcome.number, outcome)
         return None
 
     @property
     def ready(self) -> int:
         """Batches that have been made and not taken."""
         pinned = 0 if self._thread is None else self._thread.waiting
-        return len(self._window) + pinned + self.pool.unread
+        return len(self._buffer) + pinned + self.pool.unread
 
     def stop(self) -> list[Delivery]:
-        """End the thread; returns what it had pinned and nobody has taken."""
+        """End the thread; returns what it had pinned and was not taken."""
         self._stopping = True
         if self._thread is None or self.pool.elsewhere:  # in a forked copy there is no thread
             return []
@@ -157,16 +191,16 @@ class DeliveryPipeline:
         return self._thread.left()
 
 
-def _pinned(ready: Delivery, pin: Pin) -> Delivery:
-    if ready.error is not None or ready.ended or (ready.made and ready.made.omitted):
-        return ready
+def _pinned(delivery: Delivery, pin: Pin) -> Delivery:
+    if delivery.error is not None or delivery.ended or (delivery.made and delivery.made.omitted):
+        return delivery
     began = time.monotonic_ns()
     try:
-        batch = pin(ready.batch)
+        batch = pin(delivery.batch)
     except Exception as error:
         # This batch's outcome, like an error in a worker: the next one comes after it.
-        return ready._replace(batch=None, error=error)
-    return ready._replace(batch=batch, pin=time.monotonic_ns() - began)
+        return delivery._replace(batch=None, error=error)
+    return delivery._replace(batch=batch, pin=time.monotonic_ns() - began)
 
 
 def _decoded(outcome: Outcome, divide: Divide) -> Delivery:

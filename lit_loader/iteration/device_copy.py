@@ -1,13 +1,13 @@
-"""Copying the next batch to an accelerator while the current one is computed on.
+"""`DeviceCopy`: copies the next batch to an accelerator while the current one is computed on.
 
 ::
 
-    leftover[0] ─stage─▶ side stream: host ══▶ device ─event─▶ take: the current stream waits, then
+    next batch ─stage─▶ side stream: host ══▶ device ─event─▶ take: the current stream waits, then
                                                                the batch is given out
 
 - :meth:`DeviceCopy.stage` only queues the copy: it returns at once, if the batch is page-locked.
 - The host's memory (a slot of the arena, or what the pin-memory thread made) stays with the staged
-  batch until the copy's event has passed, so that nobody writes into it meanwhile.
+  batch until the copy's event has passed, so that no worker writes into it meanwhile.
 - What was copied on the side stream is used on another one: every tensor is marked so, or its
   memory could be handed out again too early.
 """

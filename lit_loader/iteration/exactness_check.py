@@ -1,5 +1,6 @@
-"""`ExactnessCheck`: makes an epoch's first batches again, elsewhere and in another order.
+"""`ExactnessCheck`: makes an epoch's first batches again, elsewhere, and compares.
 
+An iterator shows it the batches that it gives out; what differs comes out as a warning.
 A batch is to be a function of (seed, epoch, batch number). What breaks that and cannot be found by
 looking (generators of the user's own making, counters, the order of sets, the process's id) is
 noticed by what it does: the bytes differ. Of the batches that are compared only digests are kept,
@@ -67,7 +68,7 @@ class ExactnessCheck:
     Args:
         batches: How many.
         remake: Makes them again.
-        tell: Called with what the user is to be told.
+        warn: Called with a warning's text and class.
         on_done: Called when the comparison begins, for it is made once.
         from_start: Whether only batches of an epoch that began at its start can be made again.
 
@@ -79,13 +80,13 @@ class ExactnessCheck:
         self,
         batches: int,
         remake: Remake,
-        tell: Callable[[str, type[Warning]], None],
+        warn: Callable[[str, type[Warning]], None],
         on_done: Callable[[], None],
         from_start: bool,
     ) -> None:
         self._batches = batches
         self._remake = remake
-        self._tell = tell
+        self._warn = warn
         self._on_done = on_done
         self._from_start = from_start
         self._made: list[Made] = []
@@ -114,7 +115,7 @@ class ExactnessCheck:
             for number, batch in self._remake(made):
                 one = expected.get(number)
                 if one is not None and (difference := _difference(one.digest, digest(batch))):
-                    self._tell(
+                    self._warn(
                         f"check_exactness: batch {number} of epoch {one.epoch} came out otherwise "
                         f"when it was made again, after other batches: {difference}. Something "
                         "there is not a function of seed and index (a generator that is not "
@@ -127,7 +128,7 @@ class ExactnessCheck:
             cause = str(error)
             if isinstance(error, WorkerDeath):
                 cause = f"the worker ended, with exit code {error.exitcode}"
-            self._tell(
+            self._warn(
                 f"check_exactness could not make the first batches again ({cause}): they were not "
                 "compared",
                 UserWarning,

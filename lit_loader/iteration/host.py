@@ -28,14 +28,15 @@ from lit_loader.batch.sample_errors import TRANSIENT_ERRORS, Tolerance
 from lit_loader.batch.tensor_table import frozen
 from lit_loader.describe import program_stacklevel
 from lit_loader.iteration import pin_memory as pinning
-from lit_loader.iteration.base import InProcessIterator, LoaderIterator
+from lit_loader.iteration.base import LoaderIterator
+from lit_loader.iteration.claims import Claim, WorkerRequest
 from lit_loader.iteration.device_copy import DeviceCopy
 from lit_loader.iteration.exactness_check import ExactnessCheck, made_by_pool, made_here
+from lit_loader.iteration.in_process import InProcessIterator
 from lit_loader.iteration.internals import LoaderInternals
-from lit_loader.iteration.multi_process import Claim, MultiProcessIterator
+from lit_loader.iteration.multi_process import MultiProcessIterator
 from lit_loader.iteration.persistent_workers import temporary
 from lit_loader.iteration.placement import faster_in_process
-from lit_loader.pool.recovery import Recovery
 from lit_loader.pool.worker_pool import WorkerPool
 from lit_loader.sampling.batch_plan import UpcomingBatch
 from lit_loader.sampling.epochs import EpochStart
@@ -48,7 +49,7 @@ from lit_loader.system.interrupts import HeldBack
 __all__ = ["DEFAULT_PREFETCH", "LoaderHost"]
 
 DEFAULT_PREFETCH: Final = 2
-"""Batches under way for each worker, unless ``prefetch_factor`` says otherwise."""
+"""Batches in flight for each worker, unless ``prefetch_factor`` says otherwise."""
 
 
 class LoaderHost:
@@ -268,15 +269,16 @@ class LoaderHost:
 
     # --- workers ---
 
-    def claim(
-        self, iterator: MultiProcessIterator[Any], recovery: Recovery, start: EpochStart
-    ) -> Claim:
+    def claim(self, request: WorkerRequest) -> Claim:
         """Give workers to an iterator, for it alone."""
         workers = self._loader.num_workers
         if not self._loader.persistent_workers:
-            return temporary(self._start_pool(start.seed, workers))
+            return temporary(self._start_pool(request.seed, workers))
         return self._internals.workers.claim(
-            iterator, recovery, start, lambda: self._start_pool(start.seed, workers), workers
+            request,
+            lambda: self._start_pool(request.seed, workers),
+            workers,
+            self.expected_batches,
         )
 
     def _start_pool(self, seed: int, num_workers: int) -> WorkerPool:

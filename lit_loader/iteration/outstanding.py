@@ -1,16 +1,18 @@
-"""What the workers of a loader have been asked for and nobody has been given yet.
+"""`OutstandingTasks`: what workers were asked for and the consumer has not been given yet.
 
 ::
 
-    submit ─▶ tasks ──────────────────────────────────────────────▶ given out
-                 └─ workers ─▶ window ─▶ (pinned) ─▶ ready ─────────────┘
+    sent ─▶ tasks ────────────────────────────────────────────────▶ given out
+               └─ workers ─▶ buffer ─▶ (pinned) ─▶ ready ─────────────┘
 
-It belongs to one iterator. Where tasks of the next epoch are among it, it is handed on to the
-iterator of that epoch, which takes them for its own if they are what it would ask for itself.
+It belongs to one iterator, and outlives the iterator's workers: what is lost with them is asked for
+again. Where tasks of the next epoch are among it, they are handed on to the iterator of that epoch,
+which adopts them if they are what it would ask for itself.
 """
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections import deque
 from collections.abc import Iterator
@@ -26,16 +28,17 @@ __all__ = ["OutstandingTasks", "is_of"]
 
 
 class OutstandingTasks:
-    """Tasks, and what came of them. Knows neither iterator nor pool.
+    """Tasks, and what came of them; refers to neither iterator nor pool.
 
     Args:
         in_order: Whether batches are given out in the order in which they were asked for.
 
     Attributes:
         tasks: Task number to indices, of what is not given out; those of later epochs come last.
-        window: Outcomes that wait for their turn.
+        buffer: Outcomes that wait for their turn.
         ready: What has had its turn and was not given out.
-        lookahead: The batches of the epochs that follow, if workers are asked for them ahead.
+        lookahead: Goes on to the batches of the epochs that follow, as far as they are asked for
+            ahead; None: not begun.
         generation: The pool's, in which the tasks are valid.
         seed: Base seed of the tasks.
         owed: How many of the tasks are of the iterator's own epoch.
@@ -44,24 +47,38 @@ class OutstandingTasks:
 
     def __init__(self, in_order: bool) -> None:
         self.in_order = in_order
-        self.tasks: dict[int, Any] = {}
-        self.window: ReorderBuffer[Outcome] = ReorderBuffer(in_order)
-        self.ready: deque[Delivery] = deque()
-        self.lookahead: Iterator[UpcomingBatch] | None = None
         self.generation = 0
         self.seed = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self.tasks: dict[int, Any] = {}
+        self.buffer: ReorderBuffer[Outcome] = ReorderBuffer(self.in_order)
+        self.ready: deque[Delivery] = deque()
+        self.lookahead: Iterator[UpcomingBatch] | None = None
         self.owed = 0
         self.given: int | None = None
 
     def settle(self) -> None:
-        """Be done with what was given out last; may be interrupted, and done again."""
+        """Count out what was given out last; may be interrupted, and done again."""
         if self.given is not None:
             self.tasks.pop(self.given, None)
             self.owed -= 1  # at once with this: nothing is called in between
             self.given = None
 
+    def hand_on(self) -> OutstandingTasks:
+        """Give all away as another object, to be adopted: it is of later epochs."""
+        others = copy.copy(self)
+        self._begin()
+        return others
+
+    def adopt(self, others: OutstandingTasks) -> None:
+        """Take the tasks that another iterator has handed on, and what has come of them."""
+        self.tasks, self.buffer, self.ready = others.tasks, others.buffer, others.ready
+        self.lookahead = others.lookahead
+
     def begins(self, epoch: int, batches: Iterator[Any]) -> bool:
-        """Whether an epoch is begun, and with nothing but what it asks for itself.
+        """Whether these tasks are the first batches of an epoch, and all of them are right.
 
         Args:
             epoch: The epoch.
@@ -92,17 +109,22 @@ class OutstandingTasks:
         return [number for number in self.tasks if number not in taken]
 
     def keep_only(self, epoch: int) -> None:
-        """Forget what is not of this epoch; it will be asked for anew."""
+        """Forget what is of later epochs than this one; it will be asked for anew."""
         for number in [number for number in self.tasks if not is_of(epoch, number)]:
             del self.tasks[number]
         self.ready = deque(ready for ready in self.ready if is_of(epoch, ready.number))
         self.lookahead = None
 
+    def forget_results(self) -> None:
+        """Forget what has come in, but not that it was asked for."""
+        self.buffer = ReorderBuffer(self.in_order)
+        self.ready.clear()
+
     def clear(self) -> None:
         """Forget everything."""
         self.tasks.clear()
         self.ready.clear()
-        self.window.restart([])
+        self.buffer.restart([])
         self.lookahead = None
         self.owed = 0
         self.given = None

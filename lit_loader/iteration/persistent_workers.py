@@ -1,24 +1,33 @@
-"""The workers that outlive an iterator, and which iterator has them at the moment."""
+"""`PersistentWorkers`: the workers that outlive an iterator, lent to one iterator at a time.
+
+Used by the loader, which has one such object. A request comes in, a claim goes out
+(`iteration/claims.py`); :func:`temporary` makes one of workers that end with the iterator.
+"""
 
 from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from lit_loader.iteration.multi_process import Claim, MultiProcessIterator
+from lit_loader.iteration.claims import Claim, WorkerRequest
 from lit_loader.iteration.outstanding import OutstandingTasks
 from lit_loader.pool.recovery import Recovery
 from lit_loader.pool.worker_pool import WorkerPool
-from lit_loader.sampling.epochs import EpochStart
 
 __all__ = ["PersistentWorkers", "temporary"]
+
+Revoke = Callable[[], object]
 
 
 def temporary(pool: WorkerPool) -> Claim:
     """Give workers to an iterator that end with its use of them."""
-    return Claim(pool, lambda reusable, outstanding: pool.close())
+    return Claim(pool, lambda reusable, following: pool.close())
+
+
+def _none() -> Revoke | None:
+    return None
 
 
 class PersistentWorkers:
@@ -33,16 +42,15 @@ class PersistentWorkers:
     def __init__(self) -> None:
         self.pool: WorkerPool | None = None
         self.dataset: Any = None
-        self._kept: OutstandingTasks | None = None  # what the workers were asked for the next epoch
-        self._owner: Callable[[], MultiProcessIterator[Any] | None] = lambda: None
+        self._begun: OutstandingTasks | None = None  # what the workers are at for the next epoch
+        self._lent: Callable[[], Revoke | None] = _none  # a weak reference to the way to revoke it
 
     def claim(
         self,
-        iterator: MultiProcessIterator[Any],
-        recovery: Recovery,
-        epoch: EpochStart,
+        request: WorkerRequest,
         start: Callable[[], WorkerPool],
         num_workers: int,
+        expected_batches: Callable[[int], Iterator[Any]],
     ) -> Claim:
         """Give the workers to an iterator, ready for a new epoch, or well into it.
 
@@ -50,55 +58,60 @@ class PersistentWorkers:
         again nevertheless, gets workers of its own.
 
         Args:
-            iterator: Who asks.
-            recovery: Sees to workers that have died, or do not leave the epoch before.
-            epoch: The iterator's.
+            request: What the iterator asks for.
             start: Starts new workers.
             num_workers: How many there should be now.
+            expected_batches: Gives the indices of an epoch's batches, as they would be drawn now.
 
         Raises:
             WorkerDiedError: A worker has died and may not be replaced.
             WorkerTimeoutError: A worker does not leave its sample and may not be replaced.
         """
-        owner = self._owner()
-        if owner is not None and owner is not iterator and owner.connected:
-            if iterator.superseded:
+        revoke = self._lent()
+        if revoke is not None:
+            if request.superseded:
                 return temporary(start())
-            owner.superseded = True
-            owner.disconnect(reusable=True)
-        begun = self._begun(iterator, epoch, num_workers)
+            revoke()
+        begun = self._take_begun(request, num_workers, expected_batches)
         if begun is None:
-            pool = self._resumed(num_workers, recovery) or start()
+            pool = self._resumed(num_workers, request.recovery) or start()
         else:
             assert self.pool is not None
             pool = self.pool
             pool.trim()
         self.pool = pool
-        self._owner = weakref.ref(iterator)
+        lent = self._lent = weakref.WeakMethod(request.revoke)
         generation = pool.generation
 
-        def release(reusable: bool, outstanding: OutstandingTasks | None) -> None:
+        def release(reusable: bool, following: OutstandingTasks | None) -> None:
+            if self._lent is lent:
+                self._lent = _none
             if not reusable:
                 pool.close()
-            elif outstanding is not None and outstanding.tasks:
-                self._kept = outstanding
+            elif following is not None and following.tasks:
+                self._begun = following
             else:
                 pool.cancel(generation)
 
         return Claim(pool, release, begun)
 
-    def _begun(
-        self, iterator: MultiProcessIterator[Any], epoch: EpochStart, num_workers: int
+    def _take_begun(
+        self,
+        request: WorkerRequest,
+        num_workers: int,
+        expected_batches: Callable[[int], Iterator[Any]],
     ) -> OutstandingTasks | None:
-        """What the workers have begun for this epoch already; None if that is of no use to it."""
-        kept, self._kept = self._kept, None
+        """What the workers have begun of an epoch already; None if that is of no use to it."""
+        begun, self._begun = self._begun, None
         pool = self.pool
-        if kept is None or pool is None or pool.closed or pool.num_workers != num_workers:
+        if begun is None or pool is None or pool.closed or pool.num_workers != num_workers:
             return None
         # A forgotten iterator is collected at any time, also when others have used the workers.
-        if kept.generation != pool.generation or not iterator.matches(kept, epoch):
+        if begun.generation != pool.generation:
             return None
-        return kept
+        if not request.from_start or begun.seed != request.seed:
+            return None
+        return begun if begun.begins(request.epoch, expected_batches(request.epoch)) else None
 
     def _resumed(self, num_workers: int, recovery: Recovery) -> WorkerPool | None:
         """The workers, ready for a new epoch; None if new ones are to be started."""
@@ -120,7 +133,7 @@ class PersistentWorkers:
 
     def close(self) -> None:
         """End the workers."""
-        self._kept = self.dataset = None
+        self._begun = self.dataset = None
         if self.pool is not None:
             try:
                 self.pool.close()

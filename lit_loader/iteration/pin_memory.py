@@ -1,4 +1,6 @@
-"""The pin-memory thread: batches on their way to an accelerator pass through page-locked memory.
+"""`PinMemoryThread`: copies batches into page-locked memory, from where accelerators copy fast.
+
+Used by `iteration/delivery.py`; `iteration/in_process.py` pins without a thread (`pin_batch`).
 
 ::
 
@@ -8,7 +10,7 @@
   the exception that was raised instead, into the queue. It never drops anything.
 - The consumer takes from the queue. Whatever ends the thread, the last thing it puts is a mark, so
   that a consumer never waits for a thread that is gone.
-- The queue needs no bound: no more batches than prefetched ones are ever under way.
+- The queue needs no bound: there are never more batches in it than are prefetched.
 """
 
 from __future__ import annotations
@@ -208,7 +210,7 @@ class PinMemoryThread(Generic[T]):
         else:
             item, self._seen = self._seen, _NOTHING
         if item is None:
-            self._queue.put(None)  # for whoever asks again
+            self._queue.put(None)  # for the next call
             raise PinMemoryError(
                 "the pin-memory thread has ended and gives no more batches; iterate the loader anew"
             )
@@ -235,7 +237,7 @@ class PinMemoryThread(Generic[T]):
         return item.value
 
     def left(self) -> list[T]:
-        """Wait for the thread, which must have been told to end; return the items not taken."""
+        """Wait for the thread, whose source must have ended; return the items not taken."""
         if threading.current_thread() is self._thread:
             return []  # the garbage collector, run by the thread itself, may end up here
         self._thread.join()

@@ -1,7 +1,8 @@
-"""Which process makes the batches of a table: measured, once for a loader.
+"""`faster_in_process`: which process makes the batches of a table; measured, once for a loader.
 
-A batch that one indexing makes (`batch/tensor_table.py`) may be had in less time than a worker's
-batch takes on its way. Then workers are not started at all. Nobody sees the difference in the data.
+Used by the loader. A batch that one indexing makes (`batch/tensor_table.py`) may be had in less
+time than a worker's batch takes on its way. Then workers are not started at all; the batches are
+the same.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The in-order window: results come in as workers finish, and go out as they were asked for."""
+"""`ReorderBuffer`: results come in as workers finish, and go out as they were asked for.
+
+Used by `iteration/delivery.py`, which puts outcomes in and takes them out.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,8 @@ T = TypeVar("T")
 class ReorderBuffer(Generic[T]):
     """Gives items back in the order in which their numbers were expected, or as they come.
 
-    A plain data structure: it knows no process, thread or lock. :meth:`expect` is called when a
-    task goes out, :meth:`put` when its result comes in, :meth:`pop` by whoever consumes. One
+    A plain data structure, without processes, threads or locks. :meth:`expect` is called when a
+    task goes out, :meth:`put` when its result comes in, :meth:`pop` to take the next result. One
     thread may call :meth:`expect` while another calls :meth:`put` and :meth:`pop`.
 
     Args:

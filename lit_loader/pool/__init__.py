@@ -1,1 +1,1 @@
-"""The parent's side of the workers: feed, watch, replace, stop."""
+"""Worker processes, as the training process sees them: start, feed, watch, replace, stop."""

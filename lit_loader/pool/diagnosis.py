@@ -1,4 +1,7 @@
-"""Saying in one message what happened to a worker, the likely cause, and what to do."""
+"""Texts that say what happened to a worker, the likely cause, and what to do.
+
+Used by `pool/recovery.py` for warnings and errors.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ def died(death: WorkerDeath, assigned: Mapping[int, Any]) -> str:
 
     Args:
         death: What was seen.
-        assigned: Task number to indices, of the batches under way.
+        assigned: Task number to indices, of the tasks in flight.
     """
     who = f"DataLoader worker {death.worker} (pid {death.pid})"
     doing = _doing(death.row, assigned)
@@ -89,7 +92,7 @@ def hung(death: WorkerDeath, seconds: float, timeout: float, assigned: Mapping[i
         death: The worker, which has been ended.
         seconds: How long it had been where it was.
         timeout: Seconds that it was given.
-        assigned: Task number to indices, of the batches under way.
+        assigned: Task number to indices, of the tasks in flight.
     """
     stack = (
         f"Its stacks:\n{death.stack}"

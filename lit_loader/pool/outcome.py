@@ -1,4 +1,4 @@
-"""What a pool tells of its workers: what became of a task, and that a worker has died."""
+"""`Outcome` and `WorkerDeath`: what `WorkerPool.receive` returns, and what it raises."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Outcome(NamedTuple):
 
 
 class WorkerDeath(Exception):
-    """A worker ended without being told to.
+    """A worker has ended that was not asked to.
 
     Attributes:
         worker: Its number.

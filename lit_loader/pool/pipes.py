@@ -1,14 +1,15 @@
-"""The pipes between a pool and its workers, seen from the pool.
+"""`Pipes`: messages to a pool's workers and from them, and the wait for these.
 
 ::
 
-    send ─────────────▶ task pipe ──▶ whichever worker is idle
+    send ─────────────▶ task pipe ──▶ a worker that is idle
     send(worker=w) ───▶ control pipe ──▶ worker w
     next ◀── arrived ◀─ result pipe ◀── all workers
       └── one poll: results, watched processes that end, wake, room in a full pipe
 
-Knows neither tasks nor processes: only messages, and sentinels that can be read from when a process
-has ended. One thread may send while another waits; everything else is for one thread at a time.
+Used by the parts of a pool. It deals in messages alone (`transport/messages.py`), and in sentinels:
+files that can be read from when a process has ended. One thread may send while another waits;
+everything else is for one thread at a time.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Pipes:
         self._send_queue = SendQueue()
         self.tasks_end: int | None = None
         self._tasks: int | None = None
-        if not assigned:  # nobody would ever read it empty
+        if not assigned:  # it would never be read empty
             self.tasks_end, self._tasks = own.pipe()
         self._results, self.results_end = own.pipe()
         # A worker with nothing to do waits, and one with a result until there is room.
@@ -96,7 +97,7 @@ class Pipes:
 
     @property
     def shared_queue(self) -> bool:
-        """Whether tasks come through one pipe, for whichever worker is idle."""
+        """Whether tasks come through one pipe, for any worker that is idle."""
         return self._tasks is not None
 
     def send(self, message: Message, worker: int | None = None) -> None:
@@ -104,7 +105,7 @@ class Pipes:
 
         Args:
             message: The message.
-            worker: For whom; None: for whoever takes it out of the task pipe first.
+            worker: The worker it is for; None: the first to take it out of the task pipe.
         """
         pipe = self._tasks if worker is None else self._control[worker]
         assert pipe is not None, "a task is assigned to a worker, or pulled from the task pipe"
@@ -140,7 +141,7 @@ class Pipes:
 
     @property
     def unread(self) -> int:
-        """Messages that workers have sent and nobody has been given yet."""
+        """Messages that workers have sent and :meth:`next` has not given yet."""
         count = array("i", [0])
         fcntl.ioctl(self._results, termios.FIONREAD, count)
         return count[0] // SIZE + len(self.arrived)

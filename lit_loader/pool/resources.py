@@ -1,4 +1,4 @@
-"""What a pool of workers holds of the system: processes, pipes, files; given back all together."""
+"""`PoolResources`: what a pool has of the system (processes, pipes, files), given back at once."""
 
 from __future__ import annotations
 

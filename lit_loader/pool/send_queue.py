@@ -1,4 +1,7 @@
-"""The sending end of the parent's pipes to its workers."""
+"""`SendQueue`: writes messages into pipes, and keeps those for which a pipe has no room.
+
+Used by `pool/pipes.py`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ __all__ = ["SendQueue"]
 
 
 class SendQueue:
-    """Writes messages into pipes that do not block, and keeps what there is no room for.
+    """Writes into pipes that do not block.
 
     A pipe holds about 1,000 messages, and far fewer where a user has very many pipes. What does
     not go in waits here until results show that workers have taken some, or :attr:`blocked` can be

@@ -1,73 +1,44 @@
-"""The parent's side of the workers: start, feed, watch, replace, resume and stop them.
+"""`WorkerPool`: worker processes that make batches, as the training process uses them.
 
-::
+Used by `iteration/delivery.py` (receive), `iteration/multi_process.py` (submit) and
+`pool/recovery.py` (replace). Tasks go in; outcomes (a batch in shared memory, or an error) and the
+deaths of workers come out::
 
     submit ─Task─▶ task pipe ──────▶ worker 0..n-1 ─Result─▶ result pipe ─▶ receive
       └─ indices ─▶ slot                 │ batch ─▶ slot          │
     resume ─Resume─▶ control pipes ──────┘◀── sentinels ── poll ──┘
 
-- **Starting.** No more workers are starting at the same time than there are processors for it: the
-  first batch need not wait for the last worker. One that is up says so, and the next one is started
-  by whoever receives that. One that was forked and does not come up is told by a watchdog.
-- :meth:`WorkerPool.submit` takes a slot, writes the indices into it and sends the task.
-- :meth:`WorkerPool.receive` waits in one ``poll`` for results, for a worker's death and for
-  :meth:`WorkerPool.wake`; nothing is looked at in intervals once the workers are up.
-- :meth:`WorkerPool.replace` puts a new process in the place of one that has ended, and issues again
-  what that one may have had (`pool/in_flight.py`).
-- One thread may submit while another receives. Everything else is for one thread at a time.
-- A slot in flight belongs to the pool until its result is in, or until nobody can write into it any
-  more: every worker has acknowledged a newer generation, or has done a task of a newer issue.
+Its parts: `pool/worker_set.py` has the processes, `pool/dispatcher.py` the tasks,
+`pool/handshake.py` the beginning of an epoch, `pool/resources.py` all that is given back at the
+end. :meth:`WorkerPool.receive` waits in one ``poll`` for results, for a worker's death and for
+:meth:`WorkerPool.wake`; nothing is looked at in intervals once the workers are up.
+
+One thread may submit while another receives. Everything else is for one thread at a time.
 """
 
 from __future__ import annotations
 
-import errno
-import math
 import multiprocessing
 import os
-import threading
 import time
 import weakref
-from collections import deque
-from collections.abc import Sequence
-from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
-from typing import Any, Final
+from typing import Any
 
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.errors import LoaderError
 from lit_loader.memory.arena import Arena
-from lit_loader.pool.in_flight import InFlightTask, InFlightTasks
+from lit_loader.pool.dispatcher import Dispatcher
+from lit_loader.pool.handshake import Handshake
 from lit_loader.pool.outcome import Outcome, WorkerDeath
 from lit_loader.pool.pipes import Ended, Pipes
 from lit_loader.pool.resources import PoolResources
+from lit_loader.pool.worker_set import WorkerSet, explain_limit
 from lit_loader.system.interrupts import HeldBack
-from lit_loader.system.processors import usable_processors
-from lit_loader.system.stack_dumps import DUMP_SIGNAL
-from lit_loader.system.watchdog import LOOK_SECONDS, Watchdog
-from lit_loader.transport.messages import (
-    Ack,
-    Grant,
-    Grow,
-    Message,
-    Proceed,
-    Result,
-    Resume,
-    Status,
-    Task,
-    Up,
-    pack_indices,
-)
-from lit_loader.transport.remote_error import RemoteError
+from lit_loader.transport.messages import Ack, Grow, Message, Result, Up
 from lit_loader.transport.status_board import BoardRow, Stage, StatusBoard, board_bytes
-from lit_loader.worker.fork_starter import make_starter
-from lit_loader.worker.payload import Descriptor, Links
-from lit_loader.worker.starters import WorkerProcess
 
 __all__ = ["WorkerPool"]
-
-_DUMP_TIME: Final = 1.0
-"""Seconds that a hung worker has to write its stacks, before it is killed."""
 
 
 class WorkerPool:
@@ -77,11 +48,14 @@ class WorkerPool:
         spec: What the workers make.
         num_workers: How many, at least 1.
         context: How to start them.
-        in_flight: Tasks that may be under way at the same time.
+        in_flight: Tasks that may be in flight at the same time.
         seed: Base seed of the workers' own seeds.
         assigned: Tasks are sent to a worker by number instead of being pulled.
         slot_bytes: Bytes a slot, None for the arena's own choice.
         memory_budget: Bytes of shared memory to stay within, None for no limit.
+
+    Attributes:
+        notices: For the consumer, of how workers were started.
 
     Raises:
         LoaderError: No worker can be started from here, or there is no memory.
@@ -104,103 +78,54 @@ class WorkerPool:
                 "processes: use num_workers=0 there, or make the process non-daemonic"
             )
         self.num_workers = num_workers
-        self._generation = 1
-        self._cancelling = threading.RLock()  # the garbage collector may end up in there again
-        self._sending = threading.RLock()  # what is under way, and its issue, change together
-        self._at_once = math.ceil(usable_processors())
-        self._starting: dict[int, Watchdog] = {}  # started, and not up yet
-        self._next_look = 0.0  # at those
-        self._proven = False  # something has come of what workers are started from
-        self.notices: deque[str] = deque()  # for the consumer, of how workers were started
-        self._missing: set[int] | None = None  # in a resume handshake: who has not acknowledged
-        self._points: dict[int, Any] = {}  # where readers that were replaced are to begin
         size = board_bytes(num_workers)
         try:
             with HeldBack():
-                self._arena = Arena(size, in_flight, slot_bytes=slot_bytes, budget=memory_budget)
-                self.divide = self._arena.divide
-                self._in_flight = InFlightTasks(self._arena, num_workers, assigned)
+                arena = Arena(size, in_flight, slot_bytes=slot_bytes, budget=memory_budget)
+                self._arena, self.divide = arena, arena.divide
                 self._keep = in_flight + 2
-                self._board = StatusBoard(self._arena.board)
-                self._board.generation = self._generation
-                self._own = PoolResources(self._arena, self._board)
-                self._finalizer = weakref.finalize(self, self._own.close, unnoticed=True)
-                self._start(spec, context, seed, assigned)
+                board = StatusBoard(arena.board)
+                own = self._own = PoolResources(arena, board)
+                self._finalizer = weakref.finalize(self, own.close, unnoticed=True)
+                own.stacks.open()
+                pipes = self._pipes = Pipes(own, num_workers, assigned)
+                handshake = self._handshake = Handshake(board, pipes)
+                self._dispatcher = Dispatcher(arena, board, pipes, handshake, num_workers, assigned)
+                self._workers = WorkerSet(
+                    own, pipes, board, arena, spec, num_workers, context, seed
+                )
+                self.notices = self._workers.notices
+                self._start_more()
         except BaseException as error:
             if hasattr(self, "_finalizer"):
                 self.close()
-            _explain(error, num_workers)
+            explain_limit(error, num_workers)
             raise
 
-    def _start(self, spec: BatchSpec, context: BaseContext, seed: int, assigned: bool) -> None:
-        own = self._own
-        own.stacks.open()
-        pipes = self._pipes = Pipes(own, self.num_workers, assigned)
-        links = []
-        for worker in range(self.num_workers):
-            links.append(
-                Links(
-                    worker=worker,
-                    num_workers=self.num_workers,
-                    seed=seed + worker,
-                    generation=self._generation,
-                    parent=os.getpid(),
-                    arena=Descriptor(self._arena.fd),
-                    mapped=self._arena.mapped,
-                    board_bytes=len(self._arena.board),
-                    tasks=None if pipes.tasks_end is None else Descriptor(pipes.tasks_end),
-                    control=Descriptor(pipes.control_ends[worker]),
-                    results=Descriptor(pipes.results_end),
-                    stacks=Descriptor(own.stacks.fd),
-                )
-            )
-        own.starter = make_starter(context, links, spec)
-        self.notices = own.starter.notices
-        self._start_more()
-
     def _start_more(self) -> None:
-        """Start the workers that come next, as many as may be starting at the same time."""
-        with HeldBack(), self._sending:
-            begin = len(self._own.processes)
-            end = min(self.num_workers, begin + self._at_once - len(self._starting))
-            if begin >= end or self._missing is not None:
-                return
-            workers = range(begin, end)
-            try:
-                self._own.processes.extend(self._launch(workers))
-            except OSError as error:
-                _explain(error, self.num_workers)
-                raise
-            for worker in workers:
-                self._in_flight.begin(worker)
-
-    def _launch(self, workers: Sequence[int]) -> Sequence[WorkerProcess]:
-        """Start processes for workers, and watch them."""
-        assert self._own.starter is not None
-        processes = self._own.starter.start_all(workers, self._generation)
-        for process in processes:
-            self._pipes.watch(process.sentinel)
-        for worker, process in zip(workers, processes, strict=True):
-            self._starting[worker] = Watchdog(process.pid or 0)
-        return processes
+        """Start the workers that come next; not while a new epoch is announced to the others."""
+        with HeldBack(), self._dispatcher.lock:
+            if self._handshake.missing is None:
+                for worker in self._workers.start_more(self._handshake.generation):
+                    self._dispatcher.begin(worker)
 
     @property
     def started(self) -> range:
         """The workers that have been started so far."""
-        return range(len(self._own.processes))
+        return self._workers.started
 
     @property
     def pids(self) -> list[int]:
         """Process ids of the workers that have been started so far."""
-        return [process.pid or 0 for process in self._own.processes]
+        return self._workers.pids
 
     def rows(self) -> list[BoardRow]:
         """What every worker is doing that has been started."""
-        return [self._board.read(worker) for worker in self.started]
+        return self._workers.rows()
 
     @property
     def unread(self) -> int:
-        """Results that workers have sent and nobody has read yet."""
+        """Results that workers have sent and that were not read yet."""
         return self._pipes.unread
 
     @property
@@ -226,31 +151,12 @@ class WorkerPool:
             indices: Its indices, None for an iterable dataset.
             epoch: Its epoch.
             seed: Base seed of the epoch.
-            worker: Who is to do it, where tasks are assigned.
+            worker: Which worker is to do it, where tasks are assigned.
 
         Raises:
             Exception: The indices cannot be pickled.
         """
-        with self._sending:
-            if indices is None and worker is not None and self._points:
-                indices = self._points.pop(worker, None)
-            packed = b"" if indices is None else pack_indices(indices)
-            self._send(InFlightTask(number, packed, epoch, seed, worker))
-
-    def _send(self, flight: InFlightTask) -> None:
-        """Send a task with a fresh slot."""
-        slot = self._in_flight.prepare(flight)
-        task = Task(
-            self._generation,
-            flight.number,
-            flight.epoch,
-            flight.seed,
-            slot.offset,
-            slot.capacity,
-            len(flight.packed),
-            flight.issue,
-        )
-        self._pipes.send(task, flight.worker)
+        self._dispatcher.submit(number, indices, epoch, seed, worker)
 
     def receive(self, timeout: float | None = None) -> Outcome | None:
         """Wait for the next task to be done.
@@ -265,109 +171,31 @@ class WorkerPool:
             WorkerDeath: A worker is gone. What it and the others had finished came out before.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        while (event := self._next_event(deadline)) is not None:
-            if isinstance(event, Grow):
-                self._grow(event)
-            elif isinstance(event, Result) and event.generation == self._generation:
-                outcome = self._outcome(event)
+        while (message := self._next_message(deadline)) is not None:
+            if isinstance(message, Result):
+                outcome = self._dispatcher.complete(message)
                 if outcome is not None:
                     return outcome
+            elif isinstance(message, Grow):
+                self._dispatcher.grow(message)
         return None
 
-    def _next_event(self, deadline: float | None) -> Message | None:
+    def _next_message(self, deadline: float | None) -> Message | None:
         """Wait for the next message of a worker; None: the time is up, or :meth:`wake`."""
+        workers = self._workers
         while True:
             try:
-                event = self._pipes.next(self._until(deadline) if self._starting else deadline)
+                message = self._pipes.next(
+                    workers.until(deadline) if workers.starting else deadline
+                )
             except Ended as ended:
-                raise self._death(ended.sentinel) from None
-            if type(event) is not Up:
-                if event is None and self._starting:
-                    self._look_at_starting()
-                return event
-            assert self._own.starter is not None
-            self._starting.pop(event.worker, None)
-            self._own.starter.came_up()
+                raise workers.death_of(ended.sentinel) from None
+            if type(message) is not Up:
+                if message is None and workers.starting:
+                    workers.look_at_starting()
+                return message
+            workers.came_up(message.worker)
             self._start_more()
-
-    def _until(self, deadline: float | None) -> float | None:
-        """Until when to wait while workers are starting: the time is up early, to look at them."""
-        assert self._own.starter is not None
-        if not self._own.starter.forks:  # they import, which may be slow and is seldom stuck
-            return deadline
-        look = time.monotonic() + LOOK_SECONDS
-        return look if deadline is None else min(look, deadline)
-
-    def _look_at_starting(self) -> None:
-        """Look for a worker that does not come up.
-
-        Raises:
-            WorkerDeath: There is one, which has been ended.
-        """
-        assert self._own.starter is not None
-        now = time.monotonic()
-        if not self._own.starter.forks or now < self._next_look:
-            return
-        self._next_look = now + LOOK_SECONDS
-        for worker, watchdog in self._starting.items():
-            if watchdog.stuck():
-                death = self._end(worker)
-                death.unborn = True
-                self._own.starter.distrust(worker)
-                raise death
-
-    def _death(self, sentinel: int) -> WorkerDeath:
-        processes = self._own.processes
-        worker = next(w for w, process in enumerate(processes) if process.sentinel == sentinel)
-        process = processes[worker]
-        process.join()
-        return WorkerDeath(
-            worker,
-            process.pid or 0,
-            process.exitcode,
-            self._board.read(worker),
-            self._own.stacks.take(),
-            getattr(process, "peak_memory", 0),
-        )
-
-    def _outcome(self, result: Result) -> Outcome | None:
-        """Take a result in; None for one that does not count any more."""
-        slot = self._in_flight.complete(result)
-        if slot is None:
-            return None
-        self._proven = True
-        end = result.at + result.nbytes
-        if result.status == Status.BATCH:
-            memory = self._arena.lease(slot, end)
-            return Outcome(
-                result.number,
-                memory,
-                result.at,
-                result.nbytes,
-                None,
-                result.samples,
-                None,
-                result,
-                time.monotonic_ns(),
-            )
-        failure = None
-        if result.status == Status.FAILURE:
-            failure = RemoteError.unpack(slot.memory[result.at : end].tobytes())
-        # A batch that failed late has filled nobody knows how much of its slot.
-        self._arena.release(slot, used=failure is None)
-        return Outcome(result.number, None, 0, 0, failure)
-
-    def _grow(self, message: Grow) -> None:
-        """Grant a worker the larger slot that its batch needs."""
-        if message.generation != self._generation:
-            return
-        try:
-            slot = self._in_flight.grow(message)
-        except LoaderError:
-            slot = None  # the worker says so
-        offset, capacity = (0, 0) if slot is None else (slot.offset, slot.capacity)
-        grant = Grant(message.generation, message.number, offset, capacity)
-        self._pipes.send(grant, message.worker)
 
     def replace(self, worker: int, point: Any = None, skip_task: int | None = None) -> None:
         """Put a new process in the place of a worker that has ended, and give it what that had.
@@ -380,103 +208,45 @@ class WorkerPool:
         Raises:
             LoaderError: No process can be started.
         """
-        own = self._own
-        with HeldBack(), self._sending:
-            while self._pipes.read():
-                pass
-            # What the one that is gone has asked for or acknowledged would be taken for another's;
-            # the result of an older copy, whose slot may be used anew, for the same task's.
-            arrived = self._pipes.arrived
-            for event in [event for event in arrived if self._is_void(event, worker)]:
-                arrived.remove(event)
-            gone = own.processes[worker]
-            self._pipes.unwatch(gone.sentinel)
-            gone.close()
-            self._pipes.empty(worker)
-            self._board.clear(worker)
+        workers, dispatcher, handshake = self._workers, self._dispatcher, self._handshake
+        with HeldBack(), dispatcher.lock:
+            dispatcher.drop_void(worker)
+            workers.bury(worker)
             # Before there is a new process: it may take messages at once.
-            if self._missing is not None:
-                # It knows of nothing older, but waits like all others: it would take from the task
-                # pipe what is meant for those who are still in a sample.
-                self._missing.add(worker)
-                self._ask_to_resume([worker])
-            elif self._pipes.shared_queue:
-                self._in_flight.issue += 1
-                self._board.issue = self._in_flight.issue
-            try:
-                [process] = self._launch([worker])
-            except BaseException:
-                del own.processes[worker]  # it is closed; the pool is going to be
-                raise
-            own.processes[worker] = process
-            if self._missing is not None:
-                return
-            if skip_task is not None:
-                self._in_flight.withdraw(skip_task)
-            # Read after the issue: who has not announced a task yet finds that it is void.
-            lost = self._in_flight.lost_with(worker, self.rows(), self._results_read())
-            if lost and point is not None:
-                lost[0].packed = pack_indices(point)
-            elif point is not None:
-                self._points[worker] = point  # for the next task
-            for flight in lost:
-                self._send(flight)
-
-    def _is_void(self, event: Message, worker: int) -> bool:
-        """Whether a message that has come in counts no more now that a worker is gone."""
-        if isinstance(event, Result):
-            return self._in_flight.slot_of(event) is None
-        return isinstance(event, Ack | Grow | Up) and event.worker == worker
+            if handshake.missing is not None:
+                handshake.join(worker)
+            else:
+                dispatcher.begin_issue()
+            workers.start_again(worker, handshake.generation)
+            if handshake.missing is None:  # else all tasks are void
+                if skip_task is not None:
+                    dispatcher.withdraw(skip_task)
+                dispatcher.send_again(worker, workers.rows(), point)
 
     def is_pending(self, number: int) -> bool:
-        """Whether a task is under way and has no result yet."""
-        while self._pipes.read():
-            pass
-        with self._sending:
-            pending = self._in_flight.pending(self._results_read())
-        return any(flight.number == number for flight in pending)
+        """Whether a task is in flight and has no result yet."""
+        return self._dispatcher.is_pending(number)
 
-    def _results_read(self) -> list[Result]:
-        """Results that have been read and not been given out."""
-        return [
-            event
-            for event in self._pipes.arrived
-            if isinstance(event, Result) and event.generation == self._generation
-        ]
+    def awaited_workers(self) -> dict[int, BoardRow]:
+        """The workers that keep others waiting, and what each is doing.
 
-    def workers_with_pending_work(self) -> dict[int, BoardRow]:
-        """Those workers from whom something is due, and what they are doing."""
-        rows = dict(enumerate(self.rows()))
-        assert self._own.starter is not None
-        if not self._own.starter.forks:  # the interpreter and torch: not the user's time
-            rows = {worker: row for worker, row in rows.items() if row.stage != Stage.STARTING}
-        if self._missing is not None:
-            return {worker: row for worker, row in rows.items() if worker in self._missing}
+        They have a task, or it must be one of them that takes the next one; or they have not
+        acknowledged a new epoch.
+        """
+        rows = {w: row for w, row in enumerate(self.rows()) if self._workers.counts(row)}
+        missing = self._handshake.missing
+        if missing is not None:
+            return {worker: row for worker, row in rows.items() if worker in missing}
         busy = {worker: row for worker, row in rows.items() if row.stage in Stage.BUSY}
         begun = {row.number for row in busy.values()}
-        with self._sending:
-            pending = self._in_flight.pending(self._results_read())
-        due = {flight.worker for flight in pending if flight.number not in begun}
+        due = {task.worker for task in self._dispatcher.pending() if task.number not in begun}
         return {w: row for w, row in rows.items() if w in busy or w in due or None in due}
 
     def end_hung(self, worker: int) -> WorkerDeath:
         """End a worker that does not get on, having it write its stacks if it can."""
-        death = self._end(worker)
-        if not self._proven:  # it may have been forked with a lock that nobody will release
-            assert self._own.starter is not None
-            self._own.starter.distrust(worker)
-        return death
-
-    def _end(self, worker: int) -> WorkerDeath:
-        process = self._own.processes[worker]
-        self._own.stacks.take()
-        row = self._board.read(worker)
-        if process.is_alive():
-            os.kill(process.pid or 0, DUMP_SIGNAL)
-            if not wait_for([process.sentinel], _DUMP_TIME):
-                process.kill()
-        death = self._death(process.sentinel)
-        death.row = row
+        death = self._workers.end(worker)
+        if not self._dispatcher.any_done:  # perhaps none can be: all were forked with a lock held
+            self._workers.distrust(worker)
         return death
 
     def wake(self) -> None:
@@ -486,7 +256,7 @@ class WorkerPool:
     @property
     def generation(self) -> int:
         """Counts the epochs begun, and those cancelled."""
-        return self._generation
+        return self._handshake.generation
 
     def cancel(self, generation: int | None = None) -> None:
         """Let the workers drop all tasks; they finish no more than the sample they are in.
@@ -497,26 +267,13 @@ class WorkerPool:
             generation: Do nothing if another one has begun since: an iterator may be collected
                 late, in another thread, when the workers are no longer its own.
         """
-        if self.closed:
-            return
-        with self._cancelling:
-            if generation not in (None, self._generation):
-                return
-            self._generation += 1
-            self._board.generation = self._generation
-            self._pipes.take_back()
+        if not self.closed:
+            self._handshake.cancel(generation)
 
     def resume(self) -> None:
         """Begin a new epoch: ask every worker to forget older tasks; see :meth:`resumed`."""
         self.cancel()
-        self._missing = set(self.started)
-        self._ask_to_resume(self.started)
-
-    def _ask_to_resume(self, workers: Sequence[int]) -> None:
-        for worker in workers:
-            self._pipes.send(Resume(self._generation), worker)
-        # Only now: whoever takes one must find what it announces.
-        self._pipes.announce(len(workers))
+        self._handshake.begin(self.started)
 
     def resumed(self, timeout: float | None = None) -> bool | None:
         """Wait until every worker has acknowledged the new epoch.
@@ -531,18 +288,15 @@ class WorkerPool:
             WorkerDeath: A worker is gone.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        assert self._missing is not None, "resume() comes first"
-        while self._missing:
-            event = self._next_event(deadline)
-            if event is None:
+        assert self._handshake.missing is not None, "resume() comes first"
+        while self._handshake.missing:
+            message = self._next_message(deadline)
+            if message is None:
                 return None
-            if isinstance(event, Ack) and event.generation == self._generation:
-                self._missing.discard(event.worker)
-        self._missing = None
-        for worker in self.started:
-            self._pipes.send(Proceed(), worker)
-        self._in_flight.clear()
-        self._points.clear()
+            if isinstance(message, Ack):
+                self._handshake.acknowledged(message)
+        self._handshake.finish(self.started)
+        self._dispatcher.clear()
         self.trim()
         self._start_more()
         return True
@@ -553,8 +307,8 @@ class WorkerPool:
 
     @property
     def resuming(self) -> bool:
-        """Whether a new epoch has been announced, and not everybody has acknowledged it."""
-        return self._missing is not None
+        """Whether a new epoch has been announced, and not every worker has acknowledged it."""
+        return self._handshake.missing is not None
 
     @property
     def closed(self) -> bool:
@@ -570,16 +324,3 @@ class WorkerPool:
         """Stop the workers and let go of everything; a second call does nothing."""
         self._own.close()
         self._finalizer.detach()
-
-
-def _explain(error: BaseException, num_workers: int) -> None:
-    """Name the limit that was met, if it is that of open files.
-
-    Raises:
-        LoaderError: It is.
-    """
-    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-        raise LoaderError(
-            f"num_workers={num_workers} need more open files than may be had (3 a worker and "
-            "some): raise the limit (ulimit -n), or use fewer workers"
-        ) from error

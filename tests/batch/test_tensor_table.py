@@ -18,7 +18,8 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 from lit_loader import DataLoader
 from lit_loader.batch.tensor_table import table_of
 from lit_loader.iteration import host as host_module
-from lit_loader.iteration.base import InProcessIterator, LoaderIterator
+from lit_loader.iteration.base import LoaderIterator
+from lit_loader.iteration.in_process import InProcessIterator
 from lit_loader.iteration.placement import faster_in_process
 from tests.parity.tools import wait_gone
 from tests.support.samples import Call
@@ -472,7 +473,7 @@ def test_workers_are_started_where_they_are_needed(option: str) -> None:
     loader = DataLoader(TensorDataset(torch.arange(4)), num_workers=1, **{option: value})
     iterator = iter(loader)
     next(iterator)
-    pids = list(iterator._pipeline.pool.pids)
+    pids = list(iterator._session.pool.pids)
     del iterator
     wait_gone(pids)
 

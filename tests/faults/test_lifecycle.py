@@ -171,10 +171,10 @@ def test_an_iterator_that_dies_late_leaves_its_successor_alone() -> None:
     with DataLoader(range(40), num_workers=2, persistent_workers=True) as loader:
         first = iter(loader)
         next(first)
-        _, function, arguments, _ = first._finalizer.peek()
+        _, function, arguments, options = first._session._finalizer.peek()
         second = iter(loader)
         next(second)
-        in_thread(lambda: function(*arguments))
+        in_thread(lambda: function(*arguments, **options))
         assert ints(second) == list(range(1, 40))
 
 
@@ -262,7 +262,7 @@ def test_a_forked_child_takes_nothing_from_its_parent(persistent: bool, how: str
             if how == "close":
                 loader.close()
             elif how == "del":
-                iterator._finalizer()
+                iterator._session._finalizer()
                 if loader._internals.workers.pool is not None:
                     loader._internals.workers.pool.cancel()
                 holder.clear()

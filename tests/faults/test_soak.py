@@ -342,7 +342,7 @@ class Lane:
         return next(iterator)
 
     def _note_pool(self, iterator: Any) -> None:
-        engine = getattr(iterator, "_pipeline", None)
+        engine = getattr(iterator, "_session", None)
         if engine is not None and self.pool() is not engine.pool:
             self.pool = weakref.ref(engine.pool)
 

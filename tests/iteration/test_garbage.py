@@ -28,9 +28,9 @@ from lit_loader.transport.codec import decode, encode
 from lit_loader.transport.slot_writer import SlotWriter
 
 held = int(sys.argv[1])
-for module in (arena, pieces):
+for module in (arena, held_tensors):
     module.DIVIDED = 1
-pieces._WATCHED, pieces._COPIES = 64, 1
+held_tensors._WATCHED, held_tensors._COPIES = 64, 1
 
 class Struck(BaseException):
     pass

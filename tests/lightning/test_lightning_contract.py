@@ -177,7 +177,7 @@ def test_how_often_it_is_iterated(reload: int, tmp_path: Path) -> None:
 def test_an_iterator_that_is_thrown_away_starts_nothing() -> None:
     loader = DataLoader(Points(), 4, num_workers=2)
     iterators = [iter(loader) for _ in range(3)]
-    assert all(iterator._pipeline is None for iterator in iterators)  # type: ignore[attr-defined]
+    assert all(iterator._session is None for iterator in iterators)  # type: ignore[attr-defined]
 
 
 def test_canary_the_end_is_never_reached(tmp_path: Path) -> None:
@@ -773,7 +773,7 @@ SEEN = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
 
 
 def test_canary_indices_come_from_lightnings_own_wrapper_alone(tmp_path: Path) -> None:
-    """sampling/certain_indices.py: the private class that the prediction loop looks for."""
+    """sampling/prediction_indices.py: the private class that the prediction loop looks for."""
     loop = quiet_trainer(tmp_path).predict_loop
     wrapper = _IndexBatchSamplerWrapper(DataLoader(Points(), 4).batch_sampler)
     for workers in (0, 2):
@@ -783,7 +783,7 @@ def test_canary_indices_come_from_lightnings_own_wrapper_alone(tmp_path: Path) -
     alike = type("Alike", (), {"batch_sampler": type("", (), {"seen_batch_indices": SEEN})})
     with pytest.warns(UserWarning, match="Couldn't infer the batch indices"):
         assert loop._get_batch_indices(alike) == [], mended(
-            "prediction writers", "sampling/certain_indices.py"
+            "prediction writers", "sampling/prediction_indices.py"
         )
 
 

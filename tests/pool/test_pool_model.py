@@ -1,4 +1,4 @@
-"""The pool and its flights against simulated workers: every interleaving is a list of steps.
+"""The pool and its tasks against simulated workers: every interleaving is a list of steps.
 
 The pool is the real one, with its pipes, its board and its arena. Its workers are objects in this
 process that do what `worker/main.py` does one step at a time: read a message, look at its issue,
@@ -34,7 +34,7 @@ from hypothesis.stateful import (
 )
 
 from lit_loader.memory.arena import ArenaMap
-from lit_loader.pool import worker_pool
+from lit_loader.pool import worker_set
 from lit_loader.pool.outcome import Outcome, WorkerDeath
 from lit_loader.pool.worker_pool import WorkerPool
 from lit_loader.transport.messages import (
@@ -321,7 +321,7 @@ class PoolMachine(RuleBasedStateMachine):
 
         self.num_workers, self.depth, self.assigned = num_workers, depth, assigned
         with mock.patch.multiple(
-            worker_pool, make_starter=make, usable_processors=lambda: processors
+            worker_set, make_starter=make, usable_processors=lambda: processors
         ):
             self.pool = WorkerPool(
                 None,  # type: ignore[arg-type]  # the spec is a real worker's affair
@@ -401,7 +401,7 @@ class PoolMachine(RuleBasedStateMachine):
         # As lit_loader.pool.recovery decides about a task that has ended two workers.
         if give_up and busy and not self.assigned and self.pool.is_pending(number):
             self.outstanding.remove(number)
-            self.pool.replace(death.worker, without=number)
+            self.pool.replace(death.worker, skip_task=number)
         else:
             self.pool.replace(death.worker)
 
@@ -444,13 +444,11 @@ class PoolMachine(RuleBasedStateMachine):
     def slots_that_may_be_written_are_nobody_elses(self) -> None:
         if self.pool is None:
             return
-        arena, flights = self.pool._arena, self.pool._in_flight
+        arena, in_flight = self.pool._arena, self.pool._dispatcher._in_flight
         free = {slot.offset for slot in [*arena._free.warm, *arena._free.cold]}
         lent = {reference.slot.offset for reference in arena._leases}
         owner = {
-            slot.offset: flight.number
-            for flight in flights._outstanding.values()
-            for slot in flight.slots
+            slot.offset: task.number for task in in_flight._tasks.values() for slot in task.slots
         }
         writers: set[int] = set()
         for worker in self.simulation.workers.values():

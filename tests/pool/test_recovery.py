@@ -387,7 +387,7 @@ def test_stopped_while_idle_in_mid_epoch() -> None:
     """Nothing is due from a worker that has no task; when there is one, it is missed."""
     iterator = iter(DataLoader(range(20), num_workers=1, timeout=0.5))
     found = [int(next(iterator))]
-    pool = iterator._pipeline.pool
+    pool = iterator._session.pool
     until(lambda: pool.rows()[0].stage == Stage.IDLE and pool.unread == 2)  # all that it had
     os.kill(pool.pids[0], signal.SIGSTOP)
     with told(1) as texts:
@@ -702,7 +702,7 @@ def test_a_reader_is_killed_between_batches(stream: type[Shares], after: int) ->
         DataLoader(stream([4, 6], lambda reader, number: None), num_workers=2, prefetch_factor=1)
     )
     found = [int(next(iterator)) for _ in range(2 * after + 1)]
-    pool = iterator._pipeline.pool
+    pool = iterator._session.pool
     until(lambda: pool.rows()[0].stage == Stage.IDLE and pool.rows()[0].since)
     os.kill(pool.pids[0], signal.SIGKILL)
     with warnings.catch_warnings(record=True) as caught:

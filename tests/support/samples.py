@@ -119,7 +119,7 @@ def ints(batches: Iterable[Any]) -> list[int]:
 
 def worker_pids(iterator: Any) -> list[int]:
     """Process ids of the workers that serve an iterator."""
-    return list(iterator._pipeline.pool.pids)
+    return list(iterator._session.pool.pids)
 
 
 def named_memory() -> set[str]:

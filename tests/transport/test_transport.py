@@ -20,7 +20,7 @@ from lit_loader import DataLoader
 from lit_loader.errors import LoaderError, TransportError
 from lit_loader.memory import arena as arena_module
 from lit_loader.pool import resources
-from lit_loader.pool import worker_pool as pool_module
+from lit_loader.pool.dispatcher import Dispatcher
 from lit_loader.pool.pipes import Pipes
 from lit_loader.worker import starters
 from tests.parity.tools import PROMPT, Gate
@@ -168,9 +168,7 @@ def test_a_new_epoch_while_workers_wait_for_a_larger_slot(
 ) -> None:
     """The parent lets them wait until it begins anew; Resume then takes the place of Grant."""
     asked = []
-    monkeypatch.setattr(
-        pool_module.WorkerPool, "_grow", lambda pool, message: asked.append(message)
-    )
+    monkeypatch.setattr(Dispatcher, "grow", lambda dispatcher, message: asked.append(message))
     with DataLoader(
         Call(lambda index: torch.full((2 * SMALL * (lit_loader.get_epoch() == 0) + 1,), index)),
         num_workers=2, persistent_workers=True, timeout=30,
@@ -315,7 +313,7 @@ class TestNarrowPipes:
         loader = DataLoader(dataset, num_workers=2, prefetch_factor=600)
         iterator = iter(loader)
         next(iterator)
-        pool = iterator._pipeline.pool
+        pool = iterator._session.pool
         poll = select.poll()
         poll.register(pool._pipes._results, select.POLLIN)
         assert poll.poll(30_000)

@@ -176,7 +176,7 @@ def test_the_launcher_is_killed_while_it_replaces_a_worker(
     with told() as texts, DataLoader(Rows(200, 1), num_workers=2, timeout=30) as loader:
         iterator = iter(loader)
         found = [int(next(iterator)) for _ in range(5)]
-        pool = iterator._pipeline.pool  # type: ignore[attr-defined]
+        pool = iterator._session.pool  # type: ignore[attr-defined]
         kill_at(point, killed, monkeypatch)
         starter = pool._own.starter
         os.kill(starter._launcher._process.pid, signal.SIGKILL)  # the next one has the fault
@@ -235,7 +235,7 @@ def test_launcher_and_workers_are_killed_at_the_same_instant(order: str, persist
         for _ in range(2):
             iterator = iter(loader)
             found = [int(next(iterator)) for _ in range(5)]
-            pool = iterator._pipeline.pool  # type: ignore[attr-defined]
+            pool = iterator._session.pool  # type: ignore[attr-defined]
             victims = [pool._own.starter._launcher._process.pid, *pool.pids]
             if order == "workers first":
                 victims.reverse()
@@ -258,7 +258,7 @@ def test_what_a_launcher_is_that_does_not_live() -> None:
     with DataLoader(Rows(40, 1), num_workers=2, persistent_workers=True) as loader:
         iterator = iter(loader)
         assert int(next(iterator)) == 0
-        pool = iterator._pipeline.pool  # type: ignore[attr-defined]
+        pool = iterator._session.pool  # type: ignore[attr-defined]
         pids = pool.pids
         os.kill(pool._own.starter._launcher._process.pid, signal.SIGKILL)
         assert ints(iterator) == list(range(1, 40))

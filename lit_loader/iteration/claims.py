@@ -1,0 +1,76 @@
+"""How an iterator gets workers: what it asks its loader for, and what it is given.
+
+::
+
+    iterator ─ WorkerRequest ─▶ PoolHost.claim ─ Claim ─▶ iterator … ─▶ Claim.release
+
+The loader answers with new workers, or with its persistent ones
+(`iteration/persistent_workers.py`); the iterator has them for a session (`iteration/session.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Protocol
+
+from lit_loader.iteration.base import Host
+from lit_loader.iteration.outstanding import OutstandingTasks
+from lit_loader.pool.recovery import Recovery
+from lit_loader.pool.worker_pool import WorkerPool
+from lit_loader.sampling.batch_plan import UpcomingBatch
+
+__all__ = ["Claim", "PoolHost", "Release", "WorkerRequest"]
+
+
+class WorkerRequest(NamedTuple):
+    """What an iterator says when it asks for workers.
+
+    Attributes:
+        epoch: Its epoch.
+        seed: Base seed of the epoch.
+        from_start: Whether it has sent no task and begins with the epoch's first batch, so that it
+            can adopt what the workers have begun of that.
+        recovery: Replaces workers that have died, or do not leave the epoch before.
+        superseded: Whether another iterator has got its workers once.
+        revoke: A method, of which a weak reference is kept, that ends the iterator's session when
+            another one is to get the workers.
+    """
+
+    epoch: int
+    seed: int
+    from_start: bool
+    recovery: Recovery
+    superseded: bool
+    revoke: Callable[[], object]
+
+
+Release = Callable[[bool, OutstandingTasks | None], object]
+"""Gives workers back; called with whether they may be used again, and what they are at for the next
+epoch (None: nothing)."""
+
+
+class Claim(NamedTuple):
+    """Workers at the disposal of one iterator.
+
+    Attributes:
+        pool: The workers.
+        release: Gives them back.
+        begun: What they are at already, for this iterator's epoch; None: nothing.
+    """
+
+    pool: WorkerPool
+    release: Release
+    begun: OutstandingTasks | None = None
+
+
+class PoolHost(Host, Protocol):
+    """What an iterator that uses workers needs of its loader."""
+
+    def end_idle_workers(self) -> None:
+        """End the persistent workers that no iterator has."""
+
+    def claim(self, request: WorkerRequest) -> Claim:
+        """Give workers that have begun the epoch to an iterator, for it alone."""
+
+    def lookahead(self, epoch: int) -> Iterator[UpcomingBatch] | None:
+        """Give the batches of the epochs after this one; None: nothing is made ahead."""

@@ -1,0 +1,219 @@
+"""`InProcessIterator`: makes each batch when it is asked for, in the consumer's own process.
+
+Used by the loader where ``num_workers=0``, and where workers would only be in the way
+(`iteration/placement.py`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from lit_loader.batch.batch_loader import BatchLoader
+from lit_loader.batch.batch_spec import BatchSpec, BatchWithReport
+from lit_loader.batch.fetch import EndOfData
+from lit_loader.batch.sample_errors import annotate
+from lit_loader.context import reading
+from lit_loader.errors import WorkerError
+from lit_loader.iteration.base import Host, LoaderIterator
+from lit_loader.sampling.epochs import EpochStart
+from lit_loader.seeding.generator_state import Loan, OwnStreams
+from lit_loader.statistics.records import BatchRecord
+from lit_loader.system.interrupts import let_handlers_through
+from lit_loader.transport.remote_error import describe_batch
+from lit_loader.transport.status_board import Progress
+
+__all__ = ["InProcessIterator"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class InProcessIterator(LoaderIterator[T_co]):
+    """``num_workers=0``: makes each batch when it is asked for, in the calling thread.
+
+    The global random generators are, after each ``next()``, as they were before. Loaders in other
+    threads wait meanwhile, unless they read tables: the generators are one resource of the process.
+
+    Args:
+        host: The loader.
+        pin: Pins a batch, or None.
+        spec: Gives, at the first ``next()``, what batches are made by; None: the host does.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        pin: Callable[[Any], Any] | None,
+        spec: Callable[[], BatchSpec] | None = None,
+    ) -> None:
+        super().__init__(host)
+        self._pin = pin
+        self._spec = spec or host.spec
+        self._progress = Progress()
+        self._loader: BatchLoader | None = None
+        self._streams: OwnStreams | None = None
+        self._loan: Loan | None = None
+        self._place: Any = None
+        self._number = 0
+        self._task: Any = None
+        self._drawn = -1  # the batch that the task is of
+        self._asked = self._fetched = 0
+        self._draws = True
+
+    def _next(self, start: EpochStart) -> T_co:
+        self._asked = time.monotonic_ns()
+        loader = self._loader or self._begin(start)
+        while True:
+            number, batch = self._make(loader, start)
+            if type(batch) is not BatchWithReport:
+                start.position.delivered(number)
+                break
+            made, batch = batch, batch.batch
+            if start.batches is None:
+                start.position.read(0, made.state)
+                if made.ignores_share:
+                    self._host.warn_of_ignored_share()
+                self._count(loader.samples)
+            else:
+                start.position.delivered(number)
+            self._note_errors(number, made)
+            if not made.omitted:
+                break
+        return self._clocked(loader, start, number, batch)
+
+    def _end(self, start: EpochStart) -> StopIteration:
+        for note in [] if self._loader is None else self._loader.end_epoch():
+            self._host.tell(note)
+        return super()._end(start)
+
+    def _clocked(self, loader: BatchLoader, start: EpochStart, number: int, batch: Any) -> T_co:
+        """Pin the batch, and record what it has cost."""
+        if self.observer is not None:
+            self._show(start, number, self._task, batch)
+        made = given = time.monotonic_ns()
+        if self._pin is not None:
+            batch = self._pin(batch)
+            given = time.monotonic_ns()
+        progress, indices = self._progress, self._task
+        fetched, asked = self._fetched, self._asked
+        self._host.recorder.add(
+            BatchRecord(
+                epoch=start.epoch,
+                number=number,
+                worker=-1,
+                samples=loader.samples,
+                nbytes=0,
+                began=asked,
+                fetch=fetched - asked,
+                collate=made - fetched,
+                encode=0,
+                arrived=made,
+                asked=asked,
+                wait=made - asked,
+                decode=0,
+                pin=given - made,
+                step=asked - self._given if self._given else 0,
+                slowest=progress.slowest,
+                slowest_index=indices[progress.slowest_at]
+                if type(indices) is list and progress.slowest_at < len(indices)
+                else None,
+            )
+        )
+        self._given = given
+        return batch  # type: ignore[no-any-return]
+
+    def _on_collate(self) -> None:
+        self._fetched = time.monotonic_ns()
+        self._progress.finish(self._fetched)
+
+    def _make(self, loader: BatchLoader, start: EpochStart) -> tuple[int, Any]:
+        """Make the next batch; returns its number with it."""
+        task = self._next_task(start)
+        self._progress.begin()
+        number = self._number
+        self._number += 1
+        batch = loader.take(task, self._progress, self._on_collate)
+        if batch is not None:
+            return number, batch
+        self._place, self._loan = reading.leave(), Loan(self._streams)
+        try:
+            try:
+                self._loan.begin()
+                return number, loader.load(
+                    task, number, start.epoch, start.seed, self._progress, self._on_collate
+                )
+            finally:
+                self._return_loan()
+        except EndOfData:
+            start.position.exhausted(0)
+            raise self._end(start) from None
+        except StopIteration as error:
+            start.position.failed(number)
+            # As it is, it would end the consumer's loop as if the epoch were over.
+            raise WorkerError(
+                f"the dataset or collate_fn raised StopIteration({error}), which would end the "
+                "loop over the loader: raise another exception there"
+            ) from error
+        except Exception as error:
+            let_handlers_through(error)
+            start.position.failed(number)
+            # What an exception from a worker has in its message.
+            indices = None if start.batches is None else task
+            annotate(error, f"in {describe_batch(number, indices, self._progress)}")
+            raise
+
+    def _return_loan(self) -> None:
+        """Put back what was changed in this process to make a batch; may be called again."""
+        loan, place = self._loan, self._place
+        if loan is not None and place is not None:
+            reading.return_to(place)
+            loan.end()
+            self._loan = self._place = None
+
+    def _begin(self, start: EpochStart) -> BatchLoader:
+        spec = self._spec()
+        loader = self._loader = BatchLoader(spec, watch=self._host.generators(spec))
+        self._draws = not loader.reads_table
+        if spec.seeding == "worker":
+            self._streams = OwnStreams(start.seed)  # those of a single worker
+        self._number = self._reached(start)
+        return loader
+
+    @staticmethod
+    def _reached(start: EpochStart) -> int:
+        """The batch that comes next, by the position."""
+        where = start.position.now()
+        return where.readers[0].batches if where.readers else where.batches
+
+    def _take_back(self) -> None:
+        self._return_loan()
+        super()._take_back()
+        if self._loader is not None and self._start is not None:
+            self._number = self._reached(self._start)
+            if self._start.batches is None:
+                self._loader.begin_epoch()  # an iterator that was interrupted has often ended
+
+    def _next_task(self, start: EpochStart) -> Any:
+        """The indices of the next batch; for an iterable dataset, where to begin reading."""
+        if start.batches is None:
+            reader = start.position.reader(0)
+            if reader.ended:
+                raise self._end(start)
+            return reader
+        while True:
+            number = self._number
+            if number == self._drawn:
+                return self._task
+            if start.batches.at != number:
+                start.batches.go_to(number, start.position.sampler_at(number))
+            try:
+                # A sampler's exception ends nothing: what it does when asked again decides.
+                indices = next(start.batches)
+            except StopIteration:
+                raise self._end(start) from None
+            start.position.drawn(number, start.batches.state())
+            if number not in start.position.start.ahead:
+                self._task, self._drawn = indices, number
+                return indices
+            self._number = number + 1

@@ -1,0 +1,182 @@
+"""`TaskFeed`: the tasks that an iterator has workers do, in the order in which they are sent.
+
+Used by `iteration/multi_process.py`, which takes a task whenever there is room for one. The feed
+notes it among the outstanding tasks, so that it is sent again if the workers are lost.
+
+- :class:`SamplerFeed` gives what the sampler draws, leaving out what is delivered already; then the
+  first batches of the epochs that follow, as far as the loader gives them.
+- :class:`ReaderFeed` gives turns to the readers of an iterable dataset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from lit_loader.iteration.outstanding import OutstandingTasks
+from lit_loader.sampling.batch_plan import UpcomingBatch
+from lit_loader.sampling.epoch_batches import EpochBatches
+from lit_loader.sampling.epochs import EpochStart
+from lit_loader.system.interrupts import let_handlers_through
+from lit_loader.transport.messages import task_number
+
+__all__ = ["ReaderFeed", "SamplerFeed", "Task", "TaskFeed"]
+
+Task = tuple[int, int, Any]
+"""A task's number, its epoch, and the indices; or where to begin, for a reader's first task."""
+
+
+class SamplerFeed:
+    """Tasks of a map-style dataset.
+
+    Args:
+        start: Where the epoch begins.
+        batches: What the sampler draws.
+        outstanding: Where the tasks are noted.
+        lookahead: Gives the batches of the epochs after one; None: nothing is made ahead.
+
+    Attributes:
+        epoch_issued: Whether all tasks of the iterator's own epoch have been taken.
+        error: What the sampler has raised in the place of a batch; it comes out in its turn, after
+            the batches before it.
+    """
+
+    def __init__(
+        self,
+        start: EpochStart,
+        batches: EpochBatches,
+        outstanding: OutstandingTasks,
+        lookahead: Callable[[int], Iterator[UpcomingBatch] | None],
+    ) -> None:
+        self._start = start
+        self._batches = batches
+        self._outstanding = outstanding
+        self._lookahead = lookahead
+        self._position = start.position.start.batches
+        self.epoch_issued = False
+        self.error: Exception | None = None
+
+    @property
+    def from_start(self) -> bool:
+        """Whether nothing has been taken yet, and the first task is the epoch's first batch."""
+        return self._position == 0 and not self._start.position.start.ahead
+
+    def take(self) -> Task | None:
+        """Give the next task to be sent, which is outstanding from now on; None: there is none."""
+        while not self.epoch_issued:
+            task = self._draw()
+            if task is not None:
+                return task
+        return None if self.error is not None else self._look_ahead()
+
+    def adopt(self) -> None:
+        """Take those tasks of the epoch that are outstanding already: they are not sent again."""
+        outstanding, epoch = self._outstanding, self._start.epoch
+        while not self.epoch_issued and task_number(epoch, self._position) in outstanding.tasks:
+            self._draw()
+        if outstanding.owed == len(outstanding.tasks):
+            outstanding.lookahead = None  # else this epoch is all issued, and the next begun
+
+    def _draw(self) -> Task | None:
+        """Draw the sampler's next batch; None: it is not to be sent, or there is none."""
+        start, batches, position = self._start, self._batches, self._position
+        if batches.at != position:
+            batches.go_to(position, start.position.sampler_at(position))
+        try:
+            indices = next(batches)
+        except StopIteration:
+            self.epoch_issued = True
+            return None
+        except Exception as error:
+            let_handlers_through(error)
+            self.error = error
+            self.epoch_issued = True
+            return None
+        start.position.drawn(position, batches.state())
+        if position in start.position.start.ahead:
+            self._position = position + 1
+            return None
+        outstanding = self._outstanding
+        number = task_number(start.epoch, position)
+        begun = number in outstanding.tasks
+        # At once: nothing is called in between that a signal handler could raise in.
+        if not begun:
+            outstanding.tasks[number] = indices
+        outstanding.owed += 1
+        self._position = position + 1
+        return None if begun else (number, start.epoch, indices)
+
+    def _look_ahead(self) -> Task | None:
+        """Give the next batch of the epochs to come."""
+        outstanding = self._outstanding
+        if outstanding.lookahead is None:
+            outstanding.lookahead = self._lookahead(self._start.epoch)
+            if outstanding.lookahead is None:
+                return None
+        coming = next(outstanding.lookahead, None)
+        if coming is None:
+            return None
+        number = task_number(coming.epoch, coming.position)
+        outstanding.tasks[number] = coming.indices
+        return number, coming.epoch, coming.indices
+
+
+class ReaderFeed:
+    """Tasks of the readers of an iterable dataset, who take turns; those at their end have none.
+
+    Args:
+        start: Where the epoch begins.
+        outstanding: Where the tasks are noted.
+        num_readers: How many readers there are.
+
+    Attributes:
+        epoch_issued: Whether all readers have come to their end.
+        error: None: there is no sampler that could raise one.
+    """
+
+    from_start = False
+
+    def __init__(self, start: EpochStart, outstanding: OutstandingTasks, num_readers: int) -> None:
+        self._start = start
+        self._outstanding = outstanding
+        self._num_readers = num_readers
+        self._turn = 0
+        self._first: dict[int, Any] = {}  # where readers are to begin
+        self.epoch_issued = False
+        self.error: Exception | None = None
+
+    def start_readers(self) -> None:
+        """Begin where the batches delivered last have left the readers.
+
+        What had come in and is not delivered is made again: a reader has one place only.
+        """
+        self._outstanding.clear()
+        self.epoch_issued = False
+        position, readers = self._start.position, range(self._num_readers)
+        points = [position.reader(reader) for reader in readers]
+        rounds = min((point.batches for point in points if not point.ended), default=0)
+        self._turn = rounds * self._num_readers
+        self._first = {reader: point for reader, point in enumerate(points) if point.batches}
+
+    def take(self) -> Task | None:
+        """Give the next task to be sent, which is outstanding from now on; None: there is none."""
+        start, outstanding, position = self._start, self._outstanding, self._start.position
+        while not self.epoch_issued:
+            turn = self._turn
+            round_, reader = divmod(turn, self._num_readers)
+            point = position.reader(reader)
+            if not point.ended and round_ >= point.batches:
+                first = self._first.pop(reader, None)
+                number = task_number(start.epoch, turn)
+                # At once: nothing is called in between that a signal handler could raise in.
+                outstanding.tasks[number] = None
+                outstanding.owed += 1
+                self._turn = turn + 1
+                return number, start.epoch, first
+            if all(position.reader(reader).ended for reader in range(self._num_readers)):
+                self.epoch_issued = True
+            self._turn = turn + 1
+        return None
+
+
+TaskFeed = SamplerFeed | ReaderFeed

@@ -1,0 +1,211 @@
+"""`Dispatcher`: sends tasks to workers, takes their results in, and sends again what was lost.
+
+::
+
+    submit ─indices─▶ slot, Task ─▶ pipe of tasks, or a worker's own
+    complete ◀─ Result ── slot with the batch, leased to the consumer
+
+Used by `pool/worker_pool.py`, which reads the messages. A slot in flight belongs to the pool until
+its result is in, or until no worker can write into it any more: every worker has acknowledged a
+newer generation (`pool/handshake.py`), or has done a task of a newer issue (`pool/in_flight.py`).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from lit_loader.errors import LoaderError
+from lit_loader.memory.arena import Arena
+from lit_loader.pool.handshake import Handshake
+from lit_loader.pool.in_flight import InFlightTask, InFlightTasks
+from lit_loader.pool.outcome import Outcome
+from lit_loader.pool.pipes import Pipes
+from lit_loader.transport.messages import (
+    Ack,
+    Grant,
+    Grow,
+    Message,
+    Result,
+    Status,
+    Task,
+    Up,
+    pack_indices,
+)
+from lit_loader.transport.remote_error import RemoteError
+from lit_loader.transport.status_board import BoardRow, StatusBoard
+
+__all__ = ["Dispatcher"]
+
+
+class Dispatcher:
+    """Keeps account of the tasks in flight, and talks to the workers about them.
+
+    Args:
+        arena: Where the slots come from.
+        board: Shows the issue to the workers.
+        pipes: Carry the messages.
+        handshake: Has the generation of the tasks.
+        num_workers: How many workers there are.
+        assigned: Whether tasks are sent to a worker by number instead of being pulled.
+
+    Attributes:
+        lock: Held while the tasks in flight, or their issue, change.
+        any_done: Whether a task has ever been done.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        board: StatusBoard,
+        pipes: Pipes,
+        handshake: Handshake,
+        num_workers: int,
+        assigned: bool,
+    ) -> None:
+        self._arena = arena
+        self._board = board
+        self._pipes = pipes
+        self._handshake = handshake
+        self._in_flight = InFlightTasks(arena, num_workers, assigned)
+        self._points: dict[int, Any] = {}  # where readers that were replaced are to begin
+        self.lock = threading.RLock()
+        self.any_done = False
+
+    def begin(self, worker: int) -> None:
+        """Note that a worker has been started."""
+        self._in_flight.begin(worker)
+
+    def submit(self, number: int, indices: Any, epoch: int, seed: int, worker: int | None) -> None:
+        """Send a task; see :meth:`lit_loader.pool.worker_pool.WorkerPool.submit`."""
+        with self.lock:
+            if indices is None and worker is not None and self._points:
+                indices = self._points.pop(worker, None)
+            packed = b"" if indices is None else pack_indices(indices)
+            self._send(InFlightTask(number, packed, epoch, seed, worker))
+
+    def _send(self, task: InFlightTask) -> None:
+        """Send a task with a fresh slot."""
+        slot = self._in_flight.prepare(task)
+        message = Task(
+            self._handshake.generation,
+            task.number,
+            task.epoch,
+            task.seed,
+            slot.offset,
+            slot.capacity,
+            len(task.packed),
+            task.issue,
+        )
+        self._pipes.send(message, task.worker)
+
+    def complete(self, result: Result) -> Outcome | None:
+        """Take a result in; None for one that does not count any more."""
+        if result.generation != self._handshake.generation:
+            return None
+        slot = self._in_flight.complete(result)
+        if slot is None:
+            return None
+        self.any_done = True
+        end = result.at + result.nbytes
+        if result.status == Status.BATCH:
+            memory = self._arena.lease(slot, end)
+            return Outcome(
+                result.number,
+                memory,
+                result.at,
+                result.nbytes,
+                None,
+                result.samples,
+                None,
+                result,
+                time.monotonic_ns(),
+            )
+        failure = None
+        if result.status == Status.FAILURE:
+            failure = RemoteError.unpack(slot.memory[result.at : end].tobytes())
+        # It is not known how much of its slot a batch that failed late has filled.
+        self._arena.release(slot, used=failure is None)
+        return Outcome(result.number, None, 0, 0, failure)
+
+    def grow(self, message: Grow) -> None:
+        """Grant a worker the larger slot that its batch needs."""
+        if message.generation != self._handshake.generation:
+            return
+        try:
+            slot = self._in_flight.grow(message)
+        except LoaderError:
+            slot = None  # the worker says so
+        offset, capacity = (0, 0) if slot is None else (slot.offset, slot.capacity)
+        grant = Grant(message.generation, message.number, offset, capacity)
+        self._pipes.send(grant, message.worker)
+
+    def drop_void(self, worker: int) -> None:
+        """Drop those messages that have come in and count no more now that a worker is gone.
+
+        What it has asked for or acknowledged would be taken for its successor's; the result of an
+        older copy of a task, whose slot may be used anew, for that of the same task.
+        """
+        while self._pipes.read():
+            pass
+        arrived = self._pipes.arrived
+        for message in [message for message in arrived if self._is_void(message, worker)]:
+            arrived.remove(message)
+
+    def _is_void(self, message: Message, worker: int) -> bool:
+        if isinstance(message, Result):
+            return self._in_flight.slot_of(message) is None
+        return isinstance(message, Ack | Grow | Up) and message.worker == worker
+
+    def begin_issue(self) -> None:
+        """Make void all tasks that no worker has announced; to be sent again."""
+        if self._pipes.shared_queue:
+            self._in_flight.issue += 1
+            self._board.issue = self._in_flight.issue
+
+    def send_again(self, worker: int, rows: Iterable[BoardRow], point: Any) -> None:
+        """Send again what a worker that is gone may have had.
+
+        Args:
+            worker: Its number; there is a new process with it.
+            rows: What all workers are doing, read after :meth:`begin_issue`: a worker that has not
+                announced a task by then finds that it is void.
+            point: Where the new process is to begin in an iterable dataset; None: map-style.
+        """
+        lost = self._in_flight.take_lost(worker, rows, self._unhandled())
+        if lost and point is not None:
+            lost[0].packed = pack_indices(point)
+        elif point is not None:
+            self._points[worker] = point  # for the next task
+        for task in lost:
+            self._send(task)
+
+    def withdraw(self, number: int) -> None:
+        """Give a task up."""
+        self._in_flight.withdraw(number)
+
+    def is_pending(self, number: int) -> bool:
+        """Whether a task has no result yet."""
+        while self._pipes.read():
+            pass
+        return any(task.number == number for task in self.pending())
+
+    def pending(self) -> list[InFlightTask]:
+        """The tasks that have no result yet."""
+        with self.lock:
+            return self._in_flight.pending(self._unhandled())
+
+    def _unhandled(self) -> list[Result]:
+        """Results that have been read and not been given out."""
+        return [
+            message
+            for message in self._pipes.arrived
+            if isinstance(message, Result) and message.generation == self._handshake.generation
+        ]
+
+    def clear(self) -> None:
+        """Forget all tasks: every worker has."""
+        self._in_flight.clear()
+        self._points.clear()

@@ -1,0 +1,224 @@
+"""`WorkerSet`: the processes of a pool: starts them, sees them come up, ends them, buries them.
+
+Used by `pool/worker_pool.py`. No more workers are starting at the same time than there are
+processors for it, as the first batch need not wait for the last worker: one that is up says so, and
+the next one is started then. One that was forked and does not come up is found by a watchdog.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import wait as wait_for
+from multiprocessing.context import BaseContext
+from typing import Final
+
+from lit_loader.batch.batch_spec import BatchSpec
+from lit_loader.errors import LoaderError
+from lit_loader.memory.arena import Arena
+from lit_loader.pool.outcome import WorkerDeath
+from lit_loader.pool.pipes import Pipes
+from lit_loader.pool.resources import PoolResources
+from lit_loader.system.processors import usable_processors
+from lit_loader.system.stack_dumps import DUMP_SIGNAL
+from lit_loader.system.watchdog import LOOK_SECONDS, Watchdog
+from lit_loader.transport.status_board import BoardRow, Stage, StatusBoard
+from lit_loader.worker.fork_starter import make_starter
+from lit_loader.worker.payload import Descriptor, Links
+from lit_loader.worker.starters import WorkerProcess
+
+__all__ = ["WorkerSet", "explain_limit"]
+
+_DUMP_TIME: Final = 1.0
+"""Seconds that a hung worker has to write its stacks, before it is killed."""
+
+
+class WorkerSet:
+    """Worker processes by their numbers. Starts none before :meth:`start_more`.
+
+    Args:
+        own: Holds the processes, and ends them with the pool.
+        pipes: The workers' pipes.
+        board: Where they show what they are at.
+        arena: Where they write batches.
+        spec: What they make.
+        num_workers: How many there are to be.
+        context: How to start them.
+        seed: Base seed of their own seeds.
+
+    Attributes:
+        starting: The workers that are not up yet, each with its watchdog.
+        notices: For the consumer, of how workers were started.
+    """
+
+    def __init__(
+        self,
+        own: PoolResources,
+        pipes: Pipes,
+        board: StatusBoard,
+        arena: Arena,
+        spec: BatchSpec,
+        num_workers: int,
+        context: BaseContext,
+        seed: int,
+    ) -> None:
+        self._own = own
+        self._pipes = pipes
+        self._board = board
+        self._num_workers = num_workers
+        self._at_once = math.ceil(usable_processors())
+        self._next_look = 0.0  # at those that are starting
+        self.starting: dict[int, Watchdog] = {}
+        links = [
+            Links(
+                worker=worker,
+                num_workers=num_workers,
+                seed=seed + worker,
+                generation=board.generation,
+                parent=os.getpid(),
+                arena=Descriptor(arena.fd),
+                mapped=arena.mapped,
+                board_bytes=len(arena.board),
+                tasks=None if pipes.tasks_end is None else Descriptor(pipes.tasks_end),
+                control=Descriptor(pipes.control_ends[worker]),
+                results=Descriptor(pipes.results_end),
+                stacks=Descriptor(own.stacks.fd),
+            )
+            for worker in range(num_workers)
+        ]
+        self._starter = own.starter = make_starter(context, links, spec)
+        self.notices = self._starter.notices
+
+    @property
+    def started(self) -> range:
+        """The workers that have been started so far."""
+        return range(len(self._own.processes))
+
+    @property
+    def pids(self) -> list[int]:
+        """Their process ids."""
+        return [process.pid or 0 for process in self._own.processes]
+
+    def rows(self) -> list[BoardRow]:
+        """What each of them is doing."""
+        return [self._board.read(worker) for worker in self.started]
+
+    def start_more(self, generation: int) -> range:
+        """Start the workers that come next, as many as may be starting at the same time."""
+        begin = len(self._own.processes)
+        end = min(self._num_workers, begin + self._at_once - len(self.starting))
+        workers = range(begin, end)
+        if workers:
+            try:
+                self._own.processes.extend(self._launch(workers, generation))
+            except OSError as error:
+                explain_limit(error, self._num_workers)
+                raise
+        return workers
+
+    def _launch(self, workers: Sequence[int], generation: int) -> Sequence[WorkerProcess]:
+        """Start processes for workers, and watch them."""
+        processes = self._starter.start_all(workers, generation)
+        for process in processes:
+            self._pipes.watch(process.sentinel)
+        for worker, process in zip(workers, processes, strict=True):
+            self.starting[worker] = Watchdog(process.pid or 0)
+        return processes
+
+    def came_up(self, worker: int) -> None:
+        """Note that a worker has come up."""
+        self.starting.pop(worker, None)
+        self._starter.came_up()
+
+    def until(self, deadline: float | None) -> float | None:
+        """Until when to wait while workers are starting: the time is up early, to look at them."""
+        if not self._starter.forks:  # they import, which may be slow and is seldom stuck
+            return deadline
+        look = time.monotonic() + LOOK_SECONDS
+        return look if deadline is None else min(look, deadline)
+
+    def look_at_starting(self) -> None:
+        """Look for a worker that does not come up.
+
+        Raises:
+            WorkerDeath: There is one, which has been ended.
+        """
+        now = time.monotonic()
+        if not self._starter.forks or now < self._next_look:
+            return
+        self._next_look = now + LOOK_SECONDS
+        for worker, watchdog in self.starting.items():
+            if watchdog.stuck():
+                death = self.end(worker)
+                death.unborn = True
+                self.distrust(worker)
+                raise death
+
+    def counts(self, row: BoardRow) -> bool:
+        """Whether a worker is past the start of interpreter and torch, which counts for no hang."""
+        return self._starter.forks or row.stage != Stage.STARTING
+
+    def distrust(self, worker: int) -> None:
+        """Note that a worker may have been forked with a lock held: start it in another way."""
+        self._starter.distrust(worker)
+
+    def death_of(self, sentinel: int) -> WorkerDeath:
+        """Say how the worker has died whose process has this sentinel."""
+        processes = self._own.processes
+        worker = next(w for w, process in enumerate(processes) if process.sentinel == sentinel)
+        process = processes[worker]
+        process.join()
+        return WorkerDeath(
+            worker,
+            process.pid or 0,
+            process.exitcode,
+            self._board.read(worker),
+            self._own.stacks.take(),
+            getattr(process, "peak_memory", 0),
+        )
+
+    def end(self, worker: int) -> WorkerDeath:
+        """End a worker, having it write its stacks if it can."""
+        process = self._own.processes[worker]
+        self._own.stacks.take()
+        row = self._board.read(worker)
+        if process.is_alive():
+            os.kill(process.pid or 0, DUMP_SIGNAL)
+            if not wait_for([process.sentinel], _DUMP_TIME):
+                process.kill()
+        death = self.death_of(process.sentinel)
+        death.row = row
+        return death
+
+    def bury(self, worker: int) -> None:
+        """Clear away what is left of a worker that has ended."""
+        process = self._own.processes[worker]
+        self._pipes.unwatch(process.sentinel)
+        process.close()
+        self._pipes.empty(worker)
+        self._board.clear(worker)
+
+    def start_again(self, worker: int, generation: int) -> None:
+        """Put a new process in the place of a worker that is buried."""
+        try:
+            [process] = self._launch([worker], generation)
+        except BaseException:
+            del self._own.processes[worker]  # it is closed; the pool is going to be
+            raise
+        self._own.processes[worker] = process
+
+
+def explain_limit(error: BaseException, num_workers: int) -> None:
+    """Name the limit that was met, if it is that of open files.
+
+    Raises:
+        LoaderError: It is.
+    """
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        raise LoaderError(
+            f"num_workers={num_workers} need more open files than may be had (3 a worker and "
+            "some): raise the limit (ulimit -n), or use fewer workers"
+        ) from error
