@@ -28,13 +28,13 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 from torch.utils.data import default_convert as torch_default_convert
 from torch.utils.data.dataloader import _DatasetKind  # programs compare _dataset_kind with it
 
+from lit_loader.accelerator.device_copy import Move
 from lit_loader.checkpoint.saved_by_lightning import ADVICE_WITHOUT_CALLBACK, called_by_lightning
 from lit_loader.config.kinds import check_dataset
 from lit_loader.config.loader_config import LoaderConfig
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError
 from lit_loader.iteration.base import LoaderIterator
-from lit_loader.iteration.device_copy import Move
 from lit_loader.iteration.host import DEFAULT_PREFETCH, LoaderHost
 from lit_loader.iteration.internals import LoaderInternals
 from lit_loader.iteration.loader_checkpoint import load_state, take_state

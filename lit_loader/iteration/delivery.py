@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from lit_loader.accelerator.pin_memory import PinMemoryThread
 from lit_loader.batch.batch_spec import BatchWithReport
 from lit_loader.errors import LoaderError, TransportError
-from lit_loader.iteration.pin_memory import PinMemoryThread
 from lit_loader.iteration.reorder_buffer import ReorderBuffer
 from lit_loader.pool.outcome import Outcome, WorkerDeath
 from lit_loader.pool.pipes import PoolClosed

@@ -22,15 +22,15 @@ from collections.abc import Callable, Iterator
 from multiprocessing.context import BaseContext
 from typing import Any, Final
 
+from lit_loader.accelerator import pin_memory as pinning
+from lit_loader.accelerator.device_copy import DeviceCopy
 from lit_loader.batch.batch_loader import BatchLoader
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.batch.sample_errors import TRANSIENT_ERRORS, Tolerance
 from lit_loader.batch.tensor_table import frozen
 from lit_loader.describe import program_stacklevel
-from lit_loader.iteration import pin_memory as pinning
 from lit_loader.iteration.base import LoaderIterator
 from lit_loader.iteration.claims import Claim, WorkerRequest
-from lit_loader.iteration.device_copy import DeviceCopy
 from lit_loader.iteration.exactness_check import ExactnessCheck, made_by_pool, made_here
 from lit_loader.iteration.in_process import InProcessIterator
 from lit_loader.iteration.internals import LoaderInternals

@@ -15,8 +15,8 @@ from typing import Any, Final
 import torch
 from torch.utils.data import IterableDataset
 
+from lit_loader.accelerator.device_copy import Move
 from lit_loader.describe import program_stacklevel
-from lit_loader.iteration.device_copy import Move
 from lit_loader.iteration.multi_process import MultiProcessIterator
 from lit_loader.iteration.persistent_workers import PersistentWorkers
 from lit_loader.sampling.batch_plan import BatchPlan

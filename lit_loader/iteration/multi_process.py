@@ -26,11 +26,11 @@ import time
 import warnings
 from typing import Any, TypeVar
 
+from lit_loader.accelerator.device_copy import DeviceCopy, Staged
 from lit_loader.errors import LoaderError, WorkerRestartWarning
 from lit_loader.iteration.base import LoaderIterator
 from lit_loader.iteration.claims import Claim, PoolHost, WorkerRequest
 from lit_loader.iteration.delivery import Delivery, DeliveryPipeline, Pin
-from lit_loader.iteration.device_copy import DeviceCopy, Staged
 from lit_loader.iteration.outstanding import OutstandingTasks, is_of
 from lit_loader.iteration.session import Session
 from lit_loader.iteration.task_feed import ReaderFeed, SamplerFeed, TaskFeed

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from lit_loader import DataLoader
+from lit_loader.accelerator.device_copy import DeviceCopy, Staged, _mark
 from lit_loader.bench import device_copy
 from lit_loader.iteration import host as host_module
-from lit_loader.iteration.device_copy import DeviceCopy, Staged, _mark
 from tests.support.samples import Call, Rows
 
 PIN = pytest.mark.parametrize("pin", [False, True], ids=["", "pinned"])

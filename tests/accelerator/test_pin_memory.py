@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from lit_loader import DataLoader
+from lit_loader.accelerator import pin_memory as pinning
+from lit_loader.accelerator.pin_memory import PinMemoryThread, pin_batch
 from lit_loader.errors import LoaderError, PinMemoryError, WorkerDiedError, WorkerTimeoutError
-from lit_loader.iteration import pin_memory as pinning
-from lit_loader.iteration.pin_memory import PinMemoryThread, pin_batch
 from tests.parity.tools import Gate, finish_script, start_script, wait_gone
 from tests.support.samples import Call, Counting, Rows, ints, uncollated, worker_pids
 
@@ -458,7 +458,7 @@ def _closes_and_begins_anew(loader: Any) -> int:
 INTERRUPTED = """
 import os, signal, threading
 import torch
-from lit_loader.iteration import pin_memory
+from lit_loader.accelerator import pin_memory
 
 pin_memory.find_accelerator = lambda device="": 0
 pin_memory.pin_tensor = lambda tensor: tensor

@@ -24,8 +24,8 @@ import pytest
 import torch
 
 from lit_loader import DataLoader
+from lit_loader.accelerator import pin_memory as pinning
 from lit_loader.errors import TransportError, WorkerRestartWarning
-from lit_loader.iteration import pin_memory as pinning
 from lit_loader.memory import arena as arena_module
 from tests.parity.tools import PROMPT, finish_script, start_script
 from tests.support.faults import (

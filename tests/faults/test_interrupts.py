@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from lit_loader import DataLoader
-from lit_loader.iteration import pin_memory
+from lit_loader.accelerator import pin_memory
 from lit_loader.seeding import generator_lock
 from lit_loader.system.interrupts import HeldBack, is_interruption, let_handlers_through
 from tests.support.samples import Counting

@@ -13,7 +13,7 @@ from torch.utils.data import SequentialSampler
 
 import lit_loader
 from lit_loader import DataLoader
-from lit_loader.iteration import pin_memory as pinning
+from lit_loader.accelerator import pin_memory as pinning
 from tests.support.samples import Call, ints
 
 pytestmark = pytest.mark.timeout(60)

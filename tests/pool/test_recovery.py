@@ -304,7 +304,7 @@ def test_a_warning_that_is_an_error_loses_no_batch(
 def _pretend_to_pin(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from lit_loader.iteration import pin_memory
+    from lit_loader.accelerator import pin_memory
 
     monkeypatch.setattr(pin_memory, "find_accelerator", lambda device="": 0)
     monkeypatch.setattr(pin_memory, "pin_tensor", torch.Tensor.clone)

@@ -23,6 +23,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "seeding": (),
     "config": (),
     "statistics": (),
+    "accelerator": (),
     "checkpoint": ("system",),
     "memory": ("system",),
     "hydra": ("config",),
@@ -33,11 +34,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "worker": ("batch", "transport", "memory", "checkpoint", "seeding", "system"),
     "pool": ("worker", "batch", "transport", "memory", "system"),
     "iteration": (
-        *("pool", "batch", "sampling", "transport", "checkpoint", "statistics", "seeding"),
-        "system",
+        *("pool", "batch", "sampling", "transport", "checkpoint", "statistics", "accelerator"),
+        *("seeding", "system"),
     ),
     "loader": (
-        *("iteration", "sampling", "checkpoint", "statistics", "config", "seeding", "system"),
+        *("iteration", "sampling", "checkpoint", "statistics", "accelerator", "config", "seeding"),
+        "system",
     ),
     "lightning": ("loader", "sampling", "checkpoint", "statistics", "config", "system"),
     "bench": ("loader", "statistics", "hydra", "config", "seeding", "system"),

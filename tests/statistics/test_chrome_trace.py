@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lit_loader import DataLoader
-from lit_loader.iteration import pin_memory as pinning
+from lit_loader.accelerator import pin_memory as pinning
 from lit_loader.loader import recorder_of
 from lit_loader.statistics.chrome_trace import trace_events, write_trace
 from lit_loader.statistics.plot import draw, write_plot

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from lit_loader import DataLoader
+from lit_loader.accelerator import pin_memory as pinning
 from lit_loader.errors import WorkerRestartWarning
-from lit_loader.iteration import pin_memory as pinning
 from lit_loader.statistics.records import LoaderStatistics, StageTimes, WorkerTimes
 from tests.parity.tools import PROMPT
 from tests.support.delays import DELAY, SAMPLES, STAGES, Collate, Delayed, Wait, compute, sleep

@@ -31,8 +31,8 @@ import pytest
 import torch
 
 from lit_loader import DataLoader
+from lit_loader.accelerator import pin_memory as pinning
 from lit_loader.errors import LoaderError, WorkerRestartWarning
-from lit_loader.iteration import pin_memory as pinning
 from lit_loader.seeding import seeds
 from lit_loader.worker import fork_starter, launcher, process_start
 from lit_loader.worker import main as worker

@@ -1,0 +1,1 @@
+"""On the way to an accelerator: page-locked memory, and copies ahead of the step."""
