@@ -55,7 +55,7 @@ class LoaderConfig:
             None: Python's default.
         generator: A torch.Generator: its initial seed takes the place of torch's where seed is
             None, and it may be shared with samplers.
-        prefetch_factor: Batches under way for each worker (8 workers × 2 = 16 batches); None: 2
+        prefetch_factor: Batches in flight for each worker (8 workers × 2 = 16 batches); None: 2
             with workers, nothing ahead without.
         persistent_workers: Keep the workers alive from epoch to epoch.
         pin_memory_device: Deprecated in torch, kept for old programs: the accelerator whose
@@ -93,10 +93,10 @@ class LoaderConfig:
             batch_sampler, no seeding="worker"). What they made is dropped if that epoch, seed or
             position is not what comes next. False for datasets that are changed between epochs
             through memory shared with the workers.
-        check_exactness: So many of the first batches are made again (in another process, where
-            there are workers) after others, and a difference is told in one warning: what their
-            bytes hang on is not a function of seed and index. Their samples are read twice. 0:
-            none. For a test run, or for the first of many.
+        check_exactness: So many of the first batches are made again, after others and, where there
+            are workers, in another process. One warning names the first difference: something in
+            the samples is not a function of seed and index. The samples are read twice. 0: none.
+            For a test run, or for the first of many.
 
     Raises:
         OptionError: An option or a combination is refused; the message is one line.
