@@ -17,7 +17,7 @@ from lit_loader.iteration.base import Host
 from lit_loader.iteration.outstanding import OutstandingTasks
 from lit_loader.pool.recovery import Recovery
 from lit_loader.pool.worker_pool import WorkerPool
-from lit_loader.sampling.batch_plan import UpcomingBatch
+from lit_loader.sampling.epoch_batches import UpcomingBatch
 
 __all__ = ["Claim", "PoolHost", "Release", "WorkerRequest"]
 

@@ -38,7 +38,7 @@ from lit_loader.iteration.multi_process import MultiProcessIterator
 from lit_loader.iteration.persistent_workers import temporary
 from lit_loader.iteration.placement import faster_in_process
 from lit_loader.pool.worker_pool import WorkerPool
-from lit_loader.sampling.batch_plan import UpcomingBatch
+from lit_loader.sampling.epoch_batches import UpcomingBatch, expected_batches, lookahead
 from lit_loader.sampling.epochs import EpochStart
 from lit_loader.sampling.orders import EpochOrder
 from lit_loader.sampling.unsharded import advice_if_unsharded
@@ -260,12 +260,12 @@ class LoaderHost:
         plan = self._internals.plan
         if plan is None or self._assigned:  # assigned: generators go on from batch to batch
             return None
-        return plan.lookahead(epoch)
+        return lookahead(plan, epoch)
 
     def expected_batches(self, epoch: int) -> Iterator[Any]:
         """Foresee the indices of an epoch's batches, as they would be issued now."""
         assert self._internals.plan is not None
-        return self._internals.plan.expected_batches(epoch)
+        return expected_batches(self._internals.plan, epoch)
 
     # --- workers ---
 

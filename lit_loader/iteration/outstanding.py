@@ -21,7 +21,7 @@ from typing import Any
 from lit_loader.iteration.delivery import Delivery
 from lit_loader.iteration.reorder_buffer import ReorderBuffer
 from lit_loader.pool.outcome import Outcome
-from lit_loader.sampling.batch_plan import UpcomingBatch
+from lit_loader.sampling.epoch_batches import UpcomingBatch
 from lit_loader.transport.messages import position_of, task_number
 
 __all__ = ["OutstandingTasks", "is_of"]

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from lit_loader.iteration.outstanding import OutstandingTasks
-from lit_loader.sampling.batch_plan import UpcomingBatch
-from lit_loader.sampling.epoch_batches import EpochBatches
+from lit_loader.sampling.epoch_batches import EpochBatches, UpcomingBatch
 from lit_loader.sampling.epochs import EpochStart
 from lit_loader.system.interrupts import let_handlers_through
 from lit_loader.transport.messages import task_number

@@ -16,32 +16,16 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any
 
 from lit_loader.errors import OptionError, StateError
-from lit_loader.sampling.epoch_batches import EpochBatches, computed
 from lit_loader.sampling.orders import EpochOrder, Seed
 from lit_loader.sampling.shard import Shard
 from lit_loader.sampling.sharded_sampler import distributed_sampler_of
 from lit_loader.sampling.user_sampler import UserSampler
 
-__all__ = ["BatchPlan", "UpcomingBatch"]
-
-
-class UpcomingBatch(NamedTuple):
-    """A batch of an epoch to come.
-
-    Attributes:
-        epoch: The epoch.
-        position: Of the batch in it.
-        indices: What it is made of.
-    """
-
-    epoch: int
-    position: int
-    indices: Any
+__all__ = ["BatchPlan"]
 
 
 class BatchPlan:
@@ -167,47 +151,3 @@ class BatchPlan:
         ):  # a DistributedSampler's length is its share
             return length * self.num_replicas
         return min(length, self.shard.assigned(length))
-
-    def batches(
-        self, epoch: int, start: int = 0, state: Mapping[str, Any] | None = None
-    ) -> EpochBatches:
-        """Give this rank's batches of an epoch; nothing is asked of the sampler before the first.
-
-        Args:
-            epoch: Epoch number; it is announced to samplers that have ``set_epoch``.
-            start: Number of the first batch, counted from 0; beyond the end there are none.
-            state: What `EpochBatches.state` gave at this position; where a position from outside
-                is gone on from, empty if there is nothing.
-
-        Raises:
-            StateError: When the first batch is asked for, if the sampler cannot take ``state``.
-        """
-        return EpochBatches(self, epoch, start, state)
-
-    def expected_batches(self, epoch: int) -> Iterator[Any]:
-        """Give the indices of an epoch's batches without beginning it; for the loader's own orders.
-
-        Args:
-            epoch: Epoch number; it is not set on any sampler.
-        """
-        assert isinstance(self.source, EpochOrder), "other samplers change when they are drawn from"
-        return computed(self, epoch, 0)
-
-    def lookahead(self, epoch: int) -> Iterator[UpcomingBatch] | None:
-        """Give the batches of the epochs after this one, as far as they are known.
-
-        Args:
-            epoch: Epoch number.
-
-        Returns:
-            None for samplers that are not the loader's own.
-        """
-        return self._upcoming(epoch) if isinstance(self.source, EpochOrder) else None
-
-    def _upcoming(self, epoch: int) -> Iterator[UpcomingBatch]:
-        for following in itertools.count(epoch + 1):
-            position = -1
-            for position, indices in enumerate(self.expected_batches(following)):
-                yield UpcomingBatch(following, position, indices)
-            if position < 0:
-                return  # an epoch without batches: so are all others

@@ -8,24 +8,23 @@
 
 from __future__ import annotations
 
+import itertools
 import numbers
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError
+from lit_loader.sampling.batch_plan import BatchPlan
 from lit_loader.sampling.orders import CHUNK, EpochOrder
 from lit_loader.sampling.sampler_cursor import SamplerCursor
 from lit_loader.sampling.shard import Shard
 from lit_loader.system.interrupts import is_interruption
 
-if TYPE_CHECKING:
-    from lit_loader.sampling.batch_plan import BatchPlan
-
-__all__ = ["EpochBatches", "computed", "stripe"]
+__all__ = ["EpochBatches", "UpcomingBatch", "expected_batches", "lookahead", "stripe"]
 
 _FIRST_CHUNK = 256
 """Indices that are computed at first, and twice as many each time up to `CHUNK`: an epoch's first
@@ -34,8 +33,29 @@ batch does not wait for those of the next hundred."""
 _NOWHERE = -1
 
 
+class UpcomingBatch(NamedTuple):
+    """A batch of an epoch to come.
+
+    Attributes:
+        epoch: The epoch.
+        position: Of the batch in it.
+        indices: What it is made of.
+    """
+
+    epoch: int
+    position: int
+    indices: Any
+
+
 class EpochBatches(Iterator[Any]):
-    """The batches of one rank in one epoch, from `BatchPlan.batches`.
+    """One rank's batches of an epoch; nothing is asked of the sampler before the first.
+
+    Args:
+        plan: What the batches hold.
+        epoch: Epoch number; it is announced to samplers that have ``set_epoch``.
+        start: Number of the first batch, counted from 0; beyond the end there are none.
+        state: What :meth:`state` gave at this position; where a position from outside is gone on
+            from, empty if there is nothing.
 
     Attributes:
         position: Number of the batch that comes next.
@@ -47,7 +67,11 @@ class EpochBatches(Iterator[Any]):
     _batches: Iterator[Any]
 
     def __init__(
-        self, plan: BatchPlan, epoch: int, start: int, state: Mapping[str, Any] | None
+        self,
+        plan: BatchPlan,
+        epoch: int,
+        start: int = 0,
+        state: Mapping[str, Any] | None = None,
     ) -> None:
         self._plan, self._epoch, self._resumed = plan, epoch, state is not None
         self.go_to(start, state)
@@ -104,7 +128,7 @@ class EpochBatches(Iterator[Any]):
             cursor.bring_to_end()
             return
         if isinstance(plan.source, EpochOrder):
-            yield from computed(plan, self._epoch, start)
+            yield from _computed(plan, self._epoch, start)
             return
         for mine in stripe(cursor.groups(), plan.shard, cursor.head):
             if cursor.number < start or not mine or (plan.drop_last and len(mine) < plan.size):
@@ -129,7 +153,40 @@ def stripe(groups: Iterable[list[Any]], shard: Shard, head: list[Any]) -> Iterat
         yield shard.deal(group, head)
 
 
-def computed(plan: BatchPlan, epoch: int, position: int) -> Iterator[Any]:
+def expected_batches(plan: BatchPlan, epoch: int) -> Iterator[Any]:
+    """Give the indices of an epoch's batches without beginning it; for the loader's own orders.
+
+    Args:
+        plan: What the batches hold.
+        epoch: Epoch number; it is not set on any sampler.
+    """
+    assert isinstance(plan.source, EpochOrder), "other samplers change when they are drawn from"
+    return _computed(plan, epoch, 0)
+
+
+def lookahead(plan: BatchPlan, epoch: int) -> Iterator[UpcomingBatch] | None:
+    """Give the batches of the epochs after one, as far as they are known.
+
+    Args:
+        plan: What the batches hold.
+        epoch: Epoch number.
+
+    Returns:
+        None for samplers that are not the loader's own.
+    """
+    return _upcoming(plan, epoch) if isinstance(plan.source, EpochOrder) else None
+
+
+def _upcoming(plan: BatchPlan, epoch: int) -> Iterator[UpcomingBatch]:
+    for following in itertools.count(epoch + 1):
+        position = -1
+        for position, indices in enumerate(expected_batches(plan, following)):
+            yield UpcomingBatch(following, position, indices)
+        if position < 0:
+            return  # an epoch without batches: so are all others
+
+
+def _computed(plan: BatchPlan, epoch: int, position: int) -> Iterator[Any]:
     """Compute the batches from a position on, of one of the loader's own orders."""
     length, order = len(plan.source), plan.source.order(epoch)
     size, share = plan.size, plan.shard.share(length)

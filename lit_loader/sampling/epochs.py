@@ -139,7 +139,7 @@ class Epochs:
         position = EpochPosition(start, readers)
         batches = None
         if self._plan is not None:
-            batches = self._plan.batches(start.epoch, start.batches, given)
+            batches = EpochBatches(self._plan, start.epoch, start.batches, given)
         begun, running = EpochStart(start.epoch, start.seed, batches, position), Running(position)
         # All at once: nothing is called any more that a signal handler could raise in.
         self._state, self._epoch_requested, self._next_epoch = running, False, start.epoch + 1
@@ -180,7 +180,9 @@ class Epochs:
             return
         given_out = position.delivered
         if _is_replayed(position.sampler) and not self._plan.is_end(given_out):
-            drawn = self._plan.batches(position.epoch, max(0, given_out - 1), position.sampler)
+            drawn = EpochBatches(
+                self._plan, position.epoch, max(0, given_out - 1), position.sampler
+            )
             if given_out:
                 next(drawn, None)
             else:
@@ -190,7 +192,7 @@ class Epochs:
             left = len(self._plan) - position.batches
         except (TypeError, NotImplementedError):
             return  # perhaps it has no end
-        rest = self._plan.batches(position.epoch, position.batches, position.sampler)
+        rest = EpochBatches(self._plan, position.epoch, position.batches, position.sampler)
         for _ in itertools.islice(rest, left + 1):
             pass
 

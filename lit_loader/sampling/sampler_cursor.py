@@ -22,7 +22,7 @@ import itertools
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,13 +40,11 @@ from lit_loader.checkpoint.stateful import ITERATOR, Opened
 from lit_loader.checkpoint.untrusted_state import damaged, is_count, resuming
 from lit_loader.describe import short_repr
 from lit_loader.errors import StateError
+from lit_loader.sampling.batch_plan import BatchPlan
 from lit_loader.sampling.orders import OrderedSampler, ShuffledSampler, resolve
 from lit_loader.sampling.user_sampler import BETWEEN, SAMPLER
 from lit_loader.seeding.generator_state import preserved
 from lit_loader.seeding.seeds import derive, seed_globals
-
-if TYPE_CHECKING:
-    from lit_loader.sampling.batch_plan import BatchPlan
 
 __all__ = ["SamplerCursor"]
 

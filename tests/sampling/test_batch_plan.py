@@ -26,6 +26,7 @@ from torch.utils.data import (
 
 from lit_loader.errors import StateError
 from lit_loader.sampling.batch_plan import BatchPlan
+from lit_loader.sampling.epoch_batches import EpochBatches
 from lit_loader.sampling.orders import OrderedSampler, ShuffledSampler
 from lit_loader.sampling.shard import Shard
 from lit_loader.seeding.generator_state import preserved
@@ -191,7 +192,7 @@ def global_state() -> list[Any]:
 
 def test_batches_of_the_sampler(sampler: Any) -> None:
     plan = BatchPlan(sampler, batch_size=8, seed=3)
-    batches = list(plan.batches(0))
+    batches = list(EpochBatches(plan, 0))
     assert len(batches) == len(plan)
     assert all(type(batch) is list and len(batch) == 8 for batch in batches[:-1])
     assert sum(map(len, batches)) == len(sampler)
@@ -200,16 +201,18 @@ def test_batches_of_the_sampler(sampler: Any) -> None:
 def test_own_orders_give_python_ints() -> None:
     for own in (OrderedSampler(range(10)), ShuffledSampler(range(10))):
         assert {
-            type(index) for batch in BatchPlan(own, batch_size=4).batches(0) for index in batch
+            type(index)
+            for batch in EpochBatches(BatchPlan(own, batch_size=4), 0)
+            for index in batch
         } == {int}
-        assert {type(index) for index in BatchPlan(own, batch_size=None).batches(0)} == {int}
+        assert {type(index) for index in EpochBatches(BatchPlan(own, batch_size=None), 0)} == {int}
 
 
 def test_indices_of_users_are_not_changed() -> None:
     indices = [(1, "a"), np.int64(3), "k", None]
-    [batch] = BatchPlan(indices, batch_size=10).batches(0)
+    [batch] = EpochBatches(BatchPlan(indices, batch_size=10), 0)
     assert all(a is b for a, b in zip(batch, indices, strict=True))
-    single = list(BatchPlan(indices, batch_size=None).batches(0))
+    single = list(EpochBatches(BatchPlan(indices, batch_size=None), 0))
     assert all(a is b for a, b in zip(single, indices, strict=True))
 
 
@@ -218,7 +221,7 @@ def test_drop_last(drop_last: bool) -> None:
     for make, size in itertools.product(SAMPLERS.values(), [1, 2, 7, 8, N - 1, N, N + 1, 10 * N]):
         sampler = make()
         plan = BatchPlan(sampler, batch_size=size, drop_last=drop_last, seed=3)
-        batches = list(plan.batches(0))
+        batches = list(EpochBatches(plan, 0))
         assert len(batches) == len(plan)
         assert len(plan) == (len(sampler) // size if drop_last else -(-len(sampler) // size))
         if drop_last:
@@ -228,38 +231,38 @@ def test_drop_last(drop_last: bool) -> None:
 def test_what_a_batch_sampler_yields_is_not_changed() -> None:
     plan = BatchPlan(None, Batches())
     assert len(plan) == 5
-    assert list(plan.batches(0)) == [(0,), (1, 2), "abc", {"k": 3}, (4, 5)]
-    assert list(plan.batches(0, 3)) == [{"k": 3}, (4, 5)]
+    assert list(EpochBatches(plan, 0)) == [(0,), (1, 2), "abc", {"k": 3}, (4, 5)]
+    assert list(EpochBatches(plan, 0, 3)) == [{"k": 3}, (4, 5)]
 
 
 def test_a_list_of_batches_may_be_a_sampler() -> None:
     plan = BatchPlan(BatchSampler(SequentialSampler(range(5)), 2, False), batch_size=None)
-    assert list(plan.batches(0)) == [[0, 1], [2, 3], [4]]
+    assert list(EpochBatches(plan, 0)) == [[0, 1], [2, 3], [4]]
 
 
 def test_an_unsized_sampler_has_no_length() -> None:
     plan = BatchPlan(Unsized(), batch_size=8)
     with pytest.raises(TypeError):
         len(plan)
-    assert [index for batch in plan.batches(0) for index in batch] == list(range(N))
+    assert [index for batch in EpochBatches(plan, 0) for index in batch] == list(range(N))
 
 
 def test_an_infinite_sampler_is_drawn_from_as_needed() -> None:
     plan = BatchPlan(itertools.count(), batch_size=3, shard=Shard(1, 2))  # type: ignore[arg-type]
-    assert list(itertools.islice(plan.batches(0), 2)) == [[1, 3, 5], [7, 9, 11]]
+    assert list(itertools.islice(EpochBatches(plan, 0), 2)) == [[1, 3, 5], [7, 9, 11]]
 
 
 def test_nothing_is_asked_of_a_sampler_before_the_first_batch() -> None:
     sampler = Plain()
     plan = BatchPlan(sampler, batch_size=4)
-    batches = plan.batches(0, 2)
+    batches = EpochBatches(plan, 0, 2)
     assert sampler.iterated == sampler.drawn == 0
     next(batches)
     assert (sampler.iterated, sampler.drawn) == (1, 12)
 
 
 def test_positions_count_batches() -> None:
-    batches = BatchPlan(OrderedSampler(range(10)), batch_size=4).batches(0, 1)
+    batches = EpochBatches(BatchPlan(OrderedSampler(range(10)), batch_size=4), 0, 1)
     assert batches.position == 1
     list(batches)
     assert batches.position == 3
@@ -272,7 +275,7 @@ def test_a_samplers_exception_comes_out() -> None:
             raise KeyError("lost")
 
     before = global_state()
-    batches = BatchPlan(Failing(), batch_size=1).batches(0)
+    batches = EpochBatches(BatchPlan(Failing(), batch_size=1), 0)
     assert next(batches) == [0]
     with pytest.raises(KeyError, match="lost"):
         next(batches)
@@ -285,53 +288,53 @@ def test_a_samplers_exception_comes_out() -> None:
 
 def test_any_batch_is_reached(sampler: Any) -> None:
     plan = BatchPlan(sampler, batch_size=8, seed=3)
-    whole = list(plan.batches(2))
+    whole = list(EpochBatches(plan, 2))
     for start in [*range(len(whole) + 1), len(whole) + 5]:
-        assert list(plan.batches(2, start)) == whole[start:]
+        assert list(EpochBatches(plan, 2, start)) == whole[start:]
 
 
 def test_equal_seeds_give_equal_streams() -> None:
     for make in SAMPLERS.values():
         seed_worker(1)
         first = BatchPlan(make(), batch_size=8, seed=3)
-        epochs = [list(first.batches(epoch)) for epoch in range(3)]
+        epochs = [list(EpochBatches(first, epoch)) for epoch in range(3)]
         seed_worker(2)
         second = BatchPlan(make(), batch_size=8, seed=lambda: 3)
-        assert [list(second.batches(epoch)) for epoch in (2, 1, 0)] == epochs[::-1]
+        assert [list(EpochBatches(second, epoch)) for epoch in (2, 1, 0)] == epochs[::-1]
 
 
 def test_epochs_differ() -> None:
     names = ["shuffled", "random", "replacement", "subset", "weighted", "drawing", "epochal"]
     for name in names:
         plan = BatchPlan(SAMPLERS[name](), batch_size=8, seed=3)
-        epochs = [list(plan.batches(epoch)) for epoch in range(3)]
+        epochs = [list(EpochBatches(plan, epoch)) for epoch in range(3)]
         assert epochs[0] != epochs[1] != epochs[2] != epochs[0], name
 
 
 def test_seeds_differ() -> None:
     for name in ["random", "replacement", "subset", "weighted", "drawing"]:
         plans = [BatchPlan(SAMPLERS[name](), batch_size=8, seed=seed) for seed in (1, 2)]
-        assert list(plans[0].batches(0)) != list(plans[1].batches(0)), name
+        assert list(EpochBatches(plans[0], 0)) != list(EpochBatches(plans[1], 0)), name
 
 
 def test_the_global_generators_stay_as_they_are(sampler: Any) -> None:
     plan = BatchPlan(sampler, batch_size=8, seed=3)
     before = global_state()
-    batches = plan.batches(0)
+    batches = EpochBatches(plan, 0)
     next(batches)
     assert global_state() == before
     list(batches)
-    list(plan.batches(1, 3))
+    list(EpochBatches(plan, 1, 3))
     assert global_state() == before
 
 
 def test_torchs_samplers_are_not_changed() -> None:
     sampler = RandomSampler(range(N))
-    batches = BatchPlan(sampler, batch_size=8).batches(0)
+    batches = EpochBatches(BatchPlan(sampler, batch_size=8), 0)
     next(batches)
     assert sampler.generator is None
     outer = BatchSampler(sampler, 4, False)
-    next(BatchPlan(None, outer).batches(0))
+    next(EpochBatches(BatchPlan(None, outer), 0))
     assert outer.sampler is sampler
     assert sampler.generator is None
 
@@ -341,11 +344,11 @@ def test_a_batch_sampler_of_a_random_sampler_is_a_function_of_the_seed() -> None
         return BatchPlan(None, BatchSampler(RandomSampler(range(N)), 8, True), seed=seed)
 
     before = global_state()
-    whole = list(make(1).batches(0))
+    whole = list(EpochBatches(make(1), 0))
     assert len(whole) == len(make(1)) == N // 8
-    assert list(make(1).batches(0, 2)) == whole[2:]
-    assert list(make(2).batches(0)) != whole
-    assert list(make(1).batches(1)) != whole
+    assert list(EpochBatches(make(1), 0, 2)) == whole[2:]
+    assert list(EpochBatches(make(2), 0)) != whole
+    assert list(EpochBatches(make(1), 1)) != whole
     assert global_state() == before
 
 
@@ -355,19 +358,19 @@ def test_a_batch_sampler_of_a_random_sampler_is_a_function_of_the_seed() -> None
 def test_epochs_are_announced() -> None:
     sampler = Epochal()
     plan = BatchPlan(sampler, batch_size=8)
-    batches = plan.batches(5)
+    batches = EpochBatches(plan, 5)
     assert sampler.epoch == 0
     next(batches)
     assert sampler.epoch == 5
     inner = Epochal()
-    next(BatchPlan(None, BatchSampler(inner, 4, False)).batches(7))
+    next(EpochBatches(BatchPlan(None, BatchSampler(inner, 4, False)), 7))
     assert inner.epoch == 7
 
 
 def test_own_samplers_show_the_running_epoch() -> None:
     sampler = ShuffledSampler(range(N), seed=3)
     plan = BatchPlan(sampler, batch_size=N, seed=3)
-    [batch] = plan.batches(4)
+    [batch] = EpochBatches(plan, 4)
     assert list(sampler) == batch
 
 
@@ -378,18 +381,18 @@ def test_an_epoch_set_on_the_sampler_is_a_request(make: Callable[[], Any]) -> No
     assert plan.sampler.requested_epoch() is None
     sampler.set_epoch(3)
     assert plan.sampler.requested_epoch() == 3
-    batches = plan.batches(3)
+    batches = EpochBatches(plan, 3)
     assert plan.sampler.requested_epoch() == 3
     next(batches)
     assert plan.sampler.requested_epoch() is None
-    next(plan.batches(4))
+    next(EpochBatches(plan, 4))
     assert plan.sampler.requested_epoch() is None
 
 
 def test_an_own_sampler_sees_a_request_for_the_same_epoch() -> None:
     sampler = OrderedSampler(range(9))
     plan = BatchPlan(sampler, batch_size=2)
-    next(plan.batches(0))
+    next(EpochBatches(plan, 0))
     sampler.set_epoch(0)
     assert plan.sampler.requested_epoch() == 0
 
@@ -404,7 +407,7 @@ def ranks_of(
         BatchPlan(make(), None, size, drop_last, Shard(rank, num_replicas, tail), seed=3)
         for rank in range(num_replicas)
     ]
-    ranks = [list(plan.batches(1)) for plan in plans]
+    ranks = [list(EpochBatches(plan, 1)) for plan in plans]
     assert [len(plan) for plan in plans] == [len(rank) for rank in ranks]
     return ranks
 
@@ -480,9 +483,11 @@ def test_fewer_samples_than_ranks(make: Callable[[int], Any]) -> None:
 )
 def test_batch_samplers_are_striped_by_batches(tail: Any, expected: Any) -> None:
     plans = [BatchPlan(None, Batches(), shard=Shard(rank, 2, tail)) for rank in range(2)]
-    assert [list(plan.batches(0)) for plan in plans] == expected
+    assert [list(EpochBatches(plan, 0)) for plan in plans] == expected
     assert [len(plan) for plan in plans] == [len(batches) for batches in expected]
-    assert [list(plan.batches(0, 2)) for plan in plans] == [batches[2:] for batches in expected]
+    assert [list(EpochBatches(plan, 0, 2)) for plan in plans] == [
+        batches[2:] for batches in expected
+    ]
 
 
 def test_single_indices_are_striped() -> None:
@@ -501,7 +506,7 @@ def test_a_distributed_sampler_is_not_sharded_again(batched: bool) -> None:
     )
     sampler.set_epoch(2)
     expected = list(BatchSampler(sampler, 4, False))
-    assert list(plan.batches(2)) == expected
+    assert list(EpochBatches(plan, 2)) == expected
     assert plan.num_replicas == 3
 
 
@@ -526,7 +531,7 @@ def test_going_on_with_other_ranks_gives_the_rest(name: str, tail: Any) -> None:
                 for rank in range(num_replicas)
             ]
             start = plans[0].start_for(batches * 8)
-            rest = stream_of([list(plan.batches(1, start)) for plan in plans])
+            rest = stream_of([list(EpochBatches(plan, 1, start)) for plan in plans])
             assert rest[: len(whole) - 8 * batches] == whole[8 * batches :]
 
 
@@ -587,7 +592,7 @@ def resumable(state: Any) -> Any:
 def test_functions_of_the_seed_have_no_state() -> None:
     for name in SAMPLERS.keys() - {"stateful", "stateful iterator"}:
         plan = BatchPlan(SAMPLERS[name](), batch_size=8)
-        batches = plan.batches(0)
+        batches = EpochBatches(plan, 0)
         assert batches.state() is None
         next(batches)
         assert batches.state() is None
@@ -600,14 +605,14 @@ def test_functions_of_the_seed_have_no_state() -> None:
 def test_stateful_samplers_are_restored_and_not_drawn_from(
     kind: Any, shard: Shard, size: int | None
 ) -> None:
-    batches = BatchPlan(kind(), batch_size=size, shard=shard).batches(0)
+    batches = EpochBatches(BatchPlan(kind(), batch_size=size, shard=shard), 0)
     whole, states = [], []
     for batch in batches:
         whole.append(batch)
         states.append(resumable(batches.state()))
     for position, state in enumerate(states, start=1):
         sampler = kind()
-        resumed = BatchPlan(sampler, batch_size=size, shard=shard).batches(0, position, state)
+        resumed = EpochBatches(BatchPlan(sampler, batch_size=size, shard=shard), 0, position, state)
         assert list(resumed) == whole[position:]
         assert sampler.drawn == max(0, N - position * (size or 1) * shard.num_replicas)
 
@@ -615,12 +620,12 @@ def test_stateful_samplers_are_restored_and_not_drawn_from(
 @pytest.mark.parametrize("kind", [Stateful, StatefulIterator])
 def test_a_resumed_epoch_gives_the_states_of_the_first(kind: Any) -> None:
     plan = BatchPlan(kind(), batch_size=5, shard=Shard(0, 3))
-    batches = plan.batches(0)
+    batches = EpochBatches(plan, 0)
     next(batches)
     given_state = resumable(batches.state())
     next(batches)
     expected = resumable(batches.state())
-    resumed = BatchPlan(kind(), batch_size=5, shard=Shard(0, 3)).batches(0, 1, given_state)
+    resumed = EpochBatches(BatchPlan(kind(), batch_size=5, shard=Shard(0, 3)), 0, 1, given_state)
     next(resumed)
     assert resumed.state() == expected
 
@@ -628,17 +633,17 @@ def test_a_resumed_epoch_gives_the_states_of_the_first(kind: Any) -> None:
 @pytest.mark.parametrize(("length", "tail"), [(54, "pad"), (53, "drop"), (53, "keep"), (53, "pad")])
 def test_the_streams_head_is_kept_only_where_it_is_repeated(length: int, tail: Any) -> None:
     plan = BatchPlan(Stateful(length), batch_size=5, shard=Shard(2, 3, tail))
-    batches = plan.batches(0)
+    batches = EpochBatches(plan, 0)
     whole = [next(batches)]
     state = resumable(batches.state())
     assert state.get("head") == ([0, 3] if (length, tail) == (53, "pad") else None)
     whole += batches
     resumed = BatchPlan(Stateful(length), batch_size=5, shard=Shard(2, 3, tail))
-    assert list(resumed.batches(0, 1, state)) == whole[1:]
+    assert list(EpochBatches(resumed, 0, 1, state)) == whole[1:]
 
 
 def test_a_state_does_not_change_with_the_sampler() -> None:
-    batches = BatchPlan(Stateful(), batch_size=5).batches(0)
+    batches = EpochBatches(BatchPlan(Stateful(), batch_size=5), 0)
     next(batches)
     state = batches.state()
     assert state is not None
@@ -649,19 +654,19 @@ def test_a_state_does_not_change_with_the_sampler() -> None:
 
 def test_a_stateful_sampler_without_a_state_is_replayed() -> None:
     plan = BatchPlan(Stateful(), batch_size=5)
-    whole = list(plan.batches(0))
-    assert list(plan.batches(0, 3)) == whole[3:]
+    whole = list(EpochBatches(plan, 0))
+    assert list(EpochBatches(plan, 0, 3)) == whole[3:]
 
 
 def test_a_stateful_sampler_in_a_batch_sampler() -> None:
     plan = BatchPlan(None, BatchSampler(Stateful(), 5, False))
-    batches = plan.batches(0)
+    batches = EpochBatches(plan, 0)
     whole = [next(batches), next(batches)]
     state = resumable(batches.state())
     rest = list(batches)
     assert [index for batch in whole + rest for index in batch] == list(range(0, 3 * N, 3))
     other = Stateful()
-    resumed = BatchPlan(None, BatchSampler(other, 5, False)).batches(0, 2, state)
+    resumed = EpochBatches(BatchPlan(None, BatchSampler(other, 5, False)), 0, 2, state)
     assert list(resumed) == rest
     assert other.drawn == N - 10
 
@@ -682,23 +687,23 @@ def test_a_samplers_own_generator_goes_on_from_epoch_to_epoch(
         )
 
     plan = make()
-    expected = [list(plan.batches(epoch)) for epoch in range(4)]
+    expected = [list(EpochBatches(plan, epoch)) for epoch in range(4)]
     assert expected[0] != expected[1] != expected[2]
 
     plan = make()
-    list(plan.batches(0))
+    list(EpochBatches(plan, 0))
     between = resumable(plan.sampler.state())
-    batches = plan.batches(1)
+    batches = EpochBatches(plan, 1)
     assert [next(batches) for _ in range(3)] == expected[1][:3]
     within = resumable(batches.state())
     assert len(pickle.dumps(within)) < 3500
 
     other = make()
-    assert list(other.batches(1, 3, within)) == expected[1][3:]
-    assert list(other.batches(2)) == expected[2]
-    assert list(other.batches(3)) == expected[3]
+    assert list(EpochBatches(other, 1, 3, within)) == expected[1][3:]
+    assert list(EpochBatches(other, 2)) == expected[2]
+    assert list(EpochBatches(other, 3)) == expected[3]
     other = make()
-    assert [list(other.batches(1, 0, between)), list(other.batches(2))] == expected[1:3]
+    assert [list(EpochBatches(other, 1, 0, between)), list(EpochBatches(other, 2))] == expected[1:3]
 
 
 @pytest.mark.parametrize(
@@ -710,7 +715,7 @@ def test_a_samplers_own_generator_goes_on_from_epoch_to_epoch(
     ],
 )
 def test_states_of_other_samplers_are_refused(state: dict[str, Any], what: str) -> None:
-    batches = BatchPlan(Plain(), batch_size=5).batches(0, 1, state)
+    batches = EpochBatches(BatchPlan(Plain(), batch_size=5), 0, 1, state)
     with pytest.raises(StateError) as caught:
         next(batches)
     assert str(caught.value) == (
@@ -721,7 +726,7 @@ def test_states_of_other_samplers_are_refused(state: dict[str, Any], what: str) 
 
 def test_states_survive_a_safe_checkpoint(tmp_path: Any) -> None:
     sampler = RandomSampler(range(100), generator=torch.Generator())
-    batches = BatchPlan(sampler, batch_size=8).batches(0)
+    batches = EpochBatches(BatchPlan(sampler, batch_size=8), 0)
     next(batches)
     torch.save(batches.state(), tmp_path / "state.pt")
     assert torch.load(tmp_path / "state.pt", weights_only=True) == batches.state()
