@@ -103,9 +103,9 @@ def nothing_left_behind() -> Iterator[None]:
 def unit_tests_start_no_process(request: pytest.FixtureRequest) -> Iterator[None]:
     """What children that have ended cost the kernel tells whether there were any.
 
-    Only in a run of unit tests alone: elsewhere a child of an earlier test may end late.
+    Only in a run that asks for unit tests: elsewhere a child of an earlier test may end late.
     """
-    if request.config.getoption("markexpr") != "unit":
+    if "unit" not in request.config.getoption("markexpr"):
         yield
         return
 
@@ -153,15 +153,26 @@ def processors_enough(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def classes_as_they_were() -> Iterator[None]:
-    """Undo what Lightning does to the classes of loaders while a hook runs, if that has raised."""
+    """Undo what Lightning does to the classes of loaders while a hook runs, if that has raised.
+
+    It wraps some of their methods, and after a second hook takes its own wrappers for theirs.
+    """
     yield
     torch_data = sys.modules.get("torch.utils.data")
-    for base in (torch_data.DataLoader, torch_data.BatchSampler) if torch_data else ():
+    lightning = sys.modules.get("lightning.fabric.utilities.data")
+    if torch_data is None or lightning is None:
+        return
+    for base in (torch_data.DataLoader, torch_data.BatchSampler):
         for kind in _subclasses(base):
             for name in ("__init__", "__setattr__", "__delattr__"):
                 if f"__old{name}" in vars(kind):
-                    setattr(kind, name, getattr(kind, f"__old{name}"))
                     delattr(kind, f"__old{name}")
+                method = vars(kind).get(name)
+                code = getattr(method, "__code__", None)
+                while code is not None and code.co_filename == lightning.__file__:
+                    method = method.__wrapped__
+                    code = getattr(method, "__code__", None)
+                    setattr(kind, name, method)
 
 
 def _subclasses(base: type) -> Iterator[type]:
