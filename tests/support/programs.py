@@ -161,6 +161,7 @@ def start_program(
     options: tuple[str, ...] = (),
     modules: tuple[str, ...] = ("torch",),
     environment: dict[str, str] | None = None,
+    own_interpreter: bool = False,
     **settings: Any,
 ) -> subprocess.Popen[str]:
     """Start a program of a test, in a session of its own, with pipes as its output.
@@ -171,13 +172,14 @@ def start_program(
         options: Python's options.
         modules: What it imports in any case.
         environment: Its whole environment, if it is not the default one.
+        own_interpreter: It is not forked: what Python makes of a script's start matters.
         settings: Further ones of ``Popen``.
     """
     command = [str(program), *map(str, arguments)]
     environment = environment or default_environment()
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     settings = {**pipes, "start_new_session": True, **settings}
-    if cold:
+    if cold or own_interpreter:
         return subprocess.Popen(
             [sys.executable, *options, *command], text=True, env=environment, **settings
         )
