@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from lit_loader.describe import public
+
 __all__ = ["get_epoch", "get_shard", "reading"]
 
 
@@ -33,14 +35,13 @@ class _Reading:
 reading: Final = _Reading()
 
 
+@public
 def get_epoch() -> int:
     """The epoch that is being loaded, in a worker as well as with ``num_workers=0``."""
     return reading.epoch
 
 
-get_epoch.__module__ = "lit_loader"
-
-
+@public
 def get_shard() -> tuple[int, int]:
     """This reader's share over ranks × workers, for an iterable dataset's ``__iter__``.
 
@@ -53,6 +54,3 @@ def get_shard() -> tuple[int, int]:
     """
     reading.shard_asked = True
     return reading.shard
-
-
-get_shard.__module__ = "lit_loader"

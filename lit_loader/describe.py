@@ -10,9 +10,10 @@ import functools
 import inspect
 import os
 import reprlib
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType, MethodType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 __all__ = [
     "PACKAGE",
@@ -21,11 +22,34 @@ __all__ = [
     "find_failing_object",
     "message_of",
     "program_stacklevel",
+    "public",
     "short_repr",
 ]
 
 PACKAGE: Final = os.path.join(os.path.dirname(__file__), "")
 """What the files of all our own frames in a traceback begin with."""
+
+_T = TypeVar("_T")
+
+
+def public(thing: _T) -> _T:
+    """Have a class or function belong to the package itself: pickles survive moves of its file.
+
+    Type hints of a class are looked up in the module that it belongs to. So they are resolved here,
+    where the names in them are known.
+    """
+    named: Any = thing
+    hints = vars(named).get("__annotations__") if isinstance(thing, type) else None
+    if hints:
+        known = vars(sys.modules[named.__module__])
+        texts = {name: getattr(hint, "__forward_arg__", hint) for name, hint in hints.items()}
+        named.__annotations__ = {
+            name: eval(text, known) if isinstance(text, str) else text
+            for name, text in texts.items()
+        }
+    named.__module__ = __package__
+    return thing
+
 
 _REPR = reprlib.Repr()
 _REPR.maxother = 100  # room for a function's whole name, whose end says most

@@ -25,6 +25,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from lit_loader.describe import public
+
 __all__ = [
     "ExactnessWarning",
     "LitLoaderError",
@@ -102,6 +104,5 @@ class WorkerRestartWarning(RuntimeWarning):
     """
 
 
-# They belong to the package, not to this file: pickles of them survive its moves.
 for _name in __all__:
-    globals()[_name].__module__ = "lit_loader"
+    public(globals()[_name])

@@ -31,8 +31,8 @@ from torch.utils.data.dataloader import _DatasetKind  # programs compare _datase
 from lit_loader.accelerator.device_copy import Move
 from lit_loader.checkpoint.saved_by_lightning import ADVICE_WITHOUT_CALLBACK, called_by_lightning
 from lit_loader.config.kinds import check_dataset
-from lit_loader.config.loader_config import LoaderConfig
-from lit_loader.describe import short_repr
+from lit_loader.config.loader_config import LoaderConfig, check_option
+from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError
 from lit_loader.iteration.base import LoaderIterator
 from lit_loader.iteration.host import DEFAULT_PREFETCH, LoaderHost
@@ -55,6 +55,7 @@ _SHOWN_OTHERWISE: Final = frozenset({"shuffle", "sampler", "batch_sampler"})
 """Options that a loader shows, as torch's does, by the samplers that they lead to."""
 
 
+@public
 class DataLoader(TorchLoader[T_co]):
     """Loads batches of a dataset, in worker processes if wanted.
 
@@ -73,8 +74,6 @@ class DataLoader(TorchLoader[T_co]):
     Raises:
         OptionError: An option, or a combination of options, is refused (a ValueError).
     """
-
-    __module__ = "lit_loader"
 
     collate_fn: Callable[[list[Any]], Any]
     worker_init_fn: Callable[[int], object] | None  # type: ignore[assignment]
@@ -171,6 +170,8 @@ class DataLoader(TorchLoader[T_co]):
                 f"{name} cannot be changed once the loader is built, "
                 f"got {name}={short_repr(value)}: make a new loader"
             )
+        if self.__initialized and name != "multiprocessing_context":  # whose property checks it
+            value = check_option(name, value)
         super().__setattr__(name, value)
         if name == "_DataLoader__initialized" and value:
             self._internals.make_plan(self)
@@ -393,7 +394,3 @@ def recorder_of(loader: DataLoader[Any]) -> Recorder:
 def _behind(sampler: object) -> object:
     """What a share was taken of."""
     return sampler.source if isinstance(sampler, ShardedSampler) else sampler
-
-
-_AS_TORCH_BEGINS: Final = "This DataLoader will create"
-"""The warning's first words are torch's: programs filter it by them."""

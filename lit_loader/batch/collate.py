@@ -19,6 +19,7 @@ import torch
 from torch.utils.data import default_convert as default_convert
 from torch.utils.data._utils import collate as rules
 
+from lit_loader.describe import public
 from lit_loader.transport.dtypes import TORCH_DTYPES
 
 __all__ = ["Empty", "collate_privately", "default_collate", "default_convert"]
@@ -33,6 +34,7 @@ _dtype_of = attrgetter("dtype")
 _shape_of = attrgetter("shape")
 
 
+@public
 def default_collate(samples: Sequence[Any], empty: Empty | None = None) -> Any:
     """Return the samples as one batch, each tensor with a new first dimension.
 
@@ -64,9 +66,6 @@ def default_collate(samples: Sequence[Any], empty: Empty | None = None) -> Any:
     if isinstance(first, Sequence):
         return _collate_sequences(samples, empty)
     return rules.default_collate(samples)  # type: ignore[no-untyped-call]  # raises its TypeError
-
-
-default_collate.__module__ = "lit_loader"
 
 
 def collate_privately() -> None:

@@ -20,11 +20,13 @@ from torch import Tensor
 from lit_loader.batch.collate import default_collate
 from lit_loader.config.checks import whole_number
 from lit_loader.config.scalars import plain
+from lit_loader.describe import public
 from lit_loader.errors import OptionError
 
 __all__ = ["PadCollate", "Padded"]
 
 
+@public
 class Padded(NamedTuple):
     """Tensors of different lengths as one.
 
@@ -42,9 +44,7 @@ class Padded(NamedTuple):
         return places < self.lengths[:, None]
 
 
-Padded.__module__ = "lit_loader"
-
-
+@public
 class PadCollate:
     """Makes a batch of samples whose tensors differ in their first dimension, the length.
 
@@ -65,8 +65,6 @@ class PadCollate:
     Raises:
         OptionError: An option is refused.
     """
-
-    __module__ = "lit_loader"
 
     def __init__(
         self, pad_value: float | Mapping[str, float] = 0, pad_to_multiple_of: int = 1

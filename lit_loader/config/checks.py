@@ -162,7 +162,9 @@ def start_method(name: str, value: Any) -> Any:
 
 def generator(name: str, value: Any) -> Any:
     """Check a torch.Generator."""
-    if not (hasattr(value, "initial_seed") and hasattr(value, "manual_seed")):
+    if isinstance(value, type) or not (
+        hasattr(value, "initial_seed") and hasattr(value, "manual_seed")
+    ):
         refuse(name, "a torch.Generator", value)
     return value
 

@@ -14,19 +14,20 @@ import dataclasses
 import difflib
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, get_type_hints
+from typing import Any
 
 from lit_loader.config import checks
-from lit_loader.describe import short_repr
+from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError
 
-__all__ = ["SAMPLE_ERROR_POLICIES", "SEEDINGS", "SHARD_TAILS", "LoaderConfig"]
+__all__ = ["LoaderConfig", "SAMPLE_ERROR_POLICIES", "SEEDINGS", "SHARD_TAILS", "check_option"]
 
 SAMPLE_ERROR_POLICIES = ("raise", "skip", "replace")
 SEEDINGS = ("batch", "sample", "worker")
 SHARD_TAILS = ("pad", "drop", "keep")
 
 
+@public
 @dataclasses.dataclass(frozen=True)
 class LoaderConfig:
     """Every option of ``lit_loader.DataLoader`` except the dataset, validated on construction.
@@ -294,9 +295,14 @@ class LoaderConfig:
         return self.from_options(**{**self.as_kwargs(), **overrides})
 
 
-# Programs that ask for its type hints find them resolved: the names in them are this file's.
-LoaderConfig.__annotations__ = get_type_hints(LoaderConfig)
-LoaderConfig.__module__ = "lit_loader"
+def check_option(name: str, value: Any) -> Any:
+    """Returns an option's value, normalised; that of anything else as it is.
+
+    Raises:
+        OptionError: The value is refused.
+    """
+    check = _CHECKS.get(name)
+    return value if check is None else check(name, value)
 
 
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {

@@ -6,6 +6,7 @@ changes after a loader's construction is in here, and not set on the loader itse
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 import warnings
@@ -73,7 +74,8 @@ class LoaderInternals:
         self.watch: GeneratorWatch | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: part for name, part in vars(self).items() if name not in _OF_THE_PROCESS}
+        state = {name: part for name, part in vars(self).items() if name not in _OF_THE_PROCESS}
+        return {**state, "epochs": copy.copy(self.epochs)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -24,6 +24,7 @@ from torch.utils.data import Dataset
 
 from lit_loader.config.kinds import is_dataset
 from lit_loader.config.loader_config import LoaderConfig
+from lit_loader.describe import public
 from lit_loader.errors import OptionError
 from lit_loader.lightning.base_datamodule import SPLITS, BaseDataModule
 from lit_loader.lightning.dataset_sources import (
@@ -70,6 +71,7 @@ class _SplitHook:
         return functools.partial(module._loaders_of, self._split)
 
 
+@public
 class LoaderDataModule(BaseDataModule):
     """A LightningDataModule that loads every split through ``lit_loader.DataLoader``.
 
@@ -105,8 +107,6 @@ class LoaderDataModule(BaseDataModule):
     Raises:
         OptionError: A split or option is unknown or refused.
     """
-
-    __module__ = "lit_loader"
 
     splits: Sequence[str] = SPLITS
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_loader.config.scalars import plain
+from lit_loader.describe import public
 from lit_loader.errors import OptionError
 from lit_loader.lightning.loader_history import LoaderReport
 from lit_loader.lightning.loop_monitor import LoopMonitor
@@ -26,6 +27,7 @@ __all__ = ["LoaderMonitor"]
 _FILES: Final = {"trace": "loader_trace.json", "plot": "loader.png"}
 
 
+@public
 class LoaderMonitor(Callback):
     """Logs what the wait for data costs, and says at the end of ``fit`` what it came from.
 
@@ -57,8 +59,6 @@ class LoaderMonitor(Callback):
     Raises:
         OptionError: An argument is refused, or matplotlib is missing.
     """
-
-    __module__ = "lit_loader"
 
     def __init__(
         self,

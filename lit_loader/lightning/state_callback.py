@@ -23,6 +23,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import CombinedLoader
 
 from lit_loader.checkpoint.untrusted_state import damaged
+from lit_loader.describe import public
 from lit_loader.errors import StateError
 from lit_loader.lightning.trainer_progress import (
     ResumedEpoch,
@@ -37,6 +38,7 @@ from lit_loader.loader import DataLoader
 __all__ = ["LoaderStateCallback", "put_first", "train_loaders"]
 
 
+@public
 class LoaderStateCallback(Callback):
     """Commits the training loaders' states step by step, and resumes them exactly.
 
@@ -48,8 +50,6 @@ class LoaderStateCallback(Callback):
 
     Other loaders than `DataLoader` are left alone.
     """
-
-    __module__ = "lit_loader"
 
     def __init__(self) -> None:
         self._to_restore: list[dict[str, Any]] = []

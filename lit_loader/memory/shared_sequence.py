@@ -21,6 +21,7 @@ from typing import Any, Final, SupportsIndex, TypeVar, overload
 
 import numpy as np
 
+from lit_loader.describe import public
 from lit_loader.system.shared_file import nameless_file, write_all
 
 __all__ = ["SharedSequence"]
@@ -33,6 +34,7 @@ _AT_ONCE: Final = 1 << 20
 """Bytes of records that are written at once."""
 
 
+@public
 class SharedSequence(Sequence[T]):
     """A read-only sequence in shared memory: ``self.files = SharedSequence(files)``.
 
@@ -48,8 +50,6 @@ class SharedSequence(Sequence[T]):
         OSError: There is no memory (or, without memfd, no room in the temporary directory).
         Exception: A record cannot be pickled.
     """
-
-    __module__ = "lit_loader"
 
     def __init__(self, records: Iterable[T]) -> None:
         fd = self._own(nameless_file(_LABEL)[0])

@@ -13,6 +13,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from lit_loader.config.kinds import is_dataset
+from lit_loader.describe import public
 from lit_loader.errors import OptionError
 from lit_loader.mixture.schedule import Weights, exact_weights, named_weights
 
@@ -21,6 +22,7 @@ __all__ = ["MixtureDataset", "announce_epoch", "in_short", "named_sources"]
 _SHOWN = 8
 
 
+@public
 class MixtureDataset(Dataset[Any]):
     """Several map-style datasets one behind the other, with the weights to mix them by.
 
@@ -39,8 +41,6 @@ class MixtureDataset(Dataset[Any]):
     Raises:
         OptionError: Datasets and weights do not belong together, or an empty source has a weight.
     """
-
-    __module__ = "lit_loader"
 
     def __init__(
         self, datasets: Mapping[str, Any] | Sequence[Any], weights: Weights | None = None

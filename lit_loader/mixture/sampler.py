@@ -19,6 +19,7 @@ from torch.utils.data import Sampler
 
 from lit_loader.checkpoint.fingerprint import Fingerprint, summarise
 from lit_loader.config.checks import whole_number
+from lit_loader.describe import public
 from lit_loader.errors import OptionError
 from lit_loader.mixture.dataset import MixtureDataset, in_short
 from lit_loader.mixture.schedule import Schedule
@@ -32,6 +33,7 @@ _WITHIN = 2  # keeps these random numbers apart from those of `mixture/schedule.
 _ALL_DRAWS = 2**61  # where the sequence begins again
 
 
+@public
 class MixtureSampler(EpochOrder, Sampler[int]):
     """Draws from the sources of a `MixtureDataset` by weight, from each without replacement.
 
@@ -55,8 +57,6 @@ class MixtureSampler(EpochOrder, Sampler[int]):
     Raises:
         OptionError: ``data_source`` is no `MixtureDataset`, or an option or a weight is refused.
     """
-
-    __module__ = "lit_loader"
 
     def __init__(
         self,

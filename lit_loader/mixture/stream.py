@@ -21,7 +21,7 @@ from lit_loader.checkpoint.stateful import Opened, checked_parts
 from lit_loader.checkpoint.untrusted_state import damaged, is_count
 from lit_loader.config.checks import one_of, whole_number
 from lit_loader.context import reading
-from lit_loader.describe import short_repr
+from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError, StateError
 from lit_loader.mixture.dataset import announce_epoch, named_sources
 from lit_loader.mixture.schedule import Schedule, Weights, named_weights
@@ -31,6 +31,7 @@ from lit_loader.seeding.seeds import derive
 __all__ = ["MixtureStream"]
 
 
+@public
 class MixtureStream(IterableDataset[Any]):
     """Several iterable datasets, mixed by weights.
 
@@ -52,8 +53,6 @@ class MixtureStream(IterableDataset[Any]):
         OptionError: The weights or options are refused; "repeat" without ``epoch_length`` would
             never end.
     """
-
-    __module__ = "lit_loader"
 
     def __init__(
         self,

@@ -28,6 +28,7 @@ the epoch that ``begin()`` would give.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 from dataclasses import dataclass
@@ -106,6 +107,12 @@ class Epochs:
         self._next_epoch = 0
         self._epoch_requested = False
         self._commits = False  # whether commit() is used at all
+
+    def __copy__(self) -> Epochs:
+        """A copy goes on from here by itself; the samplers of both are the same objects."""
+        copied = object.__new__(Epochs)
+        copied.__dict__.update(self.__dict__, _state=copy.deepcopy(self._state))
+        return copied
 
     def replan(self, plan: BatchPlan | None) -> None:
         """Take another plan, from the next epoch on."""

@@ -30,7 +30,7 @@ from lit_loader.checkpoint.fingerprint import Fingerprint, summarise
 from lit_loader.checkpoint.untrusted_state import damaged, is_count
 from lit_loader.config.checks import one_of, or_none, whole_number
 from lit_loader.config.scalars import plain
-from lit_loader.describe import short_repr
+from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError, StateError
 from lit_loader.sampling.length_buckets import LengthBuckets, Numbers, lengths_of
 from lit_loader.sampling.orders import epoch_number
@@ -69,6 +69,7 @@ class TokenBudgetStatistics:
         return 1 - self.tokens / self.padded_tokens if self.padded_tokens else 0.0
 
 
+@public
 class TokenBudgetBatchSampler(Sampler[list[int]]):
     """Puts samples of similar length into batches of at most ``max_tokens`` padded tokens.
 
@@ -112,8 +113,6 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
     Raises:
         OptionError: An option is refused, or a sample is too long (a ValueError).
     """
-
-    __module__ = "lit_loader"
 
     def __init__(
         self,

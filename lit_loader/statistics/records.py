@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from lit_loader.describe import public
+
 __all__ = [
     "BatchRecord",
     "LoaderStatistics",
@@ -165,6 +167,7 @@ class SlowSample:
     batch: int
 
 
+@public
 @dataclass(frozen=True)
 class LoaderStatistics:
     """Where a loader's time went, from its first batch on.
@@ -238,9 +241,6 @@ class LoaderStatistics:
             f"{_counted(self.worker_restarts, 'restart')}, "
             f"{_counted(self.sample_errors, 'bad sample')}"
         )
-
-
-LoaderStatistics.__module__ = "lit_loader"
 
 
 def _counted(number: int, noun: str, plural: str = "s") -> str:

@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch.utils.data import RandomSampler
 
+import lit_loader
+
 from .datasets import Squares, Stream
 from .tools import as_is, flat
 
@@ -68,3 +70,27 @@ def test_a_loader_in_a_reference_cycle_can_be_used(loader_class, num_workers):
     loader = loader_class(Squares(3), num_workers=num_workers)
     loader.owner = {"loader": loader}
     assert flat(loader) == [0, 1, 4]
+
+
+def test_a_copy_goes_on_by_itself() -> None:
+    """What a copy of our loader is asked for does not move the loader's own position."""
+    loader = lit_loader.DataLoader(list(range(20)), 4, shuffle=True, seed=1)
+    next(iter(loader))
+    copied, before = copy.copy(loader), loader.state_dict()
+    assert copied.state_dict() == before
+    epochs = [[batch.tolist() for batch in copied] for _ in range(2)]
+    assert loader.state_dict() == before
+    assert [[batch.tolist() for batch in loader] for _ in range(2)] == epochs
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("prefetch_factor", -3), ("prefetch_factor", 0), ("num_workers", -1), ("timeout", -1),
+     ("pin_memory", "x"), ("seed", -1), ("collate_fn", 3), ("generator", torch.Generator)],
+)  # fmt: skip
+def test_an_option_that_is_set_later_is_checked(option: str, value: object) -> None:
+    loader = lit_loader.DataLoader(list(range(20)), 4, num_workers=2)
+    with pytest.raises(lit_loader.OptionError, match=f"^{option} must be "):
+        setattr(loader, option, value)
+    loader.num_workers = 0
+    assert len(list(loader)) == 5

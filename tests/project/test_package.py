@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 import tarfile
+import typing
 import zipfile
 from pathlib import Path
 
@@ -92,3 +94,19 @@ def test_sdist_builds_and_tests_anywhere(distributions: Path) -> None:
         ".ci/run", "LICENSE", "README.md", "conf/lit_loader/loader/default.yaml",
         "constraints.txt", "examples/train.py", "pyproject.toml", "tests/project/test_package.py",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(set(lit_loader.__all__) - {"__version__"}))
+def test_public_names_belong_to_the_package(name: str) -> None:
+    """Pickles and tracebacks name the package, and type hints of classes are found all the same."""
+    value = getattr(lit_loader, name)
+    if name in ("default_convert", "get_worker_info"):
+        assert value.__module__.startswith("torch.")
+        return
+    assert value.__module__ == "lit_loader"
+    assert pickle.loads(pickle.dumps(value)) is value
+    if isinstance(value, type):
+        own = vars(value).get("__annotations__", {})
+        assert not [hint for hint in own.values() if isinstance(hint, (str, typing.ForwardRef))]
+    if name != "DataLoader":  # torch's own class, its base, has a hint that cannot be resolved
+        typing.get_type_hints(value)
