@@ -363,8 +363,8 @@ class DataLoader(TorchLoader[T_co]):
     def close(self) -> None:
         """End the workers and let go of all that belongs to them; a second call does nothing.
 
-        Batches given out stay as they are. Iterators that are in use end with a LoaderError; the
-        loader itself can be iterated anew.
+        Batches given out stay as they are. Iterators with workers that have not ended raise a
+        LoaderError; one without workers goes on. The loader itself can be iterated anew.
         """
         self._host.close()
 
