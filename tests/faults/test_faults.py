@@ -99,9 +99,11 @@ def test_a_death_is_told_and_the_epoch_goes_on(how: str, persistent: bool, once:
         persistent_workers=persistent,
     ) as loader:  # fmt: skip
         iterator = iter(loader)
-        found = [next(iterator).tolist() for _ in range(4)]
-        with pytest.raises(WorkerDiedError) as caught:
-            for _ in range(2):
+        found = []
+        with pytest.raises(
+            WorkerDiedError
+        ) as caught:  # for batch 4, or while one before is awaited
+            for _ in range(6):
                 found.append(next(iterator).tolist())
         said = str(caught.value)
         assert DEATHS[how][1] in said
