@@ -100,9 +100,7 @@ def test_a_death_is_told_and_the_epoch_goes_on(how: str, persistent: bool, once:
     ) as loader:  # fmt: skip
         iterator = iter(loader)
         found = []
-        with pytest.raises(
-            WorkerDiedError
-        ) as caught:  # for batch 4, or while one before is awaited
+        with pytest.raises(WorkerDiedError) as caught:  # for batch 4, or before it
             for _ in range(6):
                 found.append(next(iterator).tolist())
         said = str(caught.value)
