@@ -146,7 +146,9 @@ class DataLoader(TorchLoader[T_co]):
         config = config.with_samplers_for(dataset)
         # An object of its own: samplers hold it, and would hold the loader in a cycle otherwise.
         base_seed = BaseSeed(config.seed, config.generator, (config.num_replicas or 1) > 1)
-        self._internals = LoaderInternals(base_seed)
+        rank, replicas = config.rank, config.num_replicas
+        replica = None if rank is None or replicas is None else (rank, replicas)
+        self._internals = LoaderInternals(base_seed, replica)
 
         self.dataset = dataset
         for name, value in config.as_kwargs().items():

@@ -102,7 +102,7 @@ class LoaderHost:
         plan = self._internals.plan
         if plan is not None:
             return plan.rank, plan.num_replicas
-        return self._loader.rank or 0, self._loader.num_replicas or 1
+        return self._internals.replica or (0, 1)
 
     # --- iterators ---
 
@@ -236,7 +236,7 @@ class LoaderHost:
     def begin_epoch(self) -> EpochStart:
         """Begin the epoch that comes next; called by an iterator at its first ``next()``."""
         loader, internals = self._loader, self._internals
-        if loader.num_replicas is None:
+        if internals.replica is None:
             shown = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
             advice = advice_if_unsharded(loader.dataset, shown, self._iterable)
             if advice is not None:
@@ -337,7 +337,7 @@ class LoaderHost:
 
     def warn_of_ignored_share(self) -> None:
         """Warn, once, that an iterable dataset gives all of its readers the same."""
-        readers = max(1, self._loader.num_workers) * (self._loader.num_replicas or 1)
+        readers = max(1, self._loader.num_workers) * self.replica[1]
         self._internals.warn_once(
             f"{type(self._loader.dataset).__name__} is iterated by {readers} readers (workers x "
             "ranks) and has not asked which of them it serves, so that every sample comes "

@@ -37,9 +37,12 @@ class LoaderInternals:
 
     Args:
         base_seed: The loader's.
+        replica: Its ``rank`` and ``num_replicas``, if these were given. Not read from the loader
+            later: subclasses keep numbers of their own under such names.
 
     Attributes:
         base_seed: As given.
+        replica: As given; None: not given.
         recorder: Collects what batches have cost.
         plan: What each batch holds; None for an iterable dataset.
         epochs: Which epoch comes next, and where in it.
@@ -52,8 +55,9 @@ class LoaderInternals:
         iterators: With workers, all that are alive.
     """
 
-    def __init__(self, base_seed: BaseSeed) -> None:
+    def __init__(self, base_seed: BaseSeed, replica: tuple[int, int] | None) -> None:
         self.base_seed = base_seed
+        self.replica = replica
         self.recorder = Recorder()
         self.plan: BatchPlan | None = None
         self.planned_for = ShownSamplers(None, None)

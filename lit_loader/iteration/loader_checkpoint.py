@@ -92,12 +92,12 @@ def _fingerprint(loader: Any, internals: LoaderInternals, seed: int) -> Fingerpr
     plan = internals.plan
     common: Fingerprint = {"dataset_length": length, "seed": seed, "seeding": loader.seeding}
     if plan is None:
-        replicas = loader.num_replicas or 1
+        rank, replicas = internals.replica or (None, 1)
         own: Fingerprint = {
             "order": order_name(loader.sampler),
             "batch_size": loader.batch_size,
             "num_replicas": replicas,
-            "rank": loader.rank if loader.num_replicas != 1 else None,
+            "rank": rank if replicas != 1 else None,
             "num_workers": max(1, loader.num_workers),
         }
     else:

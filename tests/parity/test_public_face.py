@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import IterableDataset
 
-from lit_loader import DataLoader, LoaderConfig
+from lit_loader import DataLoader, LoaderConfig, get_shard
 from tests.parity.test_torch_class import DATA, Numbers, ids
 
 DOCUMENTED = {
@@ -123,6 +123,35 @@ def test_a_rebuilt_loader_has_what_a_hook_has_asked_for() -> None:
     assert rebuilt.state_dict() == loader.state_dict()
     assert rebuilt._copies_to == (torch.device("cuda"), print)
     assert ids(rebuilt) == [[2, 3], [4, 5], [6, 7], [8, 9]]
+
+
+class Shares(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        share, shares = get_shard()
+        yield from range(share, 12, shares)
+
+
+class WithNumbersOfItsOwn(DataLoader[Any]):
+    """Notes where it runs, as programs for several processes do; it asks for no sharding."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.rank, self.num_replicas = 1, 3
+
+
+@pytest.mark.filterwarnings("ignore:Shares has no state_dict")
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", [Shares, Numbers])
+def test_what_a_subclass_notes_as_its_rank_shares_nothing_out(kind: Any, workers: int) -> None:
+    plain, noted = (
+        each(kind(), 2, num_workers=workers, seed=1) for each in (DataLoader, WithNumbersOfItsOwn)
+    )
+    assert noted.state_dict() == plain.state_dict()
+    assert list(map(str, noted)) == list(map(str, plain))
+    iterator = iter(noted)
+    next(iterator)
+    plain.load_state_dict(noted.state_dict())
+    assert list(map(str, plain)) == list(map(str, iterator))
 
 
 def test_no_cycle_keeps_a_loader_that_was_iterated() -> None:
