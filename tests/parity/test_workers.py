@@ -26,9 +26,9 @@ from .datasets import (
 from .tools import as_is, flat, is_oracle, raises
 
 
-def two_workers(loader_class, describe, **options):
-    """A loader whose two workers both take part, giving four of ``describe()``."""
-    dataset = Rendezvous(multiprocessing.Barrier(2), 2, describe)
+def two_workers(loader_class, describe, length=4, **options):
+    """A loader whose two workers both take part, giving ``length`` times ``describe()``."""
+    dataset = Rendezvous(multiprocessing.Barrier(2), 2, describe, length)
     return loader_class(dataset, batch_size=None, num_workers=2, collate_fn=as_is, **options)
 
 
@@ -169,7 +169,9 @@ def test_persistent_workers_live_across_epochs(loader_class):
 
 
 def test_persistent_workers_survive_an_abandoned_epoch(loader_class):
-    loader = two_workers(loader_class, os.getpid, persistent_workers=True)
+    # Long enough that the epoch after the abandoned one has not begun when it ends: a worker in the
+    # rendezvous of an epoch that is then given up would wait for the other one in vain.
+    loader = two_workers(loader_class, os.getpid, length=32, persistent_workers=True)
     first = set(loader)
     for _ in loader:
         break
