@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from lit_loader.batch.collate import default_collate, default_convert
     from lit_loader.batch.pad import PadCollate, Padded
     from lit_loader.config.loader_config import LoaderConfig
+    from lit_loader.config.ray_workers import RayWorkers
     from lit_loader.context import get_epoch, get_shard
     from lit_loader.errors import (
         ExactnessWarning,
@@ -59,6 +60,7 @@ __all__ = [
     "OptionError",
     "PadCollate",
     "Padded",
+    "RayWorkers",
     "PinMemoryError",
     "SampleErrorsError",
     "SharedSequence",
@@ -94,6 +96,7 @@ _MODULE_OF = {
     "PadCollate": "lit_loader.batch.pad",
     "Padded": "lit_loader.batch.pad",
     "PinMemoryError": "lit_loader.errors",
+    "RayWorkers": "lit_loader.config.ray_workers",
     "SampleErrorsError": "lit_loader.errors",
     "SharedSequence": "lit_loader.memory.shared_sequence",
     "StateError": "lit_loader.errors",

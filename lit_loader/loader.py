@@ -32,6 +32,7 @@ from lit_loader.accelerator.device_copy import Move
 from lit_loader.checkpoint.saved_by_lightning import ADVICE_WITHOUT_CALLBACK, called_by_lightning
 from lit_loader.config.kinds import check_dataset
 from lit_loader.config.loader_config import LoaderConfig, check_option
+from lit_loader.config.ray_workers import RayWorkers
 from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError
 from lit_loader.iteration.base import LoaderIterator
@@ -50,7 +51,10 @@ __all__ = ["DataLoader", "recorder_of"]
 
 T_co = TypeVar("T_co", covariant=True)
 
-_FIXED = {"dataset", "batch_size", "sampler", "batch_sampler", "drop_last", "persistent_workers"}
+_FIXED = {
+    *("dataset", "batch_size", "sampler", "batch_sampler", "drop_last", "persistent_workers"),
+    *("remote_workers", "remote"),
+}
 _SHOWN_OTHERWISE: Final = frozenset({"shuffle", "sampler", "batch_sampler"})
 """Options that a loader shows, as torch's does, by the samplers that they lead to."""
 
@@ -94,6 +98,8 @@ class DataLoader(TorchLoader[T_co]):
     memory_budget: int | None
     prefetch_next_epoch: bool
     check_exactness: int
+    remote_workers: int
+    remote: RayWorkers | None
 
     # The class has torch's name, and so this is torch's own flag under torch's own mangled name
     # (_DataLoader__initialized): programs that exchange samplers (timm's loaders) switch it off
@@ -137,12 +143,16 @@ class DataLoader(TorchLoader[T_co]):
         memory_budget: int | None = None,
         prefetch_next_epoch: bool = True,
         check_exactness: int = 0,
+        remote_workers: int = 0,
+        remote: RayWorkers | Mapping[str, Any] | None = None,
     ) -> None:
         options = locals()
         config = LoaderConfig(**{name: options[name] for name in LoaderConfig.__dataclass_fields__})
         iterable = isinstance(dataset, IterableDataset)
         check_dataset(dataset)
         config.check_dataset_kind(iterable)
+        if config.remote_workers:
+            config.remote.check_installed()
         config = config.with_samplers_for(dataset)
         # An object of its own: samplers hold it, and would hold the loader in a cycle otherwise.
         base_seed = BaseSeed(config.seed, config.generator, (config.num_replicas or 1) > 1)
@@ -154,7 +164,7 @@ class DataLoader(TorchLoader[T_co]):
         for name, value in config.as_kwargs().items():
             if name not in _SHOWN_OTHERWISE:
                 setattr(self, name, value)
-        if self.num_workers and self.prefetch_factor is None:
+        if (self.num_workers or self.remote_workers) and self.prefetch_factor is None:
             self.prefetch_factor = DEFAULT_PREFETCH
         if config.batch_sampler is not None:
             self.batch_size = None
@@ -383,6 +393,8 @@ class DataLoader(TorchLoader[T_co]):
         elif self._internals.plan is not None:
             parts.append(f"sampler={type(_behind(self.sampler)).__name__}")
         parts.append(f"num_workers={self.num_workers}")
+        if self.remote_workers:
+            parts.append(f"remote_workers={self.remote_workers}")
         if self.num_replicas is not None:
             parts.append(f"rank={self.rank} of num_replicas={self.num_replicas}")
         return f"{type(self).__name__}({', '.join(parts)})"

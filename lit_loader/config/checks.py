@@ -23,7 +23,8 @@ from lit_loader.errors import OptionError
 
 __all__ = [
     *("exception_classes", "flag", "function", "generator", "is_factory", "is_iterable"),
-    *("indices", "one_of", "or_none", "seconds", "start_method", "text", "whole_number"),
+    *("indices", "number", "one_of", "or_none", "seconds", "start_method", "text"),
+    "whole_number",
 ]
 
 
@@ -81,15 +82,20 @@ def whole_number(
     return number
 
 
-def seconds(name: str, value: Any) -> float:
-    """Check a time in seconds."""
+def number(name: str, value: Any, of: str = "") -> float:
+    """Check a number that is 0 or more; ``of`` says what is counted, for the message."""
     value = plain(value)
-    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
     # NaN fails both comparisons; an int may be larger than any float.
     too_large = isinstance(value, int) and value > sys.float_info.max
-    if too_large or not (number and 0 <= value < math.inf):
-        refuse(name, "a finite number of seconds, 0 or more", value)
+    if too_large or not (real and 0 <= value < math.inf):
+        refuse(name, f"a finite number{of}, 0 or more", value)
     return int(value) if isinstance(value, int) else float(value)
+
+
+def seconds(name: str, value: Any) -> float:
+    """Check a time in seconds."""
+    return number(name, value, of=" of seconds")
 
 
 def text(name: str, value: Any) -> str:

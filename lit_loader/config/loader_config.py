@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from lit_loader.config import checks
+from lit_loader.config.ray_workers import RayWorkers, remote_from
 from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError
 
@@ -98,6 +99,10 @@ class LoaderConfig:
             are workers, in another process. One warning names the first difference: something in
             the samples is not a function of seed and index. The samples are read twice. 0: none.
             For a test run, or for the first of many.
+        remote_workers: Workers on other machines, that make batches beside the num_workers of this
+            one; map-style datasets only.
+        remote: Where they come from: a `RayWorkers`, or a mapping of its options; None:
+            ``RayWorkers()``, the Ray cluster that this machine is a node of.
 
     Raises:
         OptionError: An option or a combination is refused; the message is one line.
@@ -134,12 +139,16 @@ class LoaderConfig:
     memory_budget: int | None = None
     prefetch_next_epoch: bool = True
     check_exactness: int = 0
+    remote_workers: int = 0
+    remote: Any = None
 
     def __post_init__(self) -> None:
         for name, check in _CHECKS.items():
             # Frozen, so that a config handed around cannot lose its validity; normalising is the
             # one moment at which it is written to.
             object.__setattr__(self, name, check(name, getattr(self, name)))
+        if self.remote_workers and self.remote is None:
+            object.__setattr__(self, "remote", RayWorkers())
         self._check_batching()
         self._check_workers()
         self._check_sharding()
@@ -187,7 +196,13 @@ class LoaderConfig:
             )
 
     def _check_workers(self) -> None:
-        if self.num_workers:
+        if self.remote_workers and self.seeding == "worker":
+            raise OptionError(
+                "remote_workers needs batches that do not depend on who makes them: set seeding to "
+                f"'batch' or 'sample', got remote_workers={self.remote_workers} and "
+                "seeding='worker'"
+            )
+        if self.num_workers or self.remote_workers:
             return
         for name in ("persistent_workers", "prefetch_factor", "timeout", "multiprocessing_context"):
             value, default = getattr(self, name), getattr(LoaderConfig, name)
@@ -233,6 +248,12 @@ class LoaderConfig:
             raise OptionError(
                 "on_sample_error='replace' does not apply to an IterableDataset, which has no "
                 "indices to choose from: use 'skip' or 'raise', got on_sample_error='replace'"
+            )
+        if iterable and self.remote_workers:
+            raise OptionError(
+                "remote_workers does not apply to an IterableDataset, which is read in shares that "
+                "belong to the workers of this machine: use a map-style dataset, got "
+                f"remote_workers={self.remote_workers}"
             )
         for name in ("shuffle", "sampler", "batch_sampler") if iterable else ():
             value = getattr(self, name)
@@ -337,4 +358,6 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "memory_budget": checks.or_none(partial(checks.whole_number, low=1, of="bytes")),
     "prefetch_next_epoch": checks.flag,
     "check_exactness": partial(checks.whole_number, low=0),
+    "remote_workers": partial(checks.whole_number, low=0),
+    "remote": checks.or_none(remote_from),
 }

@@ -12,32 +12,24 @@ With workers another worker process, started for this, makes them, the last one 
 
 from __future__ import annotations
 
-import hashlib
-import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-import torch
-
 from lit_loader.batch.batch_loader import BatchLoader
 from lit_loader.batch.batch_spec import BatchWithReport
+from lit_loader.batch.digest import Digest, difference, digest
 from lit_loader.errors import ExactnessWarning, LoaderError
 from lit_loader.pool.outcome import Outcome, WorkerDeath
 from lit_loader.pool.worker_pool import WorkerPool
 from lit_loader.sampling.epochs import EpochStart
 from lit_loader.seeding.generator_state import preserved
-from lit_loader.seeding.seeds import canonical_pickle
 from lit_loader.transport.codec import decode
 from lit_loader.transport.messages import position_of, task_number
 from lit_loader.transport.status_board import Progress
 
-__all__ = ["Digest", "ExactnessCheck", "Made", "digest", "made_by_pool", "made_here"]
-
-Digest = dict[str, tuple[str, bytes]]
-"""Path in a batch to what is there, in words, and a hash of its value."""
+__all__ = ["ExactnessCheck", "Made", "made_by_pool", "made_here"]
 
 
 class Made(NamedTuple):
@@ -114,10 +106,10 @@ class ExactnessCheck:
         try:
             for number, batch in self._remake(made):
                 one = expected.get(number)
-                if one is not None and (difference := _difference(one.digest, digest(batch))):
+                if one is not None and (found := difference(one.digest, digest(batch))):
                     self._warn(
                         f"check_exactness: batch {number} of epoch {one.epoch} came out otherwise "
-                        f"when it was made again, after other batches: {difference}. Something "
+                        f"when it was made again, after other batches: {found}. Something "
                         "there is not a function of seed and index (a generator that is not "
                         "found, a counter, the order of a set): seed it in "
                         "reseed_fn(dataset, seed), or make it one",
@@ -202,74 +194,3 @@ def _batch(outcome: Outcome) -> Any:
     assert outcome.memory is not None
     batch = decode(outcome.memory, outcome.at, outcome.nbytes)
     return batch.batch if type(batch) is BatchWithReport else batch
-
-
-def _difference(before: Digest, now: Digest) -> str | None:
-    """Say where two batches differ first; None: nowhere."""
-    for path in itertools.chain(before, now):
-        was, is_ = before.get(path), now.get(path)
-        if was != is_:
-            there = f"batch{path}"
-            if was is None or is_ is None or was[0] != is_[0]:
-                words = [side[0] if side else "missing" for side in (was, is_)]
-                return f"{there} was {words[0]}, and then {words[1]}"
-            return f"{there} ({was[0]}) has other values"
-    return None
-
-
-def digest(batch: Any) -> Digest:
-    """Say what a batch holds, tensor by tensor; equal for equal bytes."""
-    found: Digest = {}
-    _walk(batch, "", found, ())
-    return found
-
-
-def _walk(value: Any, path: str, found: Digest, above: tuple[int, ...]) -> None:
-    kind = type(value)
-    if id(value) in above:
-        found[path] = ("itself", b"")
-    elif isinstance(value, torch.Tensor):
-        found[path] = _of_tensor(value)
-    elif isinstance(value, np.ndarray) and value.dtype != object:
-        shape = "x".join(map(str, value.shape)) or "scalar"
-        found[path] = (f"array, {value.dtype} {shape}", _hash(value.tobytes()))
-    elif isinstance(value, BaseException):
-        found[path] = (f"{kind.__name__}: {' '.join(str(value).split())[:100]}", b"")
-    elif (parts := _parts(value)) is not None:
-        found[path] = (f"{kind.__name__} of {len(parts)}", b"")
-        for step, part in parts:
-            _walk(part, path + step, found, (*above, id(value)))
-    else:
-        try:
-            data = canonical_pickle(value)
-        except Exception:  # its kind must do
-            data = b""
-        found[path] = (kind.__name__, _hash(data))
-
-
-def _parts(value: Any) -> list[tuple[str, Any]] | None:
-    if isinstance(value, dict):
-        return [(f"[{key!r}]", part) for key, part in value.items()]
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return [(f".{name}", part) for name, part in zip(value._fields, value, strict=False)]
-    if isinstance(value, (list, tuple, np.ndarray)):
-        return [(f"[{number}]", part) for number, part in enumerate(value)]
-    if isinstance(value, (set, frozenset)):
-        return [(f"{{{key!r}}}", None) for key in sorted(value, key=repr)]
-    if hasattr(value, "__dict__") and not callable(value):
-        return [(f".{name}", part) for name, part in vars(value).items()]
-    return None
-
-
-def _of_tensor(tensor: torch.Tensor) -> tuple[str, bytes]:
-    shape = "x".join(map(str, tensor.shape)) or "scalar"
-    words = f"{str(tensor.dtype).removeprefix('torch.')} {shape}"
-    try:
-        plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        return words, _hash(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
-    except Exception:  # sparse, nested, quantized
-        return words, _hash(repr(tensor).encode())
-
-
-def _hash(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=16).digest()

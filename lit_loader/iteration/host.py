@@ -38,6 +38,7 @@ from lit_loader.iteration.multi_process import MultiProcessIterator
 from lit_loader.iteration.persistent_workers import temporary
 from lit_loader.iteration.placement import faster_in_process
 from lit_loader.pool.worker_pool import WorkerPool
+from lit_loader.remote.starter import RemoteLanes
 from lit_loader.sampling.epoch_batches import UpcomingBatch, expected_batches, lookahead
 from lit_loader.sampling.epochs import EpochStart
 from lit_loader.sampling.orders import EpochOrder
@@ -94,7 +95,15 @@ class LoaderHost:
     def _depth(self) -> int:
         loader = self._loader
         depth: int = (loader.prefetch_factor or DEFAULT_PREFETCH) * loader.num_workers
-        return depth
+        return depth + (0 if self._lanes is None else self._lanes.count)
+
+    @property
+    def _lanes(self) -> RemoteLanes | None:
+        """The loader's lanes for remote workers."""
+        loader = self._loader
+        if not loader.remote_workers:
+            return None
+        return RemoteLanes(loader.remote, loader.remote_workers)
 
     @property
     def replica(self) -> tuple[int, int]:
@@ -111,15 +120,16 @@ class LoaderHost:
         loader, internals = self._loader, self._internals
         internals.follow_samplers(loader)
         pin, device = self._pinning()
-        if loader.num_workers == 0 or (pin is None and self._best_in_process()):
-            spec = self._spec_of_workers if loader.num_workers else None
+        workers = loader.num_workers or loader.remote_workers
+        if workers == 0 or (pin is None and self._best_in_process()):
+            spec = self._spec_of_workers if workers else None
             here: InProcessIterator[Any] = InProcessIterator(self, pin, spec)
             here.observer = self._exactness_check(in_process=True)
             return here
         iterator: MultiProcessIterator[Any] = MultiProcessIterator(
             self,
             depth=self._depth,
-            num_workers=loader.num_workers,
+            num_workers=workers,
             in_order=loader.in_order,
             assigned=self._assigned,
             timeout=loader.timeout,
@@ -148,6 +158,8 @@ class LoaderHost:
         """Whether batches are so quickly made that workers would only be in the way."""
         loader, internals = self._loader, self._internals
         if loader.worker_init_fn is not None or internals.copies_to is not None:
+            return False
+        if loader.num_workers == 0:
             return False
         if internals.best_in_process is None:
             table, plan = self.spec().table(), internals.plan
@@ -273,15 +285,17 @@ class LoaderHost:
         """Give workers to an iterator, for it alone."""
         workers = self._loader.num_workers
         if not self._loader.persistent_workers:
-            return temporary(self._start_pool(request.seed, workers))
+            return temporary(self._start_pool(request.seed, workers, self._lanes))
         return self._internals.workers.claim(
             request,
-            lambda: self._start_pool(request.seed, workers),
+            lambda: self._start_pool(request.seed, workers, self._lanes),
             workers,
             self.expected_batches,
         )
 
-    def _start_pool(self, seed: int, num_workers: int) -> WorkerPool:
+    def _start_pool(
+        self, seed: int, num_workers: int, lanes: RemoteLanes | None = None
+    ) -> WorkerPool:
         return WorkerPool(
             self.spec(),
             num_workers,
@@ -290,6 +304,7 @@ class LoaderHost:
             seed=seed,
             assigned=self._assigned,
             memory_budget=self._loader.memory_budget,
+            lanes=lanes,
         )
 
     def statistics(self) -> LoaderStatistics:

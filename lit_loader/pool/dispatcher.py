@@ -29,6 +29,7 @@ from lit_loader.transport.messages import (
     Grow,
     Message,
     Result,
+    Return,
     Status,
     Task,
     Up,
@@ -142,6 +143,15 @@ class Dispatcher:
         grant = Grant(message.generation, message.number, offset, capacity)
         self._pipes.send(grant, message.worker)
 
+    def send_back(self, message: Return) -> None:
+        """Send a task again that a worker has given back."""
+        if message.generation != self._handshake.generation:
+            return
+        with self.lock:
+            task = self._in_flight.returned(message)
+            if task is not None:
+                self._send(task)
+
     def drop_void(self, worker: int) -> None:
         """Drop those messages that have come in and count no more now that a worker is gone.
 
@@ -157,7 +167,7 @@ class Dispatcher:
     def _is_void(self, message: Message, worker: int) -> bool:
         if isinstance(message, Result):
             return self._in_flight.slot_of(message) is None
-        return isinstance(message, Ack | Grow | Up) and message.worker == worker
+        return isinstance(message, Ack | Grow | Return | Up) and message.worker == worker
 
     def begin_issue(self) -> None:
         """Make void all tasks that no worker has announced; to be sent again."""

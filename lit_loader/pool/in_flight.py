@@ -17,7 +17,7 @@ from collections.abc import Iterable
 
 from lit_loader.memory.arena import Arena, Slot
 from lit_loader.pool.retired_slots import RetiredSlots
-from lit_loader.transport.messages import Grow, Result
+from lit_loader.transport.messages import Grow, Result, Return
 from lit_loader.transport.status_board import BoardRow, Stage
 
 __all__ = ["InFlightTask", "InFlightTasks"]
@@ -124,6 +124,20 @@ class InFlightTasks:
         slot = self._arena.acquire(message.nbytes)
         task.slots.append(slot)
         return slot
+
+    def returned(self, message: Return) -> InFlightTask | None:
+        """Take a task back that a worker did not do; to be prepared anew.
+
+        Returns:
+            None if it does not count, or not any more.
+        """
+        task = self._tasks.get(message.number)
+        if task is None or task.slots[0].offset != message.offset:
+            return None
+        for slot in task.slots:
+            self._free(slot)
+        task.slots = []
+        return task
 
     def pending(self, results: Iterable[Result]) -> list[InFlightTask]:
         """Tasks without a result, in the order in which they were first sent.

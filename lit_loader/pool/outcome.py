@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from lit_loader.transport.messages import Result
 from lit_loader.transport.remote_error import RemoteError
 from lit_loader.transport.status_board import BoardRow
+from lit_loader.worker.starters import Loss
 
 __all__ = ["Outcome", "WorkerDeath"]
 
@@ -52,9 +54,13 @@ class WorkerDeath(Exception):
         stack: The Python stacks it wrote, or "".
         peak_memory: Bytes that were resident at most; 0: not known.
         unborn: It was ended because it did not come up, through no fault of its own.
+        loss: What a lane's process says of its end, or None: a process of the worker's own.
+        others: The lanes that were in the same process.
     """
 
     unborn = False
+    loss: Loss | None = None
+    others: Sequence[int] = ()
 
     def __init__(
         self,

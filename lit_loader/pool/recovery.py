@@ -19,13 +19,14 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from lit_loader.errors import WorkerDiedError, WorkerTimeoutError
+from lit_loader.errors import LoaderError, WorkerDiedError, WorkerTimeoutError
 from lit_loader.pool.diagnosis import died, hung, unborn
 from lit_loader.pool.hang_detector import HangDetector
 from lit_loader.pool.outcome import Outcome, WorkerDeath
 from lit_loader.pool.restart_budget import Fault, RestartBudget
 from lit_loader.pool.worker_pool import WorkerPool
 from lit_loader.transport.status_board import Stage
+from lit_loader.worker.starters import Notice
 
 __all__ = ["Recovery"]
 
@@ -57,7 +58,7 @@ class Recovery:
         self._point = point
         self.assigned: Mapping[int, Any] = {}
         self.restarts = 0
-        self.notices: deque[str] = deque()
+        self.notices: deque[Notice] = deque()
 
     def wait(
         self, pool: WorkerPool, step: Callable[[float | None], T | None], began: float
@@ -75,6 +76,7 @@ class Recovery:
         Raises:
             WorkerDiedError: A worker has died, and may not be replaced.
             WorkerTimeoutError: A worker hangs, and may not be replaced.
+            LoaderError: There are remote workers only, and none can be had.
         """
         hangs = self._hangs
         try:
@@ -87,6 +89,11 @@ class Recovery:
                 # for ever.
                 message = f"{unborn(death)}\nIt has been started again and nothing is lost."
                 self._replace(pool, death, message)
+                return None
+            if death.loss is not None:  # with a budget of its own, see `remote/`
+                if death.loss.final:
+                    raise LoaderError(death.loss.message) from None
+                self._replace(pool, death, death.loss.message)
                 return None
             return self._see_to(pool, death, WorkerDiedError, died(death, self.assigned))
         finally:
@@ -123,4 +130,5 @@ class Recovery:
     def _replace(self, pool: WorkerPool, death: WorkerDeath, notice: str) -> None:
         self.restarts += 1
         self.notices.append(notice)
-        pool.replace(death.worker, self._point and self._point(death.worker))
+        point = self._point and self._point(death.worker)
+        pool.replace(death.worker, point, others=death.others)

@@ -22,6 +22,7 @@ import multiprocessing
 import os
 import time
 import weakref
+from collections.abc import Sequence
 from multiprocessing.context import BaseContext
 from typing import Any
 
@@ -35,8 +36,9 @@ from lit_loader.pool.pipes import Ended, Pipes
 from lit_loader.pool.resources import PoolResources
 from lit_loader.pool.worker_set import WorkerSet, explain_limit
 from lit_loader.system.interrupts import HeldBack
-from lit_loader.transport.messages import Ack, Grow, Message, Result, Up
+from lit_loader.transport.messages import Ack, Grow, Message, Result, Return, Up
 from lit_loader.transport.status_board import BoardRow, Stage, StatusBoard, board_bytes
+from lit_loader.worker.starters import Lanes
 
 __all__ = ["WorkerPool"]
 
@@ -46,13 +48,14 @@ class WorkerPool:
 
     Args:
         spec: What the workers make.
-        num_workers: How many, at least 1.
+        num_workers: How many in processes of their own; at least 1, or there are lanes.
         context: How to start them.
         in_flight: Tasks that may be in flight at the same time.
         seed: Base seed of the workers' own seeds.
         assigned: Tasks are sent to a worker by number instead of being pulled.
         slot_bytes: Bytes a slot, None for the arena's own choice.
         memory_budget: Bytes of shared memory to stay within, None for no limit.
+        lanes: Workers besides these, with higher numbers, that stand for some elsewhere; or None.
 
     Attributes:
         notices: For the consumer, of how workers were started.
@@ -71,6 +74,7 @@ class WorkerPool:
         assigned: bool,
         slot_bytes: int | None = None,
         memory_budget: int | None = None,
+        lanes: Lanes | None = None,
     ) -> None:
         if multiprocessing.current_process().daemon:
             raise LoaderError(
@@ -78,7 +82,8 @@ class WorkerPool:
                 "processes: use num_workers=0 there, or make the process non-daemonic"
             )
         self.num_workers = num_workers
-        size = board_bytes(num_workers)
+        rows = num_workers + (0 if lanes is None else lanes.count)
+        size = board_bytes(rows)
         try:
             with HeldBack():
                 arena = Arena(size, in_flight, slot_bytes=slot_bytes, budget=memory_budget)
@@ -88,11 +93,11 @@ class WorkerPool:
                 own = self._own = PoolResources(arena, board)
                 self._finalizer = weakref.finalize(self, own.close, unnoticed=True)
                 own.stacks.open()
-                pipes = self._pipes = Pipes(own, num_workers, assigned)
+                pipes = self._pipes = Pipes(own, rows, assigned)
                 handshake = self._handshake = Handshake(board, pipes)
-                self._dispatcher = Dispatcher(arena, board, pipes, handshake, num_workers, assigned)
+                self._dispatcher = Dispatcher(arena, board, pipes, handshake, rows, assigned)
                 self._workers = WorkerSet(
-                    own, pipes, board, arena, spec, num_workers, context, seed
+                    own, pipes, board, arena, spec, num_workers, context, seed, lanes
                 )
                 self.notices = self._workers.notices
                 self._start_more()
@@ -178,6 +183,8 @@ class WorkerPool:
                     return outcome
             elif isinstance(message, Grow):
                 self._dispatcher.grow(message)
+            elif isinstance(message, Return):
+                self._dispatcher.send_back(message)
         return None
 
     def _next_message(self, deadline: float | None) -> Message | None:
@@ -197,27 +204,39 @@ class WorkerPool:
             workers.came_up(message.worker)
             self._start_more()
 
-    def replace(self, worker: int, point: Any = None, skip_task: int | None = None) -> None:
+    def replace(
+        self,
+        worker: int,
+        point: Any = None,
+        skip_task: int | None = None,
+        others: Sequence[int] = (),
+    ) -> None:
         """Put a new process in the place of a worker that has ended, and give it what that had.
 
         Args:
             worker: Its number.
             point: Where a reader of an iterable dataset is to begin.
             skip_task: Number of a task that is not to be done again.
+            others: Workers that were in the same process.
 
         Raises:
             LoaderError: No process can be started.
         """
         workers, dispatcher, handshake = self._workers, self._dispatcher, self._handshake
         with HeldBack(), dispatcher.lock:
-            dispatcher.drop_void(worker)
-            workers.bury(worker)
+            gone = [worker, *others]
+            for each in gone:
+                dispatcher.drop_void(each)
+                workers.bury(each)
             # Before there is a new process: it may take messages at once.
             if handshake.missing is not None:
-                handshake.join(worker)
+                for each in gone:
+                    handshake.join(each)
             else:
                 dispatcher.begin_issue()
-            workers.start_again(worker, handshake.generation)
+            workers.start_again(gone, handshake.generation)
+            for other in others:
+                dispatcher.begin(other)
             if handshake.missing is None:  # else all tasks are void
                 if skip_task is not None:
                     dispatcher.withdraw(skip_task)
@@ -233,10 +252,12 @@ class WorkerPool:
         They have a task, or it must be one of them that takes the next one; or they have not
         acknowledged a new epoch.
         """
-        rows = {w: row for w, row in enumerate(self.rows()) if self._workers.counts(row)}
+        every = {w: row for w, row in enumerate(self.rows()) if self._workers.counts(row)}
         missing = self._handshake.missing
         if missing is not None:
-            return {worker: row for worker, row in rows.items() if worker in missing}
+            return {worker: row for worker, row in every.items() if worker in missing}
+        # A lane waits for another machine, which `remote/` sees to.
+        rows = {worker: row for worker, row in every.items() if worker < self.num_workers}
         busy = {worker: row for worker, row in rows.items() if row.stage in Stage.BUSY}
         begun = {row.number for row in busy.values()}
         due = {task.worker for task in self._dispatcher.pending() if task.number not in begun}

@@ -28,7 +28,7 @@ from lit_loader.system.watchdog import LOOK_SECONDS, Watchdog
 from lit_loader.transport.status_board import BoardRow, Stage, StatusBoard
 from lit_loader.worker.fork_starter import make_starter
 from lit_loader.worker.payload import Descriptor, Links
-from lit_loader.worker.starters import WorkerProcess
+from lit_loader.worker.starters import Lanes, Starter, WorkerProcess
 
 __all__ = ["WorkerSet", "explain_limit"]
 
@@ -48,6 +48,7 @@ class WorkerSet:
         num_workers: How many there are to be.
         context: How to start them.
         seed: Base seed of their own seeds.
+        lanes: Workers besides these that stand for some elsewhere, or None.
 
     Attributes:
         starting: The workers that are not up yet, each with its watchdog.
@@ -64,11 +65,13 @@ class WorkerSet:
         num_workers: int,
         context: BaseContext,
         seed: int,
+        lanes: Lanes | None = None,
     ) -> None:
         self._own = own
         self._pipes = pipes
         self._board = board
-        self._num_workers = num_workers
+        self._own_processes = num_workers
+        self._num_workers = num_workers + (0 if lanes is None else lanes.count)
         self._at_once = math.ceil(usable_processors())
         self._next_look = 0.0  # at those that are starting
         self.starting: dict[int, Watchdog] = {}
@@ -87,9 +90,15 @@ class WorkerSet:
                 results=Descriptor(pipes.results_end),
                 stacks=Descriptor(own.stacks.fd),
             )
-            for worker in range(num_workers)
+            for worker in range(self._num_workers)
         ]
-        self._starter = own.starter = make_starter(context, links, spec)
+        here = make_starter(context, links[:num_workers], spec) if num_workers else None
+        if lanes is not None:
+            starter: Starter = lanes.starter(here, links, spec)
+        else:
+            assert here is not None, "no workers"
+            starter = here
+        self._starter = own.starter = starter
         self.notices = self._starter.notices
 
     @property
@@ -109,8 +118,10 @@ class WorkerSet:
     def start_more(self, generation: int) -> range:
         """Start the workers that come next, as many as may be starting at the same time."""
         begin = len(self._own.processes)
-        end = min(self._num_workers, begin + self._at_once - len(self.starting))
-        workers = range(begin, end)
+        end = min(self._own_processes, begin + self._at_once - len(self.starting))
+        if end == self._own_processes:
+            end = self._num_workers  # lanes take no processor to start
+        workers = range(begin, max(begin, end))
         if workers:
             try:
                 self._own.processes.extend(self._launch(workers, generation))
@@ -125,11 +136,12 @@ class WorkerSet:
         for process in processes:
             self._pipes.watch(process.sentinel)
         for worker, process in zip(workers, processes, strict=True):
-            self.starting[worker] = Watchdog(process.pid or 0)
+            if worker < self._own_processes:
+                self.starting[worker] = Watchdog(process.pid or 0)
         return processes
 
     def came_up(self, worker: int) -> None:
-        """Note that a worker has come up."""
+        """Note that a worker has come up, or has something to say."""
         self.starting.pop(worker, None)
         self._starter.came_up()
 
@@ -171,7 +183,7 @@ class WorkerSet:
         worker = next(w for w, process in enumerate(processes) if process.sentinel == sentinel)
         process = processes[worker]
         process.join()
-        return WorkerDeath(
+        death = WorkerDeath(
             worker,
             process.pid or 0,
             process.exitcode,
@@ -179,6 +191,11 @@ class WorkerSet:
             self._own.stacks.take(),
             getattr(process, "peak_memory", 0),
         )
+        death.loss = getattr(process, "loss", None)
+        if death.loss is not None:
+            same = [w for w, other in enumerate(processes) if other.pid == process.pid]
+            death.others = [other for other in same if other != worker]
+        return death
 
     def end(self, worker: int) -> WorkerDeath:
         """End a worker, having it write its stacks if it can."""
@@ -201,14 +218,16 @@ class WorkerSet:
         self._pipes.empty(worker)
         self._board.clear(worker)
 
-    def start_again(self, worker: int, generation: int) -> None:
-        """Put a new process in the place of a worker that is buried."""
+    def start_again(self, workers: Sequence[int], generation: int) -> None:
+        """Put new processes in the place of workers that are buried."""
+        own = self._own.processes
         try:
-            [process] = self._launch([worker], generation)
+            for worker, process in zip(workers, self._launch(workers, generation), strict=True):
+                own[worker] = process
         except BaseException:
-            del self._own.processes[worker]  # it is closed; the pool is going to be
+            for worker in sorted(workers, reverse=True):
+                del own[worker]  # it is closed; the pool is going to be
             raise
-        self._own.processes[worker] = process
 
 
 def explain_limit(error: BaseException, num_workers: int) -> None:

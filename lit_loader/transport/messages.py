@@ -8,7 +8,7 @@ neither side needs a lock, and a process killed at any instant leaves the pipes 
 
     parent ── Task, Attend ──────────────────▶ worker     (task pipe, read by all workers)
     parent ── Resume, Proceed, Grant, Stop ──▶ worker     (control pipe, one a worker)
-    worker ── Up, Result, Ack, Grow ─────────▶ parent     (result pipe, written by all workers)
+    worker ── Up, Result, Ack, Grow, Return ─▶ parent     (result pipe, written by all workers)
 
 An idle worker blocks in a read of the task pipe, where the kernel wakes one reader for one message.
 So what is for one worker alone is announced there: as many :class:`Attend` as there are workers.
@@ -41,6 +41,7 @@ __all__ = [
     "Proceed",
     "Result",
     "Resume",
+    "Return",
     "Status",
     "Stop",
     "Task",
@@ -172,7 +173,10 @@ class Result(NamedTuple):
 
 
 class Up(NamedTuple):
-    """A worker has come up, as far as that is not the user's code: another may be started."""
+    """A worker has come up, as far as that is not the user's code: another may be started.
+
+    A process that serves for workers elsewhere sends it again when it has something to say.
+    """
 
     worker: int
 
@@ -197,7 +201,19 @@ class Grow(NamedTuple):
     nbytes: int
 
 
-Message = Task | Attend | Resume | Proceed | Grant | Stop | Up | Result | Ack | Grow
+class Return(NamedTuple):
+    """A worker gives a task back undone, and will not write into its slot; another is to have it.
+
+    ``offset`` is the slot of the task, as in :class:`Grow`.
+    """
+
+    worker: int
+    generation: int
+    number: int
+    offset: int
+
+
+Message = Task | Attend | Resume | Proceed | Grant | Stop | Up | Result | Ack | Grow | Return
 
 
 _FIELDS: Final[dict[type[Message], str]] = {
@@ -211,6 +227,7 @@ _FIELDS: Final[dict[type[Message], str]] = {
     Result: "BHI11q",
     Ack: "HI",
     Grow: "HIqqq",
+    Return: "HIqq",
 }
 """How the fields are written, as :mod:`struct` names it; a message's kind is its place in here."""
 

@@ -27,7 +27,13 @@ from lit_loader.system.watchdog import PATIENCE
 from lit_loader.worker.launcher import Launcher, LauncherLostError, can_launch
 from lit_loader.worker.main import worker_main
 from lit_loader.worker.payload import Links, Payload
-from lit_loader.worker.starters import DirectStarter, Starter, WorkerProcess, all_or_none
+from lit_loader.worker.starters import (
+    DirectStarter,
+    Notice,
+    Starter,
+    WorkerProcess,
+    all_or_none,
+)
 
 __all__ = ["ForkStarter", "make_starter"]
 
@@ -62,7 +68,7 @@ class ForkStarter:
     """
 
     def __init__(self, context: BaseContext, links: Sequence[Links], spec: BatchSpec) -> None:
-        self.notices: deque[str] = deque()
+        self.notices: deque[Notice] = deque()
         self._links = links
         self._spec = spec
         self._launcher: Launcher | None = None

@@ -65,7 +65,7 @@ from lit_loader.transport.status_board import Cancelled, Stage, StatusBoard
 from lit_loader.worker.payload import NO_ROOM, Links, Payload
 from lit_loader.worker.process_start import reset_signals
 
-__all__ = ["worker_main"]
+__all__ = ["set_worker_info", "worker_main"]
 
 
 _IF_CANCELLED: Final = contextlib.suppress(Cancelled)
@@ -176,7 +176,7 @@ class _Worker:
                 spec = payload.open()
             finally:
                 self._send(Up(self._id))
-            _set_worker_info(links, spec.dataset)
+            set_worker_info(links.worker, links.num_workers, links.seed, spec.dataset)
             collate_privately()
             where = where.replace("while its dataset was unpickled", "in worker_init_fn")
             if spec.worker_init_fn is not None:
@@ -376,7 +376,7 @@ class _WorkerInfo(torch_worker.WorkerInfo):
         return super().__getattribute__(name)
 
 
-def _set_worker_info(links: Links, dataset: Any) -> None:
+def set_worker_info(worker: int, num_workers: int, seed: int, dataset: Any) -> None:
     """Make ``torch.utils.data.get_worker_info()`` answer, which third-party datasets call.
 
     Private reach into torch, with no public way: the variable behind a public function. Watched by
@@ -384,5 +384,5 @@ def _set_worker_info(links: Links, dataset: Any) -> None:
     """
     reading.shard_asked = False  # in the parent, perhaps, of which this process is a fork
     torch_worker._worker_info = _WorkerInfo(
-        id=links.worker, num_workers=links.num_workers, seed=links.seed, dataset=dataset
+        id=worker, num_workers=num_workers, seed=seed, dataset=dataset
     )

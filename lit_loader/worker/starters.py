@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.errors import LoaderError
@@ -30,6 +30,9 @@ __all__ = [
     "STOP_GRACE",
     "TERMINATE_GRACE",
     "DirectStarter",
+    "Lanes",
+    "Loss",
+    "Notice",
     "Starter",
     "WorkerProcess",
     "all_or_none",
@@ -44,6 +47,44 @@ TERMINATE_GRACE: Final = 1.0
 
 _SERVER_GONE: Final = (ConnectionError, EOFError, FileNotFoundError)
 """What is raised on asking a fork server that has been killed."""
+
+
+Notice: TypeAlias = str | Warning
+"""A message for the consumer; a text is a `WorkerRestartWarning`'s."""
+
+
+class Loss(NamedTuple):
+    """How the process has come to its end that serves for workers elsewhere.
+
+    Attributes:
+        message: What is to be said of it.
+        final: Whether nothing else can be had in its place.
+    """
+
+    message: str
+    final: bool
+
+
+class Lanes(Protocol):
+    """Workers that stand for some elsewhere: all are in one process, and take no processor here.
+
+    Each has its number, its row of the status board and its control pipe. They have numbers behind
+    those of the workers with processes of their own.
+
+    Attributes:
+        count: How many there are.
+    """
+
+    count: int
+
+    def starter(self, here: Starter | None, links: Sequence[Links], spec: BatchSpec) -> Starter:
+        """Give what starts all workers.
+
+        Args:
+            here: Starts those with processes of their own; None: there are none.
+            links: What connects each worker with the parent, by number; the last are the lanes'.
+            spec: What all of them make.
+        """
 
 
 class WorkerProcess(Protocol):
@@ -84,7 +125,7 @@ class Starter(Protocol):
         notices: Messages for the consumer.
     """
 
-    notices: deque[str]
+    notices: deque[Notice]
 
     @property
     def forks(self) -> bool:
@@ -191,7 +232,7 @@ class DirectStarter:
         spec: BatchSpec,
         without_main: bool = False,
     ) -> None:
-        self.notices: deque[str] = deque()
+        self.notices: deque[Notice] = deque()
         self.forks = context.get_start_method() == "fork"
         self._context = context
         self._links = links

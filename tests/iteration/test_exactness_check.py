@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import lit_loader
 from lit_loader import DataLoader, ExactnessWarning, LoaderConfig, OptionError
-from lit_loader.iteration.exactness_check import digest
+from lit_loader.batch.digest import digest
 from tests.support.exact import Augmented
 
 LENGTH = 20

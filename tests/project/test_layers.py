@@ -32,10 +32,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "sampling": ("checkpoint", "config", "seeding", "system"),
     "mixture": ("sampling", "checkpoint", "config", "seeding"),
     "worker": ("batch", "transport", "memory", "checkpoint", "seeding", "system"),
+    "remote": ("worker", "batch", "transport", "memory", "config", "seeding", "system"),
     "pool": ("worker", "batch", "transport", "memory", "system"),
     "iteration": (
-        *("pool", "batch", "sampling", "transport", "checkpoint", "statistics", "accelerator"),
-        *("seeding", "system"),
+        *("pool", "remote", "batch", "sampling", "transport", "checkpoint", "statistics"),
+        *("accelerator", "seeding", "system"),
     ),
     "loader": (
         *("iteration", "sampling", "checkpoint", "statistics", "accelerator", "config", "seeding"),

@@ -1,0 +1,164 @@
+"""`RayEngine`: remote workers as actors on a Ray cluster; the only module that imports Ray.
+
+::
+
+    join ─ ray.init, ray.put(dataset) ─▶ one object, that the actors of a node share
+    hire ─ Maker as an actor (SPREAD, no restarts or retries of Ray's) ─▶ RayHand
+    make ─ method ─▶ a batch as one buffer in the object store ─▶ Future
+
+Runs in the relay alone (`remote/relay.py`). The thread that calls `RayEngine.join` must live until
+`RayEngine.leave`: the processes of a cluster that Ray starts end with that thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from concurrent.futures import Future
+from typing import Any, Final, cast
+
+import numpy as np
+
+from lit_loader.config.ray_workers import RayWorkers
+from lit_loader.remote.engine import Hello, Made, Order, Role, UnreachableError
+from lit_loader.remote.maker import Maker
+
+__all__ = ["RayEngine"]
+
+_SIGNS: Final = "signs of life"
+"""The concurrency group of an actor that answers while it makes a batch."""
+
+
+class RayHand:
+    """One actor.
+
+    Args:
+        actor: Ray's handle of a `Maker`.
+    """
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def hello(self) -> Future[Hello]:
+        """Have it say what it is, once it is up."""
+        return cast("Future[Hello]", self._actor.hello.remote().future())
+
+    def make(self, order: Order) -> Future[Made]:
+        """Have it make a batch."""
+        return cast("Future[Made]", self._actor.make.remote(order).future())
+
+    def ping(self) -> Future[Any]:
+        """Have it give a sign of life, in a thread of its own."""
+        ping = self._actor.ping.options(concurrency_group=_SIGNS)
+        return cast("Future[Any]", ping.remote().future())
+
+    def end(self) -> None:
+        """End its process."""
+        import ray
+
+        with contextlib.suppress(Exception):  # it has ended
+            ray.kill(self._actor, no_restart=True)
+
+
+class RayEngine:
+    """Has remote workers on a Ray cluster.
+
+    Args:
+        config: Where, and what each is given.
+    """
+
+    def __init__(self, config: RayWorkers) -> None:
+        self._config = config
+        self._hands: list[RayHand] = []
+        self._payload: Any = None
+        self._actor: Any = None
+
+    def join(self, payload: memoryview) -> None:
+        """Reach the cluster, and bring the dataset there.
+
+        Raises:
+            UnreachableError: There is no cluster.
+        """
+        try:
+            import ray
+        except ImportError as error:
+            raise UnreachableError(
+                f"Ray cannot be imported ({error}): pip install 'lit_loader[ray]'"
+            ) from error
+
+        # Says that a signal handler of Ray's could not be set, which is as wanted.
+        logging.getLogger("ray").setLevel(logging.ERROR)
+        config = self._config
+        if not ray.is_initialized():
+            try:
+                ray.init(
+                    address=config.address,
+                    runtime_env=None if config.runtime_env is None else dict(config.runtime_env),
+                    configure_logging=False,
+                    logging_level=logging.ERROR,
+                )
+            except Exception as error:
+                cause = " ".join(str(error).split())
+                raise UnreachableError(
+                    f"no Ray cluster can be reached at remote.address={config.address!r} "
+                    f"({type(error).__name__}: {cause:.200}): start one (ray start --head), see "
+                    "that this machine is a node of it, or set remote_workers=0"
+                ) from error
+        try:
+            self._payload = ray.put(np.frombuffer(payload, np.uint8))
+        except Exception as error:
+            raise UnreachableError(
+                f"the dataset, {len(payload):,} bytes, cannot be put into Ray's object store "
+                f"({type(error).__name__}: {error}): give it more memory, or let the dataset hold "
+                "paths instead of content"
+            ) from error
+        self._actor = ray.remote(
+            num_cpus=config.cpus_per_worker,
+            max_restarts=0,
+            max_task_retries=0,
+            scheduling_strategy="SPREAD",
+            concurrency_groups={_SIGNS: 1},
+            resources=None if config.resources is None else dict(config.resources),
+            label_selector=None if config.label_selector is None else dict(config.label_selector),
+        )(Maker)
+
+    def hire(self, role: Role) -> RayHand:
+        """Ask for a worker."""
+        hand = RayHand(self._actor.remote(self._payload, role))
+        self._hands.append(hand)
+        return hand
+
+    def explain(self, error: BaseException) -> tuple[str, bool]:
+        """Say what an exception means, and whether the worker is gone."""
+        from ray.exceptions import ActorUnavailableError, RayActorError, WorkerCrashedError
+
+        kind = type(error).__name__
+        text = " ".join(str(error).split())
+        gone = isinstance(error, (RayActorError, WorkerCrashedError))
+        if isinstance(error, ActorUnavailableError):
+            text = "it cannot be reached"
+        return f"{kind}: {text:.300}", gone
+
+    def room(self) -> str:
+        """Say how many processors the cluster has."""
+        import ray
+
+        try:
+            there, free = ray.cluster_resources(), ray.available_resources()
+            nodes = sum(1 for node in ray.nodes() if node["Alive"])
+        except Exception as error:
+            return f"the cluster does not answer ({type(error).__name__})"
+        return (
+            f"the cluster has {there.get('CPU', 0):g} processors on {nodes} "
+            f"node{'' if nodes == 1 else 's'}, {free.get('CPU', 0):g} of them free"
+        )
+
+    def leave(self) -> None:
+        """End all workers, and let go of the cluster."""
+        import ray
+
+        if ray.is_initialized():
+            for hand in self._hands:
+                hand.end()
+            self._payload = self._actor = None
+            ray.shutdown()

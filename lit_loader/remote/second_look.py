@@ -1,0 +1,121 @@
+"""`SecondLook`: makes some batches of remote workers again on this machine, and compares.
+
+::
+
+    first batch of a node, and a share of all ─▶ queue ─▶ thread: Maker ─▶ difference? ─▶ warning
+
+Used by the relay, in a thread of its own: nothing waits for it, and a batch that comes while it is
+behind is passed over. What may explain a difference, the versions of packages, is compared when a
+node's first worker comes up.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_loader.remote.engine import Hello, Made, Order, Role
+from lit_loader.remote.payload import versions
+from lit_loader.transport.messages import Status
+
+if TYPE_CHECKING:
+    from lit_loader.remote.maker import Maker
+
+__all__ = ["SecondLook"]
+
+_BEHIND: Final = 4
+"""Batches that may wait to be compared."""
+
+
+class SecondLook:
+    """Compares batches, and versions.
+
+    Args:
+        payload: The dataset and functions (`remote/payload.py`).
+        share: Which share of all batches is made again.
+        tell: Called with a warning's text, in whatever thread.
+    """
+
+    def __init__(
+        self, payload: NDArray[np.uint8], share: float, tell: Callable[[str], None]
+    ) -> None:
+        self._payload = payload
+        self._share = share
+        self._tell = tell
+        self._owed = 0.0
+        self._nodes: set[str] = set()
+        self._compared: set[str] = set()
+        self._queue: queue.Queue[tuple[str, Order, Made]] = queue.Queue(_BEHIND)
+        self._thread: threading.Thread | None = None
+
+    def meet(self, hello: Hello) -> None:
+        """See a worker of a node, and compare the versions there with those here."""
+        if hello.node in self._nodes:
+            return
+        self._nodes.add(hello.node)
+        here = versions()
+        other = [
+            f"{name} {hello.versions.get(name, 'none')} there, {version} here"
+            for name, version in here.items()
+            if hello.versions.get(name, "none") != version
+        ]
+        if other:
+            self._tell(
+                f"Node {hello.node} has other versions than this machine: {'; '.join(other)}. Its "
+                "batches may differ in their bytes: install the same (remote.runtime_env)"
+            )
+
+    def note(self, node: str, order: Order, made: Made) -> None:
+        """See a batch, which is compared if it is its turn."""
+        if made.status != Status.BATCH:
+            return
+        self._owed += self._share
+        if node in self._compared and self._owed < 1:
+            return
+        try:
+            # A copy: what it lies in is let go of.
+            self._queue.put_nowait((node, order, made._replace(content=made.content.copy())))
+        except queue.Full:
+            return
+        self._owed = max(0.0, self._owed - 1)
+        self._compared.add(node)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._compare_all, daemon=True)
+            self._thread.start()
+
+    def _compare_all(self) -> None:
+        from lit_loader.remote.maker import Maker
+
+        maker = Maker(self._payload, Role(0, 1, 0))
+        while True:
+            node, order, made = self._queue.get()
+            found = _compared(maker, order, made)
+            if found is not None:
+                self._tell(
+                    f"Batch {order.number} of epoch {order.epoch}, made on node {node}, came out "
+                    f"otherwise when it was made again here: {found}. Something in it is not a "
+                    "function of seed and index, or depends on the machine (versions, processor)"
+                )
+
+
+def _compared(maker: Maker, order: Order, made: Made) -> str | None:
+    """Say where a batch differs that is made again; None: nowhere."""
+    from lit_loader.batch.digest import difference, digest
+
+    again = maker.make(order)
+    if again.status != Status.BATCH:
+        return "it failed"
+    return difference(digest(_batch(made)), digest(_batch(again)))
+
+
+def _batch(made: Made) -> Any:
+    from lit_loader.batch.batch_spec import BatchWithReport
+    from lit_loader.transport.codec import decode
+
+    batch = decode(made.content.copy(), made.at, made.nbytes)
+    return batch.batch if isinstance(batch, BatchWithReport) else batch

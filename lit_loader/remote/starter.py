@@ -1,0 +1,278 @@
+"""`RemoteLanes`: gives a pool lanes for remote workers: starts the relay, and another if it dies.
+
+::
+
+    pool ─ start_all ─┬─ workers with processes of their own ─▶ their starter
+                      ╰─ lanes ─▶ relay (one process for all) ─▶ remote workers
+         ◀─ notices ──────────────── what the relay has to say ─╯
+
+Used by `iteration/host.py`, which gives it to the pool. A relay that dies is one event: all lanes
+are lost with it, and are opened again in the next one. After a few in a row there are no remote
+workers any more, and the workers of this machine go on; if there are none, that is an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import signal
+import socket
+from collections import deque
+from collections.abc import Sequence
+from multiprocessing.connection import wait as wait_for
+from typing import Any, Final
+
+from lit_loader.batch.batch_spec import BatchSpec
+from lit_loader.errors import ExactnessWarning
+from lit_loader.remote.engine import Role
+from lit_loader.remote.payload import pack_spec
+from lit_loader.remote.relay import relay_main
+from lit_loader.remote.wires import EXACTNESS, FINAL, OPEN, Plan, Wires
+from lit_loader.system.pickling import importable_main
+from lit_loader.system.shared_file import nameless_file, write_all
+from lit_loader.worker.payload import Links
+from lit_loader.worker.process_start import quiet_start
+from lit_loader.worker.starters import DirectWorker, Loss, Notice, Starter, WorkerProcess
+
+__all__ = ["RemoteLanes"]
+
+_RELAYS: Final = 4
+"""Relays that are started for a pool; the last one has no remote workers."""
+
+_LEAVING: Final = 10.0
+"""Seconds that a relay has to end its remote workers before it is ended itself."""
+
+
+class RemoteLanes:
+    """Lanes for remote workers.
+
+    Args:
+        config: Where remote workers come from: a `RayWorkers`, or the like of it.
+        remote_workers: How many there are to be.
+
+    Attributes:
+        count: How many lanes: one for each batch that a remote worker may have.
+    """
+
+    def __init__(self, config: Any, remote_workers: int) -> None:
+        self._config = config
+        self._remote_workers = remote_workers
+        self.count: int = remote_workers * config.in_flight
+
+    def starter(self, here: Starter | None, links: Sequence[Links], spec: BatchSpec) -> Starter:
+        """Give what starts all workers: those here, and the lanes.
+
+        Raises:
+            TransportError: The dataset or a function cannot be pickled.
+        """
+        first = len(links) - self.count
+        total = first + self._remote_workers
+        base = links[0].seed - links[0].worker
+        numbers = range(first, total)
+        roles = [Role(worker, total, base + worker) for worker in numbers]
+        return _MixedStarter(here, links, Plan(self._config, roles, here is None), spec)
+
+
+class _MixedStarter:
+    """Starts workers of this machine, and lanes."""
+
+    def __init__(
+        self, here: Starter | None, links: Sequence[Links], plan: Plan, spec: BatchSpec
+    ) -> None:
+        self._here = here
+        self._links = links
+        self._first = len(links) - len(plan.roles) * plan.config.in_flight
+        self._plan = plan
+        self._relays = 0
+        self._relay: _Relay | None = None
+        self.notices: deque[Notice] = deque() if here is None else here.notices
+        self._payload, _ = nameless_file("lit_loader dataset")
+        write_all(self._payload, pack_spec(spec))
+
+    @property
+    def forks(self) -> bool:
+        return self._here is not None and self._here.forks
+
+    def start_all(self, workers: Sequence[int], generation: int) -> list[WorkerProcess]:
+        """Start the workers of these numbers."""
+        relay = self._relay
+        if relay is None or not relay.process.is_alive():
+            relay = self._start_relay()  # at once, for it takes longest
+        started: list[WorkerProcess] = []
+        here = [worker for worker in workers if worker < self._first]
+        if here:
+            assert self._here is not None
+            started += self._here.start_all(here, generation)
+        for worker in workers:
+            if worker >= self._first:
+                started.append(relay.open(worker, generation, self._links[worker].control.fd))
+        return started
+
+    def _start_relay(self) -> _Relay:
+        if self._relay is not None:
+            self._relay.let_go()
+        self._relays += 1
+        plan = self._plan
+        if self._relays >= _RELAYS:
+            plan = Plan(None, plan.roles, plan.alone)
+        last = self._relays == _RELAYS - 1
+        self._relay = _Relay(self._links[0], self._payload, plan, self.notices, last)
+        return self._relay
+
+    def came_up(self) -> None:
+        """Hear what the relay says, and that a worker has begun to work."""
+        if self._relay is not None:
+            self._relay.hear()
+        if self._here is not None:
+            self._here.came_up()
+
+    def distrust(self, worker: int) -> None:
+        """Hear that a worker is stuck where it was never seen to work, and has been ended."""
+        if self._here is not None and worker < self._first:
+            self._here.distrust(worker)
+
+    def close(self) -> None:
+        """Let go of everything; the workers must have ended."""
+        with contextlib.ExitStack() as steps:
+            if self._here is not None:
+                steps.callback(self._here.close)
+            if self._relay is not None:
+                steps.callback(self._relay.let_go)
+            steps.callback(os.close, self._payload)
+
+
+class _Relay:
+    """A relay, from this side."""
+
+    def __init__(
+        self, links: Links, payload: int, plan: Plan, notices: deque[Notice], last: bool
+    ) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        assert links.tasks is not None
+        fds = (links.arena.fd, links.tasks.fd, links.results.fd, links.stacks.fd, payload)
+        wires = Wires(os.getpid(), links.mapped, links.board_bytes, (*fds, theirs.fileno()))
+        context = multiprocessing.get_context("spawn")
+        process = context.Process(
+            target=relay_main, args=(wires, plan), name="lit_loader relay", daemon=True
+        )
+        try:
+            # It has no use for __main__, which may be a script that does not expect to be imported.
+            with theirs, importable_main(hide=True), quiet_start(context):
+                process.start()
+        except BaseException:
+            ours.close()
+            raise
+        self.process = DirectWorker(process)
+        self._requests = ours
+        self._notices = notices
+        self._plan = plan
+        self._last = last
+        self._final: str | None = None
+        self._users = 1
+        self._loss: Loss | None = None
+
+    def open(self, worker: int, generation: int, control: int) -> _LaneProcess:
+        """Open a lane."""
+        # Not there any more: then its end is what is seen next.
+        with contextlib.suppress(OSError):
+            socket.send_fds(self._requests, [OPEN.pack(worker, generation)], [control])
+        self._users += 1
+        return _LaneProcess(self)
+
+    def hear(self) -> None:
+        """Take in what it has said."""
+        while True:
+            try:
+                data = self._requests.recv(1 << 18, socket.MSG_DONTWAIT)
+            except OSError:  # nothing more, or it is gone
+                return
+            if not data:
+                return
+            kind, text = pickle.loads(data)
+            if kind == FINAL:
+                self._final = text
+            else:
+                self._notices.append(ExactnessWarning(text) if kind == EXACTNESS else text)
+
+    @property
+    def loss(self) -> Loss:
+        """How it has come to its end."""
+        if self._loss is None:
+            self.process.join()
+            self.hear()
+            self._loss = self._explained(self.process.exitcode)
+        return self._loss
+
+    def _explained(self, code: int | None) -> Loss:
+        if self._final is not None:
+            return Loss(self._final, final=True)
+        how = f"ended with exit code {code}"
+        if code is not None and code < 0:
+            how = f"was killed by {signal.Signals(-code).name}"
+        message = f"The process for remote workers (pid {self.process.pid}) {how}"
+        if not self._last:
+            return Loss(f"{message}. Another one was started, and nothing is lost.", final=False)
+        if self._plan.alone:
+            return Loss(
+                f"{message}, for the {_RELAYS - 1}rd time, and there are no workers on this "
+                "machine (num_workers=0): see its output above",
+                final=True,
+            )
+        return Loss(
+            f"{message}, for the {_RELAYS - 1}rd time. The workers of this machine go on without "
+            "remote ones, and nothing is lost.",
+            final=False,
+        )
+
+    def let_go(self) -> None:
+        """Let go of it, once all lanes have."""
+        self._users -= 1
+        if self._users == 0:
+            self._requests.close()
+            self.process.join()
+            self.process.close()
+
+
+class _LaneProcess:
+    """A lane's process, which is the relay for all of them, as a pool needs it."""
+
+    def __init__(self, relay: _Relay) -> None:
+        self._relay = relay
+        self.pid = relay.process.pid
+        self.sentinel = os.dup(relay.process.sentinel)
+
+    @property
+    def loss(self) -> Loss:
+        """How it has come to its end."""
+        return self._relay.loss
+
+    @property
+    def exitcode(self) -> int | None:
+        """Exit code, or minus the signal's number."""
+        return self._relay.process.exitcode
+
+    def is_alive(self) -> bool:
+        """Whether the process runs."""
+        return self._relay.process.is_alive()
+
+    def terminate(self) -> None:
+        """Send SIGTERM, when it has had time enough to end its remote workers."""
+        if not wait_for([self.sentinel], _LEAVING):
+            self._relay.process.terminate()
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self._relay.process.kill()
+
+    def join(self) -> None:
+        """Wait for the end."""
+        self._relay.process.join()
+
+    def close(self) -> None:
+        """Let go of the sentinel."""
+        if self.sentinel >= 0:
+            os.close(self.sentinel)
+            self.sentinel = -1
+            self._relay.let_go()

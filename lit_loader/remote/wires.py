@@ -1,0 +1,69 @@
+"""What a relay is given at its start, and what it and its starter say to each other."""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass
+from multiprocessing import reduction
+from typing import Any, Final
+
+from lit_loader.remote.engine import Engine, Role
+
+__all__ = ["EXACTNESS", "FINAL", "GONE", "OPEN", "RESTART", "Plan", "Wires"]
+
+OPEN: Final = struct.Struct("<II")
+"""Open a lane: its number, the generation it begins with; its control pipe comes along."""
+
+RESTART, EXACTNESS, FINAL = "restart", "exactness", "final"
+"""What kind a message for the consumer is."""
+
+GONE: Final = os.EX_UNAVAILABLE
+"""Exit code of a relay that can have no remote workers, and has said so."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a relay is for.
+
+    Attributes:
+        config: A `RayWorkers`, or another object whose ``engine()`` makes an `Engine`; None: there
+            are to be no remote workers any more, and the lanes only answer.
+        roles: The remote workers.
+        alone: Whether there are no workers on this machine.
+    """
+
+    config: Any
+    roles: list[Role]
+    alone: bool
+
+    def engine(self) -> Engine:
+        """Make the engine."""
+        make = getattr(self.config, "engine", None)
+        if make is not None:
+            return make()  # type: ignore[no-any-return]
+        from lit_loader.remote.ray_engine import RayEngine
+
+        return RayEngine(self.config)
+
+
+class Wires:
+    """What connects a relay with its parent, as descriptors; goes along when it is started.
+
+    Attributes:
+        parent: Process id of the parent.
+        mapped: Bytes of the arena to map.
+        board_bytes: Bytes of the status board at its start.
+        fds: Arena, task pipe, result pipe, file for stacks, payload, and the socket of the starter.
+    """
+
+    def __init__(self, parent: int, mapped: int, board_bytes: int, fds: tuple[int, ...]) -> None:
+        self.parent, self.mapped, self.board_bytes, self.fds = parent, mapped, board_bytes, fds
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        fds = [reduction.DupFd(fd) for fd in self.fds]
+        return _wires, (self.parent, self.mapped, self.board_bytes, fds)
+
+
+def _wires(parent: int, mapped: int, board_bytes: int, fds: list[Any]) -> Wires:
+    return Wires(parent, mapped, board_bytes, tuple(fd.detach() for fd in fds))

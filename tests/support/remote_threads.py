@@ -1,0 +1,166 @@
+"""`ThreadWorkers`: remote workers that are threads of the relay; what befalls them is written down.
+
+In the place of `lit_loader.RayWorkers`: an engine without Ray, for tests of lanes, crew and relay.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import queue
+import signal
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lit_loader.remote.engine import Hello, Made, Order, Role, UnreachableError
+from lit_loader.remote.maker import Maker
+
+
+class DiedError(Exception):
+    """A hand is gone."""
+
+
+@dataclasses.dataclass
+class ThreadWorkers:
+    """Options of remote workers that are threads.
+
+    Attributes:
+        folder: Where what happens is noted, a file each: ``made``, ``joined``, ``left``.
+        dies_at: Batches at which a hand dies, each so many times.
+        silent_at: Batches at which a hand falls silent, once for all hands.
+        kills_relay_at: Batches at which the relay is killed, once.
+        unreachable: How often joining fails.
+        room: How many hands come up.
+        node: What nodes are called; the first hand of each second is on another.
+        altered: Batches whose content comes out with a bit turned.
+    """
+
+    folder: str
+    dies_at: dict[int, int] = dataclasses.field(default_factory=dict)
+    silent_at: tuple[int, ...] = ()
+    kills_relay_at: tuple[int, ...] = ()
+    unreachable: int = 0
+    room: int = 1000
+    altered: tuple[int, ...] = ()
+    versions: dict[str, str] = dataclasses.field(default_factory=dict)
+    in_flight: int = 2
+    patience: float = 5.0
+    verify: float = 0.0
+
+    def check_installed(self) -> None:
+        """Nothing is needed."""
+
+    def engine(self) -> ThreadEngine:
+        return ThreadEngine(self)
+
+    def note(self, what: str) -> int:
+        """Note that something has happened, in whatever process; returns how often before."""
+        with open(Path(self.folder) / what, "ab") as file:
+            file.write(b"x")
+            return file.tell() - 1
+
+    def count(self, what: str) -> int:
+        path = Path(self.folder) / what
+        return path.stat().st_size if path.exists() else 0
+
+
+class ThreadHand:
+    def __init__(self, config: ThreadWorkers, payload: Any, role: Role) -> None:
+        self._config = config
+        self._payload = payload
+        self._role = role
+        self._orders: queue.Queue[tuple[Order, Future[Made]] | None] = queue.Queue()
+        self._hello: Future[Hello] = Future()
+        self._silent = False
+        self._dead = threading.Event()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def hello(self) -> Future[Hello]:
+        return self._hello
+
+    def make(self, order: Order) -> Future[Made]:
+        future: Future[Made] = Future()
+        if self._dead.is_set():
+            future.set_exception(DiedError("it had died"))
+        else:
+            self._orders.put((order, future))
+        return future
+
+    def ping(self) -> Future[Any]:
+        future: Future[Any] = Future()
+        if not self._silent:
+            future.set_result(None)
+        return future
+
+    def end(self) -> None:
+        self._orders.put(None)
+
+    def _run(self) -> None:
+        config = self._config
+        maker = Maker(self._payload, self._role)
+        said = maker.hello()
+        self._hello.set_result(said._replace(versions={**said.versions, **config.versions}))
+        while (item := self._orders.get()) is not None:
+            order, future = item
+            number = order.number
+            if number in config.kills_relay_at and config.note(f"killed {number}") == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if config.note(f"died {number}") < config.dies_at.get(number, 0):
+                self._dead.set()
+                future.set_exception(DiedError("killed"))
+                while not self._orders.empty():
+                    rest = self._orders.get()
+                    if rest is not None:
+                        rest[1].set_exception(DiedError("killed"))
+                return
+            if number in config.silent_at and config.note(f"silent {number}") == 0:
+                self._silent = True
+                continue  # for ever
+            made = maker.make(order)
+            content = made.content.copy()
+            if number in config.altered:
+                content[0] ^= 1
+            config.note("made")
+            future.set_result(made._replace(content=content))
+
+
+class ThreadEngine:
+    def __init__(self, config: ThreadWorkers) -> None:
+        self._config = config
+        self._hands: list[ThreadHand] = []
+
+    def join(self, payload: memoryview) -> None:
+        if self._config.note("joined") < self._config.unreachable:
+            raise UnreachableError("no cluster of threads can be reached")
+        self._payload = np.frombuffer(payload, np.uint8)
+
+    def hire(self, role: Role) -> Any:
+        if len(self._hands) >= self._config.room:
+            return _Pending()
+        self._hands.append(ThreadHand(self._config, self._payload, role))
+        return self._hands[-1]
+
+    def explain(self, error: BaseException) -> tuple[str, bool]:
+        return str(error), isinstance(error, DiedError)
+
+    def room(self) -> str:
+        return "there are few threads"
+
+    def leave(self) -> None:
+        for hand in self._hands:
+            hand.end()
+        self._config.note("left")
+
+
+class _Pending:
+    """Never comes up."""
+
+    def hello(self) -> Future[Hello]:
+        return Future()
+
+    def end(self) -> None:
+        pass
