@@ -120,6 +120,8 @@ class LoaderHost:
         loader, internals = self._loader, self._internals
         internals.follow_samplers(loader)
         pin, device = self._pinning()
+        if loader.remote_workers:
+            self.recorder.first_remote = loader.num_workers
         workers = loader.num_workers or loader.remote_workers
         if workers == 0 or (pin is None and self._best_in_process()):
             spec = self._spec_of_workers if workers else None

@@ -28,7 +28,7 @@ from lit_loader.system.watchdog import LOOK_SECONDS, Watchdog
 from lit_loader.transport.status_board import BoardRow, Stage, StatusBoard
 from lit_loader.worker.fork_starter import make_starter
 from lit_loader.worker.payload import Descriptor, Links
-from lit_loader.worker.starters import Lanes, Starter, WorkerProcess
+from lit_loader.worker.starters import Lanes, WorkerProcess
 
 __all__ = ["WorkerSet", "explain_limit"]
 
@@ -93,12 +93,11 @@ class WorkerSet:
             for worker in range(self._num_workers)
         ]
         here = make_starter(context, links[:num_workers], spec) if num_workers else None
+        own.starter = here
         if lanes is not None:
-            starter: Starter = lanes.starter(here, links, spec)
-        else:
-            assert here is not None, "no workers"
-            starter = here
-        self._starter = own.starter = starter
+            own.starter = lanes.starter(here, links, spec)
+        assert own.starter is not None, "there are no workers"
+        self._starter = own.starter
         self.notices = self._starter.notices
 
     @property

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import platform
+import threading
 import time
 from typing import Any, Final
 
@@ -22,7 +23,8 @@ from numpy.typing import NDArray
 from lit_loader.batch.batch_loader import BatchLoader
 from lit_loader.batch.collate import collate_privately
 from lit_loader.remote.engine import Hello, Made, Order, Role
-from lit_loader.remote.payload import unpack_spec, versions
+from lit_loader.remote.payload import unpack_spec
+from lit_loader.remote.versions import versions
 from lit_loader.seeding.generator_lock import Turn
 from lit_loader.seeding.seeds import seed_worker
 from lit_loader.transport.codec import SlotFull, SlotWriter, encode
@@ -37,8 +39,12 @@ _SCRATCH: Final = 64 << 20
 """Bytes that batches are written into at first; pages that are not touched cost nothing."""
 
 
+_one_at_a_time: Final = threading.Lock()
+"""Held while a batch is made: makers of one process share its global generators."""
+
+
 class Maker:
-    """A remote worker's side; for one thread at a time, but for `ping`.
+    """A remote worker's side.
 
     Args:
         payload: What `pack_spec` gave: uint8 of one dimension.
@@ -72,9 +78,6 @@ class Maker:
         """Say what it is."""
         return Hello(self._node, os.getpid(), versions())
 
-    def ping(self) -> None:
-        """Give a sign of life."""
-
     def make(self, order: Order) -> Made:
         """Make a batch, or write down why there is none.
 
@@ -83,6 +86,7 @@ class Maker:
         """
         # A thread of the engine's, in which nothing else has said what is to hold.
         with (
+            _one_at_a_time,
             torch.inference_mode(False),
             torch.enable_grad(),
             torch.autocast("cpu", enabled=False),

@@ -1,4 +1,4 @@
-"""The user's objects as bytes for another machine, and what a batch may depend on besides.
+"""The user's objects as bytes for another machine.
 
 `worker/payload.py` carries them to processes of this machine, by descriptors where it can. Here all
 is content, and what ``__main__`` defines goes by value: no other machine has this program's file.
@@ -6,11 +6,9 @@ is content, and what ``__main__`` defines goes by value: no other machine has th
 
 from __future__ import annotations
 
-import importlib.metadata
 import io
 import operator
 import pickle
-import platform
 import sys
 from types import FunctionType
 from typing import Any, Final
@@ -19,22 +17,9 @@ from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.describe import find_failing_object, short_repr
 from lit_loader.errors import TransportError
 
-__all__ = ["pack_spec", "unpack_spec", "versions"]
+__all__ = ["pack_spec", "unpack_spec"]
 
 _USERS: Final = ("dataset", "collate_fn", "worker_init_fn", "reseed_fn")
-
-_PACKAGES: Final = ("torch", "numpy", "pillow", "lit_loader")
-
-
-def versions() -> dict[str, str]:
-    """What may make a batch another one elsewhere: Python's version and those of packages."""
-    found = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = "none"
-    return found
 
 
 def pack_spec(spec: BatchSpec) -> bytes:

@@ -3,7 +3,7 @@
 ::
 
     join ─ ray.init, ray.put(dataset) ─▶ one object, that the actors of a node share
-    hire ─ Maker as an actor (SPREAD, no restarts or retries of Ray's) ─▶ RayHand
+    hire ─ RemoteWorker as an actor (SPREAD, no restarts or retries of Ray's) ─▶ RayHand
     make ─ method ─▶ a batch as one buffer in the object store ─▶ Future
 
 Runs in the relay alone (`remote/relay.py`). The thread that calls `RayEngine.join` must live until
@@ -21,7 +21,7 @@ import numpy as np
 
 from lit_loader.config.ray_workers import RayWorkers
 from lit_loader.remote.engine import Hello, Made, Order, Role, UnreachableError
-from lit_loader.remote.maker import Maker
+from lit_loader.remote.remote_worker import RemoteWorker
 
 __all__ = ["RayEngine"]
 
@@ -33,7 +33,7 @@ class RayHand:
     """One actor.
 
     Args:
-        actor: Ray's handle of a `Maker`.
+        actor: Ray's handle of a `RemoteWorker`.
     """
 
     def __init__(self, actor: Any) -> None:
@@ -120,7 +120,7 @@ class RayEngine:
             concurrency_groups={_SIGNS: 1},
             resources=None if config.resources is None else dict(config.resources),
             label_selector=None if config.label_selector is None else dict(config.label_selector),
-        )(Maker)
+        )(RemoteWorker)
 
     def hire(self, role: Role) -> RayHand:
         """Ask for a worker."""
@@ -133,7 +133,7 @@ class RayEngine:
         from ray.exceptions import ActorUnavailableError, RayActorError, WorkerCrashedError
 
         kind = type(error).__name__
-        text = " ".join(str(error).split())
+        text = " ".join(str(error).split()).partition(" class_name: ")[0]
         gone = isinstance(error, (RayActorError, WorkerCrashedError))
         if isinstance(error, ActorUnavailableError):
             text = "it cannot be reached"

@@ -23,6 +23,7 @@ import mmap
 import os
 import pickle
 import select
+import signal
 import socket
 import threading
 import time
@@ -43,7 +44,6 @@ from lit_loader.remote.wires import EXACTNESS, FINAL, GONE, OPEN, RESTART, Plan,
 from lit_loader.system.stack_dumps import write_stacks_to
 from lit_loader.transport.messages import SIZE, Attend, Task, Up, unpack
 from lit_loader.transport.status_board import StatusBoard
-from lit_loader.worker.process_start import reset_signals
 
 __all__ = ["relay_main"]
 
@@ -65,7 +65,10 @@ _LONGEST_PAUSE: Final = 60.0
 
 def relay_main(wires: Wires, plan: Plan) -> None:
     """Be the relay until a lane is told to stop, or the parent is gone."""
-    reset_signals()
+    # Of the parent's, a new interpreter has no handlers, only what was held back meanwhile.
+    for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     write_stacks_to(wires.fds[3])
     code = Relay(wires, plan).run()
     os._exit(code)  # the engine's threads have nothing more to say

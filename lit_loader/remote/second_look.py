@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_loader.remote.engine import Hello, Made, Order, Role
-from lit_loader.remote.payload import versions
+from lit_loader.remote.versions import versions
 from lit_loader.transport.messages import Status
 
 if TYPE_CHECKING:

@@ -88,8 +88,9 @@ class _MixedStarter:
         self._relays = 0
         self._relay: _Relay | None = None
         self.notices: deque[Notice] = deque() if here is None else here.notices
+        packed = pack_spec(spec)
         self._payload, _ = nameless_file("lit_loader dataset")
-        write_all(self._payload, pack_spec(spec))
+        write_all(self._payload, packed)
 
     @property
     def forks(self) -> bool:

@@ -102,12 +102,15 @@ class Recorder:
         sample_errors: As in `LoaderStatistics`.
         sample_retries: As in `LoaderStatistics`.
         last: The record of the batch given out last, or None.
+        first_remote: The workers from this number on are on other machines; None: there are none.
         listener: Called with every full window of records, and by `flush` with the rest; or None.
     """
 
     def __init__(self) -> None:
         self.worker_restarts = self.sample_errors = self.sample_retries = 0
         self.last: BatchRecord | None = None
+        self.first_remote: int | None = None
+        self._remote: NDArray[np.int64] = np.zeros(3, np.int64)  # batches, bytes, transit
         self.listener: Callable[[Sequence[BatchRecord]], object] | None = None
         self._records: list[BatchRecord] = []
         self._stages = Stopwatch(len(STAGES))
@@ -153,6 +156,14 @@ class Recorder:
 
     def _note_workers(self, column: dict[str, NDArray[np.int64]]) -> None:
         busy = column["fetch"] + column["collate"] + column["encode"]
+        if self.first_remote is not None:
+            remote = column["worker"] >= self.first_remote
+            transit = column["arrived"] - column["began"] - busy
+            self._remote += (
+                int(remote.sum()),
+                int(column["nbytes"][remote].sum()),
+                int(np.maximum(transit[remote], 0).sum()),
+            )
         for worker in set(column["worker"].tolist()):
             mine = column["worker"] == worker
             sums = (int(mine.sum()), int(column["samples"][mine].sum()), int(busy[mine].sum()))
@@ -220,6 +231,9 @@ class Recorder:
             sample_errors=self.sample_errors,
             sample_retries=self.sample_retries,
             shared_memory=shared_memory,
+            remote_batches=int(self._remote[0]),
+            remote_nbytes=int(self._remote[1]),
+            transit=int(self._remote[2]) / 1e9,
         )
 
 

@@ -199,6 +199,10 @@ class LoaderStatistics:
         sample_errors: Samples that could not be read, and were skipped or replaced.
         sample_retries: Times that a sample was read again.
         shared_memory: Bytes of the arena that are in use.
+        remote_batches: Those of ``batches`` that were made on other machines.
+        remote_nbytes: Their bytes, which came over the network.
+        transit: Seconds, summed over them, in which nobody was at such a batch between its order
+            and its arrival: on the way, or waiting behind another one.
     """
 
     batches: int = 0
@@ -225,6 +229,9 @@ class LoaderStatistics:
     sample_errors: int = 0
     sample_retries: int = 0
     shared_memory: int = 0
+    remote_batches: int = 0
+    remote_nbytes: int = 0
+    transit: float = 0.0
 
     def __str__(self) -> str:
         """One line for a reader; the repr has everything."""
@@ -234,6 +241,8 @@ class LoaderStatistics:
         makers = _counted(len(self.workers), "worker")
         if [made.worker for made in self.workers] == [-1]:
             makers = "this process"
+        if self.remote_batches:
+            makers += f" ({_counted(self.remote_batches, 'remote batch', 'es')})"
         return (
             f"{_counted(self.batches, 'batch', 'es')} ({_counted(self.samples, 'sample')}) in "
             f"{self.seconds:.3g} s; waited {self.wait_fraction:.0%} of it; {makers} "

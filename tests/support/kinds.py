@@ -23,7 +23,7 @@ import pytest
 
 _STARTS: Final = re.compile(
     r"num_workers['\"]?\s*[=:]\s*(?!0\b)[\w\"'(]"  # a number of workers that is not 0, or not known
-    r"|\bsubprocess\.|\bos\.fork\b|\.Process\(|\bPool\(|run_path\(|\bWorkerPool\("
+    r"|\bThreadWorkers\(|\bsubprocess\.|\bos\.fork\b|\.Process\(|\bPool\(|run_path\(|\bWorkerPool\("
 )
 _UNSEEN: Final = (
     "bench/test_bench_app.py::test_check_of_ratios",

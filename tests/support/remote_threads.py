@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from lit_loader.remote.engine import Hello, Made, Order, Role, UnreachableError
-from lit_loader.remote.maker import Maker
+from lit_loader.remote.remote_worker import RemoteWorker
 
 
 class DiedError(Exception):
@@ -63,6 +63,11 @@ class ThreadWorkers:
             file.write(b"x")
             return file.tell() - 1
 
+    @property
+    def killed(self) -> list[Path]:
+        """A file for each batch at which a relay was killed."""
+        return list(Path(self.folder).glob("killed *"))
+
     def count(self, what: str) -> int:
         path = Path(self.folder) / what
         return path.stat().st_size if path.exists() else 0
@@ -101,7 +106,7 @@ class ThreadHand:
 
     def _run(self) -> None:
         config = self._config
-        maker = Maker(self._payload, self._role)
+        maker = RemoteWorker(self._payload, self._role)
         said = maker.hello()
         self._hello.set_result(said._replace(versions={**said.versions, **config.versions}))
         while (item := self._orders.get()) is not None:

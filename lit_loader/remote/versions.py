@@ -1,0 +1,22 @@
+"""`versions`: what a batch may depend on besides seed and indices, as text."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from typing import Final
+
+__all__ = ["versions"]
+
+_PACKAGES: Final = ("torch", "numpy", "pillow", "lit_loader")
+
+
+def versions() -> dict[str, str]:
+    """Return Python's version and those of packages, by name; imports none of them."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "none"
+    return found

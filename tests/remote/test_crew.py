@@ -1,0 +1,239 @@
+"""`Crew`: who gets orders, who is silent, who is lost; on a clock of the test's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lit_loader.remote.crew import Crew, Member
+from lit_loader.remote.engine import Hello, Made, Order, Role
+
+ORDER = Order(b"", 0, 0, 0, 0)
+MADE = Made(0, np.zeros(1, np.uint8), 0, 0, 0, 0, 0, 0, 0, 0)
+PATIENCE = 4.0
+
+
+class GoneError(Exception):
+    pass
+
+
+class Hand:
+    def __init__(self) -> None:
+        self.said: Future[Hello] = Future()
+        self.orders: list[Future[Made]] = []
+        self.pings: list[Future[Any]] = []
+        self.ended = False
+
+    def hello(self) -> Future[Hello]:
+        return self.said
+
+    def make(self, order: Order) -> Future[Made]:
+        self.orders.append(Future())
+        return self.orders[-1]
+
+    def ping(self) -> Future[Any]:
+        self.pings.append(Future())
+        return self.pings[-1]
+
+    def end(self) -> None:
+        self.ended = True
+
+
+class Scene:
+    """A crew, its engine, the clock, and what it tells."""
+
+    def __init__(self, workers: int = 2, in_flight: int = 2) -> None:
+        self.now = 100.0
+        self.calls: list[Callable[[], None]] = []
+        self.hands: list[Hand] = []
+        self.done: list[int] = []
+        self.missed: list[tuple[int, bool]] = []
+        self.told: list[str] = []
+        roles = [Role(worker, workers, worker) for worker in range(workers)]
+        engine: Any = self
+        self.crew = Crew(
+            engine,
+            roles,
+            in_flight,
+            PATIENCE,
+            self.calls.append,
+            self,
+            self.told.append,
+            lambda: self.now,
+        )
+        self.crew.hire()
+
+    def hire(self, role: Role) -> Hand:
+        self.hands.append(Hand())
+        return self.hands[-1]
+
+    def explain(self, error: BaseException) -> tuple[str, bool]:
+        return str(error), isinstance(error, GoneError)
+
+    def made(self, ticket: int, made: Made, member: Member) -> None:
+        self.done.append(ticket)
+
+    def lost(self, ticket: int, reason: str, to_blame: bool) -> None:
+        self.missed.append((ticket, to_blame))
+
+    def came_up(self, member: Member, hello: Hello) -> None:
+        pass
+
+    def up(self, *hands: Hand) -> None:
+        for hand in hands:
+            hand.said.set_result(Hello("node", 1, {}))
+        self.run()
+
+    def run(self) -> None:
+        while self.calls:
+            self.calls.pop(0)()
+
+    def give(self) -> int | None:
+        member = self.crew.with_room()
+        return None if member is None else self.crew.give(member, ORDER)
+
+    def passes(self, seconds: float) -> None:
+        """Time passes, in steps that are no gap."""
+        for _ in range(round(seconds)):
+            self.now += 1
+            self.crew.look()
+            self.run()
+
+
+def test_orders_go_to_those_that_are_up_and_have_room() -> None:
+    scene = Scene()
+    assert scene.give() is None
+    scene.up(scene.hands[0])
+    assert [scene.give(), scene.give(), scene.give()] == [1, 2, None]
+    scene.up(scene.hands[1])
+    assert scene.give() == 3
+    scene.hands[0].orders[0].set_result(MADE)
+    scene.run()
+    assert scene.done == [1]
+    assert [scene.give(), scene.give(), scene.give()] == [4, 5, None]
+
+
+def test_one_that_is_slow_and_answers_keeps_its_orders() -> None:
+    scene = Scene(workers=1)
+    scene.up(*scene.hands)
+    scene.give()
+    for _ in range(20):
+        scene.passes(2)
+        for ping in scene.hands[0].pings:
+            if not ping.done():
+                ping.set_result(None)
+        scene.run()
+    assert not scene.missed and not scene.told
+
+
+def test_one_that_is_silent_loses_its_orders_and_gets_no_others_until_it_answers() -> None:
+    scene = Scene(workers=1)
+    scene.up(*scene.hands)
+    assert [scene.give(), scene.give()] == [1, 2]
+    scene.passes(PATIENCE)
+    assert scene.missed == [(1, False), (2, False)]
+    assert scene.crew.with_room() is None and scene.crew.up == 0
+    assert "Nothing was heard of remote worker 0 (node node) for 4.0 s" in scene.told[0]
+    scene.hands[0].pings[0].set_result(None)
+    scene.run()
+    assert scene.crew.up == 1
+    assert scene.give() is None  # it is at the two still
+    scene.hands[0].orders[0].set_result(MADE)
+    scene.run()
+    assert scene.give() == 3
+
+
+def test_one_that_is_silent_for_very_long_is_ended_and_replaced() -> None:
+    scene = Scene(workers=1)
+    scene.up(*scene.hands)
+    scene.give()
+    scene.passes(12 * PATIENCE + 2)
+    assert scene.hands[0].ended and len(scene.hands) == 2
+    scene.up(scene.hands[1])
+    assert scene.give() == 2
+
+
+def test_one_that_is_gone_loses_its_orders_and_the_first_is_to_blame() -> None:
+    scene = Scene(workers=1)
+    scene.up(*scene.hands)
+    scene.give(), scene.give()
+    for future in scene.hands[0].orders:
+        future.set_exception(GoneError("killed"))
+    scene.run()
+    assert scene.missed == [(1, True), (2, False)]
+    scene.crew.look()
+    assert len(scene.hands) == 2
+    assert len(scene.told) == 1 and "Remote worker 0 (node node) is gone (killed)." in scene.told[0]
+
+
+def test_one_that_never_comes_up_is_asked_for_in_growing_intervals() -> None:
+    scene = Scene(workers=1)
+    hired = []
+    for _ in range(100):
+        if not scene.hands[-1].said.done():
+            scene.hands[-1].said.set_exception(GoneError("no"))
+        scene.run()
+        scene.passes(1)
+        hired.append(len(scene.hands))
+    assert 5 <= hired[-1] <= 9
+
+
+def test_the_loss_of_a_node_is_one_event() -> None:
+    scene = Scene(workers=3)
+    scene.up(*scene.hands)
+    for _ in range(3):
+        scene.give()
+    for hand in scene.hands[:3]:
+        hand.orders[0].set_exception(GoneError("killed"))
+    scene.run()
+    assert [ticket for ticket, _ in scene.missed] == [1, 2, 3]
+    assert len(scene.told) == 1
+
+
+def test_an_order_that_fails_leaves_its_worker_alone() -> None:
+    scene = Scene(workers=1)
+    scene.up(*scene.hands)
+    scene.give(), scene.give()
+    scene.hands[0].orders[0].set_exception(ValueError("no room in the object store"))
+    scene.run()
+    assert scene.missed == [(1, True)] and scene.crew.up == 1
+    scene.hands[0].orders[1].set_result(MADE)
+    scene.run()
+    assert scene.done == [2]
+
+
+def test_what_comes_late_of_one_that_was_replaced_counts_no_more() -> None:
+    scene = Scene(workers=1)
+    scene.up(*scene.hands)
+    scene.give(), scene.give()
+    old = scene.hands[0]
+    old.orders[0].set_exception(GoneError("killed"))
+    scene.run()
+    old.orders[1].set_result(MADE)
+    scene.run()
+    assert scene.done == []
+
+
+def test_a_pause_of_this_process_is_nobody_elses_silence() -> None:
+    scene = Scene(workers=1)
+    scene.up(*scene.hands)
+    scene.give()
+    scene.now += 1000
+    scene.crew.look()
+    scene.run()
+    assert not scene.missed
+
+
+@pytest.mark.parametrize("in_flight", [1, 3])
+def test_each_has_so_many_orders_at_most(in_flight: int) -> None:
+    scene = Scene(workers=2, in_flight=in_flight)
+    scene.up(*scene.hands)
+    given = 0
+    while scene.give() is not None:
+        given += 1
+    assert given == 2 * in_flight
+    assert [len(hand.orders) for hand in scene.hands] == [in_flight, in_flight]

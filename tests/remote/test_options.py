@@ -1,0 +1,106 @@
+"""The options of remote workers: what is refused, in one line, and what is not imported."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import IterableDataset, TensorDataset
+
+import lit_loader
+from lit_loader.config.loader_config import LoaderConfig
+from lit_loader.errors import OptionError
+from tests.support.remote_threads import ThreadWorkers
+
+DATA = TensorDataset(torch.arange(8))
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(range(8))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"remote": {"address": "ray://head:10001"}}, "remote.address must be that of a cluster"),
+        ({"remote": {"adress": "auto"}}, "unknown option remote.adress: options are address"),
+        ({"remote": {"in_flight": 0}}, "remote.in_flight must be a whole number of at least 1"),
+        ({"remote": {"patience": 0}}, "remote.patience must be more than 0"),
+        ({"remote": {"cpus_per_worker": -1}}, "remote.cpus_per_worker must be a finite number"),
+        ({"remote": {"verify": 2}}, "remote.verify must be a share of the batches"),
+        ({"remote": {"resources": 3}}, "remote.resources must be a mapping, got"),
+        ({"remote": 4}, "remote must be a lit_loader.RayWorkers, or a mapping of its options"),
+        ({"remote": lit_loader.RayWorkers}, "remote must be a lit_loader.RayWorkers, or"),
+        ({"remote_workers": -1}, "remote_workers must be a whole number of at least 0"),
+        ({"remote_workers": 2, "seeding": "worker"}, "remote_workers needs batches that do not"),
+    ],
+    ids=range(11),
+)
+def test_a_mistake_is_refused_in_one_line(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message) as refusal:
+        LoaderConfig(**options)
+    assert "\n" not in str(refusal.value)
+
+
+def test_an_iterable_dataset_is_refused(tmp_path: Any) -> None:
+    with pytest.raises(OptionError, match="remote_workers does not apply to an IterableDataset"):
+        lit_loader.DataLoader(Stream(), remote_workers=1, remote=ThreadWorkers(str(tmp_path)))
+
+
+def test_options_may_be_a_mapping() -> None:
+    config = LoaderConfig(remote_workers=2, remote={"address": "head:6379", "in_flight": 3})
+    assert config.remote == lit_loader.RayWorkers(address="head:6379", in_flight=3)
+    assert LoaderConfig(remote_workers=2).remote == lit_loader.RayWorkers()
+    assert LoaderConfig().remote is None
+
+
+def test_options_can_be_pickled_and_are_fixed() -> None:
+    config = lit_loader.RayWorkers(resources={"loader_node": 1}, verify=0.5)
+    assert pickle.loads(pickle.dumps(config)) == config
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.verify = 1.0  # type: ignore[misc]
+
+
+def test_remote_workers_cannot_be_changed_once_the_loader_is_built() -> None:
+    loader = lit_loader.DataLoader(DATA)
+    with pytest.raises(OptionError, match="remote_workers cannot be changed once"):
+        loader.remote_workers = 2
+
+
+def test_a_loader_without_workers_here_may_have_their_options(tmp_path: Any) -> None:
+    remote = ThreadWorkers(str(tmp_path))
+    loader = lit_loader.DataLoader(
+        DATA, remote_workers=2, remote=remote, persistent_workers=True, prefetch_factor=4
+    )
+    assert "remote_workers=2" in repr(loader)
+
+
+def test_without_ray_using_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "ray" else find_spec(name)
+    )
+    with pytest.raises(
+        OptionError, match=r"^remote_workers needs ray: pip install 'lit_loader\[ray\]'"
+    ):
+        lit_loader.DataLoader(DATA, remote_workers=1)
+
+
+def test_without_remote_workers_nothing_of_it_is_imported() -> None:
+    code = (
+        "import sys, torch, lit_loader\n"
+        "from torch.utils.data import TensorDataset\n"
+        "lit_loader.RayWorkers()\n"
+        "loader = lit_loader.DataLoader(TensorDataset(torch.arange(8)), num_workers=0)\n"
+        "assert len(list(loader)) == 8\n"
+        "found = {'ray', 'cloudpickle', 'lit_loader.remote.ray_engine'} & set(sys.modules)\n"
+        "assert not found, found\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,0 +1,359 @@
+"""Loaders with remote workers, through a real relay; the remote workers are threads in it."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+import lit_loader
+from lit_loader.errors import (
+    ExactnessWarning,
+    LoaderError,
+    WorkerDiedError,
+    WorkerRestartWarning,
+)
+from tests.support.remote_threads import ThreadWorkers
+
+LENGTH = 96
+
+
+class Drawn(Dataset[Any]):
+    """Samples that draw from all global generators, and from one of their own."""
+
+    def __init__(self) -> None:
+        self.generator = np.random.default_rng(0)
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {
+            "index": index,
+            "drawn": torch.rand(3),
+            "others": [random.random(), float(np.random.rand()), self.generator.random()],
+        }
+
+
+class Broken(Drawn):
+    """Some of its samples cannot be read."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index % 29 == 7:
+            raise ValueError(f"sample {index} is broken")
+        return super().__getitem__(index)
+
+
+def collate(samples: list[dict[str, Any]]) -> Any:
+    batch = lit_loader.default_collate(samples)
+    return {**batch, "noise": torch.rand(2), "names": [f"{s['index']:03}" for s in samples]}
+
+
+def loader_of(
+    dataset: Any, here: int = 0, there: int = 0, remote: Any = None, **options: Any
+) -> Any:
+    options = {"batch_size": 4, "shuffle": True, "seed": 3, **options}
+    options["persistent_workers"] = bool(here or there)
+    return lit_loader.DataLoader(
+        dataset, num_workers=here, remote_workers=there, remote=remote, **options
+    )
+
+
+def frozen(batch: Any) -> str:
+    """All there is to a batch, tensors by their bytes."""
+    if isinstance(batch, torch.Tensor):
+        return f"{batch.dtype}{tuple(batch.shape)}{batch.numpy().tobytes()!r}"
+    if isinstance(batch, dict):
+        return str({key: frozen(value) for key, value in batch.items()})
+    return str([frozen(value) for value in batch]) if isinstance(batch, list) else repr(batch)
+
+
+def epochs(dataset: Any, **options: Any) -> Iterator[list[str]]:
+    """What each epoch holds, made in this process."""
+    loader = loader_of(dataset, **options)
+    while True:
+        yield [frozen(batch) for batch in loader]
+
+
+def compare_until(
+    happened: Callable[[], bool], loader: Any, dataset: Any, **options: Any
+) -> list[str]:
+    """Compare epochs, until in one something has happened; returns the warnings."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for expected in epochs(dataset, **options):
+            assert [frozen(batch) for batch in loader] == expected
+            if happened():
+                break
+    return [f"{type(each.message).__name__}: {each.message}" for each in caught]
+
+
+@pytest.mark.parametrize("here", [0, 1])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"seeding": "sample", "collate_fn": collate},
+        {"on_sample_error": "replace", "dataset": Broken()},
+        {"on_sample_error": "skip", "dataset": Broken(), "batch_size": 3, "in_order": True},
+        {"batch_size": None},
+    ],
+    ids=["plain", "sample", "replace", "skip", "unbatched"],
+)
+def test_batches_are_those_of_one_process(
+    here: int, options: dict[str, Any], tmp_path: Path
+) -> None:
+    remote = ThreadWorkers(str(tmp_path))
+    options = dict(options)
+    dataset = options.pop("dataset", None) or Drawn()
+    with loader_of(dataset, here, 2, remote, **options) as loader:
+        warned = compare_until(lambda: remote.count("made") > 3, loader, dataset, **options)
+        statistics = loader.statistics()
+    assert not warned
+    assert statistics.remote_batches > 0 and statistics.remote_nbytes > 0
+    assert (statistics.remote_batches == statistics.batches) == (here == 0)
+    assert remote.count("left") == 1
+
+
+def test_a_state_says_nothing_of_remote_workers_and_is_resumed_without(tmp_path: Path) -> None:
+    remote = ThreadWorkers(str(tmp_path))
+    expected = next(epochs(Drawn()))
+    plain, resumed = loader_of(Drawn()), loader_of(Drawn())
+    with loader_of(Drawn(), 0, 2, remote) as loader:
+        batches = zip(loader, plain, strict=True)
+        for _ in range(5):
+            next(batches)
+        state = loader.state_dict()
+        assert state == plain.state_dict()
+        resumed.load_state_dict(state)
+        assert [frozen(batch) for batch in resumed] == expected[5:]
+        loader.load_state_dict(state)  # and the other way about, in mid-epoch
+        assert [frozen(batch) for batch in loader] == expected[5:]
+
+
+def test_an_epoch_that_is_left_leaves_nothing_to_the_next_one(tmp_path: Path) -> None:
+    remote = ThreadWorkers(str(tmp_path))
+    expected = epochs(Drawn())
+    with loader_of(Drawn(), 1, 2, remote) as loader:
+        for place, whole in enumerate(expected):
+            stop = len(whole) if place % 3 == 2 else place % 5 + 1
+            batches = iter(loader)
+            assert [frozen(next(batches)) for _ in range(stop)] == whole[:stop]
+            if remote.count("made") > 20:
+                break
+
+
+def test_batches_that_do_not_fit_their_slots_get_larger_ones(tmp_path: Path) -> None:
+    class Large(Drawn):
+        def __getitem__(self, index: int) -> Any:
+            return torch.full((60_000,), float(index)) + torch.rand(1)
+
+    remote = ThreadWorkers(str(tmp_path))
+    # Under a budget slots are no larger than what is expected; at first nothing is.
+    with loader_of(Large(), 0, 1, remote, memory_budget=1 << 26) as loader:
+        assert not compare_until(lambda: True, loader, Large())
+
+
+def test_an_error_comes_with_type_traceback_index_and_node(tmp_path: Path) -> None:
+    remote = ThreadWorkers(str(tmp_path))
+    with loader_of(Broken(), 0, 2, remote, shuffle=False) as loader:
+        batches = iter(loader)
+        next(batches)
+        with pytest.raises(ValueError, match="sample 7 is broken") as caught:
+            next(batches)
+        text = str(caught.value)
+        for part in (
+            "in remote worker ",
+            f"node {os.uname().nodename}",
+            "batch 1, at index 7 (sample 3 of 4)",
+            "The worker's traceback:",
+            "in __getitem__",
+        ):
+            assert part in text
+        assert frozen(next(batches)["index"]) == frozen(torch.tensor([8, 9, 10, 11]))
+
+
+# --- faults ---
+
+
+def test_a_worker_that_dies_is_replaced_and_its_batches_are_made_again(tmp_path: Path) -> None:
+    remote = ThreadWorkers(str(tmp_path), dies_at={2: 1, 9: 1})
+    with loader_of(Drawn(), 0, 2, remote) as loader:
+        warned = compare_until(lambda: True, loader, Drawn())
+    assert 1 <= len(warned) <= 2  # one event, if they die within two seconds
+    assert "WorkerRestartWarning: Remote worker" in warned[0]
+    assert "is gone (killed). Its batches are made elsewhere and nothing is lost" in warned[0]
+
+
+def test_a_batch_that_ends_every_worker_is_given_up(tmp_path: Path) -> None:
+    remote = ThreadWorkers(str(tmp_path), dies_at={2: 99})
+    expected = next(epochs(Drawn()))
+    with loader_of(Drawn(), 0, 2, remote) as loader, warnings.catch_warnings():
+        warnings.simplefilter("ignore", WorkerRestartWarning)
+        batches = iter(loader)
+        assert [frozen(next(batches)) for _ in range(2)] == expected[:2]
+        with pytest.raises(WorkerDiedError, match="Batch 2 has ended 2 remote workers in a row"):
+            next(batches)
+        assert [frozen(batch) for batch in batches] == expected[3:]
+
+
+@pytest.mark.parametrize("here", [0, 1])
+def test_batches_of_one_that_is_silent_are_made_elsewhere(here: int, tmp_path: Path) -> None:
+    remote = ThreadWorkers(str(tmp_path), silent_at=(3,), patience=0.4)
+    with loader_of(Drawn(), here, 2, remote) as loader:
+        warned = compare_until(lambda: remote.count("silent 3") > 0, loader, Drawn())
+    assert [text for text in warned if "Nothing was heard of remote worker" in text]
+
+
+@pytest.mark.parametrize("here", [0, 1])
+def test_a_relay_that_is_killed_is_replaced(here: int, tmp_path: Path) -> None:
+    remote = ThreadWorkers(str(tmp_path), kills_relay_at=(3,))
+    with loader_of(Drawn(), here, 3, remote) as loader:
+        warned = compare_until(
+            lambda: remote.count("killed 3") > 0 and remote.count("joined") == 2, loader, Drawn()
+        )
+    assert len(warned) == 1, warned
+    assert "The process for remote workers (pid" in warned[0]
+    assert "was killed by SIGKILL. Another one was started, and nothing is lost." in warned[0]
+
+
+def test_relays_that_are_killed_again_and_again_are_done_without(tmp_path: Path) -> None:
+    remote = ThreadWorkers(str(tmp_path), kills_relay_at=tuple(range(LENGTH)), in_flight=1)
+    with loader_of(Drawn(), 1, 1, remote) as loader:
+        warned = compare_until(lambda: len(remote.killed) == 3, loader, Drawn())
+        loader.set_epoch(0)
+        warned += compare_until(lambda: True, loader, Drawn())
+    assert remote.count("joined") == 3
+    assert "for the 3rd time. The workers of this machine go on without" in warned[2]
+
+
+def test_without_a_cluster_the_workers_here_go_on(tmp_path: Path) -> None:
+    remote = ThreadWorkers(str(tmp_path), unreachable=2, patience=1.0)
+    with loader_of(Drawn(), 1, 2, remote) as loader:
+        warned = compare_until(lambda: remote.count("made") > 0, loader, Drawn())
+    warned = [text for text in warned if "are up" not in text]  # a slow machine
+    assert len(warned) == 1, warned
+    assert "no cluster of threads can be reached. The workers of this machine go on" in warned[0]
+
+
+def test_without_a_cluster_and_workers_here_there_is_an_error(tmp_path: Path) -> None:
+    remote = ThreadWorkers(str(tmp_path), unreachable=99)
+    with (
+        loader_of(Drawn(), 0, 2, remote) as loader,
+        pytest.raises(LoaderError, match="^remote_workers: no cluster of threads can be reached"),
+    ):
+        next(iter(loader))
+
+
+def test_fewer_than_were_asked_for_are_told_of(tmp_path: Path) -> None:
+    remote = ThreadWorkers(str(tmp_path), room=1, patience=0.1)
+    said: list[str] = []
+    with loader_of(Drawn(), 0, 2, remote) as loader:
+        while not said:
+            said = compare_until(lambda: True, loader, Drawn())
+            loader.set_epoch(0)
+    assert "1 of remote_workers=2 are up: there are few threads." in said[0]
+
+
+def test_where_none_comes_up_and_none_is_here_there_is_an_error(tmp_path: Path) -> None:
+    remote = ThreadWorkers(str(tmp_path), room=0, patience=0.05)
+    with (
+        loader_of(Drawn(), 0, 2, remote) as loader,
+        pytest.warns(WorkerRestartWarning, match="0 of remote_workers=2 are up: there are few"),
+        pytest.raises(LoaderError, match="remote_workers=2: none has come up for 1 s"),
+    ):
+        next(iter(loader))
+
+
+def test_a_dataset_that_cannot_travel_is_refused(tmp_path: Path) -> None:
+    dataset = Drawn()
+    dataset.file = open(tmp_path / "open", "w")  # type: ignore[attr-defined]  # noqa: SIM115
+    with (
+        dataset.file,  # type: ignore[attr-defined]
+        loader_of(dataset, 0, 1, ThreadWorkers(str(tmp_path))) as loader,
+        pytest.raises(LoaderError, match="dataset.file: .* as remote workers need"),
+    ):
+        next(iter(loader))
+
+
+# --- differences ---
+
+
+def test_a_batch_that_differs_from_what_is_made_here_is_told_of(tmp_path: Path) -> None:
+    remote = ThreadWorkers(str(tmp_path), altered=tuple(range(LENGTH)))
+    found: list[str] = []
+    with loader_of(Drawn(), 0, 1, remote) as loader, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        while not found:
+            for _ in loader:
+                found = [str(each.message) for each in caught]
+    assert issubclass(caught[0].category, ExactnessWarning)
+    assert "came out otherwise when it was made again here: batch['" in found[0]
+
+
+def test_other_versions_are_told_of(tmp_path: Path) -> None:
+    remote = ThreadWorkers(str(tmp_path), versions={"numpy": "0.1"})
+    with loader_of(Drawn(), 0, 1, remote) as loader:
+        warned = compare_until(lambda: True, loader, Drawn())
+    assert len(warned) == 1
+    assert warned[0].startswith("ExactnessWarning: Node ") and "numpy 0.1 there, " in warned[0]
+
+
+def test_a_share_of_the_batches_is_compared(tmp_path: Path) -> None:
+    """That it is, is seen by a batch whose difference is told of, though it is not the first."""
+    remote = ThreadWorkers(str(tmp_path), altered=(5,), verify=1.0)
+    found: list[str] = []
+    with loader_of(Drawn(), 0, 1, remote) as loader, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        while not found:
+            for _ in loader:
+                found = [str(each.message) for each in caught]
+    assert found[0].startswith("Batch 5 of epoch ")
+
+
+# --- the end ---
+
+
+PROGRAM = """
+import os, signal, sys
+from tests.remote.test_remote_loader import Drawn, loader_of
+from tests.support.remote_threads import ThreadWorkers
+
+if __name__ == "__main__":
+    loader = loader_of(Drawn(), 0, 2, ThreadWorkers(sys.argv[1]))
+    batches = iter(loader)
+    next(batches)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_training_process_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    reading, writing = os.pipe()
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    root = Path(__file__).parents[2]
+    ended = subprocess.run(
+        [sys.executable, program, tmp_path],
+        env={**os.environ, "PYTHONPATH": str(root)},
+        pass_fds=[writing],  # the relay is spawned, and has it not; what it was forked of has
+        check=False,
+        timeout=100,
+    )
+    os.close(writing)
+    os.close(reading)
+    assert ended.returncode == -signal.SIGKILL
+    remote = ThreadWorkers(str(tmp_path))
+    while not remote.count("left"):
+        os.sched_yield()
