@@ -1,0 +1,230 @@
+"""Remote workers on a real Ray cluster: one or two nodes on this host. Skipped without Ray.
+
+Each node is a ``ray start --block`` of the test's own, which ends its processes; what is left of
+them is looked for by session. Takes 100 MB of /dev/shm a node, and 20 to 60 seconds a test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lit_loader
+from lit_loader.errors import LoaderError, WorkerRestartWarning
+from tests.remote.test_remote_loader import (
+    PROGRAM,
+    Broken,
+    Drawn,
+    collate,
+    compare_until,
+    epochs,
+    frozen,
+    loader_of,
+)
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which("ray") is None, reason="needs Ray"),
+    pytest.mark.process,
+    pytest.mark.timeout(280),
+]
+
+psutil: Any = pytest.importorskip("psutil")
+ROOT = Path(__file__).parents[2]
+
+
+class Node:
+    """One node; the first is the head."""
+
+    def __init__(self, address: str | None, cpus: int, folder: str) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled"}
+        options = [f"--num-cpus={cpus}", "--object-store-memory=100000000", "--disable-usage-stats"]
+        if address is None:
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                port = free.getsockname()[1]
+            self.address = f"127.0.0.1:{port}"
+            options += ["--head", f"--port={port}", "--include-dashboard=false"]
+            options += [f"--temp-dir={folder}", "--node-ip-address=127.0.0.1"]
+        else:
+            self.address = address
+            options += [f"--address={address}"]
+        command = [shutil.which("ray") or "ray", "start", "--block", *options]
+        self.process = subprocess.Popen(
+            command,
+            env=environment,
+            start_new_session=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def processes(self, name: str) -> list[Any]:
+        """Its processes with this name."""
+        found = []
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if name in process.name() or name in " ".join(process.cmdline()[:1]):
+                    found.append(process)
+        return found
+
+    def close(self) -> None:
+        mine = []
+        with contextlib.suppress(psutil.Error):
+            mine = psutil.Process(self.process.pid).children(recursive=True)
+        self.process.terminate()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        for process in mine:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(mine, timeout=10)
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Node]]:
+    """A cluster with one node of two processors; a test may add others."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
+        started = [Node(None, 2, folder)]
+        try:
+            yield started
+        finally:
+            for node in reversed(started):
+                node.close()
+
+
+def at(nodes: list[Node], **options: Any) -> lit_loader.RayWorkers:
+    environment = {"env_vars": {"PYTHONPATH": str(ROOT)}}
+    return lit_loader.RayWorkers(address=nodes[0].address, runtime_env=environment, **options)
+
+
+def joined(loader: Any) -> bool:
+    return bool(loader.statistics().remote_batches)
+
+
+def test_batches_are_those_of_one_process_and_nothing_is_left(nodes: list[Node]) -> None:
+    with loader_of(Broken(), 0, 1, at(nodes), on_sample_error="skip", collate_fn=collate) as loader:
+        warned = compare_until(
+            lambda: joined(loader), loader, Broken(), on_sample_error="skip", collate_fn=collate
+        )
+        assert nodes[0].processes("RemoteWorker")
+    assert not [text for text in warned if "are up" not in text]
+    _, alive = psutil.wait_procs(nodes[0].processes("RemoteWorker"), timeout=30)
+    assert not alive
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("there", [1, 2])
+@pytest.mark.parametrize("here", [0, 1])
+@pytest.mark.parametrize("seeding", ["batch", "sample"])
+def test_exactness(nodes: list[Node], here: int, there: int, seeding: str) -> None:
+    with loader_of(Drawn(), here, there, at(nodes), seeding=seeding) as loader:
+        compare_until(lambda: joined(loader), loader, Drawn(), seeding=seeding)
+
+
+@pytest.mark.slow
+def test_an_error_has_type_traceback_index_and_node(nodes: list[Node]) -> None:
+    with (
+        loader_of(Broken(), 0, 1, at(nodes), shuffle=False) as loader,
+        pytest.raises(ValueError, match="sample 7 is broken\nin remote worker 0 .node"),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore", WorkerRestartWarning)
+        list(loader)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("here", [0, 1])
+@pytest.mark.parametrize("fault", ["killed", "stopped", "relay"])
+def test_faults(nodes: list[Node], fault: str, here: int) -> None:
+    with loader_of(Drawn(), here, 2, at(nodes, patience=3.0)) as loader:
+        compare_until(lambda: joined(loader), loader, Drawn())
+        loader.set_epoch(0)
+        if fault == "relay":
+            [relay] = [
+                child
+                for child in psutil.Process().children(recursive=True)
+                if "spawn_main" in " ".join(child.cmdline())
+                and "resource_tracker" not in " ".join(child.cmdline())
+            ]
+            relay.kill()
+        else:
+            worker = nodes[0].processes("RemoteWorker")[0]
+            worker.send_signal(signal.SIGKILL if fault == "killed" else signal.SIGSTOP)
+        warned: list[str] = []
+        for _ in range(200):
+            warned += compare_until(lambda: True, loader, Drawn())
+            loader.set_epoch(0)
+            if [text for text in warned if "are up" not in text]:
+                break
+        if fault == "stopped":
+            worker.send_signal(signal.SIGCONT)
+    assert [text for text in warned if "WorkerRestartWarning" in text]
+
+
+@pytest.mark.slow
+def test_a_node_is_lost_and_another_joins(nodes: list[Node]) -> None:
+    nodes.append(Node(nodes[0].address, 2, ""))
+    with loader_of(Drawn(), 1, 4, at(nodes, patience=3.0)) as loader:
+        compare_until(lambda: bool(nodes[1].processes("RemoteWorker")), loader, Drawn())
+        for process in nodes[1].processes(""):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        loader.set_epoch(0)
+        compare_until(lambda: True, loader, Drawn())
+        nodes.append(Node(nodes[0].address, 2, ""))
+        loader.set_epoch(0)
+        compare_until(lambda: bool(nodes[2].processes("RemoteWorker")), loader, Drawn())
+
+
+@pytest.mark.slow
+def test_the_head_is_lost(nodes: list[Node]) -> None:
+    with loader_of(Drawn(), 1, 2, at(nodes, patience=3.0)) as loader:
+        compare_until(lambda: joined(loader), loader, Drawn())
+        nodes[0].close()
+        loader.set_epoch(0)
+        compare_until(lambda: True, loader, Drawn())
+
+
+@pytest.mark.slow
+def test_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    expected = next(epochs(Drawn()))
+    remote = lit_loader.RayWorkers(address="127.0.0.1:9", patience=1.0)
+    with (
+        loader_of(Drawn(), 0, 2, remote) as loader,
+        pytest.raises(LoaderError, match="no Ray cluster can be reached at remote.address="),
+    ):
+        next(iter(loader))
+    with loader_of(Drawn(), 1, 2, remote) as loader:
+        assert [frozen(batch) for batch in loader] == expected
+
+
+@pytest.mark.slow
+def test_a_training_process_that_is_killed_leaves_nothing(
+    nodes: list[Node], tmp_path: Path
+) -> None:
+    program = tmp_path / "program.py"
+    config = repr(at(nodes)).replace("RayWorkers(", "lit_loader.RayWorkers(")
+    text = PROGRAM.replace("ThreadWorkers(sys.argv[1])", config)
+    program.write_text(text.replace("import os", "import lit_loader, os"))
+    ended = subprocess.run(
+        [sys.executable, program], env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=200
+    )
+    assert ended.returncode == -signal.SIGKILL
+    _, alive = psutil.wait_procs(nodes[0].processes("RemoteWorker"), timeout=60)
+    assert not alive
