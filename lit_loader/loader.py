@@ -20,7 +20,7 @@ import math
 import multiprocessing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.context import BaseContext
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import DataLoader as TorchLoader
@@ -31,7 +31,7 @@ from torch.utils.data.dataloader import _DatasetKind  # programs compare _datase
 from lit_loader.accelerator.device_copy import Move
 from lit_loader.checkpoint.saved_by_lightning import ADVICE_WITHOUT_CALLBACK, called_by_lightning
 from lit_loader.config.kinds import check_dataset
-from lit_loader.config.loader_config import LoaderConfig, check_option
+from lit_loader.config.loader_config import FIXED, SHOWN_OTHERWISE, LoaderConfig, check_option
 from lit_loader.config.ray_workers import RayWorkers
 from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError
@@ -50,13 +50,6 @@ from lit_loader.system.processors import usable_processors
 __all__ = ["DataLoader", "recorder_of"]
 
 T_co = TypeVar("T_co", covariant=True)
-
-_FIXED = {
-    *("dataset", "batch_size", "sampler", "batch_sampler", "drop_last", "persistent_workers"),
-    *("remote_workers", "remote"),
-}
-_SHOWN_OTHERWISE: Final = frozenset({"shuffle", "sampler", "batch_sampler"})
-"""Options that a loader shows, as torch's does, by the samplers that they lead to."""
 
 
 @public
@@ -162,7 +155,7 @@ class DataLoader(TorchLoader[T_co]):
 
         self.dataset = dataset
         for name, value in config.as_kwargs().items():
-            if name not in _SHOWN_OTHERWISE:
+            if name not in SHOWN_OTHERWISE:
                 setattr(self, name, value)
         if (self.num_workers or self.remote_workers) and self.prefetch_factor is None:
             self.prefetch_factor = DEFAULT_PREFETCH
@@ -177,7 +170,7 @@ class DataLoader(TorchLoader[T_co]):
         self.check_worker_number_rationality()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if self.__initialized and name in _FIXED:
+        if self.__initialized and name in FIXED:
             raise OptionError(
                 f"{name} cannot be changed once the loader is built, "
                 f"got {name}={short_repr(value)}: make a new loader"
@@ -392,9 +385,8 @@ class DataLoader(TorchLoader[T_co]):
             parts[-1] = f"batch_sampler={type(_behind(self.batch_sampler)).__name__}"
         elif self._internals.plan is not None:
             parts.append(f"sampler={type(_behind(self.sampler)).__name__}")
-        parts.append(f"num_workers={self.num_workers}")
-        if self.remote_workers:
-            parts.append(f"remote_workers={self.remote_workers}")
+        kinds = ("num_workers", "remote_workers") if self.remote_workers else ("num_workers",)
+        parts += [f"{name}={getattr(self, name)}" for name in kinds]
         if self.num_replicas is not None:
             parts.append(f"rank={self.rank} of num_replicas={self.num_replicas}")
         return f"{type(self).__name__}({', '.join(parts)})"

@@ -14,18 +14,32 @@ import dataclasses
 import difflib
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from lit_loader.config import checks
 from lit_loader.config.ray_workers import RayWorkers, remote_from
 from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError
 
-__all__ = ["LoaderConfig", "SAMPLE_ERROR_POLICIES", "SEEDINGS", "SHARD_TAILS", "check_option"]
+__all__ = [
+    *("FIXED", "LoaderConfig", "SAMPLE_ERROR_POLICIES", "SEEDINGS", "SHARD_TAILS"),
+    *("SHOWN_OTHERWISE", "check_option"),
+]
 
 SAMPLE_ERROR_POLICIES = ("raise", "skip", "replace")
 SEEDINGS = ("batch", "sample", "worker")
 SHARD_TAILS = ("pad", "drop", "keep")
+
+FIXED: Final = frozenset(
+    {
+        *("dataset", "batch_size", "sampler", "batch_sampler", "drop_last", "persistent_workers"),
+        *("remote_workers", "remote"),
+    }
+)
+"""What cannot be changed once a loader is built."""
+
+SHOWN_OTHERWISE: Final = frozenset({"shuffle", "sampler", "batch_sampler"})
+"""Options that a loader shows, as torch's does, by the samplers that they lead to."""
 
 
 @public

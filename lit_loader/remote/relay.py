@@ -56,6 +56,9 @@ _TELL_AFTER: Final = 6
 _ALONE: Final = 24
 """Times ``patience`` that no worker may be up where there are none on this machine either."""
 
+_JOINING: Final = 300.0
+"""Seconds that joining may take, where there are none on this machine."""
+
 _BLAMED: Final = 2
 """Remote workers that a batch may end in a row before it is given up."""
 
@@ -289,7 +292,7 @@ class Relay:
 
     def _on_joined(self) -> None:
         assert self._crew is not None
-        self._joined = True
+        self._joined, self._since = True, None
         self._crew.hire()
 
     def _on_unreachable(self, text: str) -> None:
@@ -317,7 +320,9 @@ class Relay:
         if self._joined and missing >= _TELL_AFTER * self._patience and not self._asked_for_room:
             self._asked_for_room = True
             threading.Thread(target=self._ask_for_room, daemon=True).start()
-        if self._plan.alone and crew.up == 0 and missing >= _ALONE * self._patience:
+        # Joining has an end of its own.
+        longest = _ALONE * self._patience if self._joined else _JOINING
+        if self._plan.alone and crew.up == 0 and missing >= longest:
             self._say(
                 FINAL,
                 f"remote_workers={len(crew.members)}: none has come up for {missing:.0f} s, and "

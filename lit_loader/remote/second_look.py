@@ -66,7 +66,7 @@ class SecondLook:
         ]
         if other:
             self._tell(
-                f"Node {hello.node} has other versions than this machine: {'; '.join(other)}. Its "
+                f"node {hello.node} has other versions than this machine: {'; '.join(other)}. Its "
                 "batches may differ in their bytes: install the same (remote.runtime_env)"
             )
 
@@ -97,7 +97,7 @@ class SecondLook:
             found = _compared(maker, order, made)
             if found is not None:
                 self._tell(
-                    f"Batch {order.number} of epoch {order.epoch}, made on node {node}, came out "
+                    f"batch {order.number} of epoch {order.epoch}, made on node {node}, came out "
                     f"otherwise when it was made again here: {found}. Something in it is not a "
                     "function of seed and index, or depends on the machine (versions, processor)"
                 )

@@ -305,7 +305,7 @@ def test_other_versions_are_told_of(tmp_path: Path) -> None:
     with loader_of(Drawn(), 0, 1, remote) as loader:
         warned = compare_until(lambda: True, loader, Drawn())
     assert len(warned) == 1
-    assert warned[0].startswith("ExactnessWarning: Node ") and "numpy 0.1 there, " in warned[0]
+    assert warned[0].startswith("ExactnessWarning: node ") and "numpy 0.1 there, " in warned[0]
 
 
 def test_a_share_of_the_batches_is_compared(tmp_path: Path) -> None:
@@ -317,7 +317,7 @@ def test_a_share_of_the_batches_is_compared(tmp_path: Path) -> None:
         while not found:
             for _ in loader:
                 found = [str(each.message) for each in caught]
-    assert found[0].startswith("Batch 5 of epoch ")
+    assert found[0].startswith("batch 5 of epoch ")
 
 
 # --- the end ---
