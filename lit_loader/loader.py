@@ -144,8 +144,6 @@ class DataLoader(TorchLoader[T_co]):
         iterable = isinstance(dataset, IterableDataset)
         check_dataset(dataset)
         config.check_dataset_kind(iterable)
-        if config.remote_workers:
-            config.remote.check_installed()
         config = config.with_samplers_for(dataset)
         # An object of its own: samplers hold it, and would hold the loader in a cycle otherwise.
         base_seed = BaseSeed(config.seed, config.generator, (config.num_replicas or 1) > 1)

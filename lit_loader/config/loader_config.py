@@ -249,14 +249,16 @@ class LoaderConfig:
             )
 
     def check_dataset_kind(self, iterable: bool) -> None:
-        """Refuses what an iterable-style dataset rules out; call it once the dataset is known.
+        """Refuses what an iterable-style dataset, or a missing package, rules out.
+
+        Call it once the dataset is known.
 
         Args:
             iterable: Whether the dataset is a ``torch.utils.data.IterableDataset``.
 
         Raises:
-            OptionError: For an iterable-style dataset shuffle, sampler or batch_sampler is set, or
-                bad samples are to be replaced.
+            OptionError: For an iterable-style dataset shuffle, sampler or batch_sampler is set,
+                bad samples are to be replaced, or there are remote workers; or these lack Ray.
         """
         if iterable and self.on_sample_error == "replace":
             raise OptionError(
@@ -269,6 +271,8 @@ class LoaderConfig:
                 "belong to the workers of this machine: use a map-style dataset, got "
                 f"remote_workers={self.remote_workers}"
             )
+        if self.remote_workers:
+            self.remote.check_installed()
         for name in ("shuffle", "sampler", "batch_sampler") if iterable else ():
             value = getattr(self, name)
             if value is not None and value is not False:
