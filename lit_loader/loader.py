@@ -38,6 +38,7 @@ from lit_loader.iteration.base import LoaderIterator
 from lit_loader.iteration.host import DEFAULT_PREFETCH, LoaderHost
 from lit_loader.iteration.internals import LoaderInternals
 from lit_loader.iteration.loader_checkpoint import load_state, take_state
+from lit_loader.iteration.resizing import resize
 from lit_loader.sampling.orders import EpochOrder, epoch_number
 from lit_loader.sampling.sharded_sampler import ShardedSampler
 from lit_loader.sampling.shown_samplers import choose_samplers
@@ -352,6 +353,30 @@ class DataLoader(TorchLoader[T_co]):
     @_loaded_state.setter
     def _loaded_state(self, state: Mapping[str, Any]) -> None:
         load_state(self, self._internals, state)
+
+    def resize(self, num_workers: int, prefetch_factor: int | None = None) -> None:
+        """Change the number of workers now, also while they are at work in the midst of an epoch.
+
+        No batch changes by it, and none is lost or made twice. More workers are started beside the
+        others, and take part as soon as they are up. Of fewer, those with the highest numbers end
+        when they have finished what they have in hand. ``prefetch_factor * num_workers`` batches
+        are in flight from then on. Any thread may call this, also while another one waits for a
+        batch, and does not wait for the workers.
+
+        Setting ``loader.num_workers`` instead counts from the next iterator on, for which
+        persistent workers are started anew.
+
+        Args:
+            num_workers: How many there are to be. 0 needs that no iterator has workers: the next
+                one reads in this process. From 0 to more, too, counts from the next iterator on.
+            prefetch_factor: Batches in flight for each worker; None: as before.
+
+        Raises:
+            OptionError: The number of workers is part of the data (an IterableDataset, or
+                ``seeding="worker"``); or it is refused.
+        """
+        workers = check_option("num_workers", num_workers)
+        resize(self, self._internals, workers, check_option("prefetch_factor", prefetch_factor))
 
     def statistics(self) -> LoaderStatistics:
         """Say where the time went, since the loader was made.

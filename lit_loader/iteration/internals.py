@@ -51,6 +51,7 @@ class LoaderInternals:
         checked: Whether ``check_exactness`` has compared its batches.
         reads_again: Whether resuming reads again what has been given out before.
         advice_at_start: What to warn of when the next epoch begins.
+        resizes: Counts how often the number of workers was changed while they live.
         workers: Those that outlive an iterator.
         iterators: With workers, all that are alive.
     """
@@ -68,6 +69,7 @@ class LoaderInternals:
         self.advice_at_start: str | None = None
         self.warnings_given: set[str] = set()
         self.best_in_process: bool | None = None  # not measured yet
+        self.resizes = 0
         self._begin_in_this_process()
 
     def _begin_in_this_process(self) -> None:
