@@ -546,6 +546,39 @@ def test_a_new_process_in_the_handshake_that_is_quick(machine: PoolMachine, assi
     machine.resumed(meanwhile=[0, 0, 0])
 
 
+def test_another_worker_is_woken_than_the_one_that_is_to_leave(machine: PoolMachine) -> None:
+    """It says so, and one more Attend is sent, until the right one takes it."""
+    machine.begin(num_workers=3, depth=1, assigned=False)
+    for worker in range(3):
+        machine.step(worker, 8)  # all wait
+    machine.resize(2, at_once=True)
+    for worker in (0, 1, 0):
+        machine.step(worker, 8)
+        machine.receive(2)
+    assert machine.pool.started == [0, 1, 2]
+    machine.step(2, 8)
+    machine.receive(1)
+    assert machine.pool.started == [0, 1]
+
+
+def test_who_is_wanted_again_before_it_has_left(machine: PoolMachine) -> None:
+    """It stays, if it has not seen that it was to leave; else another takes its place."""
+    machine.begin(num_workers=2, depth=1, assigned=False)
+    for worker in range(2):
+        machine.step(worker, 8)
+    first = machine.simulation.workers[1]
+    machine.resize(1, at_once=True)
+    machine.resize(2, at_once=True)
+    machine.step(1, 8)
+    machine.receive(2)
+    assert machine.simulation.workers[1] is first and first.process.alive
+    machine.resize(1, at_once=True)
+    machine.step(1, 8)
+    machine.resize(2, at_once=True)
+    machine.receive(2)
+    assert machine.simulation.workers[1] is not first
+
+
 def check(examples: int) -> None:
     run_state_machine_as_test(
         PoolMachine,
