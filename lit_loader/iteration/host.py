@@ -37,7 +37,7 @@ from lit_loader.iteration.internals import LoaderInternals
 from lit_loader.iteration.multi_process import MultiProcessIterator
 from lit_loader.iteration.persistent_workers import temporary
 from lit_loader.iteration.placement import faster_in_process
-from lit_loader.pool.worker_pool import WorkerPool
+from lit_loader.pool.worker_pool import MOST_WORKERS, WorkerPool
 from lit_loader.remote.starter import RemoteLanes
 from lit_loader.sampling.epoch_batches import UpcomingBatch, expected_batches, lookahead
 from lit_loader.sampling.epochs import EpochStart
@@ -106,6 +106,24 @@ class LoaderHost:
         return RemoteLanes(loader.remote, loader.remote_workers)
 
     @property
+    def size(self) -> tuple[int, int]:
+        """How many workers there are to be, and how many batches may be outstanding."""
+        return self._loader.num_workers, self._depth
+
+    @property
+    def resizes(self) -> int:
+        """Counts how often the number of workers was changed."""
+        return self._internals.resizes
+
+    def why_not_resized(self) -> str | None:
+        """Say why the number of workers cannot be changed while they live; None: it can be."""
+        if self._iterable:
+            return "an IterableDataset is read in shares, one for each of its workers"
+        if self._assigned:
+            return "with seeding='worker' the number of workers is part of the data"
+        return None
+
+    @property
     def replica(self) -> tuple[int, int]:
         """This process's number among those that share the data, and how many they are."""
         plan = self._internals.plan
@@ -121,7 +139,7 @@ class LoaderHost:
         internals.follow_samplers(loader)
         pin, device = self._pinning()
         if loader.remote_workers:
-            self.recorder.first_remote = loader.num_workers
+            self.recorder.first_remote = MOST_WORKERS
         workers = loader.num_workers or loader.remote_workers
         if workers == 0 or (pin is None and self._best_in_process()):
             spec = self._spec_of_workers if workers else None
@@ -286,6 +304,8 @@ class LoaderHost:
     def claim(self, request: WorkerRequest) -> Claim:
         """Give workers to an iterator, for it alone."""
         workers = self._loader.num_workers
+        if not self._loader.remote_workers:
+            workers = max(1, workers)  # 0 counts from the next iterator on
         if not self._loader.persistent_workers:
             return temporary(self._start_pool(request.seed, workers, self._lanes))
         return self._internals.workers.claim(

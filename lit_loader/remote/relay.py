@@ -42,7 +42,7 @@ from lit_loader.remote.lane import Desk, Lane
 from lit_loader.remote.second_look import SecondLook
 from lit_loader.remote.wires import EXACTNESS, FINAL, GONE, OPEN, RESTART, Plan, Wires
 from lit_loader.system.stack_dumps import write_stacks_to
-from lit_loader.transport.messages import SIZE, Attend, Task, Up, unpack
+from lit_loader.transport.messages import SIZE, Attend, Spare, Task, Up, unpack
 from lit_loader.transport.status_board import StatusBoard
 
 __all__ = ["relay_main"]
@@ -248,6 +248,8 @@ class Relay:
                 return
             message = unpack(data)
             if isinstance(message, Attend):
+                # Most likely for another, one that is to leave: it is sent again.
+                self._desk.send(Spare(lane.worker))
                 continue
             assert isinstance(message, Task)
             order = lane.take(message)

@@ -61,54 +61,50 @@ class RemoteLanes:
         self._remote_workers = remote_workers
         self.count: int = remote_workers * config.in_flight
 
-    def starter(self, here: Starter | None, links: Sequence[Links], spec: BatchSpec) -> Starter:
+    def starter(self, here: Starter, links: Links, first: int, spec: BatchSpec) -> Starter:
         """Give what starts all workers: those here, and the lanes.
 
         Raises:
             TransportError: The dataset or a function cannot be pickled.
         """
-        first = len(links) - self.count
-        total = first + self._remote_workers
-        base = links[0].seed - links[0].worker
-        numbers = range(first, total)
-        roles = [Role(worker, total, base + worker) for worker in numbers]
-        return _MixedStarter(here, links, Plan(self._config, roles, here is None), spec)
+        here_are = links.num_workers
+        total = here_are + self._remote_workers
+        roles = [Role(each, total, links.seed + each) for each in range(here_are, total)]
+        return _MixedStarter(here, links, first, Plan(self._config, roles, here_are == 0), spec)
 
 
 class _MixedStarter:
     """Starts workers of this machine, and lanes."""
 
     def __init__(
-        self, here: Starter | None, links: Sequence[Links], plan: Plan, spec: BatchSpec
+        self, here: Starter, links: Links, first: int, plan: Plan, spec: BatchSpec
     ) -> None:
         self._here = here
         self._links = links
-        self._first = len(links) - len(plan.roles) * plan.config.in_flight
+        self._first = first
         self._plan = plan
         self._relays = 0
         self._relay: _Relay | None = None
-        self.notices: deque[Notice] = deque() if here is None else here.notices
+        self.notices: deque[Notice] = here.notices
         packed = pack_spec(spec)
         self._payload, _ = nameless_file("lit_loader dataset")
         write_all(self._payload, packed)
 
     @property
     def forks(self) -> bool:
-        return self._here is not None and self._here.forks
+        return self._here.forks
 
-    def start_all(self, workers: Sequence[int], generation: int) -> list[WorkerProcess]:
-        """Start the workers of these numbers."""
+    def start_all(self, links: Sequence[Links]) -> list[WorkerProcess]:
+        """Start workers, each connected as these say."""
         relay = self._relay
         if relay is None or not relay.process.is_alive():
             relay = self._start_relay()  # at once, for it takes longest
         started: list[WorkerProcess] = []
-        here = [worker for worker in workers if worker < self._first]
+        here = [each for each in links if each.worker < self._first]
         if here:
-            assert self._here is not None
-            started += self._here.start_all(here, generation)
-        for worker in workers:
-            if worker >= self._first:
-                started.append(relay.open(worker, generation, self._links[worker].control.fd))
+            started += self._here.start_all(here)
+        for each in links[len(here) :]:  # lanes come last, by their numbers
+            started.append(relay.open(each.worker, each.generation, each.control.fd))
         return started
 
     def _start_relay(self) -> _Relay:
@@ -119,26 +115,24 @@ class _MixedStarter:
         if self._relays >= _RELAYS:
             plan = Plan(None, plan.roles, plan.alone)
         last = self._relays == _RELAYS - 1
-        self._relay = _Relay(self._links[0], self._payload, plan, self.notices, last)
+        self._relay = _Relay(self._links, self._payload, plan, self.notices, last)
         return self._relay
 
     def came_up(self) -> None:
         """Hear what the relay says, and that a worker has begun to work."""
         if self._relay is not None:
             self._relay.hear()
-        if self._here is not None:
-            self._here.came_up()
+        self._here.came_up()
 
     def distrust(self, worker: int) -> None:
         """Hear that a worker is stuck where it was never seen to work, and has been ended."""
-        if self._here is not None and worker < self._first:
+        if worker < self._first:
             self._here.distrust(worker)
 
     def close(self) -> None:
         """Let go of everything; the workers must have ended."""
         with contextlib.ExitStack() as steps:
-            if self._here is not None:
-                steps.callback(self._here.close)
+            steps.callback(self._here.close)
             if self._relay is not None:
                 steps.callback(self._relay.let_go)
             steps.callback(os.close, self._payload)
