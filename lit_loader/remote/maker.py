@@ -58,7 +58,12 @@ class Maker:
         self._loader: BatchLoader | None = None
         self._broken: RemoteError | None = None
         torch.set_num_threads(1)
-        where = f"{self._where()}, while its dataset was unpickled"
+        with _one_at_a_time:
+            self._initialise(payload)
+
+    def _initialise(self, payload: NDArray[np.uint8]) -> None:
+        """Unpickle the user's objects, seed, call worker_init_fn; a failure answers every order."""
+        role, where = self._role, f"{self._where()}, while its dataset was unpickled"
         try:
             seed_worker(role.seed)
             spec = unpack_spec(payload.data)

@@ -102,10 +102,13 @@ def compare_until(
     "options",
     [
         {},
-        {"seeding": "sample", "collate_fn": collate},
-        {"on_sample_error": "replace", "dataset": Broken()},
-        {"on_sample_error": "skip", "dataset": Broken(), "batch_size": 3, "in_order": True},
-        {"batch_size": None},
+        pytest.param({"seeding": "sample", "collate_fn": collate}, marks=pytest.mark.slow),
+        pytest.param({"on_sample_error": "replace", "dataset": Broken()}, marks=pytest.mark.slow),
+        pytest.param(
+            {"on_sample_error": "skip", "dataset": Broken(), "batch_size": 3},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param({"batch_size": None}, marks=pytest.mark.slow),
     ],
     ids=["plain", "sample", "replace", "skip", "unbatched"],
 )
@@ -152,6 +155,7 @@ def test_an_epoch_that_is_left_leaves_nothing_to_the_next_one(tmp_path: Path) ->
                 break
 
 
+@pytest.mark.slow
 def test_batches_that_do_not_fit_their_slots_get_larger_ones(tmp_path: Path) -> None:
     class Large(Drawn):
         def __getitem__(self, index: int) -> Any:
@@ -206,7 +210,7 @@ def test_a_batch_that_ends_every_worker_is_given_up(tmp_path: Path) -> None:
         assert [frozen(batch) for batch in batches] == expected[3:]
 
 
-@pytest.mark.parametrize("here", [0, 1])
+@pytest.mark.parametrize("here", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_batches_of_one_that_is_silent_are_made_elsewhere(here: int, tmp_path: Path) -> None:
     remote = ThreadWorkers(str(tmp_path), silent_at=(3,), patience=0.4)
     with loader_of(Drawn(), here, 2, remote) as loader:
@@ -214,7 +218,7 @@ def test_batches_of_one_that_is_silent_are_made_elsewhere(here: int, tmp_path: P
     assert [text for text in warned if "Nothing was heard of remote worker" in text]
 
 
-@pytest.mark.parametrize("here", [0, 1])
+@pytest.mark.parametrize("here", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_relay_that_is_killed_is_replaced(here: int, tmp_path: Path) -> None:
     remote = ThreadWorkers(str(tmp_path), kills_relay_at=(3,))
     with loader_of(Drawn(), here, 3, remote) as loader:
@@ -226,6 +230,7 @@ def test_a_relay_that_is_killed_is_replaced(here: int, tmp_path: Path) -> None:
     assert "was killed by SIGKILL. Another one was started, and nothing is lost." in warned[0]
 
 
+@pytest.mark.slow
 def test_relays_that_are_killed_again_and_again_are_done_without(tmp_path: Path) -> None:
     remote = ThreadWorkers(str(tmp_path), kills_relay_at=tuple(range(LENGTH)), in_flight=1)
     with loader_of(Drawn(), 1, 1, remote) as loader:
@@ -236,6 +241,7 @@ def test_relays_that_are_killed_again_and_again_are_done_without(tmp_path: Path)
     assert "for the 3rd time. The workers of this machine go on without" in warned[2]
 
 
+@pytest.mark.slow
 def test_without_a_cluster_the_workers_here_go_on(tmp_path: Path) -> None:
     remote = ThreadWorkers(str(tmp_path), unreachable=2, patience=1.0)
     with loader_of(Drawn(), 1, 2, remote) as loader:
@@ -254,8 +260,9 @@ def test_without_a_cluster_and_workers_here_there_is_an_error(tmp_path: Path) ->
         next(iter(loader))
 
 
+@pytest.mark.slow
 def test_fewer_than_were_asked_for_are_told_of(tmp_path: Path) -> None:
-    remote = ThreadWorkers(str(tmp_path), room=1, patience=0.1)
+    remote = ThreadWorkers(str(tmp_path), room=1, patience=0.7)
     said: list[str] = []
     with loader_of(Drawn(), 0, 2, remote) as loader:
         while not said:
@@ -300,6 +307,7 @@ def test_a_batch_that_differs_from_what_is_made_here_is_told_of(tmp_path: Path) 
     assert "came out otherwise when it was made again here: batch['" in found[0]
 
 
+@pytest.mark.slow
 def test_other_versions_are_told_of(tmp_path: Path) -> None:
     remote = ThreadWorkers(str(tmp_path), versions={"numpy": "0.1"})
     with loader_of(Drawn(), 0, 1, remote) as loader:
@@ -308,6 +316,7 @@ def test_other_versions_are_told_of(tmp_path: Path) -> None:
     assert warned[0].startswith("ExactnessWarning: node ") and "numpy 0.1 there, " in warned[0]
 
 
+@pytest.mark.slow
 def test_a_share_of_the_batches_is_compared(tmp_path: Path) -> None:
     """That it is, is seen by a batch whose difference is told of, though it is not the first."""
     remote = ThreadWorkers(str(tmp_path), altered=(5,), verify=1.0)
