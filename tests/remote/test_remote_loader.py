@@ -268,7 +268,7 @@ def test_fewer_than_were_asked_for_are_told_of(tmp_path: Path) -> None:
         while not said:
             said = compare_until(lambda: True, loader, Drawn())
             loader.set_epoch(0)
-    assert "1 of remote_workers=2 are up: there are few threads." in said[0]
+    assert "of remote_workers=2 are up: there are few threads." in said[0]
 
 
 def test_where_none_comes_up_and_none_is_here_there_is_an_error(tmp_path: Path) -> None:
