@@ -214,11 +214,11 @@ class WorkerPool:
         return None
 
     def _next_message(self, deadline: float | None) -> Message | None:
-        """Wait for the next message of a worker; None: the time is up, or :meth:`wake`."""
+        """Wait for the next message of a worker; None: to be asked again, or the time is up."""
         workers = self._workers
         while True:
-            if self._resizer.due:
-                self._resizer.adapt()
+            if self._resizer.due and self._resizer.adapt():
+                return None
             try:
                 message = self._pipes.next(
                     workers.until(deadline) if workers.starting else deadline
@@ -228,7 +228,7 @@ class WorkerPool:
                 if death.row.stage != Stage.LEFT:
                     raise death from None
                 self._resizer.part_with(death.worker)
-                continue
+                return None
             kind = type(message)
             if kind is Up:
                 workers.came_up(message.worker)  # type: ignore[union-attr]
