@@ -111,10 +111,13 @@ class Resizer:
             self._dispatcher.leave(worker)
         self.start_more()  # it may be wanted again
 
-    def not_needed(self) -> None:
-        """Hear that an Attend came to a worker that it meant nothing to; send another one.
+    @property
+    def waited_for(self) -> bool:
+        """Whether one of those that are to leave waits for a task; others see for themselves."""
+        board = self._board
+        return any(board.read(worker).stage == Stage.IDLE for worker in self._workers.leaving)
 
-        Only a worker that waits needs one: the others see for themselves.
-        """
-        if any(self._board.read(each).stage == Stage.IDLE for each in self._workers.leaving):
+    def not_needed(self) -> None:
+        """Hear that an Attend came to a worker that it meant nothing to; send another one."""
+        if self.waited_for:
             self._pipes.announce(1)
