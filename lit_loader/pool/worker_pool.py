@@ -50,6 +50,10 @@ MOST_WORKERS: Final = 1024
 """Workers that a pool may grow to, if it was not begun with more: rows of its status board."""
 
 
+_MOMENT: Final = 0.1
+"""Seconds that :meth:`WorkerPool.adapt` takes at most for workers that are at nothing."""
+
+
 class WorkerPool:
     """A set of worker processes with their arena and pipes. Starts them at once.
 
@@ -132,10 +136,21 @@ class WorkerPool:
     def adapt(self) -> None:
         """Start the workers that are missing, let those leave that are too many.
 
-        For the thread that receives, which does it by itself; and for another while none does.
+        The thread that receives does this by itself; here it is done while none receives. Whoever
+        has nothing in hand has left when this returns, or within a moment.
         """
-        if not self.closed:
-            self._resizer.adapt()
+        if self.closed:
+            return
+        self._resizer.adapt()
+        kept, deadline = [], time.monotonic() + _MOMENT
+        while self._resizer.waited_for and time.monotonic() < deadline:
+            try:
+                message = self._next_message(deadline)
+            except WorkerDeath:  # it is left to the next receive
+                break
+            if message is not None:
+                kept.append(message)
+        self._pipes.arrived.extendleft(reversed(kept))
 
     @property
     def num_workers(self) -> int:
@@ -214,11 +229,11 @@ class WorkerPool:
         return None
 
     def _next_message(self, deadline: float | None) -> Message | None:
-        """Wait for the next message of a worker; None: the time is up, or :meth:`wake`."""
+        """Wait for the next message of a worker; None: to be asked again, or the time is up."""
         workers = self._workers
         while True:
-            if self._resizer.due:
-                self._resizer.adapt()
+            if self._resizer.due and self._resizer.adapt():
+                return None
             try:
                 message = self._pipes.next(
                     workers.until(deadline) if workers.starting else deadline
@@ -228,7 +243,7 @@ class WorkerPool:
                 if death.row.stage != Stage.LEFT:
                     raise death from None
                 self._resizer.part_with(death.worker)
-                continue
+                return None
             kind = type(message)
             if kind is Up:
                 workers.came_up(message.worker)  # type: ignore[union-attr]
