@@ -191,13 +191,13 @@ class DirectStarter:
         spec: BatchSpec,
         without_main: bool = False,
     ) -> None:
-        self.notices: deque[str] = deque()
         self.forks = context.get_start_method() == "fork"
         self._context = context
         self._links = links
         self._without_main = without_main
         by_value = can_carry_by_value() and (without_main or not main_is_importable())
         self._payload = Payload(spec, by_value)
+        self.notices = self._payload.notices
 
     def came_up(self) -> None:
         """Nothing follows from it."""

@@ -1,0 +1,169 @@
+"""`BufferFile`: the large buffers of a pickle in one nameless file, which any process can map.
+
+What overlaps in memory is one stretch of the file, on pages of its own::
+
+    memory    │ span ╎       │ span │
+              ╎    │ span │
+    file      │ stretch   │  │ stretch │
+
+Mapped privately it is shared as long as it is only read; what a process writes there is seen by no
+other.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_loader.system.out_of_band import Span, memory_at
+from lit_loader.system.shared_file import map_part, nameless_file, round_up
+
+__all__ = ["BufferFile", "Layout", "map_buffers"]
+
+_ALIGNED: Final = 16
+"""What a stretch keeps of its address, so that each element is aligned as it was."""
+
+_AT_ONCE: Final = 1 << 20
+"""Bytes that are compared at once."""
+
+
+class Layout:
+    """Where in a file the bytes of spans lie.
+
+    Args:
+        spans: The spans.
+
+    Attributes:
+        places: Offset and bytes of each span, and whether it is read-only: int64 of shape
+            (spans, 3). Of a sparse span that lies in no other these are its elements alone.
+        stretches: What the file holds: offsets, and bytes as uint8.
+        nbytes: Length of the file, whole pages.
+    """
+
+    def __init__(self, spans: Sequence[Span]) -> None:
+        self.stretches: list[tuple[int, NDArray[np.uint8]]] = []
+        self.nbytes = 0
+        self.places: NDArray[np.int64] = np.zeros((len(spans), 3), np.int64)
+        lows: list[int] = []
+        highs: list[int] = []
+        for low, high in sorted(_bounds(span) for span in spans if span.sparse is None):
+            if highs and low <= highs[-1]:
+                highs[-1] = max(highs[-1], high)
+            else:
+                lows.append(low)
+                highs.append(high)
+        offsets = [
+            self._add(memory_at(low, high - low, spans))
+            for low, high in zip(lows, highs, strict=True)
+        ]
+        for number, span in enumerate(spans):
+            low, high = _bounds(span)
+            at = bisect_right(lows, low) - 1
+            if at >= 0 and high <= highs[at]:
+                place = offsets[at] + low - lows[at]
+            else:
+                assert span.sparse is not None
+                elements = np.ascontiguousarray(span.sparse).reshape(-1).view(np.uint8)
+                place, high = self._add(elements), low + elements.nbytes
+            self.places[number] = place, high - low, span.readonly
+
+    def _add(self, memory: NDArray[np.uint8]) -> int:
+        """Give bytes a place, and return its offset."""
+        offset = self.nbytes + _address(memory) % _ALIGNED
+        self.stretches.append((offset, memory))
+        self.nbytes = round_up(offset + memory.nbytes)
+        return offset
+
+
+class BufferFile:
+    """The file; it is written once.
+
+    Args:
+        layout: What it is to hold.
+        on_disk: Do not take memory for it, but a temporary file.
+
+    Attributes:
+        fd: Its descriptor.
+        nbytes: Its length, whole pages.
+
+    Raises:
+        OSError: There is no room for it; nothing of it is left.
+    """
+
+    def __init__(self, layout: Layout, on_disk: bool = False) -> None:
+        self.nbytes = layout.nbytes
+        self._offsets = _offsets(layout)
+        self.fd, _ = nameless_file("lit_loader arrays", on_disk)
+        try:
+            os.ftruncate(self.fd, self.nbytes)
+            for offset, memory in layout.stretches:
+                _write_at(self.fd, memoryview(memory), offset)
+        except BaseException:
+            self.close()
+            raise
+
+    def holds(self, layout: Layout) -> bool:
+        """Whether these are the bytes in it."""
+        if self._offsets != _offsets(layout):
+            return False
+        with mmap.mmap(self.fd, self.nbytes, access=mmap.ACCESS_READ) as mapping:
+            with memoryview(mapping) as written:
+                return all(
+                    written[offset + start : offset + start + len(part)] == part
+                    for offset, memory in layout.stretches
+                    for start, part in _parts(memory)
+                )
+
+    def close(self) -> None:
+        """Let go of it."""
+        os.close(self.fd)
+
+
+def map_buffers(fd: int, nbytes: int, places: NDArray[np.int64]) -> list[memoryview]:
+    """Map a file, and return the buffers in it, in the order of `Layout.places`.
+
+    Args:
+        fd: Its descriptor, not needed any more when this returns.
+        nbytes: Its length.
+        places: Where the buffers lie.
+
+    Raises:
+        OSError: There is no room for it in the address space.
+    """
+    whole = memoryview(map_part(fd, 0, nbytes, private=True))
+    buffers = [whole[offset : offset + length] for offset, length, _ in places.tolist()]
+    return [
+        buffer.toreadonly() if readonly else buffer
+        for buffer, readonly in zip(buffers, places[:, 2].tolist(), strict=True)
+    ]
+
+
+def _address(memory: NDArray[np.uint8]) -> int:
+    address: int = memory.__array_interface__["data"][0]
+    return address
+
+
+def _bounds(span: Span) -> tuple[int, int]:
+    low = _address(span.memory)
+    return low, low + span.memory.nbytes
+
+
+def _offsets(layout: Layout) -> list[tuple[int, int]]:
+    return [(offset, memory.nbytes) for offset, memory in layout.stretches]
+
+
+def _parts(memory: NDArray[np.uint8]) -> list[tuple[int, memoryview]]:
+    whole = memoryview(memory)
+    return [(at, whole[at : at + _AT_ONCE]) for at in range(0, memory.nbytes, _AT_ONCE)]
+
+
+def _write_at(fd: int, data: memoryview, offset: int) -> None:
+    while data:
+        written = os.pwrite(fd, data, offset)
+        data, offset = data[written:], offset + written
