@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import mmap
 import os
-from bisect import bisect_right
 from collections.abc import Sequence
+from os import pwrite
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_loader.system.out_of_band import Span, memory_at
+from lit_loader.system.out_of_band import Span, address_of, memory_at
 from lit_loader.system.shared_file import map_part, nameless_file, round_up
 
 __all__ = ["BufferFile", "Layout", "map_buffers"]
@@ -49,36 +49,41 @@ class Layout:
     def __init__(self, spans: Sequence[Span]) -> None:
         self.stretches: list[tuple[int, NDArray[np.uint8]]] = []
         self.nbytes = 0
-        self.places: NDArray[np.int64] = np.zeros((len(spans), 3), np.int64)
-        lows: list[int] = []
-        highs: list[int] = []
-        for low, high in sorted(_bounds(span) for span in spans if span.sparse is None):
-            if highs and low <= highs[-1]:
-                highs[-1] = max(highs[-1], high)
-            else:
-                lows.append(low)
-                highs.append(high)
+        self.places: NDArray[np.int64] = np.array(
+            [(span.address, span.nbytes, span.readonly) for span in spans], np.int64
+        ).reshape(-1, 3)
+        low, high = self.places[:, 0].copy(), self.places[:, :2].sum(axis=1)
+        sparse = np.array([span.sparse for span in spans], np.bool_)
+        lows, highs = _merged(low[~sparse], high[~sparse])
         offsets = [
-            self._add(memory_at(low, high - low, spans))
-            for low, high in zip(lows, highs, strict=True)
+            self._add(memory_at(first, end - first, spans))
+            for first, end in zip(lows.tolist(), highs.tolist(), strict=True)
         ]
-        for number, span in enumerate(spans):
-            low, high = _bounds(span)
-            at = bisect_right(lows, low) - 1
-            if at >= 0 and high <= highs[at]:
-                place = offsets[at] + low - lows[at]
-            else:
-                assert span.sparse is not None
-                elements = np.ascontiguousarray(span.sparse).reshape(-1).view(np.uint8)
-                place, high = self._add(elements), low + elements.nbytes
-            self.places[number] = place, high - low, span.readonly
+        at = np.searchsorted(lows, low, side="right") - 1
+        inside = (at >= 0) & (high <= np.append(highs, 0)[at])
+        at = at[inside]
+        self.places[inside, 0] = np.array(offsets, np.int64)[at] + low[inside] - lows[at]
+        for number in np.flatnonzero(~inside).tolist():
+            elements = np.ascontiguousarray(spans[number].owner).reshape(-1).view(np.uint8)
+            self.places[number, :2] = self._add(elements), elements.nbytes
 
     def _add(self, memory: NDArray[np.uint8]) -> int:
         """Give bytes a place, and return its offset."""
-        offset = self.nbytes + _address(memory) % _ALIGNED
+        offset = self.nbytes + address_of(memory) % _ALIGNED
         self.stretches.append((offset, memory))
         self.nbytes = round_up(offset + memory.nbytes)
         return offset
+
+
+def _merged(
+    low: NDArray[np.int64], high: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns where the stretches begin and end that these parts make up together, in order."""
+    order = np.argsort(low, kind="stable")
+    low, reach = low[order], np.maximum.accumulate(high[order])
+    first = np.ones(len(low), np.bool_)
+    first[1:] = low[1:] > reach[:-1]
+    return low[first], np.append(reach[:-1][first[1:]], reach[-1:])
 
 
 class BufferFile:
@@ -103,7 +108,7 @@ class BufferFile:
         try:
             os.ftruncate(self.fd, self.nbytes)
             for offset, memory in layout.stretches:
-                _write_at(self.fd, memoryview(memory), offset)
+                _write_at(self.fd, memory.data, offset)
         except BaseException:
             self.close()
             raise
@@ -112,13 +117,15 @@ class BufferFile:
         """Whether these are the bytes in it."""
         if self._offsets != _offsets(layout):
             return False
-        with mmap.mmap(self.fd, self.nbytes, access=mmap.ACCESS_READ) as mapping:
-            with memoryview(mapping) as written:
-                return all(
-                    written[offset + start : offset + start + len(part)] == part
-                    for offset, memory in layout.stretches
-                    for start, part in _parts(memory)
-                )
+        with (
+            mmap.mmap(self.fd, self.nbytes, access=mmap.ACCESS_READ) as mapping,
+            memoryview(mapping) as written,
+        ):
+            return all(
+                written[offset + start : offset + start + len(part)] == part
+                for offset, memory in layout.stretches
+                for start, part in _parts(memory)
+            )
 
     def close(self) -> None:
         """Let go of it."""
@@ -144,26 +151,16 @@ def map_buffers(fd: int, nbytes: int, places: NDArray[np.int64]) -> list[memoryv
     ]
 
 
-def _address(memory: NDArray[np.uint8]) -> int:
-    address: int = memory.__array_interface__["data"][0]
-    return address
-
-
-def _bounds(span: Span) -> tuple[int, int]:
-    low = _address(span.memory)
-    return low, low + span.memory.nbytes
-
-
 def _offsets(layout: Layout) -> list[tuple[int, int]]:
     return [(offset, memory.nbytes) for offset, memory in layout.stretches]
 
 
 def _parts(memory: NDArray[np.uint8]) -> list[tuple[int, memoryview]]:
-    whole = memoryview(memory)
+    whole = memory.data
     return [(at, whole[at : at + _AT_ONCE]) for at in range(0, memory.nbytes, _AT_ONCE)]
 
 
 def _write_at(fd: int, data: memoryview, offset: int) -> None:
     while data:
-        written = os.pwrite(fd, data, offset)
+        written = pwrite(fd, data, offset)
         data, offset = data[written:], offset + written

@@ -23,32 +23,41 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LARGE", "PROTOCOL", "OutOfBand", "Reducer", "Span", "memory_at"]
+from lit_loader.system.mapped_files import MappedFile, mapping_behind
+
+__all__ = ["LARGE", "PROTOCOL", "OutOfBand", "Reducer", "Span", "address_of", "memory_at"]
 
 Reducer: TypeAlias = "Callable[[Any], Any]"
 
 LARGE: Final = 1 << 16
 """Bytes from which on a buffer is kept out of the pickle."""
 
+PROTOCOL: Final = 5
+"""Of pickle: the first one that knows buffers out of band."""
+
 _PLAIN_KINDS: Final = frozenset("biufcmMSUV?")
 """Kinds of elements that are their bytes; others hold pointers."""
 
-PROTOCOL: Final = 5
-"""Of pickle: the first one that knows buffers out of band."""
+_MARKER: Final = pickle.PickleBuffer(bytearray(1))
+"""Stands for the next span in the pickle."""
 
 
 class Span(NamedTuple):
     """A stretch of memory that something being pickled looks into.
 
     Attributes:
-        memory: Its bytes, uint8; keeps them alive.
-        sparse: The array, if it uses so little of its span that only what it uses is worth
-            carrying, unless all of the span is carried anyway.
-        readonly: Whether what looks into it may not be written to, and asks its buffer.
+        address: Its first byte.
+        nbytes: Its length.
+        owner: Keeps it alive.
+        sparse: Whether the owner, an array, uses so little of it that its elements alone are worth
+            carrying, unless all of the stretch is carried anyway.
+        readonly: Whether it must not be written to, and only its buffer says so.
     """
 
-    memory: NDArray[np.uint8]
-    sparse: NDArray[Any] | None = None
+    address: int
+    nbytes: int
+    owner: Any
+    sparse: bool = False
     readonly: bool = False
 
 
@@ -64,12 +73,15 @@ class OutOfBand:
 
     def __init__(self, reducers: Mapping[type, Reducer]) -> None:
         self.spans: list[Span] = []
-        self._noted: dict[int, pickle.PickleBuffer] = {}
         self._others = reducers
+        self._files: dict[int, tuple[NDArray[Any], MappedFile | None]] = {}
 
     def reducers(self) -> dict[type, Reducer]:
         """Returns how objects of some types are pickled, by type."""
-        found: dict[type, Reducer] = {np.ndarray: self._reduce_array}
+        found: dict[type, Reducer] = {
+            np.ndarray: self._reduce_array,
+            np.memmap: self._reduce_array,
+        }
         torch = sys.modules.get("torch")
         if torch is not None and torch.UntypedStorage in self._others:
             found[torch.UntypedStorage] = self._reduce_storage
@@ -77,44 +89,51 @@ class OutOfBand:
 
     def stays_inside(self, buffer: pickle.PickleBuffer) -> bool:
         """Take over a buffer, unless it is to stay in the pickle; the pickler's callback."""
-        if id(buffer) in self._noted:
+        if buffer is _MARKER:
             return False
         raw = buffer.raw()
         if raw.nbytes < LARGE:
             return True
-        self.spans.append(Span(np.frombuffer(raw, np.uint8), readonly=raw.readonly))
+        memory = np.frombuffer(raw, np.uint8)
+        self.spans.append(Span(address_of(memory), raw.nbytes, memory, readonly=raw.readonly))
         return False
 
-    def _note(self, span: Span) -> pickle.PickleBuffer:
-        """Returns what stands for a span in the pickle."""
-        buffer = pickle.PickleBuffer(span.memory)
-        self._noted[id(buffer)] = buffer
-        self.spans.append(span)
-        return buffer
-
     def _reduce_array(self, array: NDArray[Any]) -> Any:
+        if array.nbytes < LARGE and (array.base is None or _whole(array).nbytes < LARGE):
+            # Its elements are copied, in either way; the other one keeps it read-only.
+            return array.__reduce__() if array.flags.writeable else array.__reduce_ex__(PROTOCOL)
         dtype = array.dtype
         if dtype.kind not in _PLAIN_KINDS or dtype.hasobject or not array.nbytes:
             return array.__reduce_ex__(PROTOCOL)
-        if array.base is None:
-            if array.nbytes < LARGE:
-                return array.__reduce_ex__(PROTOCOL)
-        elif _whole(array).nbytes < LARGE:
-            return array.__reduce_ex__(PROTOCOL)
-        start, nbytes = _extent(array)
-        memory = memory_at(array.__array_interface__["data"][0] - start, nbytes, array)
-        sparse = array if 4 * array.nbytes < 3 * nbytes else None
-        look = (dtype, array.shape, array.strides, start, nbytes, array.flags.writeable)
-        return _array_of, (self._note(Span(memory, sparse)), *look)
+        if array.flags.c_contiguous:
+            start, nbytes = 0, array.nbytes
+        else:
+            start, nbytes = _extent(array)
+        low = address_of(array) - start
+        look = (type(array), dtype, array.shape, array.strides, nbytes, array.flags.writeable)
+        file = None if array.base is None else self._file_behind(array)
+        if file is not None:
+            return _array_of, (file, file.offset(low) + start, *look)
+        self.spans.append(Span(low, nbytes, array, sparse=4 * array.nbytes < 3 * nbytes))
+        return _array_of, (_MARKER, start, *look)
+
+    def _file_behind(self, array: NDArray[Any]) -> MappedFile | None:
+        """Returns the file that an array looks into: one object, whatever array of it asks."""
+        whole = _whole(array)
+        if not isinstance(whole, np.memmap):
+            return None
+        if id(whole) not in self._files:
+            self._files[id(whole)] = whole, mapping_behind(whole)
+        return self._files[id(whole)][1]
 
     def _reduce_storage(self, storage: Any) -> Any:
         nbytes = storage.nbytes()
         if storage.device.type != "cpu" or storage.is_shared() or not nbytes:
             return self._others[type(storage)](storage)
-        memory = memory_at(storage.data_ptr(), nbytes, storage)
         if nbytes < LARGE:
-            return _storage_of, (bytearray(memory),)
-        return _storage_of, (self._note(Span(memory)),)
+            return _storage_of, (bytearray(memory_at(storage.data_ptr(), nbytes, storage)),)
+        self.spans.append(Span(storage.data_ptr(), nbytes, storage))
+        return _storage_of, (_MARKER,)
 
 
 class _Memory:
@@ -135,6 +154,12 @@ def memory_at(address: int, nbytes: int, owner: object) -> NDArray[np.uint8]:
     return np.asarray(_Memory(address, nbytes, owner))
 
 
+def address_of(array: NDArray[Any]) -> int:
+    """Returns where an array's first element lies."""
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
 def _whole(array: NDArray[Any]) -> NDArray[Any]:
     """Returns the array that this one is a view of."""
     while isinstance(array.base, np.ndarray):
@@ -150,23 +175,27 @@ def _extent(array: NDArray[Any]) -> tuple[int, int]:
 
 
 def _array_of(
-    buffer: Any,
+    buffer: memoryview | NDArray[np.uint8],
+    start: int,
+    kind: type[NDArray[Any]],
     dtype: np.dtype[Any],
     shape: tuple[int, ...],
     strides: tuple[int, ...] | None,
-    start: int,
     nbytes: int,
     writeable: bool,
 ) -> NDArray[Any]:
-    """Make the array whose span, or whose elements alone in C order, the buffer holds."""
-    if memoryview(buffer).nbytes < nbytes:
+    """Make the array that looks into a buffer, or whose elements alone, in C order, it holds."""
+    if buffer.nbytes < nbytes:
         strides, start = None, 0
-    array: NDArray[Any] = np.ndarray(shape, dtype, buffer, start, strides)
-    array.flags.writeable = writeable
+    array: NDArray[Any] = np.ndarray.__new__(kind, shape, dtype, buffer, start, strides)
+    if isinstance(array, np.memmap) and isinstance(buffer, np.memmap):
+        array.filename, array.mode, array.offset = buffer.filename, buffer.mode, start
+    if not writeable:
+        array.flags.writeable = False
     return array
 
 
-def _storage_of(buffer: Any) -> Any:
+def _storage_of(buffer: memoryview | bytearray) -> Any:
     import torch
 
     return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()

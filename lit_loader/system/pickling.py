@@ -17,8 +17,7 @@ import io
 import operator
 import pickle
 import sys
-from collections import ChainMap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from mmap import mmap
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -104,7 +103,7 @@ def dump(value: object, by_value: bool) -> Pickled:
     else:
         kind = ForkingPickler if main_is_importable() else _WithoutMain
         pickler = kind(file, PROTOCOL, True, apart.stays_inside)
-        pickler.dispatch_table = others.new_child(apart.reducers())
+        pickler.dispatch_table = {**others, **apart.reducers()}
     pickler.dump((value, carried))  # in this order: the second is filled by pickling the first
     return Pickled(file.getvalue(), apart.spans, pickler)
 
@@ -140,7 +139,7 @@ def _is_in_main(value: object) -> bool:
 def _by_value(
     file: io.BytesIO,
     carried: dict[str, object],
-    others: ChainMap[type, Reducer],
+    others: Mapping[type, Reducer],
     apart: OutOfBand,
 ) -> pickle.Pickler:
     """Make a pickler that notes in ``carried`` what it takes out of ``__main__``, by name."""
@@ -149,9 +148,11 @@ def _by_value(
     by_name = main_is_importable()
 
     class ByValue(cloudpickle.Pickler):  # type: ignore[misc]
-        dispatch_table: ClassVar = ChainMap(
-            apart.reducers(), cloudpickle.Pickler.dispatch_table, others
-        )
+        dispatch_table: ClassVar = {
+            **others,
+            **cloudpickle.Pickler.dispatch_table,
+            **apart.reducers(),
+        }
 
         def reducer_override(self, obj: Any) -> Any:
             if _is_in_main(obj):

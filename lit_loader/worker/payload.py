@@ -12,8 +12,6 @@ from multiprocessing import reduction
 from multiprocessing.context import get_spawning_popen
 from typing import Any, Final
 
-import numpy as np
-
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.describe import find_failing_object, short_repr
 from lit_loader.errors import LoaderError, TransportError
