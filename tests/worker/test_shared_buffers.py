@@ -128,7 +128,7 @@ def test_one_copy_for_all_workers_and_those_that_replace_them(method: str, alone
     assert data.array[0] == 0
     assert not data.tensor.is_shared()
     if data.counts is not None:  # what is shared on purpose stays so
-        assert data.counts[:2].sum() == len(data)
+        assert data.counts[:2].sum() >= len(data)  # after a death some are made again
 
 
 def test_what_the_parent_changes_is_there_with_the_next_workers() -> None:
