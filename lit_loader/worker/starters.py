@@ -90,6 +90,10 @@ class Starter(Protocol):
     def forks(self) -> bool:
         """Whether workers are forked from what this process is, and do not begin by importing."""
 
+    @property
+    def shared_data(self) -> int:
+        """Bytes of the dataset in a file that all workers map."""
+
     def start_all(self, workers: Sequence[int], generation: int) -> Sequence[WorkerProcess]:
         """Start the workers of these numbers."""
 
@@ -198,6 +202,11 @@ class DirectStarter:
         by_value = can_carry_by_value() and (without_main or not main_is_importable())
         self._payload = Payload(spec, by_value)
         self.notices = self._payload.notices
+
+    @property
+    def shared_data(self) -> int:
+        """Bytes of the dataset in a file that all workers map."""
+        return self._payload.shared_bytes
 
     def came_up(self) -> None:
         """Nothing follows from it."""

@@ -131,6 +131,34 @@ def test_one_copy_for_all_workers_and_those_that_replace_them(method: str, alone
         assert data.counts[:2].sum() >= len(data)  # after a death some are made again
 
 
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_it_is_told_what_memory_all_takes(method: str) -> None:
+    data = Bulk()
+    with DataLoader(
+        data,  # type: ignore[arg-type]
+        num_workers=2,
+        multiprocessing_context=method,
+        collate_fn=uncollated,
+        persistent_workers=True,
+    ) as loader:
+        assert loader.statistics().memory is None
+        list(loader)
+        statistics = loader.statistics(memory=True)
+        use = statistics.memory
+        assert use is not None
+        assert use.shared_data == (0 if method == "fork" else 2 * BYTES)
+        assert use.parent is not None
+        assert use.parent > 2 * BYTES  # its own copy
+        assert 0 < use.arena < BYTES
+        assert len(use.workers) == 2
+        assert all(0 < one < use.parent for one in use.workers if one is not None)
+        assert str(statistics).endswith(f"; memory: {use}")
+        assert ("shared data 32 MiB, workers " in str(use)) == (method != "fork")
+    use = loader.statistics(memory=True).memory
+    assert use is not None
+    assert (use.arena, use.shared_data, use.workers) == (0, 0, ())
+
+
 def test_what_the_parent_changes_is_there_with_the_next_workers() -> None:
     data = Bulk()
     loader = DataLoader(
