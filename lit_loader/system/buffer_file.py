@@ -21,6 +21,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from lit_loader.system.mapped_bytes import HEADER, bytes_in
 from lit_loader.system.out_of_band import Span, address_of, memory_at
 from lit_loader.system.shared_file import map_part, nameless_file, round_up
 
@@ -28,6 +29,17 @@ __all__ = ["BufferFile", "Layout", "map_buffers"]
 
 _ALIGNED: Final = 16
 """What a stretch keeps of its address, so that each element is aligned as it was."""
+
+_BEFORE: Final = 2 * HEADER
+"""Bytes in front of each stretch, enough to make a `bytes` object of it; aligned for processors."""
+
+_BEHIND: Final = 1
+"""Bytes behind it: the zero at the end of a `bytes` object."""
+
+_WRITABLE: Final = 0
+_READONLY: Final = 1
+_CONTENTS: Final = 2
+"""What the buffer of a span is; the last: the contents of a `bytes` object."""
 
 _AT_ONCE: Final = 1 << 20
 """Bytes that are compared at once."""
@@ -40,8 +52,9 @@ class Layout:
         spans: The spans.
 
     Attributes:
-        places: Offset and bytes of each span, and whether it is read-only: int64 of shape
-            (spans, 3). Of a sparse span that lies in no other these are its elements alone.
+        places: Offset and bytes of each span, and what its buffer is (one of the kinds below):
+            int64 of shape (spans, 3). Of a sparse span that lies in no other these are its elements
+            alone.
         stretches: What the file holds: offsets, and bytes as uint8.
         nbytes: Length of the file, whole pages.
     """
@@ -50,7 +63,7 @@ class Layout:
         self.stretches: list[tuple[int, NDArray[np.uint8]]] = []
         self.nbytes = 0
         self.places: NDArray[np.int64] = np.array(
-            [(span.address, span.nbytes, span.readonly) for span in spans], np.int64
+            [(span.address, span.nbytes, _kind(span)) for span in spans], np.int64
         ).reshape(-1, 3)
         low, high = self.places[:, 0].copy(), self.places[:, :2].sum(axis=1)
         sparse = np.array([span.sparse for span in spans], np.bool_)
@@ -69,9 +82,9 @@ class Layout:
 
     def _add(self, memory: NDArray[np.uint8]) -> int:
         """Give bytes a place, and return its offset."""
-        offset = self.nbytes + address_of(memory) % _ALIGNED
+        offset = self.nbytes + _BEFORE + address_of(memory) % _ALIGNED
         self.stretches.append((offset, memory))
-        self.nbytes = round_up(offset + memory.nbytes)
+        self.nbytes = round_up(offset + memory.nbytes + _BEHIND)
         return offset
 
 
@@ -132,7 +145,7 @@ class BufferFile:
         os.close(self.fd)
 
 
-def map_buffers(fd: int, nbytes: int, places: NDArray[np.int64]) -> list[memoryview]:
+def map_buffers(fd: int, nbytes: int, places: NDArray[np.int64]) -> list[memoryview | bytes]:
     """Map a file, and return the buffers in it, in the order of `Layout.places`.
 
     Args:
@@ -144,11 +157,20 @@ def map_buffers(fd: int, nbytes: int, places: NDArray[np.int64]) -> list[memoryv
         OSError: There is no room for it in the address space.
     """
     whole = memoryview(map_part(fd, 0, nbytes, private=True))
-    buffers = [whole[offset : offset + length] for offset, length, _ in places.tolist()]
-    return [
-        buffer.toreadonly() if readonly else buffer
-        for buffer, readonly in zip(buffers, places[:, 2].tolist(), strict=True)
-    ]
+    return [_buffer(whole, *place) for place in places.tolist()]
+
+
+def _buffer(whole: memoryview, offset: int, nbytes: int, kind: int) -> memoryview | bytes:
+    if kind == _CONTENTS:
+        return bytes_in(whole, offset, nbytes)
+    buffer = whole[offset : offset + nbytes]
+    return buffer.toreadonly() if kind == _READONLY else buffer
+
+
+def _kind(span: Span) -> int:
+    if span.contents:
+        return _CONTENTS
+    return _READONLY if span.readonly else _WRITABLE
 
 
 def _offsets(layout: Layout) -> list[tuple[int, int]]:

@@ -6,6 +6,7 @@ pickle as buffers that it does not contain, in the order of `spans`::
 
     array, view of it ──▶ two spans that overlap ──▶ one stretch of a `BufferFile`
     torch storage     ──▶ a span
+    bytes             ──▶ a span, taken out of the stream as it is written (`PickleFile`)
 
 What overlaps in memory overlaps in the file, so views of one array, and a tensor and the array that
 it was made of, are still that when they are unpickled. What is small, and has no part in anything
@@ -15,6 +16,7 @@ which has them stay shared.
 
 from __future__ import annotations
 
+import io
 import pickle
 import sys
 from collections.abc import Callable, Mapping
@@ -25,7 +27,16 @@ from numpy.typing import NDArray
 
 from lit_loader.system.mapped_files import MappedFile, mapping_behind
 
-__all__ = ["LARGE", "PROTOCOL", "OutOfBand", "Reducer", "Span", "address_of", "memory_at"]
+__all__ = [
+    "LARGE",
+    "PROTOCOL",
+    "OutOfBand",
+    "Reducer",
+    "PickleFile",
+    "Span",
+    "address_of",
+    "memory_at",
+]
 
 Reducer: TypeAlias = "Callable[[Any], Any]"
 
@@ -37,6 +48,12 @@ PROTOCOL: Final = 5
 
 _PLAIN_KINDS: Final = frozenset("biufcmMSUV?")
 """Kinds of elements that are their bytes; others hold pointers."""
+
+_NEXT_BUFFER: Final = b"\x97"
+"""Opcode: the next buffer out of band."""
+
+_FRAME: Final = b"\x95"
+"""Opcode that most of what a pickler writes at a time begins with; 8 bytes of length follow."""
 
 _MARKER: Final = pickle.PickleBuffer(bytearray(1))
 """Stands for the next span in the pickle."""
@@ -52,6 +69,7 @@ class Span(NamedTuple):
         sparse: Whether the owner, an array, uses so little of it that its elements alone are worth
             carrying, unless all of the stretch is carried anyway.
         readonly: Whether it must not be written to, and only its buffer says so.
+        contents: Whether it is the contents of a `bytes` object.
     """
 
     address: int
@@ -59,6 +77,7 @@ class Span(NamedTuple):
     owner: Any
     sparse: bool = False
     readonly: bool = False
+    contents: bool = False
 
 
 class OutOfBand:
@@ -98,6 +117,12 @@ class OutOfBand:
         self.spans.append(Span(address_of(memory), raw.nbytes, memory, readonly=raw.readonly))
         return False
 
+    def take_bytes(self, data: bytes) -> bytes:
+        """Take over a large `bytes` object, and return what stands for it in the pickle."""
+        address = address_of(np.frombuffer(data, np.uint8))
+        self.spans.append(Span(address, len(data), data, contents=True))
+        return _NEXT_BUFFER
+
     def _reduce_array(self, array: NDArray[Any]) -> Any:
         if array.nbytes < LARGE and (array.base is None or _whole(array).nbytes < LARGE):
             # Its elements are copied, in either way; the other one keeps it read-only.
@@ -134,6 +159,45 @@ class OutOfBand:
             return _storage_of, (bytearray(memory_at(storage.data_ptr(), nbytes, storage)),)
         self.spans.append(Span(storage.data_ptr(), nbytes, storage))
         return _storage_of, (_MARKER,)
+
+
+class PickleFile(io.BytesIO):
+    """Where a pickler writes to; large `bytes` objects are taken out on their way.
+
+    A pickler writes these without copying: opcode and length end what it writes first, and next
+    comes the object itself. (`persistent_id` would be called for every number and string.)
+
+    Args:
+        apart: Takes them over.
+    """
+
+    def __init__(self, apart: OutOfBand) -> None:
+        super().__init__()
+        self._apart = apart
+        self._end = b""
+
+    def write(self, data: Any) -> int:
+        """Write a part of the pickle, or what stands for it."""
+        if type(data) is bytes and len(data) >= LARGE and not _is_frame(data):
+            opcode = _opcode_of(data)
+            if self._end.endswith(opcode):
+                self.seek(-len(opcode), io.SEEK_END)
+                self.truncate()
+                data = self._apart.take_bytes(data)
+        self._end = bytes(data[-9:])
+        return super().write(data)
+
+
+def _opcode_of(data: bytes) -> bytes:
+    """Returns what comes before a `bytes` object in a pickle."""
+    if len(data) < 1 << 32:
+        return b"B" + len(data).to_bytes(4, "little")
+    return b"\x8e" + len(data).to_bytes(8, "little")
+
+
+def _is_frame(data: bytes) -> bool:
+    """Whether this looks like opcodes that a pickler has gathered, and perhaps is."""
+    return data[:1] == _FRAME and int.from_bytes(data[1:9], "little") + 9 <= len(data)
 
 
 class _Memory:

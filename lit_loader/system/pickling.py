@@ -24,7 +24,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, ClassVar, NamedTuple
 
-from lit_loader.system.out_of_band import PROTOCOL, OutOfBand, Reducer, Span
+from lit_loader.system.out_of_band import PROTOCOL, OutOfBand, PickleFile, Reducer, Span
 
 __all__ = ["Pickled", "can_carry_by_value", "dump", "importable_main", "load", "main_is_importable"]
 
@@ -93,11 +93,11 @@ def dump(value: object, by_value: bool) -> Pickled:
     Raises:
         Exception: Whatever pickling raises.
     """
-    file = io.BytesIO()
     carried: dict[str, object] = {}
     # Asked for anew each time: libraries register with multiprocessing as they are imported.
     others = ForkingPickler(io.BytesIO()).dispatch_table
     apart = OutOfBand(others)
+    file = PickleFile(apart)
     if by_value:
         pickler = _by_value(file, carried, others, apart)
     else:
@@ -108,7 +108,7 @@ def dump(value: object, by_value: bool) -> Pickled:
     return Pickled(file.getvalue(), apart.spans, pickler)
 
 
-def load(stream: mmap, buffers: Iterable[memoryview]) -> Any:
+def load(stream: mmap, buffers: Iterable[memoryview | bytes]) -> Any:
     """Unpickle what :func:`dump` gave.
 
     Args:

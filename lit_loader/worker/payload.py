@@ -123,9 +123,14 @@ class Payload:
             if layout.nbytes:
                 self._buffers = self._buffer_file(layout)
         self._pickler = None if self._for_all else pickled.pickler
-        self._fd, _ = nameless_file("lit_loader dataset")
-        write_all(self._fd, pickle.dumps(layout.places))
-        write_all(self._fd, pickled.stream)
+        fd, _ = nameless_file("lit_loader dataset")
+        try:
+            write_all(fd, pickle.dumps(layout.places))
+            write_all(fd, pickled.stream)
+        except BaseException:
+            os.close(fd)
+            raise
+        self._fd = fd
 
     def _buffer_file(self, layout: Layout) -> BufferFile:
         """Write the large buffers into memory, or to a disk.
@@ -200,7 +205,7 @@ class Payload:
             # Mapped, and not read: all workers have one file position in common.
             with mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ) as stream:
                 places = pickle.load(stream)
-                buffers: list[memoryview] = []
+                buffers: list[memoryview | bytes] = []
                 if self._mapped is not None:
                     file, nbytes = self._mapped
                     buffers = map_buffers(file.fd, nbytes, places)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import mmap
 import os
 import pickle
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +17,9 @@ import numpy as np
 import pytest
 import torch
 
+from lit_loader.system import mapped_bytes
 from lit_loader.system.buffer_file import BufferFile, Layout, map_buffers
+from lit_loader.system.mapped_bytes import can_be_mapped
 from lit_loader.system.out_of_band import LARGE
 from lit_loader.system.pickling import dump, load
 
@@ -28,7 +32,7 @@ def carried(value: Any, by_value: bool = False, most: int = 4096) -> Any:
     stream, spans, _ = dump(value, by_value)
     assert len(stream) < most
     layout = Layout(spans)
-    buffers: list[memoryview] = []
+    buffers: list[memoryview | bytes] = []
     if layout.nbytes:
         file = BufferFile(layout)
         assert file.holds(layout)
@@ -151,7 +155,7 @@ def test_views_of_one_array_share_its_memory() -> None:
         "bytes": base.view("u1"),
         "transposed": base.T,
     }
-    assert cost(value) == base.nbytes
+    assert cost(value) == base.nbytes + mmap.PAGESIZE
     found = carried(value, most=1 << 16)
     assert found["again"] is found["whole"]
     for whole in (base, found["whole"]):
@@ -163,7 +167,7 @@ def test_views_of_one_array_share_its_memory() -> None:
 def test_rows_alone_are_one_stretch() -> None:
     base = np.arange(MANY).reshape(-1, 64)
     rows = carried(list(base), most=1 << 23)
-    assert cost(list(base)) == base.nbytes
+    assert cost(list(base)) == base.nbytes + mmap.PAGESIZE
     np.testing.assert_array_equal(np.stack(rows), base)
     assert rows[1].__array_interface__["data"][0] - rows[0].__array_interface__["data"][0] == 512
 
@@ -184,7 +188,7 @@ def test_of_a_table_only_the_column_is_carried() -> None:
 
 
 def test_a_part_costs_its_own_size() -> None:
-    assert cost(np.zeros(100 * MANY, "u1")[:LARGE]) == LARGE
+    assert cost(np.zeros(100 * MANY, "u1")[:LARGE]) == LARGE + mmap.PAGESIZE
 
 
 def test_tensors_of_one_storage_share_it() -> None:
@@ -204,7 +208,7 @@ def test_tensors_of_one_storage_share_it() -> None:
 def test_a_tensor_and_its_array_share_memory() -> None:
     array = np.arange(MANY)
     found, tensor = carried([array, torch.from_numpy(array)])
-    assert cost([array, torch.from_numpy(array)]) == array.nbytes
+    assert cost([array, torch.from_numpy(array)]) == array.nbytes + mmap.PAGESIZE
     tensor[5] = -1
     assert found[5] == -1
 
@@ -244,7 +248,7 @@ def test_other_buffers_stay_as_writable_as_they_were() -> None:
     array = np.arange(LARGE)
     value = [Buffered(bytearray(MANY)), Buffered(bytes(MANY)), Buffered(array), Buffered(b"small")]
     found = carried([*value, array])
-    assert cost([*value, array]) == 2 * MANY + array.nbytes
+    assert cost([*value, array]) == 2 * MANY + array.nbytes + 3 * mmap.PAGESIZE
     assert [memoryview(one.data).readonly for one in found[:-1]] == [False, True, False, True]
     found[2].data[:8] = bytes([255] * 8)
     assert found[-1][0] == -1  # it is the array's
@@ -258,6 +262,69 @@ def test_arrow() -> None:
     assert cost(table) > 8 * LARGE
     assert found.equals(table)
     assert found.to_pandas().equals(table.to_pandas())
+
+
+# Bytes -------------------------------------------------------------------------------------------
+
+
+def contents(length: int, start: int = 0) -> bytes:
+    return (np.arange(start, start + length) % 251).astype("u1").tobytes()
+
+
+@pytest.mark.parametrize("by_value", [False, True], ids=["by name", "by value"])
+def test_bytes_are_mapped_where_they_can_be(by_value: bool) -> None:
+    value = [contents(LARGE + number, number) for number in range(40)]
+    value += [contents(LARGE - 1), b"", value[3]]
+    found = carried(value, by_value, most=LARGE + 4096)
+    assert found == value
+    assert found[-1] is found[3]
+    assert list(map(hash, found)) == list(map(hash, value))
+    assert {type(one) for one in found} == {bytes}
+    assert {found[5]: 1}[value[5]] == 1
+    assert found[7][100:105] + found[8][-3:] == value[7][100:105] + value[8][-3:]
+    assert pickle.loads(pickle.dumps(found)) == value
+    references = [sys.getrefcount(found[9])]
+    for _ in range(3):
+        more = [found[9]] * 1000
+        references.append(sys.getrefcount(found[9]) - len(more))
+        del more
+    assert set(references) == {references[0]}
+    assert can_be_mapped()
+    del found
+    gc.collect()
+
+
+def test_bytes_are_copied_where_their_layout_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapped_bytes, "can_be_mapped", lambda: False)
+    value = [contents(LARGE), contents(3 * LARGE)]
+    assert carried(value) == value
+
+
+def test_bytes_amid_much_else() -> None:
+    """What lies between them fills the pickler's frames to any length."""
+    value: list[Any] = []
+    for number in range(30):
+        value += [str(n) for n in range(1000 * (number % 7))]
+        value += [contents(LARGE + number), "ü" * LARGE, bytearray(LARGE), np.arange(LARGE)]
+        value += [{number: contents(2 * LARGE)}]
+    found = carried(value, most=1 << 28)
+    for one, own in zip(found, value, strict=True):
+        assert type(one) is type(own)
+        assert np.array_equal(one, own) if isinstance(own, np.ndarray) else one == own
+
+
+def test_bytes_that_look_like_a_part_of_a_pickle_stay_in_it() -> None:
+    frame = b"\x95" + (LARGE - 9).to_bytes(8, "little") + bytes(LARGE - 9)
+    assert cost([frame, frame + b"more"]) == 0
+    assert carried([frame, frame + b"more"], most=1 << 20) == [frame, frame + b"more"]
+
+
+def test_an_array_of_bytes_shares_with_them() -> None:
+    data = contents(LARGE)
+    value = [data, np.frombuffer(data, "u1")]
+    assert cost(value) == LARGE + mmap.PAGESIZE
+    found, array = carried(value)
+    assert (found, array.tobytes(), array.flags.writeable) == (data, data, False)
 
 
 # Files -------------------------------------------------------------------------------------------
@@ -331,7 +398,9 @@ def file(layout: Layout, request: pytest.FixtureRequest) -> Iterator[BufferFile]
 
 def test_what_is_written_into_a_mapping_is_its_own(file: BufferFile, layout: Layout) -> None:
     mine, other = (map_buffers(file.fd, file.nbytes, layout.places) for _ in range(2))
-    mine[0][:] = bytes([1]) * len(mine[0])
+    first = mine[0]
+    assert isinstance(first, memoryview)
+    first[:] = bytes([1]) * len(first)
     assert np.array_equal(np.frombuffer(other[0], np.int64), np.arange(LARGE))
     assert file.holds(layout)
 
@@ -347,7 +416,7 @@ def test_it_is_known_whether_the_bytes_are_still_the_same(file: BufferFile) -> N
 def test_stretches_begin_on_pages() -> None:
     layout = Layout(dump([np.zeros(MANY, "u1")[3:], np.zeros(MANY)], False).spans)
     starts = sorted(offset % mmap.PAGESIZE for offset, _ in layout.stretches)
-    assert starts == [0, 3]
+    assert starts == [64, 67]
     assert layout.nbytes % mmap.PAGESIZE == 0
 
 
