@@ -12,7 +12,6 @@ other.
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Sequence
 from os import pwrite
@@ -130,15 +129,13 @@ class BufferFile:
         """Whether these are the bytes in it."""
         if self._offsets != _offsets(layout):
             return False
-        with (
-            mmap.mmap(self.fd, self.nbytes, access=mmap.ACCESS_READ) as mapping,
-            memoryview(mapping) as written,
-        ):
-            return all(
-                written[offset + start : offset + start + len(part)] == part
-                for offset, memory in layout.stretches
-                for start, part in _parts(memory)
-            )
+        written = np.frombuffer(map_part(self.fd, 0, self.nbytes), np.uint8)
+        return all(
+            np.array_equal(written[offset + at : offset + at + _AT_ONCE][: len(part)], part)
+            for offset, memory in layout.stretches
+            for at in range(0, memory.nbytes, _AT_ONCE)
+            for part in (memory[at : at + _AT_ONCE],)
+        )
 
     def close(self) -> None:
         """Let go of it."""
@@ -175,11 +172,6 @@ def _kind(span: Span) -> int:
 
 def _offsets(layout: Layout) -> list[tuple[int, int]]:
     return [(offset, memory.nbytes) for offset, memory in layout.stretches]
-
-
-def _parts(memory: NDArray[np.uint8]) -> list[tuple[int, memoryview]]:
-    whole = memory.data
-    return [(at, whole[at : at + _AT_ONCE]) for at in range(0, memory.nbytes, _AT_ONCE)]
 
 
 def _write_at(fd: int, data: memoryview, offset: int) -> None:
