@@ -165,6 +165,23 @@ def test_it_is_told_what_memory_all_takes(method: str) -> None:
     assert (use.arena, use.shared_data, use.workers) == (0, 0, ())
 
 
+def test_a_worker_that_is_added_maps_the_same_file() -> None:
+    data = Bulk("forkserver")
+    assert data.counts is not None
+    data.counts[-1] = 1  # no process is to end
+    loader = DataLoader(
+        data,  # type: ignore[arg-type]
+        num_workers=1,
+        multiprocessing_context="forkserver",
+        collate_fn=uncollated,
+    )
+    batches = iter(loader)  # its only worker waits for a second one
+    loader.resize(2)
+    seen = [sample for batch in batches for sample in batch]
+    assert len({sample.pid for sample in seen}) == 2
+    assert len({sample.mapped.inode for sample in seen}) == 1
+
+
 def test_what_the_parent_changes_is_there_with_the_next_workers() -> None:
     data = Bulk()
     loader = DataLoader(
