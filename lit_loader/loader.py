@@ -364,14 +364,13 @@ class DataLoader(TorchLoader[T_co]):
         workers = check_option("num_workers", num_workers)
         resize(self, self._internals, workers, check_option("prefetch_factor", prefetch_factor))
 
-    def statistics(self) -> LoaderStatistics:
-        """Say where the time went, since the loader was made.
+    def statistics(self, memory: bool = False) -> LoaderStatistics:
+        """Say where the time went, since the loader was made: see `LoaderStatistics`.
 
-        Returns:
-            Waits, the cost of every stage, each worker's part, the slowest samples, and counts of
-            restarts and bad samples. A new, frozen object; taking it costs under a millisecond.
+        Args:
+            memory: Say what memory the loader takes, too. Without, it costs under a millisecond.
         """
-        return self._host.statistics()
+        return self._host.statistics(memory)
 
     def close(self) -> None:
         """End the workers and let go of all that belongs to them; a second call does nothing.

@@ -18,7 +18,7 @@ import multiprocessing
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.context import BaseContext
 from typing import Any, Final
 
@@ -43,8 +43,9 @@ from lit_loader.sampling.epochs import EpochStart
 from lit_loader.sampling.orders import EpochOrder
 from lit_loader.sampling.unsharded import advice_if_unsharded
 from lit_loader.seeding.generator_watch import GeneratorWatch
-from lit_loader.statistics.records import LoaderStatistics
+from lit_loader.statistics.records import LoaderStatistics, MemoryUse
 from lit_loader.system.interrupts import HeldBack
+from lit_loader.system.process_memory import own_memory
 
 __all__ = ["DEFAULT_PREFETCH", "LoaderHost"]
 
@@ -310,13 +311,15 @@ class LoaderHost:
             memory_budget=self._loader.memory_budget,
         )
 
-    def statistics(self) -> LoaderStatistics:
-        """Say where the time went, since the loader was made."""
+    def statistics(self, memory: bool) -> LoaderStatistics:
+        """Say where the time went, since the loader was made, and what memory it takes now."""
         with self.lock:
             connected = [each for each in self._internals.iterators if each.connected]
+            pools = {pool for each in connected if (pool := each.pool) is not None}
             return self.recorder.summary(
                 ready=sum(iterator.ready for iterator in connected),
-                shared_memory=sum(iterator.shared_memory for iterator in connected),
+                shared_memory=sum(pool.shared_memory for pool in pools),
+                memory=_memory_use({*pools, self._internals.workers.pool}) if memory else None,
             )
 
     def close(self) -> None:
@@ -362,6 +365,16 @@ class LoaderHost:
             f"{readers} times: unless that is meant, let __iter__ (of a mixture: that of each "
             "source) use lit_loader.get_shard()"
         )
+
+
+def _memory_use(pools: Iterable[WorkerPool | None]) -> MemoryUse:
+    running = [pool for pool in pools if pool is not None and not pool.closed]
+    return MemoryUse(
+        parent=own_memory(),
+        arena=sum(pool.shared_memory for pool in running),
+        shared_data=sum(pool.shared_data for pool in running),
+        workers=tuple(own_memory(pid) for pool in running for pid in pool.pids),
+    )
 
 
 def _default_context() -> BaseContext:

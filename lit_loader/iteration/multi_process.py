@@ -387,9 +387,9 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         return ready + (0 if self._session is None else self._session.pipeline.ready)
 
     @property
-    def shared_memory(self) -> int:
-        """Bytes of the arena that are in use."""
-        return 0 if self._session is None else self._session.pool.shared_memory
+    def pool(self) -> WorkerPool | None:
+        """The workers at this iterator's disposal."""
+        return None if self._session is None else self._session.pool
 
     @property
     def connected(self) -> bool:

@@ -181,6 +181,11 @@ class WorkerPool:
         """Bytes of real memory in the arena, at most."""
         return self._arena.resident
 
+    @property
+    def shared_data(self) -> int:
+        """Bytes of the dataset that the workers share."""
+        return self._workers.shared_data
+
     def room(self, undelivered: int) -> int:
         """How many more tasks the memory budget allows, with so many not given out yet."""
         return self._arena.room(undelivered)
