@@ -49,8 +49,10 @@ class BatchLoader:
 
     Args:
         spec: What to make.
-        worker: This reader's number among the loader's workers, 0 with ``num_workers=0``.
-        num_readers: Number of workers, 1 with ``num_workers=0``.
+        worker: This reader's number among those of this rank: that of the worker (0 with
+            ``num_workers=0``), unless the spec says how many readers there are.
+        num_readers: Number of readers of this rank: of workers (1 with ``num_workers=0``), unless
+            the spec says how many there are.
         watch: The generators of the spec's dataset and functions, as far as they are known.
     """
 
@@ -64,6 +66,8 @@ class BatchLoader:
         self._spec = spec
         self._num_readers = num_readers
         self._share = (spec.rank * num_readers + worker, spec.num_replicas * num_readers)
+        if spec.num_shards:  # dealt out to the ranks one by one, and not in stretches
+            self._share = (worker * spec.num_replicas + spec.rank, spec.num_shards)
         self._collates_into_slot = spec.default_collation
         self._fetcher: Fetcher | None = None
         self._watch = watch
@@ -76,6 +80,16 @@ class BatchLoader:
         self._epoch_seed = 0
         self.samples = 0
         """Samples of the batch made last."""
+
+    @property
+    def dataset(self) -> Any:
+        """What is read."""
+        return self._spec.dataset
+
+    @property
+    def share(self) -> tuple[int, int]:
+        """Which reader of an iterable dataset this is, and of how many."""
+        return self._share
 
     @property
     def reads_table(self) -> bool:

@@ -91,6 +91,14 @@ class LoaderHost:
         return self._iterable or self._loader.seeding == "worker"
 
     @property
+    def _readers(self) -> int:
+        """This rank's readers of an iterable dataset; 0 for a map-style one."""
+        if not self._iterable:
+            return 0
+        shards = self._internals.num_shards
+        return shards // self.replica[1] or max(1, self._loader.num_workers)
+
+    @property
     def _depth(self) -> int:
         loader = self._loader
         depth: int = (loader.prefetch_factor or DEFAULT_PREFETCH) * loader.num_workers
@@ -121,7 +129,7 @@ class LoaderHost:
             depth=self._depth,
             num_workers=loader.num_workers,
             in_order=loader.in_order,
-            assigned=self._assigned,
+            turns=(self._readers or loader.num_workers) if self._assigned else 0,
             timeout=loader.timeout,
             max_restarts=loader.max_worker_restarts,
             budgeted=loader.memory_budget is not None,
@@ -177,8 +185,10 @@ class LoaderHost:
 
         remake = made_here(begin)
         if not in_process:
-            readers = loader.num_workers if self._iterable else 0
-            remake = made_by_pool(self._start_pool, readers, loader.timeout)
+            workers = loader.num_workers if self._iterable else 0
+            # One worker serves all readers, where these are no workers.
+            workers = min(workers, 1) if internals.num_shards else workers
+            remake = made_by_pool(self._start_pool, workers, loader.timeout)
         return ExactnessCheck(
             loader.check_exactness, remake, internals.warn_once, note, from_start=self._iterable
         )
@@ -210,6 +220,7 @@ class LoaderHost:
                 transient=TRANSIENT_ERRORS if transient is None else transient,
             ),
             own_order=plan is not None and isinstance(plan.source, EpochOrder),
+            num_shards=self._internals.num_shards,
         )
 
     def _spec_of_workers(self) -> BatchSpec:
@@ -245,7 +256,7 @@ class LoaderHost:
         # Of loaders without length, Lightning takes a batch before any callback comes to act.
         if advice is not None and self._has_length():
             internals.warn_once(advice)
-        return internals.epochs.begin(max(1, loader.num_workers) if self._iterable else 0)
+        return internals.epochs.begin(self._readers)
 
     def _has_length(self) -> bool:
         try:
@@ -290,6 +301,7 @@ class LoaderHost:
             seed=seed,
             assigned=self._assigned,
             memory_budget=self._loader.memory_budget,
+            readers=self._readers,
         )
 
     def statistics(self) -> LoaderStatistics:

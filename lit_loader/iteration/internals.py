@@ -39,10 +39,12 @@ class LoaderInternals:
         base_seed: The loader's.
         replica: Its ``rank`` and ``num_replicas``, if these were given. Not read from the loader
             later: subclasses keep numbers of their own under such names.
+        num_shards: Its ``num_shards``, likewise.
 
     Attributes:
         base_seed: As given.
         replica: As given; None: not given.
+        num_shards: As given; 0: not given.
         recorder: Collects what batches have cost.
         plan: What each batch holds; None for an iterable dataset.
         epochs: Which epoch comes next, and where in it.
@@ -55,9 +57,12 @@ class LoaderInternals:
         iterators: With workers, all that are alive.
     """
 
-    def __init__(self, base_seed: BaseSeed, replica: tuple[int, int] | None) -> None:
+    def __init__(
+        self, base_seed: BaseSeed, replica: tuple[int, int] | None, num_shards: int | None
+    ) -> None:
         self.base_seed = base_seed
         self.replica = replica
+        self.num_shards = num_shards or 0
         self.recorder = Recorder()
         self.plan: BatchPlan | None = None
         self.planned_for = ShownSamplers(None, None)

@@ -15,6 +15,7 @@ from torch.utils.data import DistributedSampler
 
 from lit_loader.checkpoint.fingerprint import Fingerprint, fingerprint_of
 from lit_loader.checkpoint.loader_state import LoaderState
+from lit_loader.checkpoint.reader_states import Shards
 from lit_loader.checkpoint.stateful import is_stateful
 from lit_loader.iteration.internals import LoaderInternals
 from lit_loader.sampling.orders import ShuffledSampler
@@ -46,9 +47,8 @@ def take_state(loader: Any, internals: LoaderInternals) -> dict[str, Any]:
         )
     batches = position.batches
     samples = batches if plan is None else plan.samples_after(batches)
-    return LoaderState.at(
-        position, samples, _fingerprint(loader, internals, position.seed)
-    ).to_dict()
+    fingerprint = _fingerprint(loader, internals, position.seed)
+    return LoaderState.at(position, samples, fingerprint, _shards(internals)).to_dict()
 
 
 def load_state(loader: Any, internals: LoaderInternals, state: Mapping[str, Any]) -> None:
@@ -74,13 +74,20 @@ def load_state(loader: Any, internals: LoaderInternals, state: Mapping[str, Any]
     order = loaded.fingerprint.get("order")
     if {order, fingerprint["order"]} <= SHUFFLED:
         fingerprint["order"] = order
-    position = loaded.to_position(fingerprint, plan, with_workers=loader.num_workers > 0)
+    with_workers = loader.num_workers > 0
+    position = loaded.to_position(fingerprint, plan, with_workers, _shards(internals))
     internals.reads_again = loaded.reads_again
     if adopted is not None:
         base_seed.resumed = adopted
     if plan is not None and isinstance(plan.source, ShuffledSampler):
         plan.source.as_distributed = order == DistributedSampler.__name__
     internals.epochs.load(position)
+
+
+def _shards(internals: LoaderInternals) -> Shards | None:
+    """Which readers are this rank's; None: there are no ``num_shards``."""
+    rank, replicas = internals.replica or (0, 1)
+    return Shards(rank, replicas, internals.num_shards) if internals.num_shards else None
 
 
 def _fingerprint(loader: Any, internals: LoaderInternals, seed: int) -> Fingerprint:
@@ -100,6 +107,8 @@ def _fingerprint(loader: Any, internals: LoaderInternals, seed: int) -> Fingerpr
             "rank": rank if replicas != 1 else None,
             "num_workers": max(1, loader.num_workers),
         }
+        if internals.num_shards:
+            own |= {"rank": None, "num_workers": None, "num_shards": internals.num_shards}
     else:
         own = {
             "order": order_name(plan.source),

@@ -24,6 +24,7 @@ import os
 import threading
 import time
 import warnings
+from functools import partial
 from typing import Any, TypeVar
 
 from lit_loader.accelerator.device_copy import DeviceCopy, Staged
@@ -54,7 +55,8 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         depth: Batches that may be outstanding at the same time.
         num_workers: Worker processes.
         in_order: Whether batches come in the sampler's order, or as they are finished.
-        assigned: Whether batch ``n`` is made by worker ``n % num_workers``, and by no other.
+        turns: Batch ``n`` is turn ``n % turns``, which worker ``turn % num_workers`` takes and no
+            other: a reader's of an iterable dataset, or a worker's own; 0: any worker's.
         timeout: Seconds without progress after which a worker hangs; 0: never.
         max_restarts: Workers that may be replaced after they died or hung.
         budgeted: Whether the workers have a memory budget, which is to be asked before a task.
@@ -73,7 +75,7 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         depth: int,
         num_workers: int,
         in_order: bool,
-        assigned: bool,
+        turns: int,
         timeout: float,
         max_restarts: int,
         budgeted: bool,
@@ -85,7 +87,7 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         self._host: PoolHost = host
         self._depth = depth
         self._num_workers = num_workers
-        self._assigned = assigned
+        self._turns = turns
         self._timeout = timeout or None
         self._max_restarts = max_restarts
         self._budgeted = budgeted
@@ -218,15 +220,16 @@ class MultiProcessIterator(LoaderIterator[T_co]):
     def _note(self, start: EpochStart, ready: Delivery) -> None:
         """Note in the position that a batch, or what takes its place, is given out."""
         position = position_of(ready.number)
-        reader = position % self._num_workers
+        if start.batches is not None and ready.error is None:
+            start.position.delivered(position)
+            return
+        reader = position % (self._turns or 1)
         if ready.ended:
             start.position.exhausted(reader)
         elif ready.error is not None:
             start.position.failed(position, reader)
-        elif start.batches is None:
-            start.position.read(reader, None if ready.made is None else ready.made.state)
         else:
-            start.position.delivered(position)
+            start.position.read(reader, None if ready.made is None else ready.made.state)
 
     def _connect(self, start: EpochStart) -> Session:
         """Begin a session with workers that know the epoch, and are at all that is outstanding."""
@@ -257,13 +260,13 @@ class MultiProcessIterator(LoaderIterator[T_co]):
 
     def _prepare(self, start: EpochStart) -> None:
         """Make, for the first session, what all others go on with."""
-        point = None
+        points = None
         if start.batches is None:
-            self._feed = ReaderFeed(start, self._outstanding, self._num_workers)
-            point = start.position.reader
+            feed = self._feed = ReaderFeed(start, self._outstanding, self._turns)
+            points = partial(feed.points, self._num_workers)
         else:
             self._feed = SamplerFeed(start, start.batches, self._outstanding, self._host.lookahead)
-        self.recovery = Recovery(self._max_restarts, self._timeout, point)
+        self.recovery = Recovery(self._max_restarts, self._timeout, points)
 
     def _begin_session(self, start: EpochStart, recovery: Recovery, claim: Claim) -> Session:
         """Take the workers over: from now on :meth:`disconnect` gives them back."""
@@ -298,7 +301,9 @@ class MultiProcessIterator(LoaderIterator[T_co]):
             self._send(number, indices, epoch, start.seed, pool)
 
     def _send(self, number: int, indices: Any, epoch: int, seed: int, pool: WorkerPool) -> None:
-        worker = position_of(number) % self._num_workers if self._assigned else None
+        worker = None
+        if self._turns:
+            worker = position_of(number) % self._turns % self._num_workers
         pool.submit(number, indices, epoch, seed, worker)
 
     def _warn(self, pool: WorkerPool) -> None:

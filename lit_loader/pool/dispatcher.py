@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lit_loader.errors import LoaderError
@@ -33,6 +33,7 @@ from lit_loader.transport.messages import (
     Task,
     Up,
     pack_indices,
+    position_of,
 )
 from lit_loader.transport.remote_error import RemoteError
 from lit_loader.transport.status_board import BoardRow, StatusBoard
@@ -50,6 +51,7 @@ class Dispatcher:
         handshake: Has the generation of the tasks.
         num_workers: How many workers there are.
         assigned: Whether tasks are sent to a worker by number instead of being pulled.
+        readers: Readers of an iterable dataset, to whom tasks belong in turn; 0: map-style.
 
     Attributes:
         lock: Held while the tasks in flight, or their issue, change.
@@ -64,7 +66,9 @@ class Dispatcher:
         handshake: Handshake,
         num_workers: int,
         assigned: bool,
+        readers: int = 0,
     ) -> None:
+        self._readers = readers
         self._arena = arena
         self._board = board
         self._pipes = pipes
@@ -81,10 +85,14 @@ class Dispatcher:
     def submit(self, number: int, indices: Any, epoch: int, seed: int, worker: int | None) -> None:
         """Send a task; see :meth:`lit_loader.pool.worker_pool.WorkerPool.submit`."""
         with self.lock:
-            if indices is None and worker is not None and self._points:
-                indices = self._points.pop(worker, None)
+            if self._points:
+                point = self._points.pop(self._reader(number), None)
+                indices = point if indices is None else indices
             packed = b"" if indices is None else pack_indices(indices)
             self._send(InFlightTask(number, packed, epoch, seed, worker))
+
+    def _reader(self, number: int) -> int:
+        return position_of(number) % self._readers
 
     def _send(self, task: InFlightTask) -> None:
         """Send a task with a fresh slot."""
@@ -165,20 +173,24 @@ class Dispatcher:
             self._in_flight.issue += 1
             self._board.issue = self._in_flight.issue
 
-    def send_again(self, worker: int, rows: Iterable[BoardRow], point: Any) -> None:
+    def send_again(
+        self, worker: int, rows: Iterable[BoardRow], points: Mapping[int, Any] | None
+    ) -> None:
         """Send again what a worker that is gone may have had.
 
         Args:
             worker: Its number; there is a new process with it.
             rows: What all workers are doing, read after :meth:`begin_issue`: a worker that has not
                 announced a task by then finds that it is void.
-            point: Where the new process is to begin in an iterable dataset; None: map-style.
+            points: Where its readers of an iterable dataset are to begin; None: map-style.
         """
         lost = self._in_flight.take_lost(worker, rows, self._unhandled())
-        if lost and point is not None:
-            lost[0].packed = pack_indices(point)
-        elif point is not None:
-            self._points[worker] = point  # for the next task
+        if points is not None:
+            self._points |= points
+            for task in lost:  # each reader's first one
+                point = self._points.pop(self._reader(task.number), None)
+                if point is not None:
+                    task.packed = pack_indices(point)
         for task in lost:
             self._send(task)
 
