@@ -34,6 +34,7 @@ from lit_loader.seeding.generator_state import Rewind
 from lit_loader.seeding.generator_watch import GeneratorWatch
 from lit_loader.seeding.seeds import derive, extend, sample_seed, seed_globals
 from lit_loader.system.interrupts import let_handlers_through
+from lit_loader.transport.remote_error import ReaderShare
 from lit_loader.transport.status_board import Cancelled, Progress
 
 __all__ = ["BatchLoader"]
@@ -81,15 +82,14 @@ class BatchLoader:
         self.samples = 0
         """Samples of the batch made last."""
 
+    def whose(self, number: int) -> ReaderShare | None:
+        """Give whose turn a batch is; None: readers have no numbers of their own."""
+        return None
+
     @property
     def dataset(self) -> Any:
         """What is read."""
         return self._spec.dataset
-
-    @property
-    def share(self) -> tuple[int, int]:
-        """Which reader of an iterable dataset this is, and of how many."""
-        return self._share
 
     @property
     def reads_table(self) -> bool:

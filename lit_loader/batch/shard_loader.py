@@ -27,6 +27,7 @@ from lit_loader.batch.dataset_copies import DatasetCopies
 from lit_loader.batch.fetch import EndOfData
 from lit_loader.batch.worker_info import WorkerInfo, show, shown
 from lit_loader.checkpoint.position import ReadPoint
+from lit_loader.transport.remote_error import ReaderShare
 from lit_loader.transport.status_board import Progress
 
 __all__ = ["ShardLoader"]
@@ -60,6 +61,12 @@ class ShardLoader:
     def end_epoch(self) -> list[str]:
         """Give the notes for the user at the end of an epoch: none."""
         return []
+
+    def whose(self, number: int) -> ReaderShare:
+        """Give whose turn a batch is."""
+        spec = self._spec
+        shard = number % spec.num_readers * spec.num_replicas + spec.rank
+        return ReaderShare(shard, spec.num_shards)
 
     def take(
         self,
@@ -101,7 +108,7 @@ class ShardLoader:
         loader = self._reader(reader, indices)
         if loader is None:
             raise EndOfData
-        share, count = loader.share
+        share, count = self.whose(number)
         own_seed = seed + share & _MASK
         if torch.initial_seed() != own_seed:  # another reader's; what is drawn is set below
             torch.default_generator.manual_seed(own_seed)

@@ -14,8 +14,9 @@ from typing import Any
 from torch.utils.data._utils import worker as torch_worker
 
 from lit_loader.context import reading
+from lit_loader.errors import OptionError
 
-__all__ = ["WorkerInfo", "show", "shown"]
+__all__ = ["ProcessInfo", "WorkerInfo", "show", "shown"]
 
 
 class WorkerInfo(torch_worker.WorkerInfo):
@@ -24,6 +25,19 @@ class WorkerInfo(torch_worker.WorkerInfo):
     def __getattribute__(self, name: str) -> Any:
         if name in ("id", "num_workers", "dataset"):
             reading.shard_asked = True
+        return super().__getattribute__(name)
+
+
+class ProcessInfo(WorkerInfo):
+    """What worker_init_fn finds with ``num_shards``: the process, in which no reader is."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "dataset":
+            raise OptionError(
+                "worker_init_fn asks for get_worker_info().dataset, but with num_shards each "
+                "reader has a copy of the dataset, whichever worker serves it: let the dataset "
+                "take its share itself, in __iter__, by lit_loader.get_shard() or get_worker_info()"
+            )
         return super().__getattribute__(name)
 
 

@@ -28,6 +28,7 @@ from lit_loader.batch.batch_loader import BatchLoader
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.batch.sample_errors import TRANSIENT_ERRORS, Tolerance
 from lit_loader.batch.tensor_table import frozen
+from lit_loader.checkpoint.reader_states import Shards
 from lit_loader.describe import program_stacklevel
 from lit_loader.iteration.base import LoaderIterator
 from lit_loader.iteration.claims import Claim, WorkerRequest
@@ -95,8 +96,13 @@ class LoaderHost:
         """This rank's readers of an iterable dataset; 0 for a map-style one."""
         if not self._iterable:
             return 0
-        shards = self._internals.num_shards
-        return shards // self.replica[1] or max(1, self._loader.num_workers)
+        shards = self.shards
+        return max(1, self._loader.num_workers) if shards is None else len(shards.mine)
+
+    @property
+    def shards(self) -> Shards | None:
+        """Which readers are this rank's; None: there are no ``num_shards``."""
+        return self._internals.shards
 
     @property
     def _depth(self) -> int:
@@ -349,12 +355,18 @@ class LoaderHost:
 
     def warn_of_ignored_share(self) -> None:
         """Warn, once, that an iterable dataset gives all of its readers the same."""
-        readers = max(1, self._loader.num_workers) * self.replica[1]
+        readers, kind, advice = self._readers * self.replica[1], "num_shards", ""
+        if self.shards is None:
+            kind = "workers x ranks"
+            advice = (
+                ", and pass num_shards, with which the data does not depend on the number of "
+                "workers and ranks"
+            )
         self._internals.warn_once(
-            f"{type(self._loader.dataset).__name__} is iterated by {readers} readers (workers x "
-            "ranks) and has not asked which of them it serves, so that every sample comes "
+            f"{type(self._loader.dataset).__name__} is iterated by {readers} readers ({kind}) and "
+            "has not asked which of them it serves, so that every sample comes "
             f"{readers} times: unless that is meant, let __iter__ (of a mixture: that of each "
-            "source) use lit_loader.get_shard()"
+            f"source) use lit_loader.get_shard(){advice}"
         )
 
 

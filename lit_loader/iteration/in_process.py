@@ -167,7 +167,7 @@ class InProcessIterator(LoaderIterator[T_co]):
             let_handlers_through(error)
             self._failed(start, number)
             # What an exception from a worker has in its message.
-            indices = None if start.batches is None else task
+            indices = loader.whose(number) if start.batches is None else task
             annotate(error, f"in {describe_batch(number, indices, self._progress)}")
             raise
 

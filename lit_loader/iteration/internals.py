@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from lit_loader.accelerator.device_copy import Move
+from lit_loader.checkpoint.reader_states import Shards
 from lit_loader.describe import program_stacklevel
 from lit_loader.iteration.multi_process import MultiProcessIterator
 from lit_loader.iteration.persistent_workers import PersistentWorkers
@@ -89,6 +90,12 @@ class LoaderInternals:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._begin_in_this_process()
+
+    @property
+    def shards(self) -> Shards | None:
+        """Which readers of an iterable dataset are this rank's; None: there are no num_shards."""
+        rank, replicas = self.replica or (0, 1)
+        return Shards(rank, replicas, self.num_shards) if self.num_shards else None
 
     def renew_lock(self) -> None:
         """Let a forked child have its own: a thread of the parent's may hold the one it has."""

@@ -15,7 +15,6 @@ from torch.utils.data import DistributedSampler
 
 from lit_loader.checkpoint.fingerprint import Fingerprint, fingerprint_of
 from lit_loader.checkpoint.loader_state import LoaderState
-from lit_loader.checkpoint.reader_states import Shards
 from lit_loader.checkpoint.stateful import is_stateful
 from lit_loader.iteration.internals import LoaderInternals
 from lit_loader.sampling.orders import ShuffledSampler
@@ -48,7 +47,7 @@ def take_state(loader: Any, internals: LoaderInternals) -> dict[str, Any]:
     batches = position.batches
     samples = batches if plan is None else plan.samples_after(batches)
     fingerprint = _fingerprint(loader, internals, position.seed)
-    return LoaderState.at(position, samples, fingerprint, _shards(internals)).to_dict()
+    return LoaderState.at(position, samples, fingerprint, internals.shards).to_dict()
 
 
 def load_state(loader: Any, internals: LoaderInternals, state: Mapping[str, Any]) -> None:
@@ -75,19 +74,13 @@ def load_state(loader: Any, internals: LoaderInternals, state: Mapping[str, Any]
     if {order, fingerprint["order"]} <= SHUFFLED:
         fingerprint["order"] = order
     with_workers = loader.num_workers > 0
-    position = loaded.to_position(fingerprint, plan, with_workers, _shards(internals))
+    position = loaded.to_position(fingerprint, plan, with_workers, internals.shards)
     internals.reads_again = loaded.reads_again
     if adopted is not None:
         base_seed.resumed = adopted
     if plan is not None and isinstance(plan.source, ShuffledSampler):
         plan.source.as_distributed = order == DistributedSampler.__name__
     internals.epochs.load(position)
-
-
-def _shards(internals: LoaderInternals) -> Shards | None:
-    """Which readers are this rank's; None: there are no ``num_shards``."""
-    rank, replicas = internals.replica or (0, 1)
-    return Shards(rank, replicas, internals.num_shards) if internals.num_shards else None
 
 
 def _fingerprint(loader: Any, internals: LoaderInternals, seed: int) -> Fingerprint:

@@ -153,7 +153,8 @@ class MultiProcessIterator(LoaderIterator[T_co]):
             if self.observer is not None:
                 staged = isinstance(ready.batch, Staged)
                 shown = ready.batch.source if staged else ready.batch
-                self._show(start, position_of(ready.number), self._indices, shown)
+                indices = None if start.batches is None else self._indices
+                self._show(start, position_of(ready.number), indices, shown)
             batch = ready.batch if self._copy is None else self._on_device(start, ready.batch)
             self._clock(start, ready, asked)
             return batch  # type: ignore[no-any-return]
@@ -262,7 +263,7 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         """Make, for the first session, what all others go on with."""
         points = None
         if start.batches is None:
-            feed = self._feed = ReaderFeed(start, self._outstanding, self._turns)
+            feed = self._feed = ReaderFeed(start, self._outstanding, self._turns, self._host.shards)
             points = partial(feed.points, self._num_workers)
         else:
             self._feed = SamplerFeed(start, start.batches, self._outstanding, self._host.lookahead)

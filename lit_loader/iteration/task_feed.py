@@ -14,12 +14,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from lit_loader.checkpoint.position import ReadPoint
+from lit_loader.checkpoint.reader_states import Shards
 from lit_loader.iteration.outstanding import OutstandingTasks
 from lit_loader.iteration.reader_turns import first_turn, next_turn
 from lit_loader.sampling.epoch_batches import EpochBatches, UpcomingBatch
 from lit_loader.sampling.epochs import EpochStart
 from lit_loader.system.interrupts import let_handlers_through
 from lit_loader.transport.messages import task_number
+from lit_loader.transport.remote_error import ReaderShare
 
 __all__ = ["ReaderFeed", "SamplerFeed", "Task", "TaskFeed"]
 
@@ -129,6 +131,7 @@ class ReaderFeed:
         start: Where the epoch begins.
         outstanding: Where the tasks are noted.
         num_readers: How many readers there are.
+        shards: Which of all ranks' readers they are; None: they have no numbers among these.
 
     Attributes:
         epoch_issued: Whether all readers have come to their end.
@@ -137,7 +140,16 @@ class ReaderFeed:
 
     from_start = False
 
-    def __init__(self, start: EpochStart, outstanding: OutstandingTasks, num_readers: int) -> None:
+    def __init__(
+        self,
+        start: EpochStart,
+        outstanding: OutstandingTasks,
+        num_readers: int,
+        shards: Shards | None,
+    ) -> None:
+        self._shares: list[ReaderShare | None] = [None] * num_readers
+        if shards is not None:
+            self._shares = [ReaderShare(shard, shards.count) for shard in shards.mine]
         self._start = start
         self._outstanding = outstanding
         self._num_readers = num_readers
@@ -170,10 +182,11 @@ class ReaderFeed:
         if turn is None:
             self.epoch_issued = True
             return None
-        first = self._first.pop(turn % self._num_readers, None)
+        reader = turn % self._num_readers
+        first = self._first.pop(reader, None)
         number = task_number(start.epoch, turn)
         # At once: nothing is called in between that a signal handler could raise in.
-        outstanding.tasks[number] = None
+        outstanding.tasks[number] = self._shares[reader]  # for messages
         outstanding.owed += 1
         self._turn = turn + 1
         return number, start.epoch, first
