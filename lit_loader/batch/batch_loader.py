@@ -12,7 +12,7 @@ are found afterwards, and the batch is made again with them seeded.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -85,6 +85,10 @@ class BatchLoader:
     def whose(self, number: int) -> ReaderShare | None:
         """Give whose turn a batch is; None: readers have no numbers of their own."""
         return None
+
+    def holds(self, generators: Sequence[Any]) -> bool:
+        """Whether these are all generators that it has found, in this order."""
+        return self._watch is not None and self._watch.holds(generators)
 
     @property
     def dataset(self) -> Any:

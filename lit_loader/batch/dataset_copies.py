@@ -20,6 +20,7 @@ import mmap
 import pickle
 import threading
 import types
+from collections.abc import Sequence
 from multiprocessing import connection, queues, sharedctypes, synchronize
 from typing import Any, Final, NamedTuple
 
@@ -50,16 +51,21 @@ class DatasetCopies:
 
     Args:
         dataset: The dataset; not referred to afterwards, but for what copies share.
+        generators: Random generators that it holds or uses.
 
     Raises:
         TransportError: It cannot be copied; names the place in it.
     """
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, generators: Sequence[Any] = ()) -> None:
         self._shared: list[Any] = []
         file = io.BytesIO()
+        pickler = _Pickler(file, self._shared)
         try:
-            _Pickler(file, self._shared).dump(dataset)
+            pickler.dump(dataset)
+            copied = pickler.memo.copy()
+            # One that is not part of the dataset (its code uses it, say) is the same for all.
+            pickler.dump([each if id(each) in copied else _Same(each) for each in generators])
         except Exception as error:
 
             def attempt(value: object) -> None:
@@ -73,11 +79,11 @@ class DatasetCopies:
             ) from error
         self._pickled = file.getvalue()
 
-    def make(self) -> Any:
-        """Return another copy."""
+    def make(self) -> tuple[Any, list[Any]]:
+        """Return another copy, and the generators, as far as these are copied with it."""
         unpickler = _Unpickler(io.BytesIO(self._pickled))
         unpickler.shared = self._shared
-        return unpickler.load()
+        return unpickler.load(), unpickler.load()
 
 
 class _Pickler(pickle.Pickler):

@@ -27,6 +27,7 @@ from lit_loader.batch.dataset_copies import DatasetCopies
 from lit_loader.batch.fetch import EndOfData
 from lit_loader.batch.worker_info import WorkerInfo, show, shown
 from lit_loader.checkpoint.position import ReadPoint
+from lit_loader.seeding.generator_watch import GeneratorWatch
 from lit_loader.transport.remote_error import ReaderShare
 from lit_loader.transport.status_board import Progress
 
@@ -40,6 +41,7 @@ class ShardLoader:
 
     Args:
         spec: What to make.
+        watch: The generators of the spec's dataset and functions, as far as they are known.
 
     Raises:
         TransportError: The dataset cannot be copied.
@@ -47,9 +49,13 @@ class ShardLoader:
 
     reads_table = False
 
-    def __init__(self, spec: BatchSpec) -> None:
+    def __init__(self, spec: BatchSpec, watch: GeneratorWatch | None = None) -> None:
         self._spec = spec
-        self._copies = DatasetCopies(spec.dataset)
+        self._watch = watch or spec.watch()
+        self._copies = DatasetCopies(spec.dataset, self._watch.held.generators)
+        # Whether copies hold what they should, by the paths that it was found at: of the first
+        # one that is looked at (a search takes long), after its set_epoch.
+        self._alike: bool | None = None
         self._readers: dict[int, BatchLoader | None] = {}  # None: it has come to its end
         self.samples = 0
         """Samples of the batch made last."""
@@ -57,6 +63,8 @@ class ShardLoader:
     def begin_epoch(self) -> None:
         """Forget the readers: each begins anew with its next :meth:`load`."""
         self._readers.clear()
+        if callable(getattr(self._spec.dataset, "set_epoch", None)):
+            self._alike = None
 
     def end_epoch(self) -> list[str]:
         """Give the notes for the user at the end of an epoch: none."""
@@ -116,6 +124,8 @@ class ShardLoader:
         try:
             show(WorkerInfo(id=share, num_workers=count, seed=own_seed, dataset=loader.dataset))
             batch = loader.load(indices, number, epoch, seed, progress, on_collate, empty)
+            if self._alike is None:
+                self._alike = loader.holds(self._generators)
         except EndOfData:
             self._readers[reader] = None  # with its copy of the dataset
             raise
@@ -129,7 +139,11 @@ class ShardLoader:
         if point is not None or reader not in self._readers:
             loader = None
             if point is None or not point.ended:
-                spec = dataclasses.replace(self._spec, dataset=self._copies.make())
-                loader = BatchLoader(spec, reader, self._spec.num_readers)
+                dataset, self._generators = self._copies.make()
+                spec, watch = dataclasses.replace(self._spec, dataset=dataset), None
+                if self._alike:
+                    roots = (dataset, *self._watch.roots[1:])
+                    watch = self._watch.in_a_copy(roots, self._generators)
+                loader = BatchLoader(spec, reader, spec.num_readers, watch)
             self._readers[reader] = loader
         return self._readers[reader]

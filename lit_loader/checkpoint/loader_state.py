@@ -294,6 +294,8 @@ class LoaderState:
                 raise damaged(f"{name} must be empty for an IterableDataset", value)
         whose, read = "workers", sum(part[0] for part in self.workers or ())
         if self.readers:
+            if self.workers is not None:
+                raise damaged("workers must be None beside readers", self.workers)
             whose = "first rank's readers"
             read = batches_of_first_rank(self.readers, self.fingerprint["num_replicas"])
         if read != self.batches:

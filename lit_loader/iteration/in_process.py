@@ -189,7 +189,7 @@ class InProcessIterator(LoaderIterator[T_co]):
         spec = self._spec()
         loader: _Making
         if spec.num_shards:
-            loader = ShardLoader(spec)
+            loader = ShardLoader(spec, self._host.generators(spec))
         else:
             loader = BatchLoader(spec, watch=self._host.generators(spec))
         self._loader = loader
