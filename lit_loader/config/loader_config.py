@@ -76,7 +76,8 @@ class LoaderConfig:
             dataset, and its turn in every round of batches. A multiple of num_replicas; None: each
             worker of each rank is a reader, as with torch.
         shard_tail: What the ranks do with samples that cannot be split evenly: "pad" repeats some,
-            "drop" leaves them off, "keep" gives each sample once (ranks may differ in length).
+            "drop" leaves them off, "keep" gives each sample once (ranks may differ in length). With
+            num_shards there is "keep" alone.
         max_worker_restarts: Workers that may be replaced in an epoch after they died or hung;
             0: their death is raised at once.
         on_sample_error: What becomes of a sample whose reading raises an exception: "raise" it;
@@ -224,6 +225,13 @@ class LoaderConfig:
                 "num_shards must be a multiple of num_replicas, so that all ranks serve as many "
                 f"readers: use {' or '.join(map(str, dict.fromkeys(fitting)))}, "
                 f"got num_shards={shards} and num_replicas={replicas}"
+            )
+        if replicas > 1 and self.shard_tail != "keep":
+            raise OptionError(
+                f"shard_tail={self.shard_tail!r} is not done for the readers of num_shards, whose "
+                "lengths are not known: pass shard_tail='keep', and let all ranks come to as many "
+                "batches (shards of equal length, or Trainer(limit_train_batches=...)), got "
+                f"num_shards={shards} and num_replicas={replicas}"
             )
         if self.seeding == "worker":
             raise OptionError(

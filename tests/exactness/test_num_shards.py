@@ -43,7 +43,7 @@ def stream(kind: str, keeps: bool = False) -> Any:
 def loader(dataset: Any, workers: int = 0, ranks: int = 1, rank: int = 0, **options: Any) -> Any:
     options = {"batch_size": SIZE, "num_shards": SHARDS, "seed": 7, **options}
     if ranks > 1:
-        options |= {"num_replicas": ranks, "rank": rank}
+        options |= {"num_replicas": ranks, "rank": rank, "shard_tail": "keep"}
     return DataLoader(dataset, num_workers=workers, **options)
 
 
@@ -432,6 +432,10 @@ def test_worker_init_fn_finds_no_dataset() -> None:
         ({"num_shards": 6, "num_replicas": 4, "rank": 0}, "use 4 or 8, got num_shards=6 and"),
         ({"num_shards": 2, "num_replicas": 4, "rank": 0}, "use 4, got num_shards=2 and num_repl"),
         ({"num_shards": 2, "seeding": "worker"}, "num_shards makes readers that do not depend"),
+        (
+            {"num_shards": 2, "num_replicas": 2, "rank": 0},
+            "shard_tail='pad' is not done for the readers of num_shards",
+        ),
     ],
 )
 def test_refused_options(options: dict[str, Any], text: str) -> None:
