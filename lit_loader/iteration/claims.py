@@ -71,6 +71,14 @@ class PoolHost(Host, Protocol):
     def shards(self) -> Shards | None:
         """Which readers are this rank's; None: there are no ``num_shards``."""
 
+    @property
+    def resizes(self) -> int:
+        """Counts how often the number of workers was changed."""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """How many workers there are to be, and how many batches may be outstanding."""
+
     def end_idle_workers(self) -> None:
         """End the persistent workers that no iterator has."""
 

@@ -111,6 +111,25 @@ class LoaderHost:
         return depth
 
     @property
+    def size(self) -> tuple[int, int]:
+        """How many workers there are to be, and how many batches may be outstanding."""
+        return self._loader.num_workers, self._depth
+
+    @property
+    def resizes(self) -> int:
+        """Counts how often the number of workers was changed."""
+        return self._internals.resizes
+
+    def why_not_resized(self) -> str | None:
+        """Say why the number of workers cannot be changed while they live; None: it can be."""
+        if self._iterable:
+            whose = "one for each of its workers" if self.shards is None else "which workers keep"
+            return f"an IterableDataset is read in shares, {whose}"
+        if self._assigned:
+            return "with seeding='worker' the number of workers is part of the data"
+        return None
+
+    @property
     def replica(self) -> tuple[int, int]:
         """This process's number among those that share the data, and how many they are."""
         plan = self._internals.plan
@@ -288,7 +307,7 @@ class LoaderHost:
 
     def claim(self, request: WorkerRequest) -> Claim:
         """Give workers to an iterator, for it alone."""
-        workers = self._loader.num_workers
+        workers = max(1, self._loader.num_workers)  # 0 counts from the next iterator on
         if not self._loader.persistent_workers:
             return temporary(self._start_pool(request.seed, workers))
         return self._internals.workers.claim(
@@ -355,18 +374,15 @@ class LoaderHost:
 
     def warn_of_ignored_share(self) -> None:
         """Warn, once, that an iterable dataset gives all of its readers the same."""
-        readers, kind, advice = self._readers * self.replica[1], "num_shards", ""
+        readers, kind, more = self._readers * self.replica[1], "num_shards", ""
         if self.shards is None:
-            kind = "workers x ranks"
-            advice = (
-                ", and pass num_shards, with which the data does not depend on the number of "
-                "workers and ranks"
-            )
+            kind, more = "workers x ranks", ", and pass num_shards, with which the data does not "
+            more += "depend on the number of workers and ranks"
         self._internals.warn_once(
             f"{type(self._loader.dataset).__name__} is iterated by {readers} readers ({kind}) and "
             "has not asked which of them it serves, so that every sample comes "
             f"{readers} times: unless that is meant, let __iter__ (of a mixture: that of each "
-            f"source) use lit_loader.get_shard(){advice}"
+            f"source) use lit_loader.get_shard(){more}"
         )
 
 

@@ -21,7 +21,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 import warnings
 from functools import partial
@@ -33,7 +32,7 @@ from lit_loader.iteration.base import LoaderIterator
 from lit_loader.iteration.claims import Claim, PoolHost, WorkerRequest
 from lit_loader.iteration.delivery import Delivery, DeliveryPipeline, Pin
 from lit_loader.iteration.outstanding import OutstandingTasks, is_of
-from lit_loader.iteration.session import Session
+from lit_loader.iteration.session import Session, end_with_the_program
 from lit_loader.iteration.task_feed import ReaderFeed, SamplerFeed, TaskFeed
 from lit_loader.pool.pipes import PoolClosed
 from lit_loader.pool.recovery import Recovery
@@ -55,8 +54,7 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         depth: Batches that may be outstanding at the same time.
         num_workers: Worker processes.
         in_order: Whether batches come in the sampler's order, or as they are finished.
-        turns: Batch ``n`` is turn ``n % turns``, which worker ``turn % num_workers`` takes and no
-            other: a reader's of an iterable dataset, or a worker's own; 0: any worker's.
+        turns: Batch ``n`` is for worker ``n % turns % num_workers`` alone; 0: for any.
         timeout: Seconds without progress after which a worker hangs; 0: never.
         max_restarts: Workers that may be replaced after they died or hung.
         budgeted: Whether the workers have a memory budget, which is to be asked before a task.
@@ -122,7 +120,7 @@ class MultiProcessIterator(LoaderIterator[T_co]):
                 closed = self._session is not None and self._session.pool.closed
                 # Also Ctrl-C in mid-message: it is not known what the pool's pipes then hold.
                 self.disconnect(reusable=False)
-                _end_with_the_program()
+                end_with_the_program()
                 if isinstance(error, LoaderError):  # what was healed before it comes first
                     self._note_restarts(4)
                 elif isinstance(error, PoolClosed) or (closed and not is_interruption(error)):
@@ -221,24 +219,23 @@ class MultiProcessIterator(LoaderIterator[T_co]):
     def _note(self, start: EpochStart, ready: Delivery) -> None:
         """Note in the position that a batch, or what takes its place, is given out."""
         position = position_of(ready.number)
-        if start.batches is not None and ready.error is None:
+        if ready.error is not None:
+            start.position.failed(position, position % (self._turns or 1))
+        elif start.batches is not None:
             start.position.delivered(position)
-            return
-        reader = position % (self._turns or 1)
-        if ready.ended:
-            start.position.exhausted(reader)
-        elif ready.error is not None:
-            start.position.failed(position, reader)
+        elif ready.ended:
+            start.position.exhausted(position % self._turns)
         else:
-            start.position.read(reader, None if ready.made is None else ready.made.state)
+            state = None if ready.made is None else ready.made.state
+            start.position.read(position % self._turns, state)
 
     def _connect(self, start: EpochStart) -> Session:
         """Begin a session with workers that know the epoch, and are at all that is outstanding."""
         if self._feed is None or self.recovery is None:
             self._prepare(start)
         assert self._feed is not None and self.recovery is not None
-        _end_with_the_program()
-        fresh = self._feed.from_start
+        end_with_the_program()
+        fresh, resizes = self._feed.from_start, self._host.resizes
         request = WorkerRequest(
             start.epoch, start.seed, fresh, self.recovery, self.superseded, self._revoked
         )
@@ -250,6 +247,8 @@ class MultiProcessIterator(LoaderIterator[T_co]):
             if self._session is None:
                 claim.release(False, None)
             raise
+        if resizes != self._host.resizes:  # meanwhile, and these were not found
+            self.resize(*self._host.size)
         if isinstance(self._feed, ReaderFeed):
             self._feed.start_readers()
         else:
@@ -261,12 +260,12 @@ class MultiProcessIterator(LoaderIterator[T_co]):
 
     def _prepare(self, start: EpochStart) -> None:
         """Make, for the first session, what all others go on with."""
-        points = None
+        points, outstanding = None, self._outstanding
         if start.batches is None:
-            feed = self._feed = ReaderFeed(start, self._outstanding, self._turns, self._host.shards)
+            feed = self._feed = ReaderFeed(start, outstanding, self._turns, self._host.shards)
             points = partial(feed.points, self._num_workers)
         else:
-            self._feed = SamplerFeed(start, start.batches, self._outstanding, self._host.lookahead)
+            self._feed = SamplerFeed(start, start.batches, outstanding, self._host.lookahead)
         self.recovery = Recovery(self._max_restarts, self._timeout, points)
 
     def _begin_session(self, start: EpochStart, recovery: Recovery, claim: Claim) -> Session:
@@ -302,9 +301,8 @@ class MultiProcessIterator(LoaderIterator[T_co]):
             self._send(number, indices, epoch, start.seed, pool)
 
     def _send(self, number: int, indices: Any, epoch: int, seed: int, pool: WorkerPool) -> None:
-        worker = None
-        if self._turns:
-            worker = position_of(number) % self._turns % self._num_workers
+        turn = position_of(number) % self._turns if self._turns else None
+        worker = None if turn is None else turn % self._num_workers
         pool.submit(number, indices, epoch, seed, worker)
 
     def _warn(self, pool: WorkerPool) -> None:
@@ -334,6 +332,18 @@ class MultiProcessIterator(LoaderIterator[T_co]):
             session, self._session = self._session, None
             if session is not None:
                 session.end(reusable)
+
+    def resize(self, num_workers: int, depth: int) -> None:
+        """Change the number of workers and of batches that may be outstanding; from any thread."""
+        self._depth, session = depth, self._session
+        if session is not None:
+            session.pool.resize(num_workers, depth)
+
+    @property
+    def unattended(self) -> WorkerPool | None:
+        """The workers, if there are some that only :meth:`__next__` receives from."""
+        session = self._session
+        return None if session is None or self._pin is not None else session.pool
 
     def _revoked(self) -> None:
         """Give the workers to another iterator."""
@@ -388,9 +398,3 @@ class MultiProcessIterator(LoaderIterator[T_co]):
     def connected(self) -> bool:
         """Whether workers are at this iterator's disposal."""
         return self._session is not None
-
-
-def _end_with_the_program() -> None:
-    """End a daemon's thread, quietly, when the program exits: the workers are gone, or going."""
-    if not threading.main_thread().is_alive() and threading.current_thread().daemon:
-        raise SystemExit
