@@ -28,6 +28,7 @@ from lit_loader.batch.batch_loader import BatchLoader
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.batch.sample_errors import TRANSIENT_ERRORS, Tolerance
 from lit_loader.batch.tensor_table import frozen
+from lit_loader.checkpoint.reader_states import Shards
 from lit_loader.describe import program_stacklevel
 from lit_loader.iteration.base import LoaderIterator
 from lit_loader.iteration.claims import Claim, WorkerRequest
@@ -92,6 +93,19 @@ class LoaderHost:
         return self._iterable or self._loader.seeding == "worker"
 
     @property
+    def _readers(self) -> int:
+        """This rank's readers of an iterable dataset; 0 for a map-style one."""
+        if not self._iterable:
+            return 0
+        shards = self.shards
+        return max(1, self._loader.num_workers) if shards is None else len(shards.mine)
+
+    @property
+    def shards(self) -> Shards | None:
+        """Which readers are this rank's; None: there are no ``num_shards``."""
+        return self._internals.shards
+
+    @property
     def _depth(self) -> int:
         loader = self._loader
         depth: int = (loader.prefetch_factor or DEFAULT_PREFETCH) * loader.num_workers
@@ -110,7 +124,8 @@ class LoaderHost:
     def why_not_resized(self) -> str | None:
         """Say why the number of workers cannot be changed while they live; None: it can be."""
         if self._iterable:
-            return "an IterableDataset is read in shares, one for each of its workers"
+            whose = "one for each of its workers" if self.shards is None else "which workers keep"
+            return f"an IterableDataset is read in shares, {whose}"
         if self._assigned:
             return "with seeding='worker' the number of workers is part of the data"
         return None
@@ -140,7 +155,7 @@ class LoaderHost:
             depth=self._depth,
             num_workers=loader.num_workers,
             in_order=loader.in_order,
-            assigned=self._assigned,
+            turns=(self._readers or loader.num_workers) if self._assigned else 0,
             timeout=loader.timeout,
             max_restarts=loader.max_worker_restarts,
             budgeted=loader.memory_budget is not None,
@@ -196,8 +211,10 @@ class LoaderHost:
 
         remake = made_here(begin)
         if not in_process:
-            readers = loader.num_workers if self._iterable else 0
-            remake = made_by_pool(self._start_pool, readers, loader.timeout)
+            workers = loader.num_workers if self._iterable else 0
+            # One worker serves all readers, where these are no workers.
+            workers = min(workers, 1) if internals.num_shards else workers
+            remake = made_by_pool(self._start_pool, workers, loader.timeout)
         return ExactnessCheck(
             loader.check_exactness, remake, internals.warn_once, note, from_start=self._iterable
         )
@@ -229,6 +246,7 @@ class LoaderHost:
                 transient=TRANSIENT_ERRORS if transient is None else transient,
             ),
             own_order=plan is not None and isinstance(plan.source, EpochOrder),
+            num_shards=self._internals.num_shards,
         )
 
     def _spec_of_workers(self) -> BatchSpec:
@@ -264,7 +282,7 @@ class LoaderHost:
         # Of loaders without length, Lightning takes a batch before any callback comes to act.
         if advice is not None and self._has_length():
             internals.warn_once(advice)
-        return internals.epochs.begin(max(1, loader.num_workers) if self._iterable else 0)
+        return internals.epochs.begin(self._readers)
 
     def _has_length(self) -> bool:
         try:
@@ -309,6 +327,7 @@ class LoaderHost:
             seed=seed,
             assigned=self._assigned,
             memory_budget=self._loader.memory_budget,
+            readers=self._readers,
         )
 
     def statistics(self, memory: bool) -> LoaderStatistics:
@@ -358,12 +377,15 @@ class LoaderHost:
 
     def warn_of_ignored_share(self) -> None:
         """Warn, once, that an iterable dataset gives all of its readers the same."""
-        readers = max(1, self._loader.num_workers) * self.replica[1]
+        readers, kind, more = self._readers * self.replica[1], "num_shards", ""
+        if self.shards is None:
+            kind, more = "workers x ranks", ", and pass num_shards, with which the data does not "
+            more += "depend on the number of workers and ranks"
         self._internals.warn_once(
-            f"{type(self._loader.dataset).__name__} is iterated by {readers} readers (workers x "
-            "ranks) and has not asked which of them it serves, so that every sample comes "
+            f"{type(self._loader.dataset).__name__} is iterated by {readers} readers ({kind}) and "
+            "has not asked which of them it serves, so that every sample comes "
             f"{readers} times: unless that is meant, let __iter__ (of a mixture: that of each "
-            "source) use lit_loader.get_shard()"
+            f"source) use lit_loader.get_shard(){more}"
         )
 
 

@@ -27,6 +27,7 @@ import multiprocessing
 import os
 import time
 import weakref
+from collections.abc import Mapping
 from multiprocessing.context import BaseContext
 from typing import Any, Final
 
@@ -66,6 +67,7 @@ class WorkerPool:
         assigned: Tasks are sent to a worker by number instead of being pulled.
         slot_bytes: Bytes a slot, None for the arena's own choice.
         memory_budget: Bytes of shared memory to stay within, None for no limit.
+        readers: Readers of an iterable dataset, to whom tasks belong in turn; 0: map-style.
 
     Attributes:
         notices: For the consumer, of how workers were started.
@@ -84,6 +86,7 @@ class WorkerPool:
         assigned: bool,
         slot_bytes: int | None = None,
         memory_budget: int | None = None,
+        readers: int = 0,
     ) -> None:
         if multiprocessing.current_process().daemon:
             raise LoaderError(
@@ -102,7 +105,9 @@ class WorkerPool:
                 own.stacks.open()
                 pipes = self._pipes = Pipes(own, assigned)
                 handshake = self._handshake = Handshake(board, pipes)
-                tasks = self._dispatcher = Dispatcher(arena, board, pipes, handshake, assigned)
+                tasks = self._dispatcher = Dispatcher(
+                    arena, board, pipes, handshake, assigned, readers
+                )
                 workers = self._workers = WorkerSet(
                     own, pipes, board, arena, spec, num_workers, context, seed
                 )
@@ -260,14 +265,19 @@ class WorkerPool:
                     workers.look_at_starting()
                 return message
 
-    def replace(self, worker: int, point: Any = None, skip_task: int | None = None) -> None:
+    def replace(
+        self,
+        worker: int,
+        points: Mapping[int, Any] | None = None,
+        skip_task: int | None = None,
+    ) -> None:
         """Put a new process in the place of a worker that has ended, and give it what that had.
 
         One that was to leave has no successor: what it had is sent again for the others.
 
         Args:
             worker: Its number.
-            point: Where a reader of an iterable dataset is to begin.
+            points: Where each of its readers of an iterable dataset is to begin.
             skip_task: Number of a task that is not to be done again.
 
         Raises:
@@ -292,7 +302,7 @@ class WorkerPool:
             if not resuming:
                 if skip_task is not None:
                     dispatcher.withdraw(skip_task)
-                dispatcher.send_again(worker, workers.rows().values(), point, succeeded)
+                dispatcher.send_again(worker, workers.rows().values(), points, succeeded)
 
     def is_pending(self, number: int) -> bool:
         """Whether a task is in flight and has no result yet."""
