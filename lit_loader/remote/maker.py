@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 
 from lit_loader.batch.batch_loader import BatchLoader
 from lit_loader.batch.collate import collate_privately
+from lit_loader.batch.worker_info import WorkerInfo, show
+from lit_loader.context import reading
 from lit_loader.remote.engine import Hello, Made, Order, Role
 from lit_loader.remote.payload import unpack_spec
 from lit_loader.remote.versions import versions
@@ -31,7 +33,6 @@ from lit_loader.transport.codec import SlotFull, SlotWriter, encode
 from lit_loader.transport.messages import Status, unpack_indices
 from lit_loader.transport.remote_error import RemoteError, describe_batch
 from lit_loader.transport.status_board import Progress
-from lit_loader.worker.main import set_worker_info
 
 __all__ = ["Maker"]
 
@@ -68,7 +69,9 @@ class Maker:
             seed_worker(role.seed)
             spec = unpack_spec(payload.data)
             where = f"{self._where()}, in worker_init_fn"
-            set_worker_info(role.worker, role.num_workers, role.seed, spec.dataset)
+            reading.shard_asked = False
+            number, workers = role.worker, role.num_workers
+            show(WorkerInfo(id=number, num_workers=workers, seed=role.seed, dataset=spec.dataset))
             collate_privately()
             if spec.worker_init_fn is not None:
                 spec.worker_init_fn(role.worker)

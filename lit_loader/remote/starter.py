@@ -94,6 +94,11 @@ class _MixedStarter:
     def forks(self) -> bool:
         return self._here.forks
 
+    @property
+    def shared_data(self) -> int:
+        """Bytes of the dataset in a file that all workers here map."""
+        return self._here.shared_data
+
     def start_all(self, links: Sequence[Links]) -> list[WorkerProcess]:
         """Start workers, each connected as these say."""
         relay = self._relay

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from lit_loader.statistics.records import (
     BatchRecord,
     LoaderStatistics,
+    MemoryUse,
     SlowSample,
     StageTimes,
     WorkerTimes,
@@ -196,7 +197,9 @@ class Recorder:
                 break
         self._slow = list(distinct.values())
 
-    def summary(self, ready: int = 0, shared_memory: int = 0) -> LoaderStatistics:
+    def summary(
+        self, ready: int = 0, shared_memory: int = 0, memory: MemoryUse | None = None
+    ) -> LoaderStatistics:
         """Returns the statistics of all batches so far."""
         self.flush()
         seconds = max(self._waited + self._step, 1) / 1e9
@@ -234,6 +237,7 @@ class Recorder:
             remote_batches=int(self._remote[0]),
             remote_nbytes=int(self._remote[1]),
             transit=int(self._remote[2]) / 1e9,
+            memory=memory,
         )
 
 
