@@ -29,8 +29,9 @@ from torch.utils.data.dataloader import _DatasetKind  # programs compare _datase
 
 from lit_loader.accelerator.device_copy import Move
 from lit_loader.checkpoint.saved_by_lightning import ADVICE_WITHOUT_CALLBACK, called_by_lightning
+from lit_loader.config.built import FIXED, SHOWN_OTHERWISE
 from lit_loader.config.kinds import check_dataset
-from lit_loader.config.loader_config import FIXED, SHOWN_OTHERWISE, LoaderConfig, check_option
+from lit_loader.config.loader_config import LoaderConfig, check_option
 from lit_loader.config.ray_workers import RayWorkers
 from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError

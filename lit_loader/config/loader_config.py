@@ -14,32 +14,18 @@ import dataclasses
 import difflib
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from lit_loader.config import checks
 from lit_loader.config.ray_workers import RayWorkers, remote_from
 from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError
 
-__all__ = [
-    *("FIXED", "LoaderConfig", "SAMPLE_ERROR_POLICIES", "SEEDINGS", "SHARD_TAILS"),
-    *("SHOWN_OTHERWISE", "check_option"),
-]
+__all__ = ["LoaderConfig", "SAMPLE_ERROR_POLICIES", "SEEDINGS", "SHARD_TAILS", "check_option"]
 
 SAMPLE_ERROR_POLICIES = ("raise", "skip", "replace")
 SEEDINGS = ("batch", "sample", "worker")
 SHARD_TAILS = ("pad", "drop", "keep")
-
-FIXED: Final = frozenset(
-    {
-        *("dataset", "batch_size", "sampler", "batch_sampler", "drop_last", "persistent_workers"),
-        *("remote_workers", "remote"),
-    }
-)
-"""What cannot be changed once a loader is built."""
-
-SHOWN_OTHERWISE: Final = frozenset({"shuffle", "sampler", "batch_sampler"})
-"""Options that a loader shows, as torch's does, by the samplers that they lead to."""
 
 
 @public
@@ -220,8 +206,7 @@ class LoaderConfig:
         if self.remote_workers and self.seeding == "worker":
             raise OptionError(
                 "remote_workers needs batches that do not depend on who makes them: set seeding to "
-                f"'batch' or 'sample', got remote_workers={self.remote_workers} and "
-                "seeding='worker'"
+                f"'batch' or 'sample', got seeding='worker', remote_workers={self.remote_workers}"
             )
         if self.num_workers or self.remote_workers:
             return
@@ -278,9 +263,7 @@ class LoaderConfig:
             )
 
     def check_dataset_kind(self, iterable: bool) -> None:
-        """Refuses what an iterable-style dataset, or a missing package, rules out.
-
-        Call it once the dataset is known.
+        """Refuses what the dataset's kind, or a missing package, rules out; call it once known.
 
         Args:
             iterable: Whether the dataset is a ``torch.utils.data.IterableDataset``.
@@ -297,9 +280,8 @@ class LoaderConfig:
             )
         if iterable and self.remote_workers:
             raise OptionError(
-                "remote_workers does not apply to an IterableDataset, which is read in shares that "
-                "belong to the workers of this machine: use a map-style dataset, got "
-                f"remote_workers={self.remote_workers}"
+                "remote_workers does not apply to an IterableDataset, whose shares belong to the "
+                f"workers here: use a map-style one, got remote_workers={self.remote_workers}"
             )
         if self.remote_workers:
             self.remote.check_installed()

@@ -116,10 +116,7 @@ class LoaderHost:
     @property
     def _lanes(self) -> RemoteLanes | None:
         """The loader's lanes for remote workers."""
-        loader = self._loader
-        if not loader.remote_workers:
-            return None
-        return RemoteLanes(loader.remote, loader.remote_workers)
+        return RemoteLanes.of(self._loader.remote, self._loader.remote_workers)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -158,7 +155,7 @@ class LoaderHost:
         if loader.remote_workers:
             self.recorder.first_remote = MOST_WORKERS
         workers = loader.num_workers or loader.remote_workers
-        if workers == 0 or (pin is None and self._best_in_process()):
+        if workers == 0 or (loader.num_workers and pin is None and self._best_in_process()):
             spec = self._spec_of_workers if workers else None
             here: InProcessIterator[Any] = InProcessIterator(self, pin, spec)
             here.observer = self._exactness_check(in_process=True)
@@ -195,8 +192,6 @@ class LoaderHost:
         """Whether batches are so quickly made that workers would only be in the way."""
         loader, internals = self._loader, self._internals
         if loader.worker_init_fn is not None or internals.copies_to is not None:
-            return False
-        if loader.num_workers == 0:
             return False
         if internals.best_in_process is None:
             table, plan = self.spec().table(), internals.plan
@@ -324,8 +319,7 @@ class LoaderHost:
     def claim(self, request: WorkerRequest) -> Claim:
         """Give workers to an iterator, for it alone."""
         workers = self._loader.num_workers
-        if not self._loader.remote_workers:
-            workers = max(1, workers)  # 0 counts from the next iterator on
+        workers = workers if self._lanes else max(1, workers)  # 0 counts from the next iterator on
         if not self._loader.persistent_workers:
             return temporary(self._start_pool(request.seed, workers, self._lanes))
         return self._internals.workers.claim(

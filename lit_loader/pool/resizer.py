@@ -13,6 +13,9 @@ other that does (`pool/recovery.py`), but that no process takes its place.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from lit_loader.errors import LoaderError
 from lit_loader.pool.dispatcher import Dispatcher
 from lit_loader.pool.handshake import Handshake
@@ -116,6 +119,42 @@ class Resizer:
         """Whether one of those that are to leave waits for a task; others see for themselves."""
         board = self._board
         return any(board.read(worker).stage == Stage.IDLE for worker in self._workers.leaving)
+
+    def replace(
+        self, gone: Sequence[int], points: Mapping[int, Any] | None, skip_task: int | None
+    ) -> None:
+        """Put a process in the place of one that has ended; see :meth:`WorkerPool.replace`.
+
+        Args:
+            gone: The workers that were in it.
+            points: Where each reader of the first is to begin.
+            skip_task: Number of a task that is not to be done again.
+        """
+        workers, dispatcher, handshake = self._workers, self._dispatcher, self._handshake
+        worker = gone[0]
+        with HeldBack(), dispatcher.lock:
+            for each in gone:
+                dispatcher.drop_void(each)
+                workers.bury(each)
+            succeeded = workers.is_wanted(worker)
+            resuming = handshake.missing is not None  # then all tasks are void
+            if not resuming:
+                dispatcher.begin_issue()
+            if succeeded:
+                for each in gone:
+                    self._pipes.open(each)
+                    if resuming:  # before there is a new process: it may take messages at once
+                        handshake.join(each)
+                workers.launch(gone, handshake.generation)
+                for other in gone[1:]:
+                    dispatcher.begin(other)
+            elif resuming:
+                handshake.leave(worker)
+                dispatcher.leave(worker)
+            if not resuming:
+                if skip_task is not None:
+                    dispatcher.withdraw(skip_task)
+                dispatcher.send_again(worker, workers.rows().values(), points, succeeded)
 
     def not_needed(self) -> None:
         """Hear that an Attend came to a worker that it meant nothing to; send another one."""

@@ -290,31 +290,7 @@ class WorkerPool:
         Raises:
             LoaderError: No process can be started.
         """
-        workers, dispatcher, handshake = self._workers, self._dispatcher, self._handshake
-        with HeldBack(), dispatcher.lock:
-            gone = [worker, *others]
-            for each in gone:
-                dispatcher.drop_void(each)
-                workers.bury(each)
-            succeeded = workers.is_wanted(worker)
-            resuming = handshake.missing is not None  # then all tasks are void
-            if not resuming:
-                dispatcher.begin_issue()
-            if succeeded:
-                for each in gone:
-                    self._pipes.open(each)
-                    if resuming:  # before there is a new process: it may take messages at once
-                        handshake.join(each)
-                workers.launch(gone, handshake.generation)
-                for other in others:
-                    dispatcher.begin(other)
-            elif resuming:
-                handshake.leave(worker)
-                dispatcher.leave(worker)
-            if not resuming:
-                if skip_task is not None:
-                    dispatcher.withdraw(skip_task)
-                dispatcher.send_again(worker, workers.rows().values(), points, succeeded)
+        self._resizer.replace([worker, *others], points, skip_task)
 
     def is_pending(self, number: int) -> bool:
         """Whether a task is in flight and has no result yet."""

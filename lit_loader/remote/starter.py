@@ -61,6 +61,11 @@ class RemoteLanes:
         self._remote_workers = remote_workers
         self.count: int = remote_workers * config.in_flight
 
+    @classmethod
+    def of(cls, config: Any, remote_workers: int) -> RemoteLanes | None:
+        """Make them, if there are to be any."""
+        return cls(config, remote_workers) if remote_workers else None
+
     def starter(self, here: Starter, links: Links, first: int, spec: BatchSpec) -> Starter:
         """Give what starts all workers: those here, and the lanes.
 
