@@ -212,7 +212,7 @@ def test_a_batch_that_ends_every_worker_is_given_up(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("here", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_batches_of_one_that_is_silent_are_made_elsewhere(here: int, tmp_path: Path) -> None:
-    remote = ThreadWorkers(str(tmp_path), silent_at=(3,), patience=0.4)
+    remote = ThreadWorkers(str(tmp_path), silent_at=(3,), patience=1.5)
     with loader_of(Drawn(), here, 2, remote) as loader:
         warned = compare_until(lambda: remote.count("silent 3") > 0, loader, Drawn())
     assert [text for text in warned if "Nothing was heard of remote worker" in text]
