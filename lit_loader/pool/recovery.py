@@ -132,4 +132,4 @@ class Recovery:
         self.restarts += 1
         self.notices.append(notice)
         points = self._points and self._points(death.worker)
-        pool.replace(death.worker, points, others=death.others)
+        pool.replace(death.worker, points, None, death.others)
