@@ -39,11 +39,11 @@ from lit_loader.iteration.memory_use import memory_use
 from lit_loader.iteration.multi_process import MultiProcessIterator
 from lit_loader.iteration.persistent_workers import temporary
 from lit_loader.iteration.placement import faster_in_process
-from lit_loader.iteration.stream_advice import broken_promise, ignored_share
 from lit_loader.pool.worker_pool import WorkerPool
 from lit_loader.sampling.epoch_batches import UpcomingBatch, expected_batches, lookahead
 from lit_loader.sampling.epochs import EpochStart
 from lit_loader.sampling.orders import EpochOrder
+from lit_loader.sampling.stream_advice import broken_promise, ignored_share
 from lit_loader.sampling.unsharded import advice_if_unsharded
 from lit_loader.seeding.generator_watch import GeneratorWatch
 from lit_loader.statistics.records import LoaderStatistics
