@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import mmap
 import os
 import pickle
@@ -138,20 +139,23 @@ class Payload:
         Raises:
             LoaderError: There is no room on either.
         """
-        size = f"the dataset's arrays ({layout.nbytes / 2**20:,.0f} MiB)"
+        size = f"({layout.nbytes / 2**20:,.0f} MiB)"
         try:
             return BufferFile(layout)
         except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise  # no want of room
             try:
                 file = BufferFile(layout, on_disk=True)
             except OSError as full:
                 raise LoaderError(
-                    f"no room for {size} in memory ({error}) nor in the temporary directory "
-                    f"({full}); {remedy(full)}"
+                    f"no room for the dataset's arrays {size} in memory ({error}) nor in the "
+                    f"temporary directory ({full}); {remedy(full)}"
                 ) from full
             self.notices.append(
-                f"{size} have found no room in memory ({error}): workers read them from a file "
-                f"without a name in {tempfile.gettempdir()}, which may be slower; free memory"
+                f"the dataset's arrays {size} have found no room in memory ({error}): workers read "
+                f"them from a file without a name in {tempfile.gettempdir()}, which may be slower; "
+                "free memory"
             )
             return file
 
