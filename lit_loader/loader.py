@@ -83,6 +83,7 @@ class DataLoader(TorchLoader[T_co]):
     reseed_fn: Callable[[Any, int], object] | None
     num_replicas: int | None
     rank: int | None
+    num_shards: int | None
     shard_tail: str
     max_worker_restarts: int
     on_sample_error: str
@@ -126,6 +127,7 @@ class DataLoader(TorchLoader[T_co]):
         reseed_fn: Callable[[Any, int], object] | None = None,
         num_replicas: int | None = None,
         rank: int | None = None,
+        num_shards: int | None = None,
         shard_tail: str = "pad",
         max_worker_restarts: int = 3,
         on_sample_error: str = "raise",
@@ -147,7 +149,7 @@ class DataLoader(TorchLoader[T_co]):
         base_seed = BaseSeed(config.seed, config.generator, (config.num_replicas or 1) > 1)
         rank, replicas = config.rank, config.num_replicas
         replica = None if rank is None or replicas is None else (rank, replicas)
-        self._internals = LoaderInternals(base_seed, replica)
+        self._internals = LoaderInternals(base_seed, replica, config.num_shards)
 
         self.dataset = dataset
         for name, value in config.as_kwargs().items():
