@@ -20,7 +20,6 @@ else is for one thread at a time.
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import time
@@ -35,7 +34,7 @@ from lit_loader.memory.arena import Arena
 from lit_loader.pool.dispatcher import Dispatcher
 from lit_loader.pool.handshake import Handshake
 from lit_loader.pool.outcome import Outcome, WorkerDeath
-from lit_loader.pool.pipes import Ended, Pipes, PoolClosed
+from lit_loader.pool.pipes import Ended, Pipes
 from lit_loader.pool.resizer import Resizer
 from lit_loader.pool.resources import PoolResources
 from lit_loader.pool.worker_set import WorkerSet, explain_limit
@@ -143,14 +142,17 @@ class WorkerPool:
             return
         self._resizer.adapt()
         kept, deadline = [], time.monotonic() + _MOMENT
-        # One that does not come up is left to the next receive, and so is a death.
-        with contextlib.suppress(WorkerDeath, PoolClosed):
-            while self._resizer.waited_for and not self._workers.starting:
-                message = self._next_message(deadline)
-                if message is not None:
-                    kept.append(message)
-                elif time.monotonic() >= deadline:
-                    break
+        while self._resizer.waited_for and time.monotonic() < deadline:
+            try:
+                message = self._pipes.next(deadline)
+            except Ended:
+                if self._resizer.adapt():
+                    continue
+                break  # a death is left to the next receive, as is all that is kept
+            if type(message) is Spare:
+                self._resizer.not_needed()
+            elif message is not None:
+                kept.append(message)
         self._pipes.arrived.extendleft(reversed(kept))
 
     @property
