@@ -13,12 +13,9 @@ Its parts: `pool/worker_set.py` has the processes, `pool/dispatcher.py` the task
 end. :meth:`WorkerPool.receive` waits in one ``poll`` for results, for a worker's death and for
 :meth:`WorkerPool.wake`; nothing is looked at in intervals once the workers are up.
 
-The number of workers may change at any time::
-
-    resize ─ wake ─▶ the thread that receives ─▶ starts workers, or lets some leave
-
-One thread may submit while another receives, and any may call :meth:`WorkerPool.resize` and
-:meth:`WorkerPool.wake`. Everything else is for one thread at a time.
+The number of workers may change at any time (`pool/resizer.py`). One thread may submit while
+another receives; any may call :meth:`WorkerPool.resize` and :meth:`WorkerPool.wake`. Everything
+else is for one thread at a time.
 """
 
 from __future__ import annotations
@@ -122,8 +119,7 @@ class WorkerPool:
     def resize(self, num_workers: int, in_flight: int | None = None) -> None:
         """Change the number of workers; any thread may, at any time, and does not wait for it.
 
-        The thread that receives brings it about; where none does, :meth:`adapt` does. Those with
-        the highest numbers leave: each finishes what it has in hand, and takes nothing more.
+        Those with the highest numbers leave: each finishes what it has in hand, and takes no more.
 
         Args:
             num_workers: How many there are to be, from 1 to :data:`MOST_WORKERS`.
@@ -138,10 +134,9 @@ class WorkerPool:
             self.wake()
 
     def adapt(self) -> None:
-        """Start the workers that are missing, let those leave that are too many.
+        """Bring a :meth:`resize` about, as the thread that receives does by itself; if none does.
 
-        The thread that receives does this by itself; here it is done while none receives. Whoever
-        has nothing in hand has left when this returns, or within a moment.
+        Whoever has nothing in hand and is to leave has left when this returns, if that is soon.
         """
         if self.closed:
             return
@@ -149,10 +144,14 @@ class WorkerPool:
         kept, deadline = [], time.monotonic() + _MOMENT
         while self._resizer.waited_for and time.monotonic() < deadline:
             try:
-                message = self._next_message(deadline)
-            except WorkerDeath:  # it is left to the next receive
-                break
-            if message is not None:
+                message = self._pipes.next(deadline)
+            except Ended:
+                if self._resizer.adapt():
+                    continue
+                break  # a death is left to the next receive, as is all that is kept
+            if type(message) is Spare:
+                self._resizer.not_needed()
+            elif message is not None:
                 kept.append(message)
         self._pipes.arrived.extendleft(reversed(kept))
 
