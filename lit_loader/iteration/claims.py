@@ -18,6 +18,8 @@ from lit_loader.iteration.outstanding import OutstandingTasks
 from lit_loader.pool.recovery import Recovery
 from lit_loader.pool.worker_pool import WorkerPool
 from lit_loader.sampling.epoch_batches import UpcomingBatch
+from lit_loader.sampling.epochs import EpochStart
+from lit_loader.transport.loader_page import LoaderPage
 
 __all__ = ["Claim", "PoolHost", "Release", "WorkerRequest"]
 
@@ -71,6 +73,9 @@ class PoolHost(Host, Protocol):
 
     def claim(self, request: WorkerRequest) -> Claim:
         """Give workers that have begun the epoch to an iterator, for it alone."""
+
+    def show(self, page: LoaderPage, start: EpochStart) -> None:
+        """Let viewers in other processes know that an iterator has an epoch."""
 
     def lookahead(self, epoch: int) -> Iterator[UpcomingBatch] | None:
         """Give the batches of the epochs after this one; None: nothing is made ahead."""

@@ -37,6 +37,7 @@ from lit_loader.iteration.internals import LoaderInternals
 from lit_loader.iteration.multi_process import MultiProcessIterator
 from lit_loader.iteration.persistent_workers import temporary
 from lit_loader.iteration.placement import faster_in_process
+from lit_loader.iteration.shown_loader import show_loader
 from lit_loader.pool.worker_pool import WorkerPool
 from lit_loader.sampling.epoch_batches import UpcomingBatch, expected_batches, lookahead
 from lit_loader.sampling.epochs import EpochStart
@@ -45,6 +46,7 @@ from lit_loader.sampling.unsharded import advice_if_unsharded
 from lit_loader.seeding.generator_watch import GeneratorWatch
 from lit_loader.statistics.records import LoaderStatistics
 from lit_loader.system.interrupts import HeldBack
+from lit_loader.transport.loader_page import LoaderPage
 
 __all__ = ["DEFAULT_PREFETCH", "LoaderHost"]
 
@@ -291,6 +293,10 @@ class LoaderHost:
             assigned=self._assigned,
             memory_budget=self._loader.memory_budget,
         )
+
+    def show(self, page: LoaderPage, start: EpochStart) -> None:
+        """Let viewers in other processes know that an iterator has an epoch."""
+        show_loader(page, self._loader, self._internals, self.replica, self._depth, start)
 
     def statistics(self) -> LoaderStatistics:
         """Say where the time went, since the loader was made."""

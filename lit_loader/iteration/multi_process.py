@@ -110,6 +110,8 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         if self._pid != os.getpid():
             self._leave_behind()
         asked = time.monotonic_ns()
+        if self._session is not None:
+            self._session.asked(asked)
         while True:
             try:
                 ready = self._advance(start)
@@ -144,6 +146,8 @@ class MultiProcessIterator(LoaderIterator[T_co]):
             if made is not None:
                 if made.ignores_share:
                     self._host.warn_of_ignored_share()
+                if made.errors and self._session is not None:
+                    self._session.pool.page.bad_samples([str(error) for error in made.errors])
                 self._note_errors(position_of(ready.number), made)
                 if made.omitted:
                     self._outstanding.settle()
@@ -181,6 +185,8 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         step = asked - self._given if self._given else 0
         self._host.recorder.add(ready.record(start.epoch, asked, wait, step, self._indices))
         self._given = given
+        if self._session is not None:
+            self._session.gave(given, given - asked)
 
     def _advance(self, start: EpochStart) -> Delivery | None:
         """Keep the workers busy until the next batch, or error, is there; None: all are out."""
@@ -272,6 +278,7 @@ class MultiProcessIterator(LoaderIterator[T_co]):
             outstanding.adopt(claim.begun)
         outstanding.generation, outstanding.seed = pool.generation, start.seed
         recovery.assigned = outstanding.tasks
+        self._host.show(pool.page, start)
         pipeline = DeliveryPipeline(pool, outstanding.buffer, self._pin, self._device, recovery)
         self._session = Session(self, pool, pipeline, claim.release, outstanding, start.epoch)
         return self._session

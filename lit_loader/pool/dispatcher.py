@@ -142,17 +142,27 @@ class Dispatcher:
         grant = Grant(message.generation, message.number, offset, capacity)
         self._pipes.send(grant, message.worker)
 
-    def drop_void(self, worker: int) -> None:
+    @property
+    def unfinished(self) -> int:
+        """Tasks in flight."""
+        return len(self._in_flight)
+
+    def drop_void(self, worker: int) -> int:
         """Drop those messages that have come in and count no more now that a worker is gone.
 
         What it has asked for or acknowledged would be taken for its successor's; the result of an
         older copy of a task, whose slot may be used anew, for that of the same task.
+
+        Returns:
+            How many of them were results.
         """
         while self._pipes.read():
             pass
         arrived = self._pipes.arrived
-        for message in [message for message in arrived if self._is_void(message, worker)]:
+        void = [message for message in arrived if self._is_void(message, worker)]
+        for message in void:
             arrived.remove(message)
+        return sum(isinstance(message, Result) for message in void)
 
     def _is_void(self, message: Message, worker: int) -> bool:
         if isinstance(message, Result):

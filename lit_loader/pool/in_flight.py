@@ -69,6 +69,9 @@ class InFlightTasks:
         self._retired = RetiredSlots(arena, num_workers)
         self.issue = 0
 
+    def __len__(self) -> int:
+        return len(self._tasks)
+
     def _free(self, slot: Slot) -> None:
         self._arena.release(slot, used=False)
 

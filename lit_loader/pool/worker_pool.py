@@ -35,6 +35,7 @@ from lit_loader.pool.pipes import Ended, Pipes
 from lit_loader.pool.resources import PoolResources
 from lit_loader.pool.worker_set import WorkerSet, explain_limit
 from lit_loader.system.interrupts import HeldBack
+from lit_loader.transport.loader_page import PAGE_BYTES, LoaderPage
 from lit_loader.transport.messages import Ack, Grow, Message, Result, Up
 from lit_loader.transport.status_board import BoardRow, Stage, StatusBoard, board_bytes
 
@@ -56,6 +57,7 @@ class WorkerPool:
 
     Attributes:
         notices: For the consumer, of how workers were started.
+        page: What viewers in other processes are shown of the loader.
 
     Raises:
         LoaderError: No worker can be started from here, or there is no memory.
@@ -78,14 +80,15 @@ class WorkerPool:
                 "processes: use num_workers=0 there, or make the process non-daemonic"
             )
         self.num_workers = num_workers
-        size = board_bytes(num_workers)
+        size = board_bytes(num_workers) + PAGE_BYTES
         try:
             with HeldBack():
                 arena = Arena(size, in_flight, slot_bytes=slot_bytes, budget=memory_budget)
                 self._arena, self.divide = arena, arena.divide
                 self._keep = in_flight + 2
                 board = StatusBoard(arena.board)
-                own = self._own = PoolResources(arena, board)
+                page = self.page = LoaderPage(arena.board)
+                own = self._own = PoolResources(arena, board, page)
                 self._finalizer = weakref.finalize(self, own.close, unnoticed=True)
                 own.stacks.open()
                 pipes = self._pipes = Pipes(own, num_workers, assigned)
@@ -133,6 +136,11 @@ class WorkerPool:
         """Bytes of real memory in the arena, at most."""
         return self._arena.resident
 
+    @property
+    def unfinished(self) -> int:
+        """Tasks that were sent and whose results were not taken in yet."""
+        return self._dispatcher.unfinished
+
     def room(self, undelivered: int) -> int:
         """How many more tasks the memory budget allows, with so many not given out yet."""
         return self._arena.room(undelivered)
@@ -173,6 +181,7 @@ class WorkerPool:
         deadline = None if timeout is None else time.monotonic() + timeout
         while (message := self._next_message(deadline)) is not None:
             if isinstance(message, Result):
+                self.page.received += 1
                 outcome = self._dispatcher.complete(message)
                 if outcome is not None:
                     return outcome
@@ -210,7 +219,7 @@ class WorkerPool:
         """
         workers, dispatcher, handshake = self._workers, self._dispatcher, self._handshake
         with HeldBack(), dispatcher.lock:
-            dispatcher.drop_void(worker)
+            self.page.received += dispatcher.drop_void(worker)
             workers.bury(worker)
             # Before there is a new process: it may take messages at once.
             if handshake.missing is not None:
@@ -297,6 +306,7 @@ class WorkerPool:
                 self._handshake.acknowledged(message)
         self._handshake.finish(self.started)
         self._dispatcher.clear()
+        self.page.received = self._workers.made
         self.trim()
         self._start_more()
         return True

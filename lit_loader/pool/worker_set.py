@@ -106,6 +106,11 @@ class WorkerSet:
         """What each of them is doing."""
         return [self._board.read(worker) for worker in self.started]
 
+    @property
+    def made(self) -> int:
+        """Tasks that they, and those before them, have done."""
+        return sum(map(self._board.made, self.started))
+
     def start_more(self, generation: int) -> range:
         """Start the workers that come next, as many as may be starting at the same time."""
         begin = len(self._own.processes)
@@ -126,6 +131,7 @@ class WorkerSet:
             self._pipes.watch(process.sentinel)
         for worker, process in zip(workers, processes, strict=True):
             self.starting[worker] = Watchdog(process.pid or 0)
+            self._board.launched(worker, process.pid or 0)
         return processes
 
     def came_up(self, worker: int) -> None:
