@@ -17,8 +17,6 @@ import resource
 import tempfile
 from typing import Final
 
-import numpy as np
-
 __all__ = [
     "SharedFile",
     "address_space_left",
@@ -82,7 +80,8 @@ def map_part(fd: int, offset: int, nbytes: int) -> mmap.mmap:
     """
     unaccounted = getattr(mmap, "MAP_NORESERVE", 0)
     mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_SHARED | unaccounted)
-    map_over(np.frombuffer(mapping, np.uint8).ctypes.data, nbytes, mmap.MAP_SHARED, fd, offset)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+    map_over(address, nbytes, mmap.MAP_SHARED, fd, offset)
     return mapping
 
 

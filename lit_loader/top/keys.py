@@ -1,0 +1,50 @@
+"""The keyboard of a terminal, key by key, as it was before afterwards."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import termios
+import tty
+from types import TracebackType
+from typing import Any
+
+__all__ = ["Keyboard"]
+
+_UP, _DOWN = ("\x1b[A", "\x1bOA", "k"), ("\x1b[B", "\x1bOB", "j")
+
+
+class Keyboard:
+    """Gives keys; without a terminal as standard input it gives none."""
+
+    def __init__(self) -> None:
+        self._before: list[Any] | None = None
+
+    def __enter__(self) -> Keyboard:
+        if sys.stdin is not None and sys.stdin.isatty():
+            self._fd = sys.stdin.fileno()
+            self._before = termios.tcgetattr(self._fd)
+            tty.setcbreak(self._fd)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._before is not None:
+            termios.tcsetattr(self._fd, termios.TCSADRAIN, self._before)
+
+    def wait(self, seconds: float) -> str:
+        """Wait for a key; returns "" if none comes, "q" if none ever will."""
+        if self._before is None:
+            select.select([], [], [], seconds)
+            return ""
+        if not select.select([self._fd], [], [], max(0.0, seconds))[0]:
+            return ""
+        pressed = os.read(self._fd, 16).decode(errors="replace")
+        if not pressed:
+            return "q"  # the terminal is gone
+        return "up" if pressed in _UP else "down" if pressed in _DOWN else pressed[:1]
