@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import sys
 import termios
 import tty
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 __all__ = ["Keyboard"]
 
+_KEY: Final = re.compile(r"\x1b[\[O].|.", re.DOTALL)
 _UP, _DOWN = ("\x1b[A", "\x1bOA", "k"), ("\x1b[B", "\x1bOB", "j")
 
 
@@ -20,6 +22,7 @@ class Keyboard:
 
     def __init__(self) -> None:
         self._before: list[Any] | None = None
+        self._pressed: list[str] = []  # and not given yet
 
     def __enter__(self) -> Keyboard:
         if sys.stdin is not None and sys.stdin.isatty():
@@ -42,9 +45,12 @@ class Keyboard:
         if self._before is None:
             select.select([], [], [], seconds)
             return ""
-        if not select.select([self._fd], [], [], max(0.0, seconds))[0]:
-            return ""
-        pressed = os.read(self._fd, 16).decode(errors="replace")
-        if not pressed:
-            return "q"  # the terminal is gone
-        return "up" if pressed in _UP else "down" if pressed in _DOWN else pressed[:1]
+        if not self._pressed:
+            if not select.select([self._fd], [], [], max(0.0, seconds))[0]:
+                return ""
+            data = os.read(self._fd, 64)
+            if not data:
+                return "q"  # the terminal is gone
+            self._pressed = _KEY.findall(data.decode(errors="replace"))
+        key: str = self._pressed.pop(0)
+        return "up" if key in _UP else "down" if key in _DOWN else key
