@@ -1,8 +1,6 @@
 """``python -m lit_loader.top``."""
 
-import sys
-
-from lit_loader.top.app import main
+from lit_loader.top.app import command
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

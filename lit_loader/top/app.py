@@ -20,7 +20,7 @@ from lit_loader.top.discovery import NotFound
 from lit_loader.top.snapshot import Training, Worker
 from lit_loader.top.watch import Watch
 
-__all__ = ["main"]
+__all__ = ["command", "main"]
 
 NAME: Final = "lit-loader-top"
 
@@ -91,6 +91,11 @@ def main(given: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def command() -> None:
+    """``lit-loader-top``: ends with the exit code."""
+    sys.exit(main())
 
 
 def _once(options: argparse.Namespace) -> int:

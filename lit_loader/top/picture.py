@@ -76,7 +76,7 @@ def picture(
         parts += [_title(training, width), _loaders(training, width)]
         if len(trainings) == 1:
             room = None if height is None else height - _lines_besides(training, keys)
-            parts += [*_workers(training, width, room, chosen)]
+            parts += [Text(""), *_workers(training, width, room, chosen), Text("")]
         parts += [*_findings(training)]
         if len(trainings) == 1:
             parts += [*_stacks(training), *_events(training, width)]
@@ -92,11 +92,11 @@ def _lines_besides(training: Training, keys: bool) -> int:
     loaders = training.loaders()
     findings = sum(min(_FINDINGS, len(loader.findings)) for loader in loaders)
     stacks = sum(
-        2 + 2 * len(worker.stack or ()) for loader in loaders for worker in loader.workers
+        3 + 2 * len(worker.stack or ()) for loader in loaders for worker in loader.workers
         if worker.stack is not None or worker.stack_problem
     )  # fmt: skip
     events = min(_EVENTS, sum(len(loader.events) for loader in loaders))
-    return 6 + len(loaders) + 2 * findings + stacks + 2 * events + keys
+    return 8 + len(loaders) + 2 * findings + stacks + 2 * events + keys
 
 
 def _title(training: Training, width: int) -> Text:
@@ -272,7 +272,8 @@ def _stacks(training: Training) -> list[RenderableType]:
             if worker.stack is None and worker.stack_problem is None:
                 continue
             when = time.strftime("%H:%M:%S", time.localtime(worker.stack_time))
-            text = Text(f"Python stack of worker {worker.worker}, at {when}\n", "bold")
+            text = Text()
+            text.append(f"\nPython stack of worker {worker.worker}, at {when}\n", style="bold")
             if worker.stack_problem is not None:
                 text.append(f"  {_plain(worker.stack_problem)}\n", style="yellow")
             elif not worker.stack:

@@ -239,7 +239,9 @@ class Watch:
         with contextlib.suppress(OSError):
             process = processes.read_process(pid)
             worker.doing = _DOING.get(process.state)
-            if process.state == "S":
+            if stage == "idle" and process.state == "S":
+                worker.doing = "waiting for a task"
+            elif process.state == "S":
                 where = processes.waits_in(pid)
                 means = (text for part, text in _WAITS.items() if part in where)
                 worker.doing = next(means, worker.doing)

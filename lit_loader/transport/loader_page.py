@@ -123,12 +123,15 @@ class LoaderPage:
         words[_BEGAN] = time.monotonic_ns()
         HEAD.pack_into(self._board, ROW_BYTES - HEAD.size, self._begin, MAGIC | FORMAT)
 
+    def so_far(self) -> tuple[int, int, int, int, list[tuple[int, int, str]]]:
+        """Give the counts and events, for the page of the same loader's next workers."""
+        return self._given, self._waited, self._restarts, self._bad, self._events
+
     def follow(self, earlier: LoaderPage) -> None:
-        """Go on with the counts and events of the page of the same loader's workers before."""
-        self._given, self._waited = earlier._given, earlier._waited
-        self._restarts, self._bad = earlier._restarts, earlier._bad
+        """Go on with the counts and events of another page."""
+        self._given, self._waited, self._restarts, self._bad, events = earlier.so_far()
         self._words[_RESTARTS], self._words[_BAD] = self._restarts, self._bad
-        for event in earlier._events:
+        for event in events:
             self._write(*event)
 
     def begin_epoch(self, epoch: int, given: int, length: int) -> None:
