@@ -111,7 +111,7 @@ class MultiProcessIterator(LoaderIterator[T_co]):
             self._leave_behind()
         asked = time.monotonic_ns()
         if self._session is not None:
-            self._session.asked(asked)
+            self._session.page.asked(asked)
         while True:
             try:
                 ready = self._advance(start)
@@ -147,7 +147,7 @@ class MultiProcessIterator(LoaderIterator[T_co]):
                 if made.ignores_share:
                     self._host.warn_of_ignored_share()
                 if made.errors and self._session is not None:
-                    self._session.pool.page.bad_samples([str(error) for error in made.errors])
+                    self._session.page.bad_samples([str(error) for error in made.errors])
                 self._note_errors(position_of(ready.number), made)
                 if made.omitted:
                     self._outstanding.settle()
@@ -186,7 +186,7 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         self._host.recorder.add(ready.record(start.epoch, asked, wait, step, self._indices))
         self._given = given
         if self._session is not None:
-            self._session.gave(given, given - asked)
+            self._session.page.gave(given, given - asked)
 
     def _advance(self, start: EpochStart) -> Delivery | None:
         """Keep the workers busy until the next batch, or error, is there; None: all are out."""
@@ -258,6 +258,7 @@ class MultiProcessIterator(LoaderIterator[T_co]):
             if claim.begun is None:
                 self._reissue(start, session.pool)
             self._feed.adopt()
+        session.balance()
         session.pipeline.start()
         return session
 

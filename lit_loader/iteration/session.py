@@ -9,7 +9,6 @@ when something goes wrong with them. What they were asked for and what has come 
 from __future__ import annotations
 
 import weakref
-from typing import Final
 
 from lit_loader.iteration.claims import Release
 from lit_loader.iteration.delivery import DeliveryPipeline
@@ -18,9 +17,6 @@ from lit_loader.pool.worker_pool import WorkerPool
 from lit_loader.system.interrupts import HeldBack
 
 __all__ = ["Session"]
-
-_BALANCED: Final = 63
-"""Which bits are 0 in the number of a batch at which the count of those ready is set right."""
 
 
 class Session:
@@ -33,6 +29,9 @@ class Session:
         release: Gives the workers back.
         outstanding: What they are asked for.
         epoch: The iterator's.
+
+    Attributes:
+        page: Where viewers in other processes see what becomes of it.
     """
 
     def __init__(
@@ -46,31 +45,17 @@ class Session:
     ) -> None:
         self.pool = pool
         self.pipeline = pipeline
+        self.page = pool.page
         self._release = release
         self._outstanding = outstanding
         self._epoch = epoch
-        self._page = pool.page
-        self._replaced = pipeline.recovery.restarts
-        self._balance()
         self._finalizer = weakref.finalize(iterator, self._end, reusable=True, unnoticed=True)
 
-    def asked(self, now: int) -> None:
-        """Show that the consumer waits, since ``now``."""
-        self._page.asked(now)
-
-    def gave(self, now: int, wait: int) -> None:
-        """Show that a batch is given out, after a wait of so many nanoseconds."""
-        if not self._page.gave(now, wait) & _BALANCED or (
-            self._replaced != self.pipeline.recovery.restarts
-        ):
-            self._balance()
-
-    def _balance(self) -> None:
-        """Show how many batches are ready; from then on that is counted by others."""
-        self._replaced = self.pipeline.recovery.restarts
+    def balance(self) -> None:
+        """Show how many batches are ready; from then on that is kept up by counting."""
         outstanding = self._outstanding
         given = 0 if outstanding.given is None else 1
-        self._page.balance(len(outstanding.tasks) - given - self.pool.unfinished)
+        self.page.balance(len(outstanding.tasks) - given - self.pool.unfinished)
 
     def end(self, reusable: bool) -> None:
         """Give the workers back, keeping what has come in; a second call does nothing.
@@ -85,8 +70,6 @@ class Session:
         outstanding, following = self._outstanding, None
         with HeldBack(unnoticed=unnoticed):
             outstanding.settle()
-            if not self.pool.elsewhere:
-                self._page.rest()
             try:
                 outstanding.ready.extend(self.pipeline.stop())
             finally:
@@ -94,4 +77,6 @@ class Session:
                     outstanding.keep_only(self._epoch)
                 else:
                     following = outstanding.hand_on()
+                if not self.pool.elsewhere:
+                    self.page.rest(following is not None)
                 self._release(reusable, following)

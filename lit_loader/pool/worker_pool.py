@@ -185,6 +185,7 @@ class WorkerPool:
                 outcome = self._dispatcher.complete(message)
                 if outcome is not None:
                     return outcome
+                self.page.shift(-1)
             elif isinstance(message, Grow):
                 self._dispatcher.grow(message)
         return None
@@ -219,7 +220,9 @@ class WorkerPool:
         """
         workers, dispatcher, handshake = self._workers, self._dispatcher, self._handshake
         with HeldBack(), dispatcher.lock:
-            self.page.received += dispatcher.drop_void(worker)
+            void = dispatcher.drop_void(worker)
+            self.page.received += void
+            self.page.shift(-void)
             workers.bury(worker)
             # Before there is a new process: it may take messages at once.
             if handshake.missing is not None:
@@ -230,6 +233,7 @@ class WorkerPool:
             if handshake.missing is None:  # else all tasks are void
                 if skip_task is not None:
                     dispatcher.withdraw(skip_task)
+                    self.page.shift(1)
                 dispatcher.send_again(worker, workers.rows(), point)
 
     def is_pending(self, number: int) -> bool:

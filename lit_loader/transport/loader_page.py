@@ -55,6 +55,8 @@ _RESTARTS, _BAD, _SURPLUS, _BEGAN = range(9, 13)
 _GIVEN, _WAITED, _CONSUMER = range(16, 19)  # in a cache line of their own
 _OF_BATCH: Final = struct.Struct("@3q").pack_into  # native: a word at a time
 
+_NONE: Final = -(1 << 40)
+
 TEXTS: Final = {"role": (256, 64), "dataset": (320, 192)}
 """Where each text begins, in bytes, and how long it may be."""
 
@@ -160,20 +162,21 @@ class LoaderPage:
         """Write that the consumer waits for a batch since ``now``, in nanoseconds."""
         self._words[_CONSUMER] = now
 
-    def gave(self, now: int, wait: int) -> int:
-        """Write that a batch is given out, ``now``, after a wait of ``wait`` nanoseconds.
+    def shift(self, count: int) -> None:
+        """Correct how many batches are ready."""
+        self._words[_SURPLUS] += count
 
-        Returns:
-            How many have been.
-        """
+    def gave(self, now: int, wait: int) -> None:
+        """Write that a batch is given out, ``now``, after a wait of ``wait`` nanoseconds."""
         self._given = given = self._given + 1
         self._waited = waited = self._waited + wait
         _OF_BATCH(self._page, 8 * _GIVEN, given, waited, -now)
-        return given
 
-    def rest(self) -> None:
-        """Write that no iterator has the workers."""
+    def rest(self, kept: bool) -> None:
+        """Write that no iterator has the workers; and whether what they have made is kept."""
         self._words[_CONSUMER] = 0
+        if not kept:
+            self._words[_SURPLUS] = _NONE
 
     def restarted(self, text: str) -> None:
         """Write that a worker was replaced, and why."""
