@@ -11,10 +11,11 @@ leaves no trace. That first ``next()`` fixes the epoch and where in it to begin.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from lit_loader.batch.batch_spec import BatchSpec, BatchWithReport
-from lit_loader.batch.sample_errors import SampleErrorLog
+from lit_loader.batch.sample_errors import SampleError, SampleErrorLog
 from lit_loader.sampling.epochs import EpochStart
 from lit_loader.seeding.generator_lock import Turn
 from lit_loader.seeding.generator_watch import GeneratorWatch
@@ -53,6 +54,9 @@ class Host(Protocol):
 
     def begin_epoch(self) -> EpochStart:
         """Begin the epoch that comes next."""
+
+    def show_errors(self, errors: Sequence[SampleError]) -> None:
+        """Let viewers in other processes know of samples that could not be read."""
 
     def tell(self, note: str) -> None:
         """Warn the user, once, of what was noticed while a batch was made."""
@@ -196,6 +200,8 @@ class LoaderIterator(Generic[T_co]):
         recorder = self._host.recorder
         recorder.sample_errors += len(made.errors)
         recorder.sample_retries += made.retries
+        if made.errors:
+            self._host.show_errors(made.errors)
         self.sample_errors.record(number, made.errors, made.retries)
         for note in made.notes:
             self._host.tell(note)

@@ -18,7 +18,7 @@ import multiprocessing
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.context import BaseContext
 from typing import Any, Final
 
@@ -26,7 +26,7 @@ from lit_loader.accelerator import pin_memory as pinning
 from lit_loader.accelerator.device_copy import DeviceCopy
 from lit_loader.batch.batch_loader import BatchLoader
 from lit_loader.batch.batch_spec import BatchSpec
-from lit_loader.batch.sample_errors import TRANSIENT_ERRORS, Tolerance
+from lit_loader.batch.sample_errors import TRANSIENT_ERRORS, SampleError, Tolerance
 from lit_loader.batch.tensor_table import frozen
 from lit_loader.describe import program_stacklevel
 from lit_loader.iteration.base import LoaderIterator
@@ -97,6 +97,24 @@ class LoaderHost:
         loader = self._loader
         depth: int = (loader.prefetch_factor or DEFAULT_PREFETCH) * loader.num_workers
         return depth
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """How many workers there are to be, and how many batches may be outstanding."""
+        return self._loader.num_workers, self._depth
+
+    @property
+    def resizes(self) -> int:
+        """Counts how often the number of workers was changed."""
+        return self._internals.resizes
+
+    def why_not_resized(self) -> str | None:
+        """Say why the number of workers cannot be changed while they live; None: it can be."""
+        if self._iterable:
+            return "an IterableDataset is read in shares, one for each of its workers"
+        if self._assigned:
+            return "with seeding='worker' the number of workers is part of the data"
+        return None
 
     @property
     def replica(self) -> tuple[int, int]:
@@ -273,7 +291,7 @@ class LoaderHost:
 
     def claim(self, request: WorkerRequest) -> Claim:
         """Give workers to an iterator, for it alone."""
-        workers = self._loader.num_workers
+        workers = max(1, self._loader.num_workers)  # 0 counts from the next iterator on
         if not self._loader.persistent_workers:
             return temporary(self._start_pool(request.seed, workers))
         return self._internals.workers.claim(
@@ -297,6 +315,12 @@ class LoaderHost:
     def show(self, page: LoaderPage, start: EpochStart) -> None:
         """Let viewers in other processes know that an iterator has an epoch."""
         show_loader(page, self._loader, self._internals, self.replica, self._depth, start)
+
+    def show_errors(self, errors: Sequence[SampleError]) -> None:
+        """Let viewers in other processes know of samples that could not be read."""
+        page = self._internals.page
+        if page is not None and page.pid == os.getpid():
+            page.bad_samples([str(error) for error in errors])
 
     def statistics(self) -> LoaderStatistics:
         """Say where the time went, since the loader was made."""

@@ -8,6 +8,7 @@ when something goes wrong with them. What they were asked for and what has come 
 
 from __future__ import annotations
 
+import threading
 import weakref
 
 from lit_loader.iteration.claims import Release
@@ -16,7 +17,7 @@ from lit_loader.iteration.outstanding import OutstandingTasks
 from lit_loader.pool.worker_pool import WorkerPool
 from lit_loader.system.interrupts import HeldBack
 
-__all__ = ["Session"]
+__all__ = ["Session", "end_with_the_program"]
 
 
 class Session:
@@ -51,11 +52,15 @@ class Session:
         self._epoch = epoch
         self._finalizer = weakref.finalize(iterator, self._end, reusable=True, unnoticed=True)
 
-    def balance(self) -> None:
-        """Show how many batches are ready; from then on that is kept up by counting."""
+    def start(self) -> None:
+        """Begin to deliver; what is outstanding has been sent.
+
+        How many batches are ready is shown now, and kept up by counting from then on.
+        """
         outstanding = self._outstanding
         given = 0 if outstanding.given is None else 1
         self.page.balance(len(outstanding.tasks) - given - self.pool.unfinished)
+        self.pipeline.start()
 
     def end(self, reusable: bool) -> None:
         """Give the workers back, keeping what has come in; a second call does nothing.
@@ -80,3 +85,9 @@ class Session:
                 if not self.pool.elsewhere:
                     self.page.rest(following is not None)
                 self._release(reusable, following)
+
+
+def end_with_the_program() -> None:
+    """End a daemon's thread, quietly, when the program exits: the workers are gone, or going."""
+    if not threading.main_thread().is_alive() and threading.current_thread().daemon:
+        raise SystemExit

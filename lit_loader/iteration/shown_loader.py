@@ -45,7 +45,6 @@ def show_loader(
             _name(loader.dataset),
             loader.batch_size if isinstance(loader.batch_size, int) else 0,
             replica,
-            loader.num_workers,
             depth,
         )
         if internals.page is not None:

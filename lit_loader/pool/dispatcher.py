@@ -23,12 +23,14 @@ from lit_loader.pool.handshake import Handshake
 from lit_loader.pool.in_flight import InFlightTask, InFlightTasks
 from lit_loader.pool.outcome import Outcome
 from lit_loader.pool.pipes import Pipes
+from lit_loader.transport.loader_page import LoaderPage
 from lit_loader.transport.messages import (
     Ack,
     Grant,
     Grow,
     Message,
     Result,
+    Spare,
     Status,
     Task,
     Up,
@@ -46,9 +48,9 @@ class Dispatcher:
     Args:
         arena: Where the slots come from.
         board: Shows the issue to the workers.
+        page: Counts results, for viewers.
         pipes: Carry the messages.
         handshake: Has the generation of the tasks.
-        num_workers: How many workers there are.
         assigned: Whether tasks are sent to a worker by number instead of being pulled.
 
     Attributes:
@@ -60,16 +62,17 @@ class Dispatcher:
         self,
         arena: Arena,
         board: StatusBoard,
+        page: LoaderPage,
         pipes: Pipes,
         handshake: Handshake,
-        num_workers: int,
         assigned: bool,
     ) -> None:
         self._arena = arena
         self._board = board
+        self._page = page
         self._pipes = pipes
         self._handshake = handshake
-        self._in_flight = InFlightTasks(arena, num_workers, assigned)
+        self._in_flight = InFlightTasks(arena, assigned)
         self._points: dict[int, Any] = {}  # where readers that were replaced are to begin
         self.lock = threading.RLock()
         self.any_done = False
@@ -77,6 +80,10 @@ class Dispatcher:
     def begin(self, worker: int) -> None:
         """Note that a worker has been started."""
         self._in_flight.begin(worker)
+
+    def leave(self, worker: int) -> None:
+        """Note that a worker is gone, and no other in its place."""
+        self._in_flight.leave(worker)
 
     def submit(self, number: int, indices: Any, epoch: int, seed: int, worker: int | None) -> None:
         """Send a task; see :meth:`lit_loader.pool.worker_pool.WorkerPool.submit`."""
@@ -103,11 +110,13 @@ class Dispatcher:
 
     def complete(self, result: Result) -> Outcome | None:
         """Take a result in; None for one that does not count any more."""
-        if result.generation != self._handshake.generation:
-            return None
-        slot = self._in_flight.complete(result)
+        slot = None
+        if result.generation == self._handshake.generation:
+            slot = self._in_flight.complete(result)
         if slot is None:
+            self._page.drop(1)
             return None
+        self._page.received += 1
         self.any_done = True
         end = result.at + result.nbytes
         if result.status == Status.BATCH:
@@ -147,14 +156,11 @@ class Dispatcher:
         """Tasks in flight."""
         return len(self._in_flight)
 
-    def drop_void(self, worker: int) -> int:
+    def drop_void(self, worker: int) -> None:
         """Drop those messages that have come in and count no more now that a worker is gone.
 
         What it has asked for or acknowledged would be taken for its successor's; the result of an
         older copy of a task, whose slot may be used anew, for that of the same task.
-
-        Returns:
-            How many of them were results.
         """
         while self._pipes.read():
             pass
@@ -162,12 +168,12 @@ class Dispatcher:
         void = [message for message in arrived if self._is_void(message, worker)]
         for message in void:
             arrived.remove(message)
-        return sum(isinstance(message, Result) for message in void)
+        self._page.drop(sum(isinstance(message, Result) for message in void))
 
     def _is_void(self, message: Message, worker: int) -> bool:
         if isinstance(message, Result):
             return self._in_flight.slot_of(message) is None
-        return isinstance(message, Ack | Grow | Up) and message.worker == worker
+        return isinstance(message, Ack | Grow | Spare | Up) and message.worker == worker
 
     def begin_issue(self) -> None:
         """Make void all tasks that no worker has announced; to be sent again."""
@@ -175,16 +181,19 @@ class Dispatcher:
             self._in_flight.issue += 1
             self._board.issue = self._in_flight.issue
 
-    def send_again(self, worker: int, rows: Iterable[BoardRow], point: Any) -> None:
+    def send_again(
+        self, worker: int, rows: Iterable[BoardRow], point: Any, succeeded: bool
+    ) -> None:
         """Send again what a worker that is gone may have had.
 
         Args:
-            worker: Its number; there is a new process with it.
+            worker: Its number.
             rows: What all workers are doing, read after :meth:`begin_issue`: a worker that has not
                 announced a task by then finds that it is void.
             point: Where the new process is to begin in an iterable dataset; None: map-style.
+            succeeded: Whether there is a new process with its number.
         """
-        lost = self._in_flight.take_lost(worker, rows, self._unhandled())
+        lost = self._in_flight.take_lost(worker, rows, self._unhandled(), succeeded)
         if lost and point is not None:
             lost[0].packed = pack_indices(point)
         elif point is not None:
@@ -193,8 +202,9 @@ class Dispatcher:
             self._send(task)
 
     def withdraw(self, number: int) -> None:
-        """Give a task up."""
+        """Give a task up; its error comes in the place of its batch."""
         self._in_flight.withdraw(number)
+        self._page.drop(-1)
 
     def is_pending(self, number: int) -> bool:
         """Whether a task has no result yet."""

@@ -24,6 +24,7 @@ _STAGES: Final = {
     "fetch": "reading",
     "collate": "collating",
     "encode": "writing the batch into shared memory",
+    "leaving": "leaving, as fewer are wanted now",
     "dead": "dead",
 }
 

@@ -38,7 +38,7 @@ class Worker:
         worker: Its number.
         pid: Its process here; None: it has none.
         stage: ``"starting"``, ``"worker_init_fn"``, ``"idle"``, ``"fetch"``, ``"collate"``,
-            ``"encode"``; ``"dead"``: it has ended and was not replaced yet.
+            ``"encode"``, ``"leaving"``; ``"dead"``: it has ended and was not replaced yet.
         batch: The batch that it makes, by its number in the epoch; None: none.
         sample: The place in the batch of the sample that it reads; None: it reads none.
         index: That sample's index; None: not known, or no whole number.

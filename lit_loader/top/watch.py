@@ -46,6 +46,7 @@ _STAGES: Final = {
     Stage.FETCHING: "fetch",
     Stage.COLLATING: "collate",
     Stage.ENCODING: "encode",
+    Stage.LEFT: "leaving",
 }
 _DOING: Final = {
     "R": "computing",
@@ -234,7 +235,7 @@ class Watch:
             return worker
         if pid is None:
             return worker
-        if stage != "idle":
+        if stage not in ("idle", "leaving"):
             worker.stalled = (worker.seconds or 0) >= STALLED
         with contextlib.suppress(OSError):
             process = processes.read_process(pid)

@@ -8,6 +8,7 @@ ended, can do any harm. Imports neither torch nor NumPy.
 from __future__ import annotations
 
 import os
+import struct
 from array import array
 from typing import Final, NamedTuple
 
@@ -22,15 +23,17 @@ from lit_loader.transport.loader_page import (
     PAGE_BYTES,
     TEXTS,
 )
-from lit_loader.transport.status_board import ROW, ROW_BYTES, Stage
+from lit_loader.transport.status_board import ROW, ROW_BYTES, WORKERS_AT, Stage
 
 __all__ = ["BoardView", "Event", "OtherFormat", "WorkerRow", "read_board", "read_index"]
 
 _POSITION: Final = (1 << 40) - 1
 """The bits of a task's number that are the batch's position (`transport/messages.py`)."""
 
-_LARGEST: Final = 1 << 22
-"""Bytes of a board that are believed, 30,000 workers: more is no board."""
+_WORKERS: Final = struct.Struct("@q")
+_MOST: Final = 1 << 15
+_LARGEST: Final = _MOST * ROW_BYTES
+"""Workers, and bytes of a board, that are believed: more is no board."""
 
 _INDEX: Final = 8
 
@@ -104,8 +107,8 @@ class BoardView(NamedTuple):
     """A copy of a board: numbers as :class:`lit_loader.transport.loader_page.LoaderPage` has them.
 
     Attributes:
-        pid: The training process, as it knows itself.
         workers: How many there are to be.
+        pid: The training process, as it knows itself.
         depth: Batches that may be asked for ahead.
         batch_size: Samples a batch; 0: not known.
         rank: The rank.
@@ -123,12 +126,12 @@ class BoardView(NamedTuple):
             has the workers.
         role: What the loader is for, "": not known.
         dataset: What its dataset is called.
-        rows: Of the workers, by number.
+        rows: Of the workers, by number, up to the last that there has been.
         events: The last ones, the oldest first.
     """
 
-    pid: int
     workers: int
+    pid: int
     depth: int
     batch_size: int
     rank: int
@@ -152,7 +155,7 @@ class BoardView(NamedTuple):
     def ready(self) -> int:
         """Batches that are made and were not asked for."""
         made = sum(row.made for row in self.rows)
-        return max(0, min(made + self.surplus - self.given, self.depth))
+        return max(0, made + self.surplus - self.given)
 
 
 def read_board(fd: int) -> BoardView:
@@ -175,39 +178,40 @@ def read_board(fd: int) -> BoardView:
         raise OtherFormat(magic & 0xFF)
     if begin % ROW_BYTES or not 0 < begin <= _LARGEST:
         raise OtherFormat(None)
-    data = _read_calmly(fd, begin)
+    # The page first: what is counted as given was made, and is so in the rows.
+    page = _read_calmly(fd, begin)
+    data = os.pread(fd, begin, 0)
+    (workers,) = _WORKERS.unpack_from(data, WORKERS_AT)
+    written = max(len(data.rstrip(b"\0")), ROW_BYTES * (1 + min(workers, _MOST)))
     rows = [
         WorkerRow._make(ROW.unpack_from(data, start))
-        for start in range(ROW_BYTES, begin, ROW_BYTES)
+        for start in range(ROW_BYTES, min(written, len(data) - ROW_BYTES + 1), ROW_BYTES)
     ]
-    numbers = NUMBERS.unpack_from(data, begin)
+    numbers = NUMBERS.unpack_from(page)
     texts = {
-        name: data[begin + start : begin + start + size].rstrip(b"\0").decode(errors="replace")
+        name: page[start : start + size].rstrip(b"\0").decode(errors="replace")
         for name, (start, size) in TEXTS.items()
     }
-    events = _events(data[begin + EVENTS_AT :])
-    return BoardView._make(
-        (*numbers[:13], *numbers[16:19], texts["role"], texts["dataset"], rows, events)
-    )
+    fields = (*numbers[:12], *numbers[16:19], texts["role"], texts["dataset"], rows, _events(page))
+    return BoardView._make((workers, *fields))
 
 
 def _read_calmly(fd: int, begin: int) -> bytes:
-    """Read board and page, without an event in them that was just being written."""
-    data = os.pread(fd, begin + PAGE_BYTES, 0)
+    """Read the page, without an event in it that was just being written."""
+    page = os.pread(fd, PAGE_BYTES, begin)
     for _ in range(8):
-        again = os.pread(fd, begin + PAGE_BYTES, 0)
-        if again[begin + EVENTS_AT :] == data[begin + EVENTS_AT :]:
+        again, page = page, os.pread(fd, PAGE_BYTES, begin)
+        if again[EVENTS_AT:] == page[EVENTS_AT:]:
             break
-        data = again
-    if len(data) < begin + PAGE_BYTES:
+    if len(page) < PAGE_BYTES:
         raise OtherFormat(None)
-    return data
+    return page
 
 
-def _events(data: bytes) -> list[Event]:
+def _events(page: bytes) -> list[Event]:
     found = []
     for place in range(EVENTS):
-        number, when, kind, size, text = EVENT.unpack_from(data, place * EVENT.size)
+        number, when, kind, size, text = EVENT.unpack_from(page, EVENTS_AT + place * EVENT.size)
         if number > 0:
             found.append(Event(number, when, kind, text[:size].decode(errors="replace")))
     return sorted(found)

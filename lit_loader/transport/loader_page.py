@@ -50,8 +50,8 @@ HEAD: Final = struct.Struct("@2q")
 NUMBERS: Final = struct.Struct("@19q")
 """The page's first words, in the order of the names below."""
 
-_PID, _WORKERS, _DEPTH, _BATCH_SIZE, _RANK, _REPLICAS, _EPOCH, _LENGTH, _BASE = range(9)
-_RESTARTS, _BAD, _SURPLUS, _BEGAN = range(9, 13)
+_PID, _DEPTH, _BATCH_SIZE, _RANK, _REPLICAS, _EPOCH, _LENGTH, _BASE = range(8)
+_RESTARTS, _BAD, _SURPLUS, _BEGAN = range(8, 12)
 _GIVEN, _WAITED, _CONSUMER = range(16, 19)  # in a cache line of their own
 _OF_BATCH: Final = struct.Struct("@3q").pack_into  # native: a word at a time
 
@@ -81,6 +81,7 @@ class LoaderPage:
             :data:`PAGE_BYTES`; writable, and shared with whoever opens the file.
 
     Attributes:
+        pid: The process whose page it is.
         received: Results of workers that have been read, also those that do not count.
     """
 
@@ -93,6 +94,7 @@ class LoaderPage:
         self._events: list[tuple[int, int, str]] = []
         self._happened = 0
         self.received = 0
+        self.pid = os.getpid()
 
     def describe(
         self,
@@ -100,7 +102,6 @@ class LoaderPage:
         dataset: str,
         batch_size: int,
         replica: tuple[int, int],
-        workers: int,
         depth: int,
     ) -> None:
         """Write what does not change, and have the page seen from now on.
@@ -110,7 +111,6 @@ class LoaderPage:
             dataset: What its dataset is called.
             batch_size: Samples a batch; 0: not known.
             replica: The rank, and how many there are.
-            workers: How many workers there are to be.
             depth: Batches that may be asked for ahead.
         """
         texts = {"role": role, "dataset": dataset}
@@ -118,9 +118,9 @@ class LoaderPage:
             text = texts[name].encode(errors="replace")[: size - 1]
             self._page[start : start + size] = text.ljust(size, b"\0")
         words = self._words
-        words[_PID] = os.getpid()
-        words[_WORKERS], words[_DEPTH] = workers, depth
+        words[_PID] = self.pid
         words[_BATCH_SIZE] = batch_size
+        self.depth(depth)
         words[_RANK], words[_REPLICAS] = replica
         words[_BEGAN] = time.monotonic_ns()
         HEAD.pack_into(self._board, ROW_BYTES - HEAD.size, self._begin, MAGIC | FORMAT)
@@ -135,6 +135,10 @@ class LoaderPage:
         self._words[_RESTARTS], self._words[_BAD] = self._restarts, self._bad
         for event in events:
             self._write(*event)
+
+    def depth(self, batches: int) -> None:
+        """Write how many batches may be asked for ahead."""
+        self._words[_DEPTH] = batches
 
     def begin_epoch(self, epoch: int, given: int, length: int) -> None:
         """Write that an iterator has the workers, and its consumer waits.
@@ -162,9 +166,10 @@ class LoaderPage:
         """Write that the consumer waits for a batch since ``now``, in nanoseconds."""
         self._words[_CONSUMER] = now
 
-    def shift(self, count: int) -> None:
-        """Correct how many batches are ready."""
-        self._words[_SURPLUS] += count
+    def drop(self, results: int) -> None:
+        """Count results that were read and give no batch; -1: a batch of which there is none."""
+        self.received += max(0, results)
+        self._words[_SURPLUS] -= results
 
     def gave(self, now: int, wait: int) -> None:
         """Write that a batch is given out, ``now``, after a wait of ``wait`` nanoseconds."""

@@ -27,9 +27,10 @@ class Shared:
         self.map = mmap.mmap(self.fd, SLOT + 4096)
         memory = memoryview(self.map)[: board_bytes(WORKERS) + PAGE_BYTES]
         self.board, self.page = StatusBoard(memory), LoaderPage(memory)
+        self.board.workers = WORKERS
 
     def describe(self, dataset: str = "Images") -> None:
-        self.page.describe("train", dataset, 32, (1, 4), WORKERS, depth=6)
+        self.page.describe("train", dataset, 32, (1, 4), depth=6)
 
 
 @pytest.fixture
@@ -73,8 +74,11 @@ def test_ready_batches_follow_from_counters(shared: Shared) -> None:
     assert read_board(shared.fd).ready == 3
     shared.page.gave(1, 0)
     assert read_board(shared.fd).ready == 2
-    shared.page.shift(-1)
-    assert read_board(shared.fd).ready == 1
+    shared.page.drop(1)
+    assert read_board(shared.fd).ready == 1 and shared.page.received == 2
+    shared.page.drop(-1)
+    assert read_board(shared.fd).ready == 2 and shared.page.received == 2
+    shared.page.drop(1)
     assert read_board(shared.fd)._replace(given=99).ready == 0
     shared.page.rest(kept=True)
     assert read_board(shared.fd).ready == 1
