@@ -181,7 +181,7 @@ def resolve(pid: int, boards: Iterable[Board]) -> int:
     except PermissionError:
         user = processes.user_of(pid)
         raise NotFound(
-            f"process {pid} belongs to {user}, and only {user} (or root) may look at it: "
+            f"process {pid} belongs to {user}, and nobody else but root may look at it: "
             f"sudo -u {user} lit-loader-top {pid}"
         ) from None
     except OSError:

@@ -214,7 +214,8 @@ class Watch:
             loader.shared_memory = os.stat(board.path).st_blocks * 512
         indices = _indices(board, view)
         for number, row in enumerate(view.rows):
-            if row.pid or number < view.workers:
+            gone = row.stage == Stage.LEFT and row.pid not in board.pids
+            if (row.pid and not gone) or number < view.workers:
                 loader.workers.append(self._worker(board, number, row, indices.get(number)))
         loader.findings = findings(loader)
         return loader

@@ -134,6 +134,21 @@ def test_a_worker_that_has_died(loader: DataLoader[Any]) -> None:
     assert found.events[-1].kind == "restart" and "SIGKILL" in found.events[-1].text
 
 
+def test_workers_come_and_go(loader: DataLoader[Any]) -> None:
+    iterator = iter(loader)
+    next(iterator)
+    loader.resize(4)
+    next(iterator)
+    found = until(lambda found: len(found.workers) == 4 and found.ready == 8)
+    assert (found.num_workers, found.ahead) == (4, 8)
+    loader.resize(1)
+    for _ in range(10):  # when the last of them leave, depends on when results are taken in
+        next(iterator)
+    found = until(lambda found: found.ready == 2)
+    assert (found.num_workers, found.ahead, found.batches) == (1, 2, 12)
+    assert found.findings == [] and found.restarts == 0
+
+
 def test_counts_go_on_where_workers_do_not_outlive_an_epoch(folder: Path) -> None:
     with loader_of(folder) as loader:
         assert len(list(loader)) == 16
@@ -195,7 +210,9 @@ def test_another_user_s(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(discovery.os, "listdir", refuse)
     monkeypatch.setattr(processes, "own_pids", lambda: iter(()))
-    with pytest.raises(NotFound, match="process 1 belongs to .*, and only .* may look at it: sudo"):
+    with pytest.raises(
+        NotFound, match="process 1 belongs to .*, and nobody else but root may look at it: sudo"
+    ):
         Watch(1).look()
 
 
