@@ -65,6 +65,8 @@ class BatchSpec:
         num_replicas: Processes that share the dataset.
         tolerance: What is done about samples that cannot be read.
         own_order: Whether the indices are the loader's own, and range over the whole dataset.
+        num_shards: Readers of an iterable dataset, of all ranks together, whatever the number of
+            workers; 0: each worker is one.
     """
 
     dataset: Any
@@ -80,6 +82,12 @@ class BatchSpec:
     num_replicas: int
     tolerance: Tolerance
     own_order: bool
+    num_shards: int = 0
+
+    @property
+    def num_readers(self) -> int:
+        """Readers that this rank serves, where their number is given."""
+        return self.num_shards // self.num_replicas
 
     @property
     def default_collation(self) -> bool:

@@ -21,6 +21,7 @@ from lit_loader.seeding.generator_lock import Turn
 from lit_loader.seeding.generator_watch import GeneratorWatch
 from lit_loader.statistics.recorder import Recorder
 from lit_loader.system.interrupts import is_interruption
+from lit_loader.transport.loader_page import LoaderPage
 
 __all__ = ["BatchObserver", "Host", "LoaderIterator"]
 
@@ -40,6 +41,9 @@ class Host(Protocol):
     recorder: Recorder
     """Collects what batches have cost."""
 
+    shown: Shown
+    """What viewers in other processes are told of the loader."""
+
     promised: int | None
     """Samples of an iterable dataset, once ``len(loader)`` has asked for them."""
 
@@ -55,9 +59,6 @@ class Host(Protocol):
     def begin_epoch(self) -> EpochStart:
         """Begin the epoch that comes next."""
 
-    def show_errors(self, errors: Sequence[SampleError]) -> None:
-        """Let viewers in other processes know of samples that could not be read."""
-
     def tell(self, note: str) -> None:
         """Warn the user, once, of what was noticed while a batch was made."""
 
@@ -66,6 +67,16 @@ class Host(Protocol):
 
     def warn_of_broken_promise(self, promised: int, samples: int) -> None:
         """Warn that an iterable dataset gives more samples than its length says."""
+
+
+class Shown(Protocol):
+    """What tells viewers in other processes of a loader (`iteration/shown_loader.py`)."""
+
+    def begin(self, page: LoaderPage, start: EpochStart, size: tuple[int, int]) -> None:
+        """Tell that an iterator has the workers of this page, which are so many."""
+
+    def errors(self, errors: Sequence[SampleError]) -> None:
+        """Tell of samples that could not be read."""
 
 
 class BatchObserver(Protocol):
@@ -201,7 +212,7 @@ class LoaderIterator(Generic[T_co]):
         recorder.sample_errors += len(made.errors)
         recorder.sample_retries += made.retries
         if made.errors:
-            self._host.show_errors(made.errors)
+            self._host.shown.errors(made.errors)
         self.sample_errors.record(number, made.errors, made.retries)
         for note in made.notes:
             self._host.tell(note)

@@ -13,13 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
+from lit_loader.checkpoint.reader_states import Shards
 from lit_loader.iteration.base import Host
 from lit_loader.iteration.outstanding import OutstandingTasks
 from lit_loader.pool.recovery import Recovery
 from lit_loader.pool.worker_pool import WorkerPool
 from lit_loader.sampling.epoch_batches import UpcomingBatch
-from lit_loader.sampling.epochs import EpochStart
-from lit_loader.transport.loader_page import LoaderPage
 
 __all__ = ["Claim", "PoolHost", "Release", "WorkerRequest"]
 
@@ -69,6 +68,10 @@ class PoolHost(Host, Protocol):
     """What an iterator that uses workers needs of its loader."""
 
     @property
+    def shards(self) -> Shards | None:
+        """Which readers are this rank's; None: there are no ``num_shards``."""
+
+    @property
     def resizes(self) -> int:
         """Counts how often the number of workers was changed."""
 
@@ -81,9 +84,6 @@ class PoolHost(Host, Protocol):
 
     def claim(self, request: WorkerRequest) -> Claim:
         """Give workers that have begun the epoch to an iterator, for it alone."""
-
-    def show(self, page: LoaderPage, start: EpochStart) -> None:
-        """Let viewers in other processes know that an iterator has an epoch."""
 
     def lookahead(self, epoch: int) -> Iterator[UpcomingBatch] | None:
         """Give the batches of the epochs after this one; None: nothing is made ahead."""

@@ -59,7 +59,7 @@ class Session:
         """
         outstanding = self._outstanding
         given = 0 if outstanding.given is None else 1
-        self.page.balance(len(outstanding.tasks) - given - self.pool.unfinished)
+        self.page.balance(len(outstanding.tasks) - given)
         self.pipeline.start()
 
     def end(self, reusable: bool) -> None:

@@ -1,4 +1,4 @@
-"""`show_loader`: writes down for viewers in other processes what a loader's iterator begins.
+"""`ShownLoader`: writes down for viewers in other processes what a loader's iterator begins.
 
 The workers' page (`transport/loader_page.py`) is read by ``lit-loader-top``. What changes from
 batch to batch is written by the session (`iteration/session.py`).
@@ -6,51 +6,64 @@ batch to batch is written by the session (`iteration/session.py`).
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from typing import Any
 
 from torch.utils.data import Dataset
 
+from lit_loader.batch.sample_errors import SampleError
 from lit_loader.iteration.internals import LoaderInternals
 from lit_loader.sampling.batch_plan import BatchPlan
 from lit_loader.sampling.epochs import EpochStart
 from lit_loader.transport.loader_page import LoaderPage
 
-__all__ = ["show_loader"]
+__all__ = ["ShownLoader"]
 
 _WRAPPERS = 3
 """Datasets around another one that are named."""
 
 
-def show_loader(
-    page: LoaderPage,
-    loader: Any,
-    internals: LoaderInternals,
-    replica: tuple[int, int],
-    depth: int,
-    start: EpochStart,
-) -> None:
-    """Write that an iterator has the workers of this page.
+class ShownLoader:
+    """Tells viewers in other processes of a loader.
 
     Args:
-        page: The workers'.
         loader: The loader.
         internals: The same loader's.
-        replica: Its rank, and how many there are.
-        depth: Batches that may be asked for ahead.
-        start: What the iterator has learned of its epoch.
     """
-    if internals.page is not page:
-        page.describe(
-            internals.role,
-            _name(loader.dataset),
-            loader.batch_size if isinstance(loader.batch_size, int) else 0,
-            replica,
-            depth,
-        )
-        if internals.page is not None:
-            page.follow(internals.page)
-        internals.page = page
-    page.begin_epoch(start.epoch, start.position.now().delivered, _length(internals.plan))
+
+    def __init__(self, loader: Any, internals: LoaderInternals) -> None:
+        self._loader = loader
+        self._internals = internals
+
+    def begin(self, page: LoaderPage, start: EpochStart, size: tuple[int, int]) -> None:
+        """Write that an iterator has the workers of this page.
+
+        Args:
+            page: The workers'.
+            start: What the iterator has learned of its epoch.
+            size: How many workers there are, and how many batches may be asked for ahead.
+        """
+        loader, internals = self._loader, self._internals
+        plan = internals.plan
+        if internals.page is not page:
+            page.describe(
+                internals.role,
+                _name(loader.dataset),
+                loader.batch_size if isinstance(loader.batch_size, int) else 0,
+                internals.replica or (0, 1) if plan is None else (plan.rank, plan.num_replicas),
+                size[1],
+            )
+            if internals.page is not None:
+                page.follow(internals.page)
+            internals.page = page
+        page.begin_epoch(start.epoch, start.position.now().delivered, _length(plan))
+
+    def errors(self, errors: Sequence[SampleError]) -> None:
+        """Write that samples could not be read."""
+        page = self._internals.page
+        if page is not None and page.pid == os.getpid():  # in a forked copy it is the parent's
+            page.bad_samples([str(error) for error in errors])
 
 
 def _name(dataset: object) -> str:

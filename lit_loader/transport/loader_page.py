@@ -19,6 +19,7 @@ from __future__ import annotations
 import os
 import struct
 import time
+from collections.abc import Sized
 from typing import Final
 
 from lit_loader.transport.status_board import ROW_BYTES
@@ -82,6 +83,7 @@ class LoaderPage:
 
     Attributes:
         pid: The process whose page it is.
+        in_flight: The tasks that have no result yet.
         received: Results of workers that have been read, also those that do not count.
     """
 
@@ -93,6 +95,7 @@ class LoaderPage:
         self._given = self._waited = self._restarts = self._bad = 0
         self._events: list[tuple[int, int, str]] = []
         self._happened = 0
+        self.in_flight: Sized = ()
         self.received = 0
         self.pid = os.getpid()
 
@@ -154,12 +157,13 @@ class LoaderPage:
         words[_GIVEN], words[_WAITED] = self._given, self._waited
         words[_CONSUMER] = time.monotonic_ns()
 
-    def balance(self, ready: int) -> None:
-        """Set what :meth:`received` batches leave ready; kept up by the counters from then on.
+    def balance(self, outstanding: int) -> None:
+        """Set how many batches are ready; kept up by the counters from then on.
 
         Args:
-            ready: Batches that have been made, were read from the workers and not given out.
+            outstanding: Batches that were asked for and not given out.
         """
+        ready = outstanding - len(self.in_flight)
         self._words[_SURPLUS] = ready - self.received + self._given
 
     def asked(self, now: int) -> None:

@@ -68,7 +68,8 @@ def test_ready_batches_follow_from_counters(shared: Shared) -> None:
     shared.board.count(0)
     shared.board.count(2)
     shared.page.received = 1
-    shared.page.balance(1)
+    shared.page.in_flight = [1, 2]
+    shared.page.balance(3)
     assert read_board(shared.fd).ready == 2
     shared.board.count(1)
     assert read_board(shared.fd).ready == 3
