@@ -41,8 +41,9 @@ class Host(Protocol):
     recorder: Recorder
     """Collects what batches have cost."""
 
-    shown: Shown
-    """What viewers in other processes are told of the loader."""
+    @property
+    def shown(self) -> Shown:
+        """What tells viewers in other processes of the loader."""
 
     promised: int | None
     """Samples of an iterable dataset, once ``len(loader)`` has asked for them."""

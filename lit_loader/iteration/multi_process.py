@@ -87,16 +87,13 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         self._timeout = timeout or None
         self._max_restarts = max_restarts
         self._budgeted = budgeted
-        self._copy = copy
-        self._pin = pin
-        self._device = device
+        self._copy, self._pin, self._device = copy, pin, device
         self._pid = os.getpid()
         self._outstanding = OutstandingTasks(in_order)
         self._feed: TaskFeed | None = None
         self._session: Session | None = None
         self._indices: Any = None  # of the batch given out last
-        self._closed = False
-        self._restarts_noted = 0
+        self._closed, self._restarts_noted = False, 0
         self.recovery: Recovery | None = None
         self.superseded = False
 

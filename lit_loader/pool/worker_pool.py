@@ -1,8 +1,7 @@
 """`WorkerPool`: worker processes that make batches, as the training process uses them.
 
-Used by `iteration/delivery.py` (receive), `iteration/multi_process.py` (submit) and
-`pool/recovery.py` (replace). Tasks go in; outcomes (a batch in shared memory, or an error) and the
-deaths of workers come out::
+Used by `iteration/delivery.py`, `iteration/multi_process.py` and `pool/recovery.py`. Tasks go in;
+outcomes (a batch in shared memory, or an error) and the deaths of workers come out::
 
     submit ─Task─▶ task pipe ──────▶ worker 0..n-1 ─Result─▶ result pipe ─▶ receive
       └─ indices ─▶ slot                 │ batch ─▶ slot          │
@@ -101,19 +100,15 @@ class WorkerPool:
                 arena = Arena(size, in_flight, slot_bytes=slot_bytes, budget=memory_budget)
                 self._arena, self.divide = arena, arena.divide
                 self._keep = in_flight + 2
-                board = StatusBoard(arena.board)
-                page = self.page = LoaderPage(arena.board)
-                own = self._own = PoolResources(arena, board, page)
+                board, self.page = StatusBoard(arena.board), LoaderPage(arena.board)
+                own = self._own = PoolResources(arena, board, self.page)
                 self._finalizer = weakref.finalize(self, own.close, unnoticed=True)
                 own.stacks.open()
                 pipes = self._pipes = Pipes(own, assigned)
                 handshake = self._handshake = Handshake(board, pipes)
-                tasks = self._dispatcher = Dispatcher(
-                    arena, board, page, pipes, handshake, assigned, readers
-                )
-                workers = self._workers = WorkerSet(
-                    own, pipes, board, arena, spec, num_workers, context, seed
-                )
+                tasks = Dispatcher(arena, board, self.page, pipes, handshake, assigned, readers)
+                workers = WorkerSet(own, pipes, board, arena, spec, num_workers, context, seed)
+                self._dispatcher, self._workers = tasks, workers
                 self.notices = workers.notices
                 self._resizer = Resizer(board, pipes, workers, tasks, handshake)
                 self._resizer.start_more()
@@ -249,9 +244,8 @@ class WorkerPool:
             if self._resizer.due and self._resizer.adapt():
                 return None
             try:
-                message = self._pipes.next(
-                    workers.until(deadline) if workers.starting else deadline
-                )
+                until = workers.until(deadline) if workers.starting else deadline
+                message = self._pipes.next(until)
             except Ended as ended:
                 death = workers.death_of(ended.sentinel)
                 if death.row.stage != Stage.LEFT:
@@ -318,14 +312,8 @@ class WorkerPool:
         They have a task, or it must be one of them that takes the next one; or they have not
         acknowledged a new epoch.
         """
-        rows = {w: row for w, row in self.rows().items() if self._workers.counts(row)}
-        missing = self._handshake.missing
-        if missing is not None:
-            return {worker: row for worker, row in rows.items() if worker in missing}
-        busy = {worker: row for worker, row in rows.items() if row.stage in Stage.BUSY}
-        begun = {row.number for row in busy.values()}
-        due = {task.worker for task in self._dispatcher.pending() if task.number not in begun}
-        return {w: row for w, row in rows.items() if w in busy or w in due or None in due}
+        rows = self.rows().items()
+        return self._dispatcher.awaited({w: r for w, r in rows if self._workers.counts(r)})
 
     def end_hung(self, worker: int) -> WorkerDeath:
         """End a worker that does not get on, having it write its stacks if it can."""
@@ -382,7 +370,6 @@ class WorkerPool:
                 self._handshake.acknowledged(message)
         self._handshake.finish(self.started)
         self._dispatcher.clear()
-        self.page.received = self._workers.made
         self.trim()
         self._resizer.start_more()
         return True

@@ -72,7 +72,6 @@ class WorkerSet:
         self.num_workers = num_workers
         self._at_once = math.ceil(usable_processors())
         self._next_look = 0.0  # at those that are starting
-        self._most = 0  # numbers that have been given to workers
         self.starting: dict[int, Watchdog] = {}
         for worker in range(num_workers):  # where tasks are assigned, the first ones come at once
             pipes.open(worker)
@@ -113,11 +112,6 @@ class WorkerSet:
         return {worker: self._board.read(worker) for worker in self.started}
 
     @property
-    def made(self) -> int:
-        """Tasks that they, those before them and those that have left have done."""
-        return sum(map(self._board.made, range(self._most)))
-
-    @property
     def leaving(self) -> list[int]:
         """Those that are more than there are to be."""
         return [worker for worker in self.started if worker >= self.num_workers]
@@ -143,7 +137,6 @@ class WorkerSet:
             end = self._pipes.control_ends[worker]
             links.append(self._links.of(worker, self.num_workers, generation, end))
         processes = self._starter.start_all(links)
-        self._most = max(self._most, *(worker + 1 for worker in workers))
         for worker, process in zip(workers, processes, strict=True):
             self._own.processes[worker] = process
             self._pipes.watch(process.sentinel)

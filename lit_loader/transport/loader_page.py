@@ -22,7 +22,7 @@ import time
 from collections.abc import Sized
 from typing import Final
 
-from lit_loader.transport.status_board import ROW_BYTES
+from lit_loader.transport.status_board import MADE_AT, ROW_BYTES
 
 __all__ = [
     "BAD_SAMPLE",
@@ -169,6 +169,11 @@ class LoaderPage:
     def asked(self, now: int) -> None:
         """Write that the consumer waits for a batch since ``now``, in nanoseconds."""
         self._words[_CONSUMER] = now
+
+    def settle(self) -> None:
+        """Note that all results have been read that workers have sent."""
+        rows = self._board[ROW_BYTES : self._begin].cast("q")
+        self.received = sum(rows[MADE_AT // 8 :: ROW_BYTES // 8])
 
     def drop(self, results: int) -> None:
         """Count results that were read and give no batch; -1: a batch of which there is none."""

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
 __all__ = [
+    "MADE_AT",
     "ROW",
     "ROW_BYTES",
     "WORKERS_AT",
@@ -38,6 +39,7 @@ _PACK_INDICES: Final = struct.Struct("@3q").pack_into  # native: a word at a tim
 
 ROW_BYTES: Final = _WORDS * 8
 WORKERS_AT: Final = _WORKERS * 8
+MADE_AT: Final = _MADE * 8
 ROW: Final = struct.Struct("@12q")
 """How a viewer reads a row: the words above."""
 
@@ -238,8 +240,13 @@ class StatusBoard:
 
         If not, it has left: nothing that it was sent is lost when its process ends.
         """
-        stays = worker < self._words[_WORKERS]
-        self.enter(worker, Stage.IDLE if stays else Stage.LEFT, -1)
+        words, row = self._words, (worker + 1) * _WORDS
+        stays = worker < words[_WORKERS]
+        words[row + _COPY] = 0  # as in enter(), spelled out: this is done once a batch
+        words[row + _STAGE] = Stage.IDLE if stays else Stage.LEFT
+        words[row + _NUMBER] = -1
+        words[row + _POSITION] = 0
+        words[row + _SINCE] = time.monotonic_ns()
         return stays
 
     def clear(self, worker: int) -> None:
@@ -266,10 +273,6 @@ class StatusBoard:
     def count(self, worker: int) -> None:
         """Count a task that ``worker`` has sent the result of."""
         self._words[(worker + 1) * _WORDS + _MADE] += 1
-
-    def made(self, worker: int) -> int:
-        """How many tasks have been counted of ``worker``, and of those with its number before."""
-        return self._words[(worker + 1) * _WORDS + _MADE]
 
     def enter(self, worker: int, stage: int, number: int, issue: int = 0) -> int:
         """Write that ``worker`` is in ``stage`` of task ``number`` from now on; returns "now"."""

@@ -72,6 +72,9 @@ def test_ready_batches_follow_from_counters(shared: Shared) -> None:
     shared.page.balance(3)
     assert read_board(shared.fd).ready == 2
     shared.board.count(1)
+    shared.page.settle()
+    assert shared.page.received == 3
+    shared.page.received = 1
     assert read_board(shared.fd).ready == 3
     shared.page.gave(1, 0)
     assert read_board(shared.fd).ready == 2
