@@ -216,5 +216,6 @@ class LoaderPage:
     def close(self) -> None:
         """Let go of the memory; another thread may be writing, and does so in vain."""
         self._board = memoryview(bytearray(ROW_BYTES))
+        self.in_flight = ()
         self._page = memoryview(bytearray(PAGE_BYTES))
         self._words = self._page.cast("q")
