@@ -71,7 +71,7 @@ class Host(Protocol):
 
 
 class Shown(Protocol):
-    """What tells viewers in other processes of a loader (`iteration/shown_loader.py`)."""
+    """What tells viewers in other processes of a loader (`pool/shown_loader.py`)."""
 
     def begin(self, page: LoaderPage, start: EpochStart, size: tuple[int, int]) -> None:
         """Tell that an iterator has the workers of this page, which are so many."""

@@ -13,9 +13,6 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from lit_loader.batch.sample_errors import SampleError
-from lit_loader.iteration.internals import LoaderInternals
-from lit_loader.sampling.batch_plan import BatchPlan
-from lit_loader.sampling.epochs import EpochStart
 from lit_loader.transport.loader_page import LoaderPage
 
 __all__ = ["ShownLoader"]
@@ -29,19 +26,19 @@ class ShownLoader:
 
     Args:
         loader: The loader.
-        internals: The same loader's.
+        internals: The same loader's (`iteration/internals.py`).
     """
 
-    def __init__(self, loader: Any, internals: LoaderInternals) -> None:
+    def __init__(self, loader: Any, internals: Any) -> None:
         self._loader = loader
         self._internals = internals
 
-    def begin(self, page: LoaderPage, start: EpochStart, size: tuple[int, int]) -> None:
+    def begin(self, page: LoaderPage, start: Any, size: tuple[int, int]) -> None:
         """Write that an iterator has the workers of this page.
 
         Args:
             page: The workers'.
-            start: What the iterator has learned of its epoch.
+            start: What the iterator has learned of its epoch (`sampling/epochs.py`).
             size: How many workers there are, and how many batches may be asked for ahead.
         """
         loader, internals = self._loader, self._internals
@@ -78,7 +75,7 @@ def _name(dataset: object) -> str:
     return " of ".join(names)
 
 
-def _length(plan: BatchPlan | None) -> int:
+def _length(plan: Any) -> int:
     """Batches of an epoch; -1: not known."""
     try:
         return -1 if plan is None else len(plan)
