@@ -39,6 +39,7 @@ from lit_loader.iteration.internals import LoaderInternals
 from lit_loader.iteration.memory_use import memory_use
 from lit_loader.iteration.multi_process import MultiProcessIterator
 from lit_loader.iteration.persistent_workers import temporary
+from lit_loader.pool.shown_loader import ShownLoader
 from lit_loader.pool.worker_pool import WorkerPool
 from lit_loader.sampling.epoch_batches import UpcomingBatch, expected_batches, lookahead
 from lit_loader.sampling.epochs import EpochStart
@@ -69,6 +70,7 @@ class LoaderHost:
         self.recorder = internals.recorder
         self.max_sample_errors = loader.max_sample_errors
         self.promised = internals.promised
+        self.shown = ShownLoader(loader, internals)
 
     def __len__(self) -> int:
         return len(self._loader)

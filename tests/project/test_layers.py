@@ -43,6 +43,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "lightning": ("loader", "sampling", "checkpoint", "statistics", "config", "system"),
     "bench": ("loader", "statistics", "hydra", "config", "seeding", "system"),
+    "top": ("transport", "system"),
 }
 """Each room, and the public face ``loader.py``, with the rooms below that it may import."""
 
@@ -54,6 +55,7 @@ WITHOUT_TORCH = (
     "lit_loader.hydra.schema",
     "lit_loader.hydra.searchpath_plugin",
     "lit_loader.lightning.trainer_plugin",
+    "lit_loader.top.app",
     "lit_loader.transport.messages",
     "lit_loader.transport.status_board",
 )
