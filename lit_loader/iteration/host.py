@@ -28,6 +28,7 @@ from lit_loader.batch.batch_loader import BatchLoader
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.batch.sample_errors import TRANSIENT_ERRORS, Tolerance
 from lit_loader.batch.tensor_table import frozen
+from lit_loader.cache.figures import figures_of
 from lit_loader.describe import program_stacklevel
 from lit_loader.iteration.base import LoaderIterator
 from lit_loader.iteration.claims import Claim, WorkerRequest
@@ -296,10 +297,20 @@ class LoaderHost:
         """Say where the time went, since the loader was made."""
         with self.lock:
             connected = [each for each in self._internals.iterators if each.connected]
-            return self.recorder.summary(
+            statistics = self.recorder.summary(
                 ready=sum(iterator.ready for iterator in connected),
                 shared_memory=sum(iterator.shared_memory for iterator in connected),
             )
+        cache = figures_of(self._loader.dataset)
+        if cache is None:
+            return statistics
+        return dataclasses.replace(
+            statistics,
+            cache_hits=cache.hits,
+            cache_misses=cache.misses,
+            cache_bytes=cache.nbytes,
+            cache_lacking=cache.lacking,
+        )
 
     def close(self) -> None:
         """End the workers, and the iterators that have some."""
