@@ -87,7 +87,12 @@ class Folder:
         weakref.finalize(self, os.close, fd).atexit = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _folder_from, (reduction.DupFd(self._fd), self.path)
+        return object.__new__, (Folder,), (reduction.DupFd(self._fd), self.path)
+
+    def __setstate__(self, state: tuple[Any, Path]) -> None:
+        data, self.path = state
+        self._made, self._number = set(), 0
+        self._own(data.detach())
 
     def _sweep(self) -> None:
         """Remove what processes that were killed have not finished."""
@@ -151,13 +156,6 @@ class Folder:
             with contextlib.suppress(OSError):
                 os.unlink(new, dir_fd=self._fd)
             raise
-
-
-def _folder_from(data: Any, path: Path) -> Folder:
-    folder = Folder.__new__(Folder)
-    folder.path, folder._made, folder._number = path, set(), 0
-    folder._own(data.detach())
-    return folder
 
 
 def fingerprint(key: str, dataset: Any) -> str:

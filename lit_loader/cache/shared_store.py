@@ -170,8 +170,17 @@ class SharedStore:
         _stores.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        data = reduction.DupFd(self._fd)
-        return _store_from, (data, self.length, self.limit, self._sparse, self._begin)
+        state = reduction.DupFd(self._fd), self.length, self.limit, self._sparse, self._begin
+        return object.__new__, (SharedStore,), state
+
+    def __setstate__(self, state: tuple[Any, int, int, bool, int]) -> None:
+        data, self.length, self.limit, self._sparse, self._begin = state
+        self._own(data.detach())
+        self._map()
+
+    def forked(self) -> None:
+        """Count in a row of its own from now on."""
+        self._row = -1
 
     # --- entries ---
 
@@ -299,20 +308,12 @@ def _memory_left() -> tuple[int, int]:
     return left, max(_SPARED, whole // _SPARED_PART)
 
 
-def _store_from(data: Any, length: int, limit: int, sparse: bool, begin: int) -> SharedStore:
-    store = SharedStore.__new__(SharedStore)
-    store.length, store.limit, store._sparse, store._begin = length, limit, sparse, begin
-    store._own(data.detach())
-    store._map()
-    return store
-
-
 _stores: weakref.WeakSet[SharedStore] = weakref.WeakSet()
 
 
 def _in_child() -> None:
     for store in list(_stores):
-        store._row = -1
+        store.forked()
 
 
 os.register_at_fork(after_in_child=_in_child)

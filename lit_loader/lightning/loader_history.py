@@ -76,7 +76,7 @@ class LoaderHistory:
         self._recorder = Recorder()
         self._kept: deque[BatchRecord] = deque(maxlen=keep)
         self._before = self._first = LoaderStatistics()
-        self._cache = {name: 0 for name in _CACHE}
+        self._cache: dict[str, Any] = dict.fromkeys(_CACHE, 0)
         self._num_workers = 0
         self._persistent = False
         self._began = began

@@ -99,7 +99,7 @@ def _same(one: Any, other: Any) -> bool:
     if one is other:
         return True
     if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
+        return bool(one.numpy().tobytes() == other.numpy().tobytes())  # quicker than torch.equal
     if isinstance(one, np.ndarray):
         return np.array_equal(one, other)
     if isinstance(one, dict):
