@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hydra.utils import instantiate
 from torch.utils.data import Dataset, Subset
 
 from lit_loader import CachedDataset, DataLoader, OptionError
@@ -341,6 +342,18 @@ class _Endless(Dataset[int]):
 )
 def test_amounts(given: Any, nbytes: int) -> None:
     assert CachedDataset(Rows(), given).memory == nbytes
+
+
+def test_made_by_hydra() -> None:
+    cached = instantiate(
+        {
+            "_target_": "lit_loader.CachedDataset",
+            "memory": "1 MB",
+            "dataset": {"_target_": "tests.cache.data.Decoded", "length": 3},
+        }
+    )
+    assert type(cached) is CachedDataset
+    assert equal(cached[2], Decoded()[2])
 
 
 def test_threads() -> None:
