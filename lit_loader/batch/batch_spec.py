@@ -65,6 +65,7 @@ class BatchSpec:
         num_replicas: Processes that share the dataset.
         tolerance: What is done about samples that cannot be read.
         own_order: Whether the indices are the loader's own, and range over the whole dataset.
+        share: Whether workers are to have the dataset's long lists in shared memory.
     """
 
     dataset: Any
@@ -80,6 +81,7 @@ class BatchSpec:
     num_replicas: int
     tolerance: Tolerance
     own_order: bool
+    share: bool = False
 
     @property
     def default_collation(self) -> bool:

@@ -211,6 +211,7 @@ class LoaderHost:
                 transient=TRANSIENT_ERRORS if transient is None else transient,
             ),
             own_order=plan is not None and isinstance(plan.source, EpochOrder),
+            share=loader.share,
         )
 
     def _spec_of_workers(self) -> BatchSpec:

@@ -141,7 +141,7 @@ class SharedSequence(Sequence[T]):
             data: Any = reduction.DupFd(self._fd)
         else:
             data = np.frombuffer(self._view, np.uint8)
-        return object.__new__, (SharedSequence,), (data, self._length)
+        return object.__new__, (type(self),), (data, self._length)
 
     def __setstate__(self, state: tuple[Any, int]) -> None:
         data, length = state

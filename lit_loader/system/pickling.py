@@ -18,7 +18,7 @@ import operator
 import pickle
 import sys
 from collections import ChainMap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from mmap import mmap
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -65,13 +65,16 @@ def importable_main(hide: bool = False) -> Iterator[None]:
         vars(main).update(hidden)
 
 
-def dump(value: object, by_value: bool) -> tuple[bytes, pickle.Pickler]:
+def dump(
+    value: object, by_value: bool, instead: Callable[[object], object] | None = None
+) -> tuple[bytes, pickle.Pickler]:
     """Pickle an object, as a part of starting a process.
 
     Args:
         value: The object.
         by_value: Carry functions and classes by value where the worker cannot import them; needs
             cloudpickle.
+        instead: Gives what is pickled in an object's place; None: the object itself.
 
     Returns:
         Bytes for :func:`load`, and the pickler. That must be kept until the process is started: it
@@ -89,6 +92,8 @@ def dump(value: object, by_value: bool) -> tuple[bytes, pickle.Pickler]:
         pickler = ForkingPickler(file)
     else:
         pickler = _WithoutMain(file)
+    if instead is not None:
+        pickler.persistent_id = instead  # type: ignore[method-assign]
     pickler.dump((value, carried))  # in this order: the second is filled by pickling the first
     return file.getvalue(), pickler
 
@@ -102,7 +107,9 @@ def load(data: bytes | mmap) -> Any:
     Raises:
         Exception: Whatever unpickling raises.
     """
-    value, carried = pickle.loads(data)
+    unpickler = pickle.Unpickler(io.BytesIO(data) if isinstance(data, bytes) else data)
+    unpickler.persistent_load = lambda given: given  # type: ignore[method-assign]
+    value, carried = unpickler.load()
     vars(sys.modules["__main__"]).update(carried)
     return value
 

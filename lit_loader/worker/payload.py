@@ -14,6 +14,7 @@ from lit_loader.describe import find_failing_object, short_repr
 from lit_loader.errors import TransportError
 from lit_loader.system.pickling import can_carry_by_value, dump, load
 from lit_loader.system.shared_file import nameless_file, write_all
+from lit_loader.worker.shared_lists import SharedLists
 
 __all__ = ["NO_ROOM", "Descriptor", "Links", "Payload"]
 
@@ -65,6 +66,9 @@ class Payload:
         self._by_value = by_value
         self._fd = -1
         self._for_all = False
+        self._lists: SharedLists | None = None
+        if spec.share and spec.table() is None:
+            self._lists = SharedLists(spec.dataset)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._fd < 0:
@@ -81,7 +85,8 @@ class Payload:
         popen: Any = get_spawning_popen()
         noted = len(popen._fds)
         try:
-            pickled, self._pickler = dump(self._spec, self._by_value)
+            instead = None if self._lists is None else self._lists.instead
+            pickled, self._pickler = dump(self._spec, self._by_value, instead)
         except Exception as error:
             if self._by_value or isinstance(error, RecursionError) or not can_carry_by_value():
                 raise self._explained(error) from error
@@ -136,12 +141,15 @@ class Payload:
             with mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ) as pickled:
                 self._spec = load(pickled)
             self.close()
+        elif self._lists is not None:  # in a fork of the process that made it
+            self._lists.put_in_place()
         return self._spec
 
 
 def _payload_from(file: Descriptor) -> Payload:
     payload = Payload.__new__(Payload)
     payload._spec, payload._fd = None, file.fd
+    payload._lists = None
     return payload
 
 

@@ -26,6 +26,7 @@ LONG: Final = (
     "examples/test_example.py::test_debug_configurations*",
     "faults/test_fault_matrix.py::test_a_program_is_killed[[]forkserver-encoding*",
     "faults/test_fault_matrix.py::test_by_start_method[[]spawn*",
+    "worker/test_shared_lists.py::test_in_workers_only[[]spawn*",
     "worker/test_fork_safety.py::test_restarts_among_busy_threads[[]pinned*",
     "faults/test_lifecycle.py::test_a_parent_that_is_killed[[]*-spawn*",
     "faults/test_lifecycle.py::test_a_parent_that_is_killed[[]hanging-forkserver*",
