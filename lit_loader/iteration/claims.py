@@ -66,6 +66,14 @@ class Claim(NamedTuple):
 class PoolHost(Host, Protocol):
     """What an iterator that uses workers needs of its loader."""
 
+    @property
+    def resizes(self) -> int:
+        """Counts how often the number of workers was changed."""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """How many workers there are to be, and how many batches may be outstanding."""
+
     def end_idle_workers(self) -> None:
         """End the persistent workers that no iterator has."""
 

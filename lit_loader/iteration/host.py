@@ -98,6 +98,24 @@ class LoaderHost:
         return depth
 
     @property
+    def size(self) -> tuple[int, int]:
+        """How many workers there are to be, and how many batches may be outstanding."""
+        return self._loader.num_workers, self._depth
+
+    @property
+    def resizes(self) -> int:
+        """Counts how often the number of workers was changed."""
+        return self._internals.resizes
+
+    def why_not_resized(self) -> str | None:
+        """Say why the number of workers cannot be changed while they live; None: it can be."""
+        if self._iterable:
+            return "an IterableDataset is read in shares, one for each of its workers"
+        if self._assigned:
+            return "with seeding='worker' the number of workers is part of the data"
+        return None
+
+    @property
     def replica(self) -> tuple[int, int]:
         """This process's number among those that share the data, and how many they are."""
         plan = self._internals.plan
@@ -273,7 +291,7 @@ class LoaderHost:
 
     def claim(self, request: WorkerRequest) -> Claim:
         """Give workers to an iterator, for it alone."""
-        workers = self._loader.num_workers
+        workers = max(1, self._loader.num_workers)  # 0 counts from the next iterator on
         if not self._loader.persistent_workers:
             return temporary(self._start_pool(request.seed, workers))
         return self._internals.workers.claim(

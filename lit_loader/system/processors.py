@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from pathlib import Path
 
 from lit_loader.system.cgroups import cgroup_folders
 
-__all__ = ["usable_processors"]
+__all__ = ["advice_if_too_many", "usable_processors"]
 
 
 def usable_processors(root: Path = Path("/")) -> float:
@@ -24,6 +25,19 @@ def usable_processors(root: Path = Path("/")) -> float:
         quota = _quota(folder)
         cores = cores if quota is None else min(cores, quota)
     return cores
+
+
+def advice_if_too_many(num_workers: int) -> str | None:
+    """Say that there are more workers than processors for them; None: there are not."""
+    processors = math.ceil(usable_processors())
+    if num_workers <= processors:
+        return None
+    begins = "This DataLoader will create"  # as torch's, by which programs filter it
+    return (
+        f"{begins} {num_workers} worker processes, but this process may use {processors} "
+        "processors: for work that computes, more workers only take time from each other and from "
+        f"training; num_workers={processors} is enough, unless samples wait for storage"
+    )
 
 
 def _quota(folder: Path) -> float | None:

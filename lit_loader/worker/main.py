@@ -51,6 +51,7 @@ from lit_loader.transport.messages import (
     Message,
     Result,
     Resume,
+    Spare,
     Status,
     Stop,
     Task,
@@ -67,6 +68,9 @@ from lit_loader.worker.process_start import reset_signals
 
 __all__ = ["worker_main"]
 
+
+LEAVE_GRACE: Final = 2.0
+"""Seconds that a worker which leaves has to end, before it ends at once."""
 
 _IF_CANCELLED: Final = contextlib.suppress(Cancelled)
 
@@ -186,9 +190,8 @@ class _Worker:
             self._broken = RemoteError.capture(error, where)
 
     def run(self) -> None:
-        """Serve until Stop."""
-        while True:
-            self._board.enter(self._id, Stage.IDLE, -1)
+        """Serve until Stop, or until there are to be fewer workers."""
+        while self._board.rest(self._id):
             message = self._receive()
             if isinstance(message, Task):
                 # Looked at before the task is announced on the board: one that the parent has seen
@@ -202,8 +205,14 @@ class _Worker:
             elif isinstance(message, Attend):
                 if self._control_poll.poll(0):
                     self._attend(self._receive_control())
+                else:
+                    self._send(Spare(self._id))
             else:
                 self._attend(message)
+        # What keeps the process from ending then (a thread of the dataset's) has so long for it.
+        leaving = threading.Timer(LEAVE_GRACE, os._exit, (0,))
+        leaving.daemon = True
+        leaving.start()
 
     def _receive(self) -> Message:
         """Wait for the next message: kept ones first, then the pipe that tasks come through."""
@@ -358,7 +367,7 @@ class _Worker:
             )
         )
 
-    def _send(self, message: Up | Result | Ack | Grow) -> None:
+    def _send(self, message: Up | Result | Ack | Grow | Spare) -> None:
         os.write(self._results, pack(message))
 
 
