@@ -16,12 +16,17 @@ _DEPTH: Final = 6
 _ITEMS: Final = 64
 
 
-def figures_of(dataset: Any) -> CacheFigures | None:
-    """Add up the figures of the caches in a dataset; None if it has none."""
+def figures_of(dataset: Any) -> dict[str, Any]:
+    """Add up the figures of the caches in a dataset.
+
+    Returns:
+        By the names that `LoaderStatistics` has for them; empty: there is no cache.
+    """
     found = {id(each): each.figures() for each in _caches(dataset, _DEPTH)}
     if not found:
-        return None
-    return CacheFigures(*map(sum, zip(*found.values(), strict=True)))
+        return {}
+    sums = map(sum, zip(*found.values(), strict=True))
+    return dict(zip((f"cache_{name}" for name in CacheFigures._fields), sums, strict=True))
 
 
 def _caches(value: Any, depth: int) -> Iterator[CachedDataset]:

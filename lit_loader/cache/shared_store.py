@@ -86,14 +86,14 @@ class CacheFigures(NamedTuple):
     Attributes:
         hits: Samples that were given from memory or from disk.
         misses: Samples that were made.
-        nbytes: Bytes of memory that are in use.
+        bytes: Bytes of memory that are in use.
         lacking: Bytes of memory more that would hold all samples, as far as can be told from those
             that are held; 0 while there is room.
     """
 
     hits: int = 0
     misses: int = 0
-    nbytes: int = 0
+    bytes: int = 0
     lacking: int = 0
 
 

@@ -320,16 +320,7 @@ class LoaderHost:
                 ready=sum(iterator.ready for iterator in connected),
                 shared_memory=sum(iterator.shared_memory for iterator in connected),
             )
-        cache = figures_of(self._loader.dataset)
-        if cache is None:
-            return statistics
-        return dataclasses.replace(
-            statistics,
-            cache_hits=cache.hits,
-            cache_misses=cache.misses,
-            cache_bytes=cache.nbytes,
-            cache_lacking=cache.lacking,
-        )
+        return dataclasses.replace(statistics, **figures_of(self._loader.dataset))
 
     def close(self) -> None:
         """End the workers, and the iterators that have some."""

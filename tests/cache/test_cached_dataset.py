@@ -36,7 +36,7 @@ def test_each_sample_is_made_once(tmp_path: Path) -> None:
         assert all(equal(cached[index], plain[index]) for index in range(26))
     assert dataset.made() == list(range(26))
     assert cached.figures()[:2] == (52, 26)
-    assert 0 < cached.figures().nbytes <= 10**6
+    assert 0 < cached.figures().bytes <= 10**6
 
 
 def test_what_is_given_may_be_written_into() -> None:
@@ -113,7 +113,7 @@ def test_workers_share_it(method: str, persistent: bool, tmp_path: Path) -> None
     statistics = loader.statistics()
     assert statistics.cache_misses == 26
     assert statistics.cache_hits >= 26
-    assert statistics.cache_bytes == cached.figures().nbytes > 0
+    assert statistics.cache_bytes == cached.figures().bytes > 0
     assert "% from the cache" in str(statistics)
 
 
@@ -150,9 +150,9 @@ def test_a_full_cache(tmp_path: Path) -> None:
     held = cached.figures()
     assert all(equal(cached[index], Decoded()[index]) for index in range(26))
     made = dataset.made()
-    assert 0 < held.nbytes <= 10 * SIZE
+    assert 0 < held.bytes <= 10 * SIZE
     once = sum(made.count(index) == 1 for index in range(26))
-    assert once == held.nbytes // SIZE > 5
+    assert once == held.bytes // SIZE > 5
     assert held.lacking == (26 - once) * SIZE
 
 
@@ -256,7 +256,7 @@ def test_random_numbers_are_refused(source: str, named: str, first: int) -> None
         with pytest.raises(OptionError, match=rf"Drawing draws from \(or seeds\) {named}") as error:
             cached[first]
         assert f"in sample {first}" in str(error.value)
-    assert cached.figures().nbytes == 64 * 3 * first
+    assert cached.figures().bytes == 64 * 3 * first
 
 
 def test_the_epoch_is_refused() -> None:

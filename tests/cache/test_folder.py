@@ -40,7 +40,7 @@ def test_it_outlives_the_run(memory: Any, tmp_path: Path) -> None:
     assert all_equal(second)
     assert dataset.made() == list(range(26))
     assert second.figures()[:2] == (78, 0)
-    assert (second.figures().nbytes > 0) == (memory != 0)
+    assert (second.figures().bytes > 0) == (memory != 0)
     [about] = tmp_path.glob("cache/v1-*/about.txt")
     assert about.read_text() == "v1\ntests.cache.data.Decoded of 26 samples\n"
     assert not os.listdir(about.parent / "new")

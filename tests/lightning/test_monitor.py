@@ -371,7 +371,7 @@ def test_a_cache_in_the_dataset(tmp_path: Path) -> None:
     fit(tmp_path, monitor, DataLoader(cached, batch_size=4), max_epochs=2)
     (report,) = monitor.reports
     assert (report.statistics.cache_hits, report.statistics.cache_misses) == (48, 0)
-    assert report.statistics.cache_bytes == cached.figures().nbytes
+    assert report.statistics.cache_bytes == cached.figures().bytes
     assert "; 100 % of the samples came from the cache" in report.verdict
 
 
