@@ -98,10 +98,10 @@ class LoaderConfig:
             are workers, in another process. One warning names the first difference: something in
             the samples is not a function of seed and index. The samples are read twice. 0: none.
             For a test run, or for the first of many.
-        share: Let workers read the dataset's long lists and tuples (10,000 strings, numbers or
-            tuples of such, and more) from memory that all of them share, instead of a copy in each.
-            They read as before, and raise if they are written to. The training process's own stay
-            as they are.
+        share: Let workers read the dataset's long lists, tuples and dicts (10,000 strings, numbers
+            or tuples of such, and more) from memory that all of them share, instead of a copy in
+            each. They read as before, and raise if they are written to. The training process's own
+            stay as they are.
 
     Raises:
         OptionError: An option or a combination is refused; the message is one line.

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, SupportsIndex
 from lit_loader.memory.shared_sequence import SharedSequence
 from lit_loader.system.shared_file import nameless_file, write_all
 
-__all__ = ["SharedList", "SharedTuple", "shared"]
+__all__ = ["SharedHashes", "SharedList", "SharedTuple", "shared"]
 
 
 class _Numbers(SharedSequence[Any]):
@@ -51,6 +51,17 @@ class _Ints(_Numbers):
 
 class _Floats(_Numbers):
     CODE = "d"
+
+
+class SharedHashes(_Numbers):
+    """Integers from 0 to 2**64 - 1."""
+
+    CODE = "Q"
+
+    @property
+    def numbers(self) -> memoryview:
+        """The numbers, to look through them quickly."""
+        return self._numbers
 
 
 class SharedList(Sequence[Any]):

@@ -1,4 +1,4 @@
-"""`SharedLists`: the ``share`` option. A dataset's long lists, in shared memory for all workers.
+"""`SharedLists`: the ``share`` option. A dataset's long lists, shared in memory by all workers.
 
 ::
 
@@ -19,6 +19,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, Final
 
+from lit_loader.memory.shared_dict import SharedDict, has_plain_keys
 from lit_loader.memory.shared_list import SharedList, shared
 from lit_loader.seeding.plain_data import instance_dict, is_leaf
 
@@ -39,7 +40,7 @@ _log = logging.getLogger("lit_loader.share")
 
 
 class SharedLists:
-    """The long lists and tuples that a dataset holds in its attributes, and in those of its parts.
+    """The long lists, tuples and dicts in the attributes of a dataset, and in those of its parts.
 
     Only records that cannot be changed are shared (strings, numbers, tuples of them): of others a
     worker would get a new one each time, and lose what it has written into it. Looks at attributes
@@ -51,7 +52,7 @@ class SharedLists:
 
     def __init__(self, dataset: Any) -> None:
         self._places: list[tuple[dict[Any, Any] | list[Any], Any, Any]] = []
-        self._instead: dict[int, tuple[Any, SharedList]] = {}
+        self._instead: dict[int, tuple[Any, SharedList | SharedDict]] = {}
         self._seen: set[int] = set()
         self._look(dataset, type(dataset).__name__, _DEPTH)
 
@@ -69,7 +70,7 @@ class SharedLists:
             return
         for key, part in _items(holder):
             name = f"{path}[{key!r:.40}]" if holder is value else f"{path}.{key}"
-            if type(part) in (list, tuple) and len(part) >= LONG:
+            if type(part) in (list, tuple, dict) and len(part) >= LONG:
                 if self._share(part, name):
                     self._places.append((holder, key, part))
             elif type(part) not in _SCALARS:
@@ -78,19 +79,25 @@ class SharedLists:
     def _share(self, records: Any, name: str) -> bool:
         if id(records) in self._instead:  # by another name
             return True
-        if not _is_constant(records):
+        mapping = type(records) is dict
+        if mapping and not has_plain_keys(records):
+            _log.info("share: %s is left alone: its keys are not all strings, or all int", name)
+            return False
+        values = list(records.values()) if mapping else records
+        if not _is_constant(values):
             _log.info("share: %s is left alone: its records can be changed", name)
             return False
-        put = shared(records)
+        put = SharedDict(records) if mapping else shared(records)
         self._instead[id(records)] = (records, put)
         _log.info(
             "share: %s, %s records, takes %.1f MB for all workers, instead of up to %.1f MB in "
             "each",
-            *(name, f"{len(records):,}", put.nbytes / 1e6, _size(records) / 1e6),
+            *(name, f"{len(records):,}", put.nbytes / 1e6),
+            (_size(values) + (_size(list(records)) if mapping else 0)) / 1e6,
         )
         return True
 
-    def instead(self, value: object) -> SharedList | None:
+    def instead(self, value: object) -> SharedList | SharedDict | None:
         """Give what is pickled in an object's place; None: the object itself."""
         found = self._instead.get(id(value))
         return None if found is None else found[1]

@@ -5,15 +5,19 @@ from __future__ import annotations
 import gc
 import itertools
 import logging
+import operator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from lit_loader import DataLoader
+from lit_loader.memory import shared_dict
+from lit_loader.memory.shared_dict import SharedDict
 from lit_loader.memory.shared_list import SharedList, SharedTuple, shared
 from lit_loader.worker.shared_lists import LONG, SharedLists
 from tests.support.samples import METHODS, worker_pids
@@ -63,6 +67,44 @@ def test_it_reads_alike(name: str) -> None:
         view.append(1)  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(
+    "plain",
+    [
+        {f"key {n}\udcff": (n, str(n)) for n in range(N)},
+        {n * 2**52 - 7: n / 2 for n in range(N)},
+    ],
+    ids=["str", "int"],
+)
+def test_a_dict_reads_alike(plain: dict[Any, Any]) -> None:
+    view = SharedDict(plain)
+    assert len(view) == N
+    assert list(view) == list(plain)
+    assert list(view.items()) == list(plain.items())
+    assert [view[key] for key in plain] == list(plain.values())
+    assert view == plain
+    assert plain == view
+    assert view.copy() == plain
+    assert list(reversed(view))[:3] == list(reversed(plain))[:3]
+    assert (view | {"x": 1}) == (plain | {"x": 1})
+    for key in (*list(plain)[:2], "key 1", 5, -7, -7.0, -6.5, np.int64(-7), True, None, (1,), b"x"):
+        assert (key in view) == (key in plain), key
+        assert view.get(key, "not there") == plain.get(key, "not there")
+    with pytest.raises(KeyError, match="no such"):
+        view["no such"]
+    for write in (lambda: view.__getitem__([]), lambda: operator.setitem(view, 1, 2)):
+        with pytest.raises(TypeError):
+            write()
+
+
+def test_keys_of_the_same_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_dict, "_hash", lambda key: len(key))
+    view = SharedDict({"a": 1, "b": 2, "cc": 3})
+    assert [view[key] for key in "ab"] == [1, 2]
+    assert "c" not in view
+    assert view["cc"] == 3
+    assert "ccc" not in view
+
+
 class Files(Dataset[Any]):
     """Long lists in places of all kinds; samples tell what the worker sees."""
 
@@ -72,6 +114,8 @@ class Files(Dataset[Any]):
         self.parts = {"train": {"labels": tuple(range(length))}}
         self.inner: Any = Subset(TensorDataset(torch.arange(length)), list(range(length)))
         self.records = [{"n": n} for n in range(length)]
+        self.by_name = {f"file {n}": n for n in range(length)}
+        self.by_kind = {n if n % 2 else str(n): n for n in range(length)}
         self.short = list(range(LONG - 1))
 
     def __len__(self) -> int:
@@ -82,10 +126,11 @@ class Files(Dataset[Any]):
             type(each).__name__
             for each in (
                 *(self.files, self.same, self.parts["train"]["labels"]),
-                *(self.inner.indices, self.records, self.short),
+                *(self.inner.indices, self.records, self.by_name, self.by_kind, self.short),
             )
         ]
         values = (self.files[index], self.parts["train"]["labels"][-index - 1])
+        assert self.by_name[f"file {index}"] == index
         return kinds, self.same is self.files, *values, self.inner[index][0].item()
 
 
@@ -93,7 +138,8 @@ def uncollated(samples: Any) -> Any:
     return samples
 
 
-SHARED = ["SharedList", "SharedList", "SharedTuple", "SharedList", "list", "list"]
+SHARED = [*("SharedList", "SharedList", "SharedTuple", "SharedList", "list"), "SharedDict"]
+SHARED += ["dict", "list"]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -119,7 +165,9 @@ def test_in_workers_only(method: str) -> None:
 
 def test_not_unless_asked_for() -> None:
     loader = DataLoader(Files(), 4, num_workers=1, collate_fn=uncollated)
-    assert next(iter(loader))[0][0] == ["list", "list", "tuple", "list", "list", "list"]
+    assert next(iter(loader))[0][0] == ["list"] * 2 + ["tuple"] + ["list"] * 2 + ["dict"] * 2 + [
+        "list"
+    ]
 
 
 def test_a_table_stays_one() -> None:
@@ -137,6 +185,8 @@ def test_what_was_done_is_said(caplog: pytest.LogCaptureFixture) -> None:
         "share: Files.parts['train']['labels']",
         "share: Files.inner.indices",
         "share: Files.records is left alone: its records can be changed",
+        "share: Files.by_name",
+        "share: Files.by_kind is left alone: its keys are not all strings",
     ]
 
 
