@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
-
-from torch.utils.data import Dataset
 
 from lit_loader.cache.dataset import CachedDataset
 from lit_loader.cache.shared_store import CacheFigures
@@ -30,19 +28,19 @@ def figures_of(dataset: Any) -> dict[str, Any]:
 
 
 def _caches(value: Any, depth: int) -> Iterator[CachedDataset]:
-    """Find caches in what datasets are wrapped in: attributes, and short containers."""
+    """Find caches in what datasets are wrapped in: their attributes, and short containers there."""
     if isinstance(value, CachedDataset):
         yield value
-    if not depth:
-        return
-    if isinstance(value, Mapping):
-        inside: Iterable[Any] = value.values() if len(value) <= _ITEMS else ()
-    elif isinstance(value, (list, tuple)):
-        inside = value if len(value) <= _ITEMS else ()
-    elif isinstance(value, Dataset):
-        inside = getattr(value, "__dict__", {}).values()
-    else:
-        return
-    for each in inside:
-        if isinstance(each, (Dataset, Mapping, list, tuple)):
-            yield from _caches(each, depth - 1)
+    if depth:
+        for part in getattr(value, "__dict__", {}).values():
+            for each in _items(part):
+                if hasattr(type(each), "__getitem__") and hasattr(each, "__dict__"):
+                    yield from _caches(each, depth - 1)
+
+
+def _items(part: Any) -> Iterable[Any]:
+    if isinstance(part, (list, tuple)):
+        return part if len(part) <= _ITEMS else ()
+    if isinstance(part, dict):
+        return part.values() if len(part) <= _ITEMS else ()
+    return (part,)

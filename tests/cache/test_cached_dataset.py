@@ -402,3 +402,20 @@ def test_found_in_what_wraps_it() -> None:
     statistics = loader.statistics()
     assert (statistics.cache_hits, statistics.cache_misses) == (8, 10)
     assert DataLoader(Rows(3)).statistics().cache_misses == 0
+    other: Any = _Wrapping({"all": [first]})
+    assert DataLoader(other).statistics().cache_misses == 0  # in no dataset's attribute
+    other = _Wrapping([_Wrapping(first)])
+    assert DataLoader(other).statistics().cache_misses == 8
+
+
+class _Wrapping:
+    """A dataset, though not by its class."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> int:
+        return index
