@@ -18,7 +18,7 @@ import multiprocessing
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.context import BaseContext
 from typing import Any, Final
 
@@ -29,6 +29,7 @@ from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.batch.sample_errors import TRANSIENT_ERRORS, Tolerance
 from lit_loader.batch.tensor_table import frozen
 from lit_loader.cache.figures import figures_of
+from lit_loader.checkpoint.reader_states import Shards
 from lit_loader.describe import program_stacklevel
 from lit_loader.iteration.base import LoaderIterator
 from lit_loader.iteration.claims import Claim, WorkerRequest
@@ -44,8 +45,9 @@ from lit_loader.sampling.epochs import EpochStart
 from lit_loader.sampling.orders import EpochOrder
 from lit_loader.sampling.unsharded import advice_if_unsharded
 from lit_loader.seeding.generator_watch import GeneratorWatch
-from lit_loader.statistics.records import LoaderStatistics
+from lit_loader.statistics.records import LoaderStatistics, MemoryUse
 from lit_loader.system.interrupts import HeldBack
+from lit_loader.system.process_memory import own_memory
 
 __all__ = ["DEFAULT_PREFETCH", "LoaderHost"]
 
@@ -92,6 +94,19 @@ class LoaderHost:
         return self._iterable or self._loader.seeding == "worker"
 
     @property
+    def _readers(self) -> int:
+        """This rank's readers of an iterable dataset; 0 for a map-style one."""
+        if not self._iterable:
+            return 0
+        shards = self.shards
+        return max(1, self._loader.num_workers) if shards is None else len(shards.mine)
+
+    @property
+    def shards(self) -> Shards | None:
+        """Which readers are this rank's; None: there are no ``num_shards``."""
+        return self._internals.shards
+
+    @property
     def _depth(self) -> int:
         loader = self._loader
         depth: int = (loader.prefetch_factor or DEFAULT_PREFETCH) * loader.num_workers
@@ -110,7 +125,8 @@ class LoaderHost:
     def why_not_resized(self) -> str | None:
         """Say why the number of workers cannot be changed while they live; None: it can be."""
         if self._iterable:
-            return "an IterableDataset is read in shares, one for each of its workers"
+            whose = "one for each of its workers" if self.shards is None else "which workers keep"
+            return f"an IterableDataset is read in shares, {whose}"
         if self._assigned:
             return "with seeding='worker' the number of workers is part of the data"
         return None
@@ -140,7 +156,7 @@ class LoaderHost:
             depth=self._depth,
             num_workers=loader.num_workers,
             in_order=loader.in_order,
-            assigned=self._assigned,
+            turns=(self._readers or loader.num_workers) if self._assigned else 0,
             timeout=loader.timeout,
             max_restarts=loader.max_worker_restarts,
             budgeted=loader.memory_budget is not None,
@@ -196,8 +212,10 @@ class LoaderHost:
 
         remake = made_here(begin)
         if not in_process:
-            readers = loader.num_workers if self._iterable else 0
-            remake = made_by_pool(self._start_pool, readers, loader.timeout)
+            workers = loader.num_workers if self._iterable else 0
+            # One worker serves all readers, where these are no workers.
+            workers = min(workers, 1) if internals.num_shards else workers
+            remake = made_by_pool(self._start_pool, workers, loader.timeout)
         return ExactnessCheck(
             loader.check_exactness, remake, internals.warn_once, note, from_start=self._iterable
         )
@@ -230,6 +248,7 @@ class LoaderHost:
             ),
             own_order=plan is not None and isinstance(plan.source, EpochOrder),
             share=loader.share,
+            num_shards=self._internals.num_shards,
         )
 
     def _spec_of_workers(self) -> BatchSpec:
@@ -265,7 +284,7 @@ class LoaderHost:
         # Of loaders without length, Lightning takes a batch before any callback comes to act.
         if advice is not None and self._has_length():
             internals.warn_once(advice)
-        return internals.epochs.begin(max(1, loader.num_workers) if self._iterable else 0)
+        return internals.epochs.begin(self._readers)
 
     def _has_length(self) -> bool:
         try:
@@ -310,15 +329,18 @@ class LoaderHost:
             seed=seed,
             assigned=self._assigned,
             memory_budget=self._loader.memory_budget,
+            readers=self._readers,
         )
 
-    def statistics(self) -> LoaderStatistics:
-        """Say where the time went, since the loader was made."""
+    def statistics(self, memory: bool) -> LoaderStatistics:
+        """Say where the time went, since the loader was made, and what memory it takes now."""
         with self.lock:
             connected = [each for each in self._internals.iterators if each.connected]
+            pools = {pool for each in connected if (pool := each.pool) is not None}
             statistics = self.recorder.summary(
                 ready=sum(iterator.ready for iterator in connected),
-                shared_memory=sum(iterator.shared_memory for iterator in connected),
+                shared_memory=sum(pool.shared_memory for pool in pools),
+                memory=_memory_use({*pools, self._internals.workers.pool}) if memory else None,
             )
         return dataclasses.replace(statistics, **figures_of(self._loader.dataset))
 
@@ -358,13 +380,26 @@ class LoaderHost:
 
     def warn_of_ignored_share(self) -> None:
         """Warn, once, that an iterable dataset gives all of its readers the same."""
-        readers = max(1, self._loader.num_workers) * self.replica[1]
+        readers, kind, more = self._readers * self.replica[1], "num_shards", ""
+        if self.shards is None:
+            kind, more = "workers x ranks", ", and pass num_shards, with which the data does not "
+            more += "depend on the number of workers and ranks"
         self._internals.warn_once(
-            f"{type(self._loader.dataset).__name__} is iterated by {readers} readers (workers x "
-            "ranks) and has not asked which of them it serves, so that every sample comes "
+            f"{type(self._loader.dataset).__name__} is iterated by {readers} readers ({kind}) and "
+            "has not asked which of them it serves, so that every sample comes "
             f"{readers} times: unless that is meant, let __iter__ (of a mixture: that of each "
-            "source) use lit_loader.get_shard()"
+            f"source) use lit_loader.get_shard(){more}"
         )
+
+
+def _memory_use(pools: Iterable[WorkerPool | None]) -> MemoryUse:
+    running = [pool for pool in pools if pool is not None and not pool.closed]
+    return MemoryUse(
+        parent=own_memory(),
+        arena=sum(pool.shared_memory for pool in running),
+        shared_data=sum(pool.shared_data for pool in running),
+        workers=tuple(own_memory(pid) for pool in running for pid in pool.pids),
+    )
 
 
 def _default_context() -> BaseContext:

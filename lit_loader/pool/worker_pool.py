@@ -27,6 +27,7 @@ import multiprocessing
 import os
 import time
 import weakref
+from collections.abc import Mapping
 from multiprocessing.context import BaseContext
 from typing import Any, Final
 
@@ -50,6 +51,10 @@ MOST_WORKERS: Final = 1024
 """Workers that a pool may grow to, if it was not begun with more: rows of its status board."""
 
 
+_MOMENT: Final = 0.1
+"""Seconds that :meth:`WorkerPool.adapt` takes at most for workers that are at nothing."""
+
+
 class WorkerPool:
     """A set of worker processes with their arena and pipes. Starts them at once.
 
@@ -62,6 +67,7 @@ class WorkerPool:
         assigned: Tasks are sent to a worker by number instead of being pulled.
         slot_bytes: Bytes a slot, None for the arena's own choice.
         memory_budget: Bytes of shared memory to stay within, None for no limit.
+        readers: Readers of an iterable dataset, to whom tasks belong in turn; 0: map-style.
 
     Attributes:
         notices: For the consumer, of how workers were started.
@@ -80,6 +86,7 @@ class WorkerPool:
         assigned: bool,
         slot_bytes: int | None = None,
         memory_budget: int | None = None,
+        readers: int = 0,
     ) -> None:
         if multiprocessing.current_process().daemon:
             raise LoaderError(
@@ -98,7 +105,9 @@ class WorkerPool:
                 own.stacks.open()
                 pipes = self._pipes = Pipes(own, assigned)
                 handshake = self._handshake = Handshake(board, pipes)
-                tasks = self._dispatcher = Dispatcher(arena, board, pipes, handshake, assigned)
+                tasks = self._dispatcher = Dispatcher(
+                    arena, board, pipes, handshake, assigned, readers
+                )
                 workers = self._workers = WorkerSet(
                     own, pipes, board, arena, spec, num_workers, context, seed
                 )
@@ -132,10 +141,21 @@ class WorkerPool:
     def adapt(self) -> None:
         """Start the workers that are missing, let those leave that are too many.
 
-        For the thread that receives, which does it by itself; and for another while none does.
+        The thread that receives does this by itself; here it is done while none receives. Whoever
+        has nothing in hand has left when this returns, or within a moment.
         """
-        if not self.closed:
-            self._resizer.adapt()
+        if self.closed:
+            return
+        self._resizer.adapt()
+        kept, deadline = [], time.monotonic() + _MOMENT
+        while self._resizer.waited_for and time.monotonic() < deadline:
+            try:
+                message = self._next_message(deadline)
+            except WorkerDeath:  # it is left to the next receive
+                break
+            if message is not None:
+                kept.append(message)
+        self._pipes.arrived.extendleft(reversed(kept))
 
     @property
     def num_workers(self) -> int:
@@ -165,6 +185,11 @@ class WorkerPool:
     def shared_memory(self) -> int:
         """Bytes of real memory in the arena, at most."""
         return self._arena.resident
+
+    @property
+    def shared_data(self) -> int:
+        """Bytes of the dataset that the workers share."""
+        return self._workers.shared_data
 
     def room(self, undelivered: int) -> int:
         """How many more tasks the memory budget allows, with so many not given out yet."""
@@ -214,11 +239,11 @@ class WorkerPool:
         return None
 
     def _next_message(self, deadline: float | None) -> Message | None:
-        """Wait for the next message of a worker; None: the time is up, or :meth:`wake`."""
+        """Wait for the next message of a worker; None: to be asked again, or the time is up."""
         workers = self._workers
         while True:
-            if self._resizer.due:
-                self._resizer.adapt()
+            if self._resizer.due and self._resizer.adapt():
+                return None
             try:
                 message = self._pipes.next(
                     workers.until(deadline) if workers.starting else deadline
@@ -228,7 +253,7 @@ class WorkerPool:
                 if death.row.stage != Stage.LEFT:
                     raise death from None
                 self._resizer.part_with(death.worker)
-                continue
+                return None
             kind = type(message)
             if kind is Up:
                 workers.came_up(message.worker)  # type: ignore[union-attr]
@@ -240,14 +265,19 @@ class WorkerPool:
                     workers.look_at_starting()
                 return message
 
-    def replace(self, worker: int, point: Any = None, skip_task: int | None = None) -> None:
+    def replace(
+        self,
+        worker: int,
+        points: Mapping[int, Any] | None = None,
+        skip_task: int | None = None,
+    ) -> None:
         """Put a new process in the place of a worker that has ended, and give it what that had.
 
         One that was to leave has no successor: what it had is sent again for the others.
 
         Args:
             worker: Its number.
-            point: Where a reader of an iterable dataset is to begin.
+            points: Where each of its readers of an iterable dataset is to begin.
             skip_task: Number of a task that is not to be done again.
 
         Raises:
@@ -272,7 +302,7 @@ class WorkerPool:
             if not resuming:
                 if skip_task is not None:
                     dispatcher.withdraw(skip_task)
-                dispatcher.send_again(worker, workers.rows().values(), point, succeeded)
+                dispatcher.send_again(worker, workers.rows().values(), points, succeeded)
 
     def is_pending(self, number: int) -> bool:
         """Whether a task is in flight and has no result yet."""

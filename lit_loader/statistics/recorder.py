@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from lit_loader.statistics.records import (
     BatchRecord,
     LoaderStatistics,
+    MemoryUse,
     SlowSample,
     StageTimes,
     WorkerTimes,
@@ -185,7 +186,9 @@ class Recorder:
                 break
         self._slow = list(distinct.values())
 
-    def summary(self, ready: int = 0, shared_memory: int = 0) -> LoaderStatistics:
+    def summary(
+        self, ready: int = 0, shared_memory: int = 0, memory: MemoryUse | None = None
+    ) -> LoaderStatistics:
         """Returns the statistics of all batches so far."""
         self.flush()
         seconds = max(self._waited + self._step, 1) / 1e9
@@ -221,6 +224,7 @@ class Recorder:
             sample_errors=self.sample_errors,
             sample_retries=self.sample_retries,
             shared_memory=shared_memory,
+            memory=memory,
         )
 
 

@@ -17,6 +17,7 @@ __all__ = [
     "BatchRecord",
     "LoaderStatistics",
     "LoaderTrace",
+    "MemoryUse",
     "SlowSample",
     "StageTimes",
     "StepRecord",
@@ -167,6 +168,30 @@ class SlowSample:
     batch: int
 
 
+@dataclass(frozen=True)
+class MemoryUse:
+    """What memory a loader takes now, in bytes; None: the system does not say.
+
+    Attributes:
+        parent: Of the training process itself, its own copy of the dataset and all else.
+        arena: In use for batches.
+        shared_data: Large arrays of the dataset that workers share under spawn and forkserver.
+        workers: Of each worker for itself, by number. What forked workers share with each other is
+            divided among them.
+    """
+
+    parent: int | None = None
+    arena: int = 0
+    shared_data: int = 0
+    workers: tuple[int | None, ...] = ()
+
+    def __str__(self) -> str:
+        """One line for a reader."""
+        shared = f", shared data {_mebibytes(self.shared_data)}" if self.shared_data else ""
+        alone = f", workers {' + '.join(map(_mebibytes, self.workers))}" if self.workers else ""
+        return f"parent {_mebibytes(self.parent)}, arena {_mebibytes(self.arena)}{shared}{alone}"
+
+
 @public
 @dataclass(frozen=True)
 class LoaderStatistics:
@@ -204,6 +229,7 @@ class LoaderStatistics:
         cache_misses: Samples that it had to make.
         cache_bytes: Bytes of memory that its samples take.
         cache_lacking: Bytes of memory more that would hold all; 0 while there is room.
+        memory: What memory all of it takes; None unless it was asked for.
     """
 
     batches: int = 0
@@ -234,6 +260,7 @@ class LoaderStatistics:
     cache_misses: int = 0
     cache_bytes: int = 0
     cache_lacking: int = 0
+    memory: MemoryUse | None = None
 
     def __str__(self) -> str:
         """One line for a reader; the repr has everything."""
@@ -249,11 +276,16 @@ class LoaderStatistics:
             f"{self.busy_fraction:.0%} busy; mean ms a batch: {shown or 'none'}; "
             f"{_counted(self.worker_restarts, 'restart')}, "
             f"{_counted(self.sample_errors, 'bad sample')}{self._cache()}"
+            f"{'' if self.memory is None else f'; memory: {self.memory}'}"
         )
 
     def _cache(self) -> str:
         asked = self.cache_hits + self.cache_misses
         return f"; {self.cache_hits / asked:.0%} from the cache" if asked else ""
+
+
+def _mebibytes(nbytes: int | None) -> str:
+    return "unknown" if nbytes is None else f"{nbytes / 2**20:,.0f} MiB"
 
 
 def _counted(number: int, noun: str, plural: str = "s") -> str:

@@ -60,7 +60,9 @@ KINDS: dict[str, type] = {
     "ahead": Noisy,  # as "map", and the next epoch's first batches are made in the one before
     "stream": NoisyStream,
     "stateful": StatefulStream,
+    "shards": StatefulStream,  # by more readers than there are workers
 }
+STREAMS = ("stream", "stateful", "shards")
 EPOCH_EDGES = ("resuming", "resumed")
 
 
@@ -80,7 +82,7 @@ class Cell(NamedTuple):
 
 def missing(cell: Cell) -> str | None:
     """Why there is no such cell; None: there is."""
-    iterable = cell.kind in ("stream", "stateful")
+    iterable = cell.kind in STREAMS
     if cell.point in EPOCH_EDGES and not cell.persistent:
         return "there is a handshake between two epochs of the same workers only"
     if cell.kind == "ahead" and (cell.point in EPOCH_EDGES or not cell.persistent):
@@ -140,15 +142,15 @@ def cells() -> Iterator[Any]:
 @functools.cache
 def clean(kind: str, width: int = 5) -> list[list[Any]]:
     """What two epochs give if nothing happens."""
-    # The share of a reader depends on how many there are.
+    # Without num_shards the share of a reader depends on how many workers there are.
     num_workers = 2 if kind in ("stream", "stateful") else 0
     loader = DataLoader(KINDS[kind](width=width), num_workers=num_workers, **options(kind))
     return [outcomes(loader) for _ in range(2)]
 
 
 def options(kind: str) -> dict[str, Any]:
-    if kind in ("stream", "stateful"):
-        return {"batch_size": 3, "seed": 5}
+    if kind in STREAMS:
+        return {"batch_size": 3, "seed": 5} | ({"num_shards": 3} if kind == "shards" else {})
     ahead = kind == "ahead"
     return {"batch_size": 3, "seed": 5, "shuffle": True, "prefetch_next_epoch": ahead}
 
