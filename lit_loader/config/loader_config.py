@@ -43,6 +43,7 @@ class LoaderConfig:
         batch_sampler: Iterable of lists of indices, or a callable that makes one from the
             dataset; takes the place of batch_size, shuffle, sampler and drop_last.
         num_workers: Worker processes; 0: samples are loaded in the calling process.
+            ``loader.resize(n)`` changes it while they are at work.
         collate_fn: Turns a list of samples into a batch; None: `default_collate`, or
             `default_convert` where batch_size is None.
         pin_memory: Copy batches into page-locked memory before they are given out.

@@ -18,7 +18,7 @@ import multiprocessing
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.context import BaseContext
 from typing import Any, Final
 
@@ -36,18 +36,19 @@ from lit_loader.iteration.claims import Claim, WorkerRequest
 from lit_loader.iteration.exactness_check import ExactnessCheck, made_by_pool, made_here
 from lit_loader.iteration.in_process import InProcessIterator
 from lit_loader.iteration.internals import LoaderInternals
+from lit_loader.iteration.memory_use import memory_use
 from lit_loader.iteration.multi_process import MultiProcessIterator
 from lit_loader.iteration.persistent_workers import temporary
 from lit_loader.iteration.placement import faster_in_process
+from lit_loader.iteration.stream_advice import broken_promise, ignored_share
 from lit_loader.pool.worker_pool import WorkerPool
 from lit_loader.sampling.epoch_batches import UpcomingBatch, expected_batches, lookahead
 from lit_loader.sampling.epochs import EpochStart
 from lit_loader.sampling.orders import EpochOrder
 from lit_loader.sampling.unsharded import advice_if_unsharded
 from lit_loader.seeding.generator_watch import GeneratorWatch
-from lit_loader.statistics.records import LoaderStatistics, MemoryUse
+from lit_loader.statistics.records import LoaderStatistics
 from lit_loader.system.interrupts import HeldBack
-from lit_loader.system.process_memory import own_memory
 
 __all__ = ["DEFAULT_PREFETCH", "LoaderHost"]
 
@@ -340,7 +341,7 @@ class LoaderHost:
             statistics = self.recorder.summary(
                 ready=sum(iterator.ready for iterator in connected),
                 shared_memory=sum(pool.shared_memory for pool in pools),
-                memory=_memory_use({*pools, self._internals.workers.pool}) if memory else None,
+                memory=memory_use({*pools, self._internals.workers.pool}) if memory else None,
             )
         return dataclasses.replace(statistics, **figures_of(self._loader.dataset))
 
@@ -366,40 +367,15 @@ class LoaderHost:
 
     def warn_of_broken_promise(self, promised: int, samples: int) -> None:
         """Warn that an iterable dataset gives more samples than its length says."""
-        cause = (
-            "; with several workers, its __iter__ must give each of them a share of its own "
-            "(lit_loader.get_shard)"
-            if self._loader.num_workers
-            else "; let its __len__ give as many as its __iter__"
-        )
-        warnings.warn(
-            f"{type(self._loader.dataset).__name__} promised {promised} samples by its __len__ "
-            f"(which len(loader) asked), but {samples} samples have been fetched{cause}",
-            stacklevel=program_stacklevel(),
-        )
+        dataset, workers = self._loader.dataset, self._loader.num_workers
+        text = broken_promise(dataset, promised, samples, workers)
+        warnings.warn(text, stacklevel=program_stacklevel())
 
     def warn_of_ignored_share(self) -> None:
         """Warn, once, that an iterable dataset gives all of its readers the same."""
-        readers, kind, more = self._readers * self.replica[1], "num_shards", ""
-        if self.shards is None:
-            kind, more = "workers x ranks", ", and pass num_shards, with which the data does not "
-            more += "depend on the number of workers and ranks"
-        self._internals.warn_once(
-            f"{type(self._loader.dataset).__name__} is iterated by {readers} readers ({kind}) and "
-            "has not asked which of them it serves, so that every sample comes "
-            f"{readers} times: unless that is meant, let __iter__ (of a mixture: that of each "
-            f"source) use lit_loader.get_shard(){more}"
-        )
-
-
-def _memory_use(pools: Iterable[WorkerPool | None]) -> MemoryUse:
-    running = [pool for pool in pools if pool is not None and not pool.closed]
-    return MemoryUse(
-        parent=own_memory(),
-        arena=sum(pool.shared_memory for pool in running),
-        shared_data=sum(pool.shared_data for pool in running),
-        workers=tuple(own_memory(pid) for pool in running for pid in pool.pids),
-    )
+        readers = self._readers * self.replica[1]
+        text = ignored_share(self._loader.dataset, readers, self.shards is not None)
+        self._internals.warn_once(text)
 
 
 def _default_context() -> BaseContext:

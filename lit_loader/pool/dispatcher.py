@@ -37,7 +37,7 @@ from lit_loader.transport.messages import (
     position_of,
 )
 from lit_loader.transport.remote_error import RemoteError
-from lit_loader.transport.status_board import BoardRow, StatusBoard
+from lit_loader.transport.status_board import BoardRow, Stage, StatusBoard
 
 __all__ = ["Dispatcher"]
 
@@ -216,6 +216,16 @@ class Dispatcher:
         """The tasks that have no result yet."""
         with self.lock:
             return self._in_flight.pending(self._unhandled())
+
+    def awaited(self, rows: dict[int, BoardRow]) -> dict[int, BoardRow]:
+        """Choose, of what workers are doing, those that keep others waiting."""
+        missing = self._handshake.missing
+        if missing is not None:
+            return {worker: row for worker, row in rows.items() if worker in missing}
+        busy = {worker: row for worker, row in rows.items() if row.stage in Stage.BUSY}
+        begun = {row.number for row in busy.values()}
+        due = {task.worker for task in self.pending() if task.number not in begun}
+        return {w: row for w, row in rows.items() if w in busy or w in due or None in due}
 
     def _unhandled(self) -> list[Result]:
         """Results that have been read and not been given out."""

@@ -50,7 +50,6 @@ __all__ = ["MOST_WORKERS", "WorkerPool"]
 MOST_WORKERS: Final = 1024
 """Workers that a pool may grow to, if it was not begun with more: rows of its status board."""
 
-
 _MOMENT: Final = 0.1
 """Seconds that :meth:`WorkerPool.adapt` takes at most for workers that are at nothing."""
 
@@ -314,14 +313,8 @@ class WorkerPool:
         They have a task, or it must be one of them that takes the next one; or they have not
         acknowledged a new epoch.
         """
-        rows = {w: row for w, row in self.rows().items() if self._workers.counts(row)}
-        missing = self._handshake.missing
-        if missing is not None:
-            return {worker: row for worker, row in rows.items() if worker in missing}
-        busy = {worker: row for worker, row in rows.items() if row.stage in Stage.BUSY}
-        begun = {row.number for row in busy.values()}
-        due = {task.worker for task in self._dispatcher.pending() if task.number not in begun}
-        return {w: row for w, row in rows.items() if w in busy or w in due or None in due}
+        rows = self.rows().items()
+        return self._dispatcher.awaited({w: r for w, r in rows if self._workers.counts(r)})
 
     def end_hung(self, worker: int) -> WorkerDeath:
         """End a worker that does not get on, having it write its stacks if it can."""

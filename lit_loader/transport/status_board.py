@@ -216,8 +216,13 @@ class StatusBoard:
 
         If not, it has left: nothing that it was sent is lost when its process ends.
         """
-        stays = worker < self._words[_WORKERS]
-        self.enter(worker, Stage.IDLE if stays else Stage.LEFT, -1)
+        words, row = self._words, (worker + 1) * _WORDS
+        stays = worker < words[_WORKERS]
+        words[row + _COPY] = 0  # as in enter(), spelled out: this is done once a batch
+        words[row + _STAGE] = Stage.IDLE if stays else Stage.LEFT
+        words[row + _NUMBER] = -1
+        words[row + _POSITION] = 0
+        words[row + _SINCE] = time.monotonic_ns()
         return stays
 
     def clear(self, worker: int) -> None:

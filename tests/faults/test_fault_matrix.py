@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import random
 import select
 import signal
 import time
@@ -253,6 +254,49 @@ def test_what_is_one_batchs_error(cell: Cell, pinned: None, tmp_path: Path) -> N
         for batches in expected:
             assert same(cell.kind, outcomes(loader), batches)
     assert faults.struck == len(faults.strikes)
+
+
+# While the number of workers changes -----------------------------------------------------------
+
+RESIZED = [
+    Cell(fault, point, "map", persistent, pin, "fork")
+    for fault, point, persistent, pin in itertools.product(
+        (*DEATHS, "loop"), POINTS, (False, True), (False, True)
+    )
+    if point not in ("ending", "granting") and (persistent or point not in EPOCH_EDGES)
+]
+
+
+def resized(cell: Cell) -> Any:
+    plain = cell.fault == "SIGKILL" and cell.pin == (cell.point in ("taking", "sending", "idle"))
+    return pytest.param(
+        cell, id=str(cell), marks=() if plain and cell.persistent else pytest.mark.slow
+    )
+
+
+@pytest.mark.parametrize("cell", [resized(cell) for cell in RESIZED])
+def test_while_it_is_resized(cell: Cell, pinned: None, tmp_path: Path) -> None:
+    """A fault strikes anyone, who may be coming, staying or leaving."""
+    expected = clean("map")[: 1 + cell.persistent]
+    faults, chance = Faults(tmp_path, strike_of(cell)), random.Random(str(cell))
+    with (
+        warnings.catch_warnings(record=True) as told,
+        DataLoader(
+            Noisy(), num_workers=2, worker_init_fn=faults, persistent_workers=cell.persistent,
+            pin_memory=cell.pin, multiprocessing_context="fork",
+            timeout=TIMEOUT if cell.fault == "loop" else 0,
+            max_worker_restarts=20 if cell.fault == "loop" else 1, **options("map"),
+        ) as loader,
+    ):  # fmt: skip
+        warnings.simplefilter("always")
+        for batches in expected:
+            found = []
+            for batch in loader:
+                found += outcomes([batch])
+                loader.resize(chance.randint(1, 4))
+            assert found == batches
+    assert faults.struck <= 1
+    assert {warning.category for warning in told} <= {WorkerRestartWarning}
 
 
 # The start methods, one pool for many faults -------------------------------------------------

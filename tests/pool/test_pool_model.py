@@ -448,7 +448,6 @@ class PoolMachine(RuleBasedStateMachine):
             self.pool.resumed(0.0)
         except WorkerDeath as death:
             self._replace(death, give_up=False)
-        assert not self.resuming or self.pool._handshake.missing, "it would wait for no one"
 
     @invariant()
     def batches_held_are_whole(self) -> None:
