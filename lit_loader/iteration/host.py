@@ -26,6 +26,7 @@ from lit_loader.accelerator import pin_memory as pinning
 from lit_loader.accelerator.device_copy import DeviceCopy
 from lit_loader.batch.batch_loader import BatchLoader
 from lit_loader.batch.batch_spec import BatchSpec
+from lit_loader.batch.placement import faster_in_process
 from lit_loader.batch.sample_errors import TRANSIENT_ERRORS, Tolerance
 from lit_loader.batch.tensor_table import frozen
 from lit_loader.cache.figures import figures_of
@@ -39,12 +40,11 @@ from lit_loader.iteration.internals import LoaderInternals
 from lit_loader.iteration.memory_use import memory_use
 from lit_loader.iteration.multi_process import MultiProcessIterator
 from lit_loader.iteration.persistent_workers import temporary
-from lit_loader.iteration.placement import faster_in_process
-from lit_loader.iteration.stream_advice import broken_promise, ignored_share
 from lit_loader.pool.worker_pool import WorkerPool
 from lit_loader.sampling.epoch_batches import UpcomingBatch, expected_batches, lookahead
 from lit_loader.sampling.epochs import EpochStart
 from lit_loader.sampling.orders import EpochOrder
+from lit_loader.sampling.stream_advice import broken_promise, ignored_share
 from lit_loader.sampling.unsharded import advice_if_unsharded
 from lit_loader.seeding.generator_watch import GeneratorWatch
 from lit_loader.statistics.records import LoaderStatistics

@@ -1,7 +1,7 @@
 """`InProcessIterator`: makes each batch when it is asked for, in the consumer's own process.
 
 Used by the loader where ``num_workers=0``, and where workers would only be in the way
-(`iteration/placement.py`).
+(`batch/placement.py`).
 """
 
 from __future__ import annotations
