@@ -28,6 +28,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "memory": ("system",),
     "hydra": ("config",),
     "transport": ("memory",),
+    "cache": ("transport", "config", "seeding", "system"),
     "batch": ("transport", "checkpoint", "config", "seeding", "system"),
     "sampling": ("checkpoint", "config", "seeding", "system"),
     "mixture": ("sampling", "checkpoint", "config", "seeding"),
@@ -35,7 +36,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "pool": ("worker", "batch", "transport", "memory", "system"),
     "iteration": (
         *("pool", "batch", "sampling", "transport", "checkpoint", "statistics", "accelerator"),
-        *("seeding", "system"),
+        *("cache", "seeding", "system"),
     ),
     "loader": (
         *("iteration", "sampling", "checkpoint", "statistics", "accelerator", "config", "seeding"),
