@@ -262,10 +262,7 @@ class WorkerPool:
                 return message
 
     def replace(
-        self,
-        worker: int,
-        points: Mapping[int, Any] | None = None,
-        skip_task: int | None = None,
+        self, worker: int, points: Mapping[int, Any] | None = None, skip_task: int | None = None
     ) -> None:
         """Put a new process in the place of a worker that has ended, and give it what that had.
 
