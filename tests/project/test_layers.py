@@ -28,6 +28,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "memory": ("system",),
     "hydra": ("config",),
     "transport": ("memory",),
+    "cache": ("transport", "config", "seeding", "system"),
     "batch": ("transport", "checkpoint", "config", "seeding", "system"),
     "sampling": ("checkpoint", "config", "seeding", "system"),
     "mixture": ("sampling", "checkpoint", "config", "seeding"),
@@ -35,7 +36,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "pool": ("worker", "batch", "transport", "memory", "system"),
     "iteration": (
         *("pool", "batch", "sampling", "transport", "checkpoint", "statistics", "accelerator"),
-        *("seeding", "system"),
+        *("cache", "seeding", "system"),
     ),
     "loader": (
         *("iteration", "sampling", "checkpoint", "statistics", "accelerator", "config", "seeding"),
@@ -43,6 +44,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "lightning": ("loader", "sampling", "checkpoint", "statistics", "config", "system"),
     "bench": ("loader", "statistics", "hydra", "config", "seeding", "system"),
+    "top": ("transport", "system"),
 }
 """Each room, and the public face ``loader.py``, with the rooms below that it may import."""
 
@@ -54,6 +56,7 @@ WITHOUT_TORCH = (
     "lit_loader.hydra.schema",
     "lit_loader.hydra.searchpath_plugin",
     "lit_loader.lightning.trainer_plugin",
+    "lit_loader.top.app",
     "lit_loader.transport.messages",
     "lit_loader.transport.status_board",
 )
