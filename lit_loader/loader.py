@@ -92,8 +92,8 @@ class DataLoader(TorchLoader[T_co]):
     memory_budget: int | None
     prefetch_next_epoch: bool
     check_exactness: int
+    share: bool
     remote_workers: int
-    remote: RayWorkers | None
 
     # The class has torch's name, and so this is torch's own flag under torch's own mangled name
     # (_DataLoader__initialized): programs that exchange samplers (timm's loaders) switch it off
@@ -138,6 +138,7 @@ class DataLoader(TorchLoader[T_co]):
         memory_budget: int | None = None,
         prefetch_next_epoch: bool = True,
         check_exactness: int = 0,
+        share: bool = False,
         remote_workers: int = 0,
         remote: RayWorkers | Mapping[str, Any] | None = None,
     ) -> None:

@@ -12,6 +12,7 @@ import multiprocessing
 import numbers
 import operator
 import pkgutil
+import re
 import sys
 from collections.abc import Callable, Iterable
 from multiprocessing.context import BaseContext
@@ -23,8 +24,8 @@ from lit_loader.errors import OptionError
 
 __all__ = [
     *("exception_classes", "flag", "function", "generator", "is_factory", "is_iterable"),
-    *("indices", "number", "one_of", "or_none", "seconds", "start_method", "text"),
-    "whole_number",
+    *("indices", "memory_size", "number", "one_of", "or_none", "seconds", "start_method"),
+    *("text", "whole_number"),
 ]
 
 
@@ -80,6 +81,18 @@ def whole_number(
     if number < (number if low is None else low) or number >= below:
         refuse(name, constraint, value)
     return number
+
+
+def memory_size(name: str, value: Any) -> int:
+    """Check an amount of memory: a number of bytes, or text such as "2 GB" or "512 MiB"."""
+    if not isinstance(value, str):
+        return whole_number(name, value, low=0, below=2**42, of="bytes")
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B?\s*", value)
+    if found is None:
+        refuse(name, "a number of bytes, or text such as '2 GB' or '512 MiB'", value)
+    amount, prefix, binary = found.groups()
+    unit = (1024 if binary else 1000) ** " kMGT".index(prefix or " ")
+    return whole_number(name, int(float(amount) * unit), low=0, below=2**42, of="bytes")
 
 
 def number(name: str, value: Any, of: str = "") -> float:

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from lit_loader.config import checks
-from lit_loader.config.ray_workers import RayWorkers, remote_from
+from lit_loader.config.ray_workers import RayWorkers, check_use, remote_from
 from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError
 
@@ -105,8 +105,11 @@ class LoaderConfig:
             are workers, in another process. One warning names the first difference: something in
             the samples is not a function of seed and index. The samples are read twice. 0: none.
             For a test run, or for the first of many.
-        remote_workers: Workers on other machines, that make batches beside the num_workers of this
-            one; map-style datasets only.
+        share: Let workers read the dataset's long lists, tuples and dicts (10,000 strings, numbers
+            or tuples of such, and more) from memory that all of them share, instead of a copy in
+            each. They read as before, and raise if they are written to. The training process's own
+            stay as they are.
+        remote_workers: Workers on other machines, besides; map-style datasets only.
         remote: Where they come from: a `RayWorkers`, or a mapping of its options; None:
             ``RayWorkers()``, the Ray cluster that this machine is a node of.
 
@@ -146,6 +149,7 @@ class LoaderConfig:
     memory_budget: int | None = None
     prefetch_next_epoch: bool = True
     check_exactness: int = 0
+    share: bool = False
     remote_workers: int = 0
     remote: Any = None
 
@@ -278,12 +282,8 @@ class LoaderConfig:
                 "on_sample_error='replace' does not apply to an IterableDataset, which has no "
                 "indices to choose from: use 'skip' or 'raise', got on_sample_error='replace'"
             )
-        if iterable and self.remote_workers:
-            raise OptionError(
-                "remote_workers does not apply to an IterableDataset, whose shares belong to the "
-                f"workers here: use a map-style one, got remote_workers={self.remote_workers}"
-            )
         if self.remote_workers:
+            check_use(self.remote_workers, iterable)
             self.remote.check_installed()
         if self.num_shards is not None and not iterable:
             raise OptionError(
@@ -394,6 +394,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "memory_budget": checks.or_none(partial(checks.whole_number, low=1, of="bytes")),
     "prefetch_next_epoch": checks.flag,
     "check_exactness": partial(checks.whole_number, low=0),
+    "share": checks.flag,
     "remote_workers": partial(checks.whole_number, low=0),
     "remote": checks.or_none(remote_from),
 }

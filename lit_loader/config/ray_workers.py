@@ -12,7 +12,7 @@ from lit_loader.config import checks
 from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError
 
-__all__ = ["RayWorkers", "remote_from"]
+__all__ = ["RayWorkers", "check_use", "remote_from"]
 
 
 @public
@@ -77,6 +77,19 @@ class RayWorkers:
                 f"remote_workers needs {' and '.join(missing)}: pip install 'lit_loader[ray]', or "
                 "set remote_workers=0"
             )
+
+
+def check_use(remote_workers: int, iterable: bool) -> None:
+    """Refuse an iterable dataset.
+
+    Raises:
+        OptionError: It is one.
+    """
+    if iterable:
+        raise OptionError(
+            "remote_workers does not apply to an IterableDataset, whose shares belong to the "
+            f"workers here: use a map-style one, got remote_workers={remote_workers}"
+        )
 
 
 def remote_from(name: str, value: Any) -> Any:

@@ -29,6 +29,7 @@ from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.batch.placement import faster_in_process
 from lit_loader.batch.sample_errors import TRANSIENT_ERRORS, Tolerance
 from lit_loader.batch.tensor_table import frozen
+from lit_loader.cache.figures import figures_of
 from lit_loader.checkpoint.reader_states import Shards
 from lit_loader.describe import program_stacklevel
 from lit_loader.iteration.base import LoaderIterator
@@ -39,6 +40,7 @@ from lit_loader.iteration.internals import LoaderInternals
 from lit_loader.iteration.memory_use import memory_use
 from lit_loader.iteration.multi_process import MultiProcessIterator
 from lit_loader.iteration.persistent_workers import temporary
+from lit_loader.pool.shown_loader import ShownLoader
 from lit_loader.pool.worker_pool import MOST_WORKERS, WorkerPool
 from lit_loader.remote.starter import RemoteLanes
 from lit_loader.sampling.epoch_batches import UpcomingBatch, expected_batches, lookahead
@@ -70,6 +72,7 @@ class LoaderHost:
         self.recorder = internals.recorder
         self.max_sample_errors = loader.max_sample_errors
         self.promised = internals.promised
+        self.shown = ShownLoader(loader, internals)
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -115,7 +118,6 @@ class LoaderHost:
 
     @property
     def _lanes(self) -> RemoteLanes | None:
-        """The loader's lanes for remote workers."""
         return RemoteLanes.of(self._loader.remote, self._loader.remote_workers)
 
     @property
@@ -152,8 +154,7 @@ class LoaderHost:
         loader, internals = self._loader, self._internals
         internals.follow_samplers(loader)
         pin, device = self._pinning()
-        if loader.remote_workers:
-            self.recorder.first_remote = MOST_WORKERS
+        self.recorder.first_remote = MOST_WORKERS if loader.remote_workers else None
         workers = loader.num_workers or loader.remote_workers
         if workers == 0 or (loader.num_workers and pin is None and self._best_in_process()):
             spec = self._spec_of_workers if workers else None
@@ -256,6 +257,7 @@ class LoaderHost:
                 transient=TRANSIENT_ERRORS if transient is None else transient,
             ),
             own_order=plan is not None and isinstance(plan.source, EpochOrder),
+            share=loader.share,
             num_shards=self._internals.num_shards,
         )
 
@@ -318,8 +320,7 @@ class LoaderHost:
 
     def claim(self, request: WorkerRequest) -> Claim:
         """Give workers to an iterator, for it alone."""
-        workers = self._loader.num_workers
-        workers = workers if self._lanes else max(1, workers)  # 0 counts from the next iterator on
+        workers = self._loader.num_workers or (0 if self._lanes else 1)  # 0: from the next one on
         if not self._loader.persistent_workers:
             return temporary(self._start_pool(request.seed, workers, self._lanes))
         return self._internals.workers.claim(
@@ -329,9 +330,7 @@ class LoaderHost:
             self.expected_batches,
         )
 
-    def _start_pool(
-        self, seed: int, num_workers: int, lanes: RemoteLanes | None = None
-    ) -> WorkerPool:
+    def _start_pool(self, seed: int, num_workers: int, lanes: Any = None) -> WorkerPool:
         return WorkerPool(
             self.spec(),
             num_workers,
@@ -349,11 +348,12 @@ class LoaderHost:
         with self.lock:
             connected = [each for each in self._internals.iterators if each.connected]
             pools = {pool for each in connected if (pool := each.pool) is not None}
-            return self.recorder.summary(
+            statistics = self.recorder.summary(
                 ready=sum(iterator.ready for iterator in connected),
                 shared_memory=sum(pool.shared_memory for pool in pools),
                 memory=memory_use({*pools, self._internals.workers.pool}) if memory else None,
             )
+        return dataclasses.replace(statistics, **figures_of(self._loader.dataset))
 
     def close(self) -> None:
         """End the workers, and the iterators that have some."""

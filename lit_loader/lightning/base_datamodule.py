@@ -86,6 +86,7 @@ class BaseDataModule(LightningDataModule):
         if split == "predict":
             options["batch_sampler"] = wrappable_by_lightning(options["batch_sampler"])
         loader = DataLoader(dataset, **options)
+        loader._internals.role = split
         if self.device_prefetch and self.trainer is not None:
             loader.copy_ahead(self.trainer.strategy.root_device, move_data_to_device)
         self._loaders.add(loader)

@@ -1,8 +1,7 @@
 """`WorkerPool`: worker processes that make batches, as the training process uses them.
 
-Used by `iteration/delivery.py` (receive), `iteration/multi_process.py` (submit) and
-`pool/recovery.py` (replace). Tasks go in; outcomes (a batch in shared memory, or an error) and the
-deaths of workers come out::
+Used by `iteration/delivery.py`, `iteration/multi_process.py` and `pool/recovery.py`. Tasks go in;
+outcomes (a batch in shared memory, or an error) and the deaths of workers come out::
 
     submit ─Task─▶ task pipe ──────▶ worker 0..n-1 ─Result─▶ result pipe ─▶ receive
       └─ indices ─▶ slot                 │ batch ─▶ slot          │
@@ -13,12 +12,9 @@ Its parts: `pool/worker_set.py` has the processes, `pool/dispatcher.py` the task
 end. :meth:`WorkerPool.receive` waits in one ``poll`` for results, for a worker's death and for
 :meth:`WorkerPool.wake`; nothing is looked at in intervals once the workers are up.
 
-The number of workers may change at any time::
-
-    resize ─ wake ─▶ the thread that receives ─▶ starts workers, or lets some leave
-
-One thread may submit while another receives, and any may call :meth:`WorkerPool.resize` and
-:meth:`WorkerPool.wake`. Everything else is for one thread at a time.
+The number of workers may change at any time (`pool/resizer.py`). One thread may submit while
+another receives; any may call :meth:`WorkerPool.resize` and :meth:`WorkerPool.wake`. Everything
+else is for one thread at a time.
 """
 
 from __future__ import annotations
@@ -42,6 +38,7 @@ from lit_loader.pool.resizer import Resizer
 from lit_loader.pool.resources import PoolResources
 from lit_loader.pool.worker_set import WorkerSet, explain_limit
 from lit_loader.system.interrupts import HeldBack
+from lit_loader.transport.loader_page import PAGE_BYTES, LoaderPage
 from lit_loader.transport.messages import Ack, Grow, Message, Result, Return, Spare, Up
 from lit_loader.transport.status_board import BoardRow, Stage, StatusBoard, board_bytes
 from lit_loader.worker.starters import Lanes
@@ -51,7 +48,7 @@ __all__ = ["MOST_WORKERS", "WorkerPool"]
 MOST_WORKERS: Final = 1024
 """Workers that a pool may grow to, if it was not begun with more: rows of its status board."""
 
-_MOMENT: Final = 0.1
+_MOMENT: Final = 0.5
 """Seconds that :meth:`WorkerPool.adapt` takes at most for workers that are at nothing."""
 
 
@@ -72,6 +69,7 @@ class WorkerPool:
 
     Attributes:
         notices: For the consumer, of how workers were started.
+        page: What viewers in other processes are shown of the loader.
 
     Raises:
         LoaderError: No worker can be started from here, or there is no memory.
@@ -96,24 +94,23 @@ class WorkerPool:
                 "processes: use num_workers=0 there, or make the process non-daemonic"
             )
         rows = max(num_workers, MOST_WORKERS)
-        size = board_bytes(rows + (0 if lanes is None else lanes.count))
+        size = board_bytes(rows + (0 if lanes is None else lanes.count)) + PAGE_BYTES
         try:
             with HeldBack():
                 arena = Arena(size, in_flight, slot_bytes=slot_bytes, budget=memory_budget)
                 self._arena, self.divide = arena, arena.divide
                 self._keep = in_flight + 2
-                board = StatusBoard(arena.board)
-                own = self._own = PoolResources(arena, board)
+                board, self.page = StatusBoard(arena.board), LoaderPage(arena.board)
+                own = self._own = PoolResources(arena, board, self.page)
                 self._finalizer = weakref.finalize(self, own.close, unnoticed=True)
                 own.stacks.open()
                 pipes = self._pipes = Pipes(own, assigned)
                 handshake = self._handshake = Handshake(board, pipes)
-                tasks = self._dispatcher = Dispatcher(
-                    arena, board, pipes, handshake, assigned, readers
-                )
-                workers = self._workers = WorkerSet(
+                tasks = Dispatcher(arena, board, self.page, pipes, handshake, assigned, readers)
+                workers = WorkerSet(
                     own, pipes, board, arena, spec, num_workers, context, seed, lanes, rows
                 )
+                self._dispatcher, self._workers = tasks, workers
                 self.notices = workers.notices
                 self._resizer = Resizer(board, pipes, workers, tasks, handshake)
                 self._resizer.start_more()
@@ -126,8 +123,7 @@ class WorkerPool:
     def resize(self, num_workers: int, in_flight: int | None = None) -> None:
         """Change the number of workers; any thread may, at any time, and does not wait for it.
 
-        The thread that receives brings it about; where none does, :meth:`adapt` does. Those with
-        the highest numbers leave: each finishes what it has in hand, and takes nothing more.
+        Those with the highest numbers leave: each finishes what it has in hand, and takes no more.
 
         Args:
             num_workers: How many there are to be, from 1 to :data:`MOST_WORKERS`.
@@ -136,16 +132,16 @@ class WorkerPool:
         assert self._pipes.shared_queue, "a worker whose tasks are its own cannot leave"
         if in_flight is not None:
             self._keep = in_flight + 2
+            self.page.depth(in_flight)
         self._resizer.wanted = num_workers
         self._resizer.due = True
         if not self.closed:
             self.wake()
 
     def adapt(self) -> None:
-        """Start the workers that are missing, let those leave that are too many.
+        """Bring a :meth:`resize` about, as the thread that receives does by itself; if none does.
 
-        The thread that receives does this by itself; here it is done while none receives. Whoever
-        has nothing in hand has left when this returns, or within a moment.
+        Whoever has nothing in hand and is to leave has left when this returns, if that is soon.
         """
         if self.closed:
             return
@@ -153,10 +149,14 @@ class WorkerPool:
         kept, deadline = [], time.monotonic() + _MOMENT
         while self._resizer.waited_for and time.monotonic() < deadline:
             try:
-                message = self._next_message(deadline)
-            except WorkerDeath:  # it is left to the next receive
-                break
-            if message is not None:
+                message = self._pipes.next(deadline)
+            except Ended:
+                if self._resizer.adapt():
+                    continue
+                break  # a death is left to the next receive, as is all that is kept
+            if type(message) is Spare:
+                self._resizer.not_needed()
+            elif message is not None:
                 kept.append(message)
         self._pipes.arrived.extendleft(reversed(kept))
 
@@ -250,9 +250,8 @@ class WorkerPool:
             if self._resizer.due and self._resizer.adapt():
                 return None
             try:
-                message = self._pipes.next(
-                    workers.until(deadline) if workers.starting else deadline
-                )
+                until = workers.until(deadline) if workers.starting else deadline
+                message = self._pipes.next(until)
             except Ended as ended:
                 death = workers.death_of(ended.sentinel)
                 if death.row.stage != Stage.LEFT:

@@ -159,6 +159,7 @@ class WorkerSet:
             self._pipes.watch(process.sentinel)
             if worker not in self.lanes:
                 self.starting[worker] = Watchdog(process.pid or 0)
+            self._board.launched(worker, process.pid or 0)
 
     def came_up(self, worker: int) -> None:
         """Note that a worker has come up, or has something to say."""

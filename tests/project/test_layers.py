@@ -28,6 +28,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "memory": ("system",),
     "hydra": ("config",),
     "transport": ("memory",),
+    "cache": ("transport", "config", "seeding", "system"),
     "batch": ("transport", "checkpoint", "config", "seeding", "system"),
     "sampling": ("checkpoint", "config", "seeding", "system"),
     "mixture": ("sampling", "checkpoint", "config", "seeding"),
@@ -44,6 +45,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "lightning": ("loader", "sampling", "checkpoint", "statistics", "config", "system"),
     "bench": ("loader", "statistics", "hydra", "config", "seeding", "system"),
+    "top": ("transport", "system"),
 }
 """Each room, and the public face ``loader.py``, with the rooms below that it may import."""
 
@@ -55,6 +57,7 @@ WITHOUT_TORCH = (
     "lit_loader.hydra.schema",
     "lit_loader.hydra.searchpath_plugin",
     "lit_loader.lightning.trainer_plugin",
+    "lit_loader.top.app",
     "lit_loader.transport.messages",
     "lit_loader.transport.status_board",
 )
