@@ -36,8 +36,17 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "remote": ("worker", "batch", "transport", "memory", "config", "seeding", "system"),
     "pool": ("worker", "batch", "transport", "memory", "system"),
     "iteration": (
-        *("pool", "remote", "batch", "sampling", "transport", "checkpoint", "statistics"),
-        *("accelerator", "seeding", "system"),
+        *(
+            "pool",
+            "remote",
+            "batch",
+            "sampling",
+            "transport",
+            "checkpoint",
+            "statistics",
+            "accelerator",
+        ),
+        *("cache", "seeding", "system"),
     ),
     "loader": (
         *("iteration", "sampling", "checkpoint", "statistics", "accelerator", "config", "seeding"),
