@@ -20,7 +20,7 @@ import math
 import multiprocessing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.context import BaseContext
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import torch
 from torch.utils.data import DataLoader as TorchLoader
@@ -34,6 +34,7 @@ from lit_loader.config.kinds import check_dataset
 from lit_loader.config.loader_config import LoaderConfig, check_option
 from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError
+from lit_loader.iteration.auto_workers import AutoWorkers
 from lit_loader.iteration.base import LoaderIterator
 from lit_loader.iteration.host import DEFAULT_PREFETCH, LoaderHost
 from lit_loader.iteration.internals import LoaderInternals
@@ -46,7 +47,7 @@ from lit_loader.statistics.recorder import Recorder
 from lit_loader.statistics.records import LoaderStatistics
 from lit_loader.system.processors import usable_processors
 
-__all__ = ["DataLoader", "recorder_of"]
+__all__ = ["DataLoader", "auto_workers_of", "recorder_of"]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -109,7 +110,7 @@ class DataLoader(TorchLoader[T_co]):
         shuffle: bool | None = None,
         sampler: Iterable[Any] | None = None,
         batch_sampler: Iterable[Any] | None = None,
-        num_workers: int = 0,
+        num_workers: int | Literal["auto"] = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         pin_memory: bool = False,
         drop_last: bool = False,
@@ -154,7 +155,7 @@ class DataLoader(TorchLoader[T_co]):
         for name, value in config.as_kwargs().items():
             if name not in _SHOWN_OTHERWISE:
                 setattr(self, name, value)
-        if self.num_workers and self.prefetch_factor is None:
+        if config.num_workers not in (0, "auto") and self.prefetch_factor is None:
             self.prefetch_factor = DEFAULT_PREFETCH
         if config.batch_sampler is not None:
             self.batch_size = None
@@ -206,8 +207,26 @@ class DataLoader(TorchLoader[T_co]):
     def _IterableDataset_len_called(self) -> Any:  # type: ignore[override]
         return self._internals.promised
 
+    @property
+    def num_workers(self) -> int:  # type: ignore[override]
+        """Worker processes that there are, or are to be, now."""
+        auto = self._internals.auto
+        number: int = self.__dict__["num_workers"] if auto is None else auto.setting.workers
+        return number
+
+    @num_workers.setter
+    def num_workers(self, value: int | Literal["auto"]) -> None:
+        if value == "auto":
+            config = LoaderConfig(num_workers=value, seeding=getattr(self, "seeding", "batch"))
+            config.check_dataset_kind(isinstance(self.dataset, IterableDataset))
+        self._internals.set_auto(value == "auto")
+        # What was asked for, by which Lightning builds a loader like this one, and copies go.
+        self.__dict__["num_workers"] = value
+
     def check_worker_number_rationality(self) -> None:
         """Warn if there are more workers than processors that this process may use."""
+        if self._internals.auto is not None:
+            return
         processors = math.ceil(usable_processors())
         if self.num_workers > processors:
             begins = "This DataLoader will create"  # as torch's, by which programs filter it
@@ -382,7 +401,8 @@ class DataLoader(TorchLoader[T_co]):
             parts[-1] = f"batch_sampler={type(_behind(self.batch_sampler)).__name__}"
         elif self._internals.plan is not None:
             parts.append(f"sampler={type(_behind(self.sampler)).__name__}")
-        parts.append(f"num_workers={self.num_workers}")
+        auto = "auto, now " if self._internals.auto is not None else ""
+        parts.append(f"num_workers={auto}{self.num_workers}")
         if self.num_replicas is not None:
             parts.append(f"rank={self.rank} of num_replicas={self.num_replicas}")
         return f"{type(self).__name__}({', '.join(parts)})"
@@ -391,6 +411,11 @@ class DataLoader(TorchLoader[T_co]):
 def recorder_of(loader: DataLoader[Any]) -> Recorder:
     """Give what collects a loader's records, for programs that watch them as they come."""
     return loader._internals.recorder
+
+
+def auto_workers_of(loader: DataLoader[Any]) -> AutoWorkers | None:
+    """Give what sets a loader's number of workers; None: a number was given."""
+    return loader._internals.auto
 
 
 def _behind(sampler: object) -> object:

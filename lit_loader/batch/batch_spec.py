@@ -65,6 +65,7 @@ class BatchSpec:
         num_replicas: Processes that share the dataset.
         tolerance: What is done about samples that cannot be read.
         own_order: Whether the indices are the loader's own, and range over the whole dataset.
+        timed: Whether workers measure their processor time, batch by batch.
     """
 
     dataset: Any
@@ -80,6 +81,7 @@ class BatchSpec:
     num_replicas: int
     tolerance: Tolerance
     own_order: bool
+    timed: bool = False
 
     @property
     def default_collation(self) -> bool:

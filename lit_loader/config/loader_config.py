@@ -14,7 +14,7 @@ import dataclasses
 import difflib
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from lit_loader.config import checks
 from lit_loader.describe import public, short_repr
@@ -42,7 +42,9 @@ class LoaderConfig:
             None: every index once.
         batch_sampler: Iterable of lists of indices, or a callable that makes one from the
             dataset; takes the place of batch_size, shuffle, sampler and drop_last.
-        num_workers: Worker processes; 0: samples are loaded in the calling process.
+        num_workers: Worker processes; 0: samples are loaded in the calling process; "auto": as
+            many as are found to help, while it runs, by what batches cost (map-style datasets;
+            ``loader.num_workers`` is the number of the moment).
         collate_fn: Turns a list of samples into a batch; None: `default_collate`, or
             `default_convert` where batch_size is None.
         pin_memory: Copy batches into page-locked memory before they are given out.
@@ -57,7 +59,8 @@ class LoaderConfig:
         generator: A torch.Generator: its initial seed takes the place of torch's where seed is
             None, and it may be shared with samplers.
         prefetch_factor: Batches in flight for each worker (8 workers × 2 = 16 batches); None: 2
-            with workers, nothing ahead without.
+            with workers, nothing ahead without; with ``num_workers="auto"`` 2 or more, as batches
+            differ in what they take.
         persistent_workers: Keep the workers alive from epoch to epoch.
         pin_memory_device: Deprecated in torch, kept for old programs: the accelerator whose
             memory is pinned for; "": the current one.
@@ -107,7 +110,7 @@ class LoaderConfig:
     shuffle: bool | None = None
     sampler: Any = None
     batch_sampler: Any = None
-    num_workers: int = 0
+    num_workers: int | Literal["auto"] = 0
     collate_fn: Callable[..., Any] | None = None
     pin_memory: bool = False
     drop_last: bool = False
@@ -187,6 +190,11 @@ class LoaderConfig:
             )
 
     def _check_workers(self) -> None:
+        if self.num_workers == "auto" and self.seeding == "worker":
+            raise OptionError(
+                "num_workers='auto' needs batches that do not depend on who makes them: set "
+                "seeding to 'batch' or 'sample', or num_workers to a number, got seeding='worker'"
+            )
         if self.num_workers:
             return
         for name in ("persistent_workers", "prefetch_factor", "timeout", "multiprocessing_context"):
@@ -227,12 +235,17 @@ class LoaderConfig:
 
         Raises:
             OptionError: For an iterable-style dataset shuffle, sampler or batch_sampler is set, or
-                bad samples are to be replaced.
+                bad samples are to be replaced, or the number of workers is to be found.
         """
         if iterable and self.on_sample_error == "replace":
             raise OptionError(
                 "on_sample_error='replace' does not apply to an IterableDataset, which has no "
                 "indices to choose from: use 'skip' or 'raise', got on_sample_error='replace'"
+            )
+        if iterable and self.num_workers == "auto":
+            raise OptionError(
+                "num_workers='auto' does not apply to an IterableDataset, which is read in shares, "
+                "one for each worker: set num_workers to a number, got num_workers='auto'"
             )
         for name in ("shuffle", "sampler", "batch_sampler") if iterable else ():
             value = getattr(self, name)
@@ -277,6 +290,10 @@ class LoaderConfig:
                 near = difflib.get_close_matches(name, known, n=1)
                 advice = f"did you mean {near[0]!r}?" if near else f"options are {', '.join(known)}"
                 raise OptionError(f"unknown option {name!r}: {advice}")
+        workers = options.get("num_workers")
+        if isinstance(workers, str) and workers.isdecimal():
+            # Of an environment variable, say: Hydra converts what is a number and nothing else.
+            options["num_workers"] = int(workers)
         return cls(**options)
 
     def as_kwargs(self) -> dict[str, Any]:
@@ -310,7 +327,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "shuffle": checks.or_none(checks.flag),
     "sampler": checks.or_none(checks.indices),
     "batch_sampler": checks.or_none(checks.indices),
-    "num_workers": partial(checks.whole_number, low=0),
+    "num_workers": checks.workers,
     "collate_fn": checks.or_none(checks.function),
     "pin_memory": checks.flag,
     "drop_last": checks.flag,

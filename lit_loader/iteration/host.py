@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import multiprocessing
 import os
 import threading
@@ -45,6 +46,7 @@ from lit_loader.sampling.unsharded import advice_if_unsharded
 from lit_loader.seeding.generator_watch import GeneratorWatch
 from lit_loader.statistics.records import LoaderStatistics
 from lit_loader.system.interrupts import HeldBack
+from lit_loader.system.processors import usable_processors
 
 __all__ = ["DEFAULT_PREFETCH", "LoaderHost"]
 
@@ -93,7 +95,9 @@ class LoaderHost:
     @property
     def _depth(self) -> int:
         loader = self._loader
-        depth: int = (loader.prefetch_factor or DEFAULT_PREFETCH) * loader.num_workers
+        auto = self._internals.auto
+        usual = DEFAULT_PREFETCH if auto is None else auto.setting.prefetch
+        depth: int = (loader.prefetch_factor or usual) * loader.num_workers
         return depth
 
     @property
@@ -152,7 +156,10 @@ class LoaderHost:
         if internals.best_in_process is None:
             table, plan = self.spec().table(), internals.plan
             internals.best_in_process = table is not None and faster_in_process(
-                table, len(loader.dataset), 1 if plan is None else plan.size, loader.num_workers
+                table,
+                len(loader.dataset),
+                1 if plan is None else plan.size,
+                loader.num_workers if internals.auto is None else math.ceil(usable_processors()),
             )
         return internals.best_in_process
 
@@ -210,6 +217,7 @@ class LoaderHost:
                 transient=TRANSIENT_ERRORS if transient is None else transient,
             ),
             own_order=plan is not None and isinstance(plan.source, EpochOrder),
+            timed=self._internals.auto is not None,
         )
 
     def _spec_of_workers(self) -> BatchSpec:
@@ -295,10 +303,13 @@ class LoaderHost:
     def statistics(self) -> LoaderStatistics:
         """Say where the time went, since the loader was made."""
         with self.lock:
+            auto = self._internals.auto
             connected = [each for each in self._internals.iterators if each.connected]
             return self.recorder.summary(
                 ready=sum(iterator.ready for iterator in connected),
                 shared_memory=sum(iterator.shared_memory for iterator in connected),
+                num_workers=self._loader.num_workers,
+                why_so_many="" if auto is None else auto.setting.reason,
             )
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ from torch.utils.data import IterableDataset
 
 from lit_loader.accelerator.device_copy import Move
 from lit_loader.describe import program_stacklevel
+from lit_loader.iteration.auto_workers import AutoWorkers
 from lit_loader.iteration.multi_process import MultiProcessIterator
 from lit_loader.iteration.persistent_workers import PersistentWorkers
 from lit_loader.sampling.batch_plan import BatchPlan
@@ -48,6 +49,7 @@ class LoaderInternals:
         epochs: Which epoch comes next, and where in it.
         promised: Samples of an iterable dataset, once ``len(loader)`` has asked for them.
         copies_to: The device to copy batches to while the one before is computed on, and how.
+        auto: Sets the number of workers, with ``num_workers="auto"``; else None.
         checked: Whether ``check_exactness`` has compared its batches.
         reads_again: Whether resuming reads again what has been given out before.
         advice_at_start: What to warn of when the next epoch begins.
@@ -64,6 +66,7 @@ class LoaderInternals:
         self.epochs = Epochs(None, base_seed)
         self.promised: int | None = None
         self.copies_to: tuple[torch.device, Move] | None = None
+        self.auto: AutoWorkers | None = None
         self.checked = self.reads_again = False
         self.advice_at_start: str | None = None
         self.warnings_given: set[str] = set()
@@ -79,7 +82,7 @@ class LoaderInternals:
 
     def __getstate__(self) -> dict[str, Any]:
         state = {name: part for name, part in vars(self).items() if name not in _OF_THE_PROCESS}
-        return {**state, "epochs": copy.copy(self.epochs)}
+        return {**state, "epochs": copy.copy(self.epochs), "auto": copy.copy(self.auto)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -88,6 +91,11 @@ class LoaderInternals:
     def renew_lock(self) -> None:
         """Let a forked child have its own: a thread of the parent's may hold the one it has."""
         self.lock, self.lock_pid = threading.RLock(), os.getpid()
+
+    def set_auto(self, auto: bool) -> None:
+        """Have the number of workers set by what batches cost, or not."""
+        if auto != (self.auto is not None):
+            self.auto = AutoWorkers() if auto else None
 
     def make_plan(self, loader: Any) -> None:
         """Make the plan, and count the epochs from the first one."""

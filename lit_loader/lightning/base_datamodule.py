@@ -27,7 +27,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from lit_loader.config.loader_config import LoaderConfig
 from lit_loader.lightning.state_callback import LoaderStateCallback, put_first
-from lit_loader.loader import DataLoader
+from lit_loader.loader import DataLoader, auto_workers_of
 from lit_loader.sampling.prediction_indices import wrappable_by_lightning
 
 __all__ = ["SPLITS", "BaseDataModule"]
@@ -86,6 +86,9 @@ class BaseDataModule(LightningDataModule):
         if split == "predict":
             options["batch_sampler"] = wrappable_by_lightning(options["batch_sampler"])
         loader = DataLoader(dataset, **options)
+        auto = auto_workers_of(loader)
+        if auto is not None and self.trainer is not None:
+            auto.ranks = self.trainer.num_devices
         if self.device_prefetch and self.trainer is not None:
             loader.copy_ahead(self.trainer.strategy.root_device, move_data_to_device)
         self._loaders.add(loader)

@@ -45,6 +45,8 @@ class BatchRecord(NamedTuple):
         step: How long the consumer was busy since the batch before; 0 for an iterator's first.
         slowest: Reading its slowest sample; 0: not known.
         slowest_index: That sample's index; None: not known.
+        processor: Processor time of the worker's process, all threads, for it; 0: not measured.
+        queued: How long the worker waited for a processor meanwhile; 0: not measured.
     """
 
     epoch: int
@@ -64,6 +66,8 @@ class BatchRecord(NamedTuple):
     step: int
     slowest: int
     slowest_index: Any
+    processor: int = 0
+    queued: int = 0
 
     @property
     def waited(self) -> int:
@@ -199,6 +203,11 @@ class LoaderStatistics:
         sample_errors: Samples that could not be read, and were skipped or replaced.
         sample_retries: Times that a sample was read again.
         shared_memory: Bytes of the arena that are in use.
+        num_workers: Worker processes, when this was taken.
+        why_so_many: Why, with ``num_workers="auto"``; else "".
+        processor_fraction: Processor time of the workers, as part of the time in which they made
+            batches (with threads of the dataset's it may be more than 1); 0: not measured.
+        queued_fraction: Part of that time in which they waited for a processor; 0: not measured.
     """
 
     batches: int = 0
@@ -225,6 +234,10 @@ class LoaderStatistics:
     sample_errors: int = 0
     sample_retries: int = 0
     shared_memory: int = 0
+    num_workers: int = 0
+    why_so_many: str = ""
+    processor_fraction: float = 0.0
+    queued_fraction: float = 0.0
 
     def __str__(self) -> str:
         """One line for a reader; the repr has everything."""

@@ -40,6 +40,7 @@ from lit_loader.errors import TransportError
 from lit_loader.memory.arena import ArenaMap
 from lit_loader.seeding.generator_lock import Turn
 from lit_loader.seeding.seeds import seed_worker
+from lit_loader.system.processors import ProcessorClock
 from lit_loader.system.stack_dumps import write_stacks_to
 from lit_loader.transport.codec import SlotFull, SlotWriter, encode
 from lit_loader.transport.messages import (
@@ -161,6 +162,8 @@ class _Worker:
         self._control_poll.register(self._control, select.POLLIN)
         self._task: Task | None = None
         self._times: list[int] = []
+        self._clock: ProcessorClock | None = None
+        self._used = (0, 0)
         self._loader: BatchLoader | None = None
         self._broken: RemoteError | None = None
         self._initialise(links, payload)
@@ -182,6 +185,8 @@ class _Worker:
             if spec.worker_init_fn is not None:
                 spec.worker_init_fn(self._id)
             self._loader = BatchLoader(spec, links.worker, links.num_workers)
+            if spec.timed:
+                self._clock = ProcessorClock()
         except BaseException as error:
             self._broken = RemoteError.capture(error, where)
 
@@ -235,6 +240,8 @@ class _Worker:
         """Make the task's batch, or write down why there is none."""
         self._task = task
         self._times = [self._enter(Stage.FETCHING)]
+        if self._clock is not None:
+            self._used = self._clock.read()
         self._progress.begin()
         writer = self._writer(task.offset, task.capacity)
         indices = None
@@ -339,6 +346,10 @@ class _Worker:
         # A batch that failed, or was omitted, has not been through all stages.
         times += times[-1:] * (4 - len(times))
         began, fetched, collated, encoded = times
+        processor = queued = 0
+        if self._clock is not None:
+            now, before = self._clock.read(), self._used
+            processor, queued = now[0] - before[0], now[1] - before[1]
         self._send(
             Result(
                 status,
@@ -355,6 +366,8 @@ class _Worker:
                 encoded - collated,
                 self._progress.slowest,
                 self._progress.slowest_at,
+                processor,
+                queued,
             )
         )
 
