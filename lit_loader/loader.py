@@ -16,7 +16,6 @@ for good. So nothing is set on a loader after its construction but what a rebuil
 from __future__ import annotations
 
 import copy
-import math
 import multiprocessing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.context import BaseContext
@@ -34,20 +33,20 @@ from lit_loader.config.kinds import check_dataset
 from lit_loader.config.loader_config import LoaderConfig, check_option
 from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError
-from lit_loader.iteration.auto_workers import AutoWorkers
 from lit_loader.iteration.base import LoaderIterator
 from lit_loader.iteration.host import DEFAULT_PREFETCH, LoaderHost
 from lit_loader.iteration.internals import LoaderInternals
 from lit_loader.iteration.loader_checkpoint import load_state, take_state
+from lit_loader.iteration.num_workers import NumWorkers
+from lit_loader.iteration.resizing import resize
 from lit_loader.sampling.orders import EpochOrder, epoch_number
-from lit_loader.sampling.sharded_sampler import ShardedSampler
 from lit_loader.sampling.shown_samplers import choose_samplers
 from lit_loader.seeding.seeds import BaseSeed
 from lit_loader.statistics.recorder import Recorder
 from lit_loader.statistics.records import LoaderStatistics
-from lit_loader.system.processors import usable_processors
+from lit_loader.system.processors import advice_if_too_many
 
-__all__ = ["DataLoader", "auto_workers_of", "recorder_of"]
+__all__ = ["DataLoader", "recorder_of"]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -80,6 +79,7 @@ class DataLoader(TorchLoader[T_co]):
     worker_init_fn: Callable[[int], object] | None  # type: ignore[assignment]
     generator: torch.Generator | None
     batch_sampler: Iterable[Any] | None
+    num_workers = NumWorkers()
     seed: int | None
     seeding: str
     reseed_fn: Callable[[Any, int], object] | None
@@ -207,35 +207,11 @@ class DataLoader(TorchLoader[T_co]):
     def _IterableDataset_len_called(self) -> Any:  # type: ignore[override]
         return self._internals.promised
 
-    @property
-    def num_workers(self) -> int:  # type: ignore[override]
-        """Worker processes that there are, or are to be, now."""
-        auto = self._internals.auto
-        number: int = self.__dict__["num_workers"] if auto is None else auto.setting.workers
-        return number
-
-    @num_workers.setter
-    def num_workers(self, value: int | Literal["auto"]) -> None:
-        if value == "auto":
-            config = LoaderConfig(num_workers=value, seeding=getattr(self, "seeding", "batch"))
-            config.check_dataset_kind(isinstance(self.dataset, IterableDataset))
-        self._internals.set_auto(value == "auto")
-        # What was asked for, by which Lightning builds a loader like this one, and copies go.
-        self.__dict__["num_workers"] = value
-
     def check_worker_number_rationality(self) -> None:
         """Warn if there are more workers than processors that this process may use."""
-        if self._internals.auto is not None:
-            return
-        processors = math.ceil(usable_processors())
-        if self.num_workers > processors:
-            begins = "This DataLoader will create"  # as torch's, by which programs filter it
-            self._internals.warn_once(
-                f"{begins} {self.num_workers} worker processes, but this "
-                f"process may use {processors} processors: for work that computes, more workers "
-                f"only take time from each other and from training; num_workers={processors} is "
-                "enough, unless samples wait for storage"
-            )
+        advice = advice_if_too_many(self.num_workers)
+        if advice is not None and self._internals.auto is None:
+            self._internals.warn_once(advice)
 
     @property
     def multiprocessing_context(self) -> BaseContext | None:
@@ -372,6 +348,24 @@ class DataLoader(TorchLoader[T_co]):
     def _loaded_state(self, state: Mapping[str, Any]) -> None:
         load_state(self, self._internals, state)
 
+    def resize(self, num_workers: int, prefetch_factor: int | None = None) -> None:
+        """Change the number of workers now, also while they are at work in the midst of an epoch.
+
+        No batch changes, is lost or is made twice. New workers take part as soon as they are up;
+        those that are too many finish what they have in hand, and end. Any thread may call this, at
+        any time; it does not wait. (Setting ``loader.num_workers`` counts from the next iterator.)
+
+        Args:
+            num_workers: How many there are to be. To 0, and from 0, from the next iterator on.
+            prefetch_factor: Batches in flight for each worker; None: as before.
+
+        Raises:
+            OptionError: The number is part of the data (IterableDataset, ``seeding="worker"``); or
+                it is 0 while an iterator has workers.
+        """
+        workers = check_option("num_workers", num_workers)
+        resize(self, self._internals, workers, check_option("prefetch_factor", prefetch_factor))
+
     def statistics(self) -> LoaderStatistics:
         """Say where the time went, since the loader was made.
 
@@ -396,28 +390,9 @@ class DataLoader(TorchLoader[T_co]):
         self.close()
 
     def __repr__(self) -> str:
-        parts = [type(self.dataset).__name__, f"batch_size={self.batch_size}"]
-        if self.batch_size is None and self.batch_sampler is not None:
-            parts[-1] = f"batch_sampler={type(_behind(self.batch_sampler)).__name__}"
-        elif self._internals.plan is not None:
-            parts.append(f"sampler={type(_behind(self.sampler)).__name__}")
-        auto = "auto, now " if self._internals.auto is not None else ""
-        parts.append(f"num_workers={auto}{self.num_workers}")
-        if self.num_replicas is not None:
-            parts.append(f"rank={self.rank} of num_replicas={self.num_replicas}")
-        return f"{type(self).__name__}({', '.join(parts)})"
+        return self._internals.describe(self)
 
 
 def recorder_of(loader: DataLoader[Any]) -> Recorder:
     """Give what collects a loader's records, for programs that watch them as they come."""
     return loader._internals.recorder
-
-
-def auto_workers_of(loader: DataLoader[Any]) -> AutoWorkers | None:
-    """Give what sets a loader's number of workers; None: a number was given."""
-    return loader._internals.auto
-
-
-def _behind(sampler: object) -> object:
-    """What a share was taken of."""
-    return sampler.source if isinstance(sampler, ShardedSampler) else sampler

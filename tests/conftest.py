@@ -148,7 +148,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 @pytest.fixture(autouse=True)
 def processors_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loaders of a few workers are advised of nothing, however few processors there are."""
-    monkeypatch.setattr("lit_loader.loader.usable_processors", lambda: 64.0)
+    monkeypatch.setattr("lit_loader.system.processors.usable_processors", lambda: 64.0)
 
 
 @pytest.fixture(autouse=True)

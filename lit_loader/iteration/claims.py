@@ -18,6 +18,7 @@ from lit_loader.iteration.outstanding import OutstandingTasks
 from lit_loader.pool.recovery import Recovery
 from lit_loader.pool.worker_pool import WorkerPool
 from lit_loader.sampling.epoch_batches import UpcomingBatch
+from lit_loader.tuning.auto_workers import AutoWorkers
 
 __all__ = ["Claim", "PoolHost", "Release", "WorkerRequest"]
 
@@ -65,6 +66,20 @@ class Claim(NamedTuple):
 
 class PoolHost(Host, Protocol):
     """What an iterator that uses workers needs of its loader."""
+
+    auto: AutoWorkers | None
+    """Sets the number of workers; None: it is given."""
+
+    def tune(self, workers: WorkerPool) -> None:
+        """Have another number of workers, if that is better."""
+
+    @property
+    def resizes(self) -> int:
+        """Counts how often the number of workers was changed."""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """How many workers there are to be, and how many batches may be outstanding."""
 
     def end_idle_workers(self) -> None:
         """End the persistent workers that no iterator has."""

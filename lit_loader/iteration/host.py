@@ -65,7 +65,7 @@ class LoaderHost:
     def __init__(self, loader: Any, internals: LoaderInternals) -> None:
         self._loader = loader
         self._internals = internals
-        self.recorder = internals.recorder
+        self.recorder, self.auto = internals.recorder, internals.auto
         self.max_sample_errors = loader.max_sample_errors
         self.promised = internals.promised
 
@@ -99,6 +99,24 @@ class LoaderHost:
         usual = DEFAULT_PREFETCH if auto is None else auto.setting.prefetch
         depth: int = (loader.prefetch_factor or usual) * loader.num_workers
         return depth
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """How many workers there are to be, and how many batches may be outstanding."""
+        return self._loader.num_workers, self._depth
+
+    @property
+    def resizes(self) -> int:
+        """Counts how often the number of workers was changed."""
+        return self._internals.resizes
+
+    def why_not_resized(self) -> str | None:
+        """Say why the number of workers cannot be changed while they live; None: it can be."""
+        if self._iterable:
+            return "an IterableDataset is read in shares, one for each of its workers"
+        if self._assigned:
+            return "with seeding='worker' the number of workers is part of the data"
+        return None
 
     @property
     def replica(self) -> tuple[int, int]:
@@ -279,7 +297,7 @@ class LoaderHost:
 
     def claim(self, request: WorkerRequest) -> Claim:
         """Give workers to an iterator, for it alone."""
-        workers = self._loader.num_workers
+        workers = max(1, self._loader.num_workers)  # 0 counts from the next iterator on
         if not self._loader.persistent_workers:
             return temporary(self._start_pool(request.seed, workers))
         return self._internals.workers.claim(
@@ -299,6 +317,15 @@ class LoaderHost:
             assigned=self._assigned,
             memory_budget=self._loader.memory_budget,
         )
+
+    def tune(self, workers: WorkerPool) -> None:
+        """Have another number of workers, if that is better; called by their iterator."""
+        loader, auto = self._loader, self.auto
+        if auto is None or auto is not self._internals.auto or self._assigned:
+            return  # a number was given meanwhile
+        name = type(loader.dataset).__name__
+        if auto.decide(workers, name, loader.memory_budget) is not None:
+            self._internals.resize(*self.size)
 
     def statistics(self) -> LoaderStatistics:
         """Say where the time went, since the loader was made."""

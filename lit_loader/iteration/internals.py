@@ -18,15 +18,16 @@ from torch.utils.data import IterableDataset
 
 from lit_loader.accelerator.device_copy import Move
 from lit_loader.describe import program_stacklevel
-from lit_loader.iteration.auto_workers import AutoWorkers
 from lit_loader.iteration.multi_process import MultiProcessIterator
 from lit_loader.iteration.persistent_workers import PersistentWorkers
 from lit_loader.sampling.batch_plan import BatchPlan
 from lit_loader.sampling.epochs import Epochs
+from lit_loader.sampling.sharded_sampler import ShardedSampler
 from lit_loader.sampling.shown_samplers import ShownSamplers
 from lit_loader.seeding.generator_watch import GeneratorWatch
 from lit_loader.seeding.seeds import BaseSeed
 from lit_loader.statistics.recorder import Recorder
+from lit_loader.tuning.auto_workers import AutoWorkers
 
 __all__ = ["LoaderInternals"]
 
@@ -53,6 +54,7 @@ class LoaderInternals:
         checked: Whether ``check_exactness`` has compared its batches.
         reads_again: Whether resuming reads again what has been given out before.
         advice_at_start: What to warn of when the next epoch begins.
+        resizes: Counts how often the number of workers was changed while they live.
         workers: Those that outlive an iterator.
         iterators: With workers, all that are alive.
     """
@@ -71,6 +73,7 @@ class LoaderInternals:
         self.advice_at_start: str | None = None
         self.warnings_given: set[str] = set()
         self.best_in_process: bool | None = None  # not measured yet
+        self.resizes = 0
         self._begin_in_this_process()
 
     def _begin_in_this_process(self) -> None:
@@ -97,6 +100,21 @@ class LoaderInternals:
         if auto != (self.auto is not None):
             self.auto = AutoWorkers() if auto else None
 
+    def resize(self, num_workers: int, depth: int) -> None:
+        """Tell all that have workers how many there are to be, and how many batches ahead."""
+        self.resizes += 1  # before they are looked for: of one that is begun now, or found
+        for iterator in self.alive():
+            iterator.resize(num_workers, depth)
+        self.workers.resize(num_workers, depth)
+
+    def alive(self) -> list[MultiProcessIterator[Any]]:
+        """The iterators with workers that are alive; another thread may be making one."""
+        while True:
+            try:
+                return list(self.iterators)
+            except RuntimeError:  # it was
+                continue
+
     def make_plan(self, loader: Any) -> None:
         """Make the plan, and count the epochs from the first one."""
         self._plan_for(loader, ShownSamplers.of(loader.sampler, loader.batch_sampler))
@@ -116,8 +134,26 @@ class LoaderInternals:
             plan = shown.plan(loader.batch_size, self.base_seed, loader.dataset)
         self.plan, self.planned_for = plan, shown
 
+    def describe(self, loader: Any) -> str:
+        """Give the loader's ``repr``: what it reads, in which batches, by how many workers."""
+        parts = [type(loader.dataset).__name__, f"batch_size={loader.batch_size}"]
+        if loader.batch_size is None and loader.batch_sampler is not None:
+            parts[-1] = f"batch_sampler={type(_behind(loader.batch_sampler)).__name__}"
+        elif self.plan is not None:
+            parts.append(f"sampler={type(_behind(loader.sampler)).__name__}")
+        auto = "" if self.auto is None else "auto, now "
+        parts.append(f"num_workers={auto}{loader.num_workers}")
+        if loader.num_replicas is not None:
+            parts.append(f"rank={loader.rank} of num_replicas={loader.num_replicas}")
+        return f"{type(loader).__name__}({', '.join(parts)})"
+
     def warn_once(self, message: str, category: type[Warning] = UserWarning) -> None:
         """Warn, at the line of the program that called the package; of the same thing once."""
         if message not in self.warnings_given:
             self.warnings_given.add(message)
             warnings.warn(message, category, stacklevel=program_stacklevel())
+
+
+def _behind(sampler: object) -> object:
+    """What a share was taken of."""
+    return sampler.source if isinstance(sampler, ShardedSampler) else sampler

@@ -21,7 +21,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 import warnings
 from typing import Any, TypeVar
@@ -32,7 +31,7 @@ from lit_loader.iteration.base import LoaderIterator
 from lit_loader.iteration.claims import Claim, PoolHost, WorkerRequest
 from lit_loader.iteration.delivery import Delivery, DeliveryPipeline, Pin
 from lit_loader.iteration.outstanding import OutstandingTasks, is_of
-from lit_loader.iteration.session import Session
+from lit_loader.iteration.session import Session, end_with_the_program
 from lit_loader.iteration.task_feed import ReaderFeed, SamplerFeed, TaskFeed
 from lit_loader.pool.pipes import PoolClosed
 from lit_loader.pool.recovery import Recovery
@@ -120,7 +119,7 @@ class MultiProcessIterator(LoaderIterator[T_co]):
                 closed = self._session is not None and self._session.pool.closed
                 # Also Ctrl-C in mid-message: it is not known what the pool's pipes then hold.
                 self.disconnect(reusable=False)
-                _end_with_the_program()
+                end_with_the_program()
                 if isinstance(error, LoaderError):  # what was healed before it comes first
                     self._note_restarts(4)
                 elif isinstance(error, PoolClosed) or (closed and not is_interruption(error)):
@@ -179,7 +178,10 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         if self._pin is None:  # else the pin-memory thread has decoded it meanwhile
             wait -= ready.decode
         step = asked - self._given if self._given else 0
-        self._host.recorder.add(ready.record(start.epoch, asked, wait, step, self._indices))
+        host, record = self._host, ready.record(start.epoch, asked, wait, step, self._indices)
+        host.recorder.add(record)
+        if host.auto is not None and host.auto.add(record) and self._session is not None:
+            host.tune(self._session.pool)
         self._given = given
 
     def _advance(self, start: EpochStart) -> Delivery | None:
@@ -233,8 +235,8 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         if self._feed is None or self.recovery is None:
             self._prepare(start)
         assert self._feed is not None and self.recovery is not None
-        _end_with_the_program()
-        fresh = self._feed.from_start
+        end_with_the_program()
+        fresh, resizes = self._feed.from_start, self._host.resizes
         request = WorkerRequest(
             start.epoch, start.seed, fresh, self.recovery, self.superseded, self._revoked
         )
@@ -246,6 +248,8 @@ class MultiProcessIterator(LoaderIterator[T_co]):
             if self._session is None:
                 claim.release(False, None)
             raise
+        if resizes != self._host.resizes:  # meanwhile, and these were not found
+            self.resize(*self._host.size)
         if isinstance(self._feed, ReaderFeed):
             self._feed.start_readers()
         else:
@@ -329,6 +333,18 @@ class MultiProcessIterator(LoaderIterator[T_co]):
             if session is not None:
                 session.end(reusable)
 
+    def resize(self, num_workers: int, depth: int) -> None:
+        """Change the number of workers and of batches that may be outstanding; from any thread."""
+        self._depth, session = depth, self._session
+        if session is not None:
+            session.pool.resize(num_workers, depth)
+
+    @property
+    def unattended(self) -> WorkerPool | None:
+        """The workers, if there are some that only :meth:`__next__` receives from."""
+        session = self._session
+        return None if session is None or self._pin is not None else session.pool
+
     def _revoked(self) -> None:
         """Give the workers to another iterator."""
         if self._session is not None:
@@ -382,9 +398,3 @@ class MultiProcessIterator(LoaderIterator[T_co]):
     def connected(self) -> bool:
         """Whether workers are at this iterator's disposal."""
         return self._session is not None
-
-
-def _end_with_the_program() -> None:
-    """End a daemon's thread, quietly, when the program exits: the workers are gone, or going."""
-    if not threading.main_thread().is_alive() and threading.current_thread().daemon:
-        raise SystemExit

@@ -131,6 +131,17 @@ class PersistentWorkers:
             raise
         return pool
 
+    def resize(self, num_workers: int, depth: int) -> None:
+        """Change the number of workers; from any thread."""
+        pool = self.pool
+        if pool is not None:
+            pool.resize(num_workers, depth)
+
+    @property
+    def idle(self) -> WorkerPool | None:
+        """The workers, if there are some that no iterator has."""
+        return self.pool if self._lent() is None else None
+
     def close(self) -> None:
         """End the workers."""
         self._begun = self.dataset = None

@@ -8,6 +8,7 @@ when something goes wrong with them. What they were asked for and what has come 
 
 from __future__ import annotations
 
+import threading
 import weakref
 
 from lit_loader.iteration.claims import Release
@@ -16,7 +17,7 @@ from lit_loader.iteration.outstanding import OutstandingTasks
 from lit_loader.pool.worker_pool import WorkerPool
 from lit_loader.system.interrupts import HeldBack
 
-__all__ = ["Session"]
+__all__ = ["Session", "end_with_the_program"]
 
 
 class Session:
@@ -68,3 +69,9 @@ class Session:
                 else:
                     following = outstanding.hand_on()
                 self._release(reusable, following)
+
+
+def end_with_the_program() -> None:
+    """End a daemon's thread, quietly, when the program exits: the workers are gone, or going."""
+    if not threading.main_thread().is_alive() and threading.current_thread().daemon:
+        raise SystemExit

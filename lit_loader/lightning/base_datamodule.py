@@ -26,8 +26,8 @@ from lightning.pytorch.utilities import CombinedLoader, rank_zero_info
 from torch.utils.data import Dataset, IterableDataset
 
 from lit_loader.config.loader_config import LoaderConfig
-from lit_loader.lightning.state_callback import LoaderStateCallback, put_first
-from lit_loader.loader import DataLoader, auto_workers_of
+from lit_loader.lightning.state_callback import LoaderStateCallback, auto_workers_of, put_first
+from lit_loader.loader import DataLoader
 from lit_loader.sampling.prediction_indices import wrappable_by_lightning
 
 __all__ = ["SPLITS", "BaseDataModule"]

@@ -33,7 +33,8 @@ from lit_loader.lightning.trainer_progress import (
     recount_batches,
     saved_states,
 )
-from lit_loader.loader import DataLoader, auto_workers_of
+from lit_loader.loader import DataLoader
+from lit_loader.tuning.auto_workers import AutoWorkers
 
 __all__ = ["LoaderStateCallback", "put_first", "train_loaders"]
 
@@ -222,6 +223,11 @@ class LoaderStateCallback(Callback):
     def _commit(self, ahead: bool, within: bool = False) -> None:
         for loader in self._loaders:
             loader.commit(ahead, within)
+
+
+def auto_workers_of(loader: DataLoader[Any]) -> AutoWorkers | None:
+    """What sets a loader's number of workers; None: a number was given."""
+    return loader._internals.auto
 
 
 def workers_found(loader: DataLoader[Any]) -> int:

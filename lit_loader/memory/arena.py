@@ -147,6 +147,7 @@ class Arena:
         self._pid = os.getpid()
         start = round_up(board_bytes)
         self._file, self._map, capacity = _reserve(start, in_flight + held, slot_bytes)
+        self._slot_bytes = capacity
         self.fd = self._file.fd
         self.mapped = len(self._map)
         self.board = memoryview(self._map)[:board_bytes]
@@ -194,22 +195,29 @@ class Arena:
     def _append(self, capacity: int) -> Slot:
         """Add one slot at the end of the file.
 
-        Its size is one of four between a power of two and the next: batches that grow little by
-        little need few slots.
+        It is as large as those at the beginning, if it can be and that is enough: more tasks may be
+        in flight by now. Else its size is one of four between a power of two and the next: batches
+        that grow little by little need few slots.
         """
         step = 1 << max(capacity.bit_length() - 3, 0)
-        capacity = round_up(max(-(-capacity // step) * step, _SMALLEST_SLOT))
+        least = round_up(max(-(-capacity // step) * step, _SMALLEST_SLOT))
+        capacity = max(least, self._slot_bytes)
         with self._appending:  # the consumer submits while the pin-memory thread grants
             offset = self._file.end
-            try:
-                self._file.extend(capacity)
-                mapping = map_part(self.fd, offset, capacity)
-            except (OSError, ValueError, OverflowError) as error:
-                self._file.cut(offset)
-                raise LoaderError(
-                    f"a batch needs {capacity} bytes of shared memory, which cannot be had "
-                    f"({error}); {remedy(error)}, or make the batches smaller"
-                ) from error
+            while True:
+                try:
+                    self._file.extend(capacity)
+                    mapping = map_part(self.fd, offset, capacity)
+                    break
+                except (OSError, ValueError, OverflowError) as error:
+                    self._file.cut(offset)
+                    if capacity > least:
+                        capacity = max(least, round_up(capacity // 2))
+                        continue
+                    raise LoaderError(
+                        f"a batch needs {capacity} bytes of shared memory, which cannot be had "
+                        f"({error}); {remedy(error)}, or make the batches smaller"
+                    ) from error
             self._budget.slots += 1
         return Slot(mapping, 0, offset, capacity)
 

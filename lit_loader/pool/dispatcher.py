@@ -29,6 +29,7 @@ from lit_loader.transport.messages import (
     Grow,
     Message,
     Result,
+    Spare,
     Status,
     Task,
     Up,
@@ -48,7 +49,6 @@ class Dispatcher:
         board: Shows the issue to the workers.
         pipes: Carry the messages.
         handshake: Has the generation of the tasks.
-        num_workers: How many workers there are.
         assigned: Whether tasks are sent to a worker by number instead of being pulled.
 
     Attributes:
@@ -62,14 +62,13 @@ class Dispatcher:
         board: StatusBoard,
         pipes: Pipes,
         handshake: Handshake,
-        num_workers: int,
         assigned: bool,
     ) -> None:
         self._arena = arena
         self._board = board
         self._pipes = pipes
         self._handshake = handshake
-        self._in_flight = InFlightTasks(arena, num_workers, assigned)
+        self._in_flight = InFlightTasks(arena, assigned)
         self._points: dict[int, Any] = {}  # where readers that were replaced are to begin
         self.lock = threading.RLock()
         self.any_done = False
@@ -77,6 +76,10 @@ class Dispatcher:
     def begin(self, worker: int) -> None:
         """Note that a worker has been started."""
         self._in_flight.begin(worker)
+
+    def leave(self, worker: int) -> None:
+        """Note that a worker is gone, and no other in its place."""
+        self._in_flight.leave(worker)
 
     def submit(self, number: int, indices: Any, epoch: int, seed: int, worker: int | None) -> None:
         """Send a task; see :meth:`lit_loader.pool.worker_pool.WorkerPool.submit`."""
@@ -157,7 +160,7 @@ class Dispatcher:
     def _is_void(self, message: Message, worker: int) -> bool:
         if isinstance(message, Result):
             return self._in_flight.slot_of(message) is None
-        return isinstance(message, Ack | Grow | Up) and message.worker == worker
+        return isinstance(message, Ack | Grow | Spare | Up) and message.worker == worker
 
     def begin_issue(self) -> None:
         """Make void all tasks that no worker has announced; to be sent again."""
@@ -165,16 +168,19 @@ class Dispatcher:
             self._in_flight.issue += 1
             self._board.issue = self._in_flight.issue
 
-    def send_again(self, worker: int, rows: Iterable[BoardRow], point: Any) -> None:
+    def send_again(
+        self, worker: int, rows: Iterable[BoardRow], point: Any, succeeded: bool
+    ) -> None:
         """Send again what a worker that is gone may have had.
 
         Args:
-            worker: Its number; there is a new process with it.
+            worker: Its number.
             rows: What all workers are doing, read after :meth:`begin_issue`: a worker that has not
                 announced a task by then finds that it is void.
             point: Where the new process is to begin in an iterable dataset; None: map-style.
+            succeeded: Whether there is a new process with its number.
         """
-        lost = self._in_flight.take_lost(worker, rows, self._unhandled())
+        lost = self._in_flight.take_lost(worker, rows, self._unhandled(), succeeded)
         if lost and point is not None:
             lost[0].packed = pack_indices(point)
         elif point is not None:

@@ -14,7 +14,7 @@ none of them writes into an older task's slot any more.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection
 
 from lit_loader.pool.pipes import Pipes
 from lit_loader.transport.messages import Ack, Proceed, Resume
@@ -55,7 +55,7 @@ class Handshake:
             self._board.generation = self.generation
             self._pipes.take_back()
 
-    def begin(self, workers: Sequence[int]) -> None:
+    def begin(self, workers: Collection[int]) -> None:
         """Ask workers to acknowledge that older tasks are void, which :meth:`cancel` has said."""
         self.missing = set(workers)
         self._ask(workers)
@@ -70,7 +70,12 @@ class Handshake:
         self.missing.add(worker)
         self._ask([worker])
 
-    def _ask(self, workers: Sequence[int]) -> None:
+    def leave(self, worker: int) -> None:
+        """Wait no longer for a worker that is gone, and no other in its place."""
+        if self.missing is not None:
+            self.missing.discard(worker)
+
+    def _ask(self, workers: Collection[int]) -> None:
         for worker in workers:
             self._pipes.send(Resume(self.generation), worker)
         # Only now: a worker that takes one must find what it announces.
@@ -82,7 +87,7 @@ class Handshake:
         if message.generation == self.generation:
             self.missing.discard(message.worker)
 
-    def finish(self, workers: Sequence[int]) -> None:
+    def finish(self, workers: Collection[int]) -> None:
         """Let the workers take tasks."""
         self.missing = None
         for worker in workers:

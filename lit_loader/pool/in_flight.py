@@ -55,18 +55,17 @@ class InFlightTasks:
 
     Args:
         arena: Where the slots come from.
-        num_workers: How many workers there are.
         assigned: Whether tasks are sent to a worker by number, so that it is known which had what.
 
     Attributes:
         issue: Counts how often tasks were issued again.
     """
 
-    def __init__(self, arena: Arena, num_workers: int, assigned: bool) -> None:
+    def __init__(self, arena: Arena, assigned: bool) -> None:
         self._arena = arena
         self._assigned = assigned
         self._tasks: dict[int, InFlightTask] = {}  # by number, in the order of their first sending
-        self._retired = RetiredSlots(arena, num_workers)
+        self._retired = RetiredSlots(arena)
         self.issue = 0
 
     def _free(self, slot: Slot) -> None:
@@ -74,7 +73,11 @@ class InFlightTasks:
 
     def begin(self, worker: int) -> None:
         """Note that a worker is started, which finds nothing but the newest issue."""
-        self._retired.reached(worker, self.issue)
+        self._retired.begin(worker, self.issue)
+
+    def leave(self, worker: int) -> None:
+        """Note that a worker is gone, and no other in its place."""
+        self._retired.leave(worker)
 
     def prepare(self, task: InFlightTask) -> Slot:
         """Give a task a fresh slot with its indices in it, and note that it is in flight.
@@ -143,14 +146,15 @@ class InFlightTasks:
         self._retire(self._tasks.pop(number))
 
     def take_lost(
-        self, worker: int, rows: Iterable[BoardRow], results: Iterable[Result]
+        self, worker: int, rows: Iterable[BoardRow], results: Iterable[Result], succeeded: bool
     ) -> list[InFlightTask]:
         """Take away from a worker that is gone what it may have had; to be prepared anew.
 
         Args:
-            worker: Its number; a new process has taken its place, and begins with this issue.
+            worker: Its number.
             rows: What all workers were doing after the new issue was put on the board.
             results: Those that have come in and were not completed yet.
+            succeeded: Whether a new process has taken its place, and begins with this issue.
         """
         if self._assigned:
             lost = [task for task in self.pending(results) if task.worker == worker]
@@ -160,7 +164,10 @@ class InFlightTasks:
             lost = [task for task in self.pending(results) if (task.number, task.issue) not in held]
         for task in lost:
             self._retire(task)
-        self.begin(worker)
+        if succeeded:
+            self.begin(worker)
+        else:
+            self.leave(worker)
         return lost
 
     def _retire(self, task: InFlightTask) -> None:

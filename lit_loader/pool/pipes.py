@@ -24,13 +24,11 @@ from array import array
 from collections import deque
 from typing import Final
 
-from lit_loader.pool.resources import READ_AT_ONCE, PoolResources, drain
+from lit_loader.pool.resources import READ_AT_ONCE, PoolResources
 from lit_loader.pool.send_queue import SendQueue
 from lit_loader.transport.messages import SIZE, Attend, Message, pack, unpack
 
 __all__ = ["Ended", "Pipes", "PoolClosed"]
-
-_WAKE: Final = b"w"
 
 _LONGEST_WAIT: Final = 1.0
 """Seconds that are waited at a time: a signal that comes just before the wait, when Python has
@@ -58,7 +56,6 @@ class Pipes:
 
     Args:
         own: Holds the pipes, and closes them.
-        num_workers: How many control pipes there are.
         assigned: There is no task pipe: all that a worker is sent goes through its own.
 
     Attributes:
@@ -68,7 +65,7 @@ class Pipes:
         control_ends: The end of the control pipe of each.
     """
 
-    def __init__(self, own: PoolResources, num_workers: int, assigned: bool) -> None:
+    def __init__(self, own: PoolResources, assigned: bool) -> None:
         self.arrived: deque[Message] = deque()
         self._send_queue = SendQueue()
         self.tasks_end: int | None = None
@@ -80,20 +77,27 @@ class Pipes:
         os.set_blocking(self.results_end, True)
         if self.tasks_end is not None:
             os.set_blocking(self.tasks_end, True)
-        self._woken, self._wake = own.pipe()
-        own.wake = self._wake
+        self._woken, own.wake = own.pipe()
         self._own = own
         self._poll = select.poll()
         self.watch(self._results)
         self.watch(self._woken)
-        self.control_ends: list[int] = []
-        self._control: list[int] = []
-        for _ in range(num_workers):
-            end, control = own.pipe()
+        self.control_ends: dict[int, int] = {}
+        self._control = own.controls
+        own.tasks, own.results = self._tasks, self._results
+
+    def open(self, worker: int) -> None:
+        """Make the control pipe of a worker that is to be started, unless it has one."""
+        if worker not in self._control:
+            end, control = self._own.pipe()
             os.set_blocking(end, True)
-            self.control_ends.append(end)
-            self._control.append(control)
-        own.tasks, own.results, own.controls = self._tasks, self._results, self._control
+            self.control_ends[worker], self._control[worker] = end, control
+
+    def close(self, worker: int) -> None:
+        """Close the control pipe of a worker that is gone, with what it did not read."""
+        end, control = self.control_ends.pop(worker), self._control.pop(worker)
+        self._send_queue.drop(control)
+        self._own.close_pipe((end, control))
 
     @property
     def shared_queue(self) -> bool:
@@ -121,12 +125,6 @@ class Pipes:
         """Forget what waits for room."""
         self._send_queue.clear()
 
-    def empty(self, worker: int) -> None:
-        """Take out what was sent to a worker that is gone and did not read it."""
-        self._send_queue.drop(self._control[worker])
-        drain(self.control_ends[worker])
-        os.set_blocking(self.control_ends[worker], True)
-
     def watch(self, sentinel: int) -> None:
         """Let a wait end when the sentinel can be read from."""
         self._poll.register(sentinel, select.POLLIN)
@@ -137,7 +135,7 @@ class Pipes:
 
     def wake(self) -> None:
         """Let a :meth:`next` that waits in another thread return None."""
-        os.write(self._wake, _WAKE)
+        self._own.write_wake()
 
     @property
     def unread(self) -> int:

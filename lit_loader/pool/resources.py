@@ -35,6 +35,8 @@ class PoolResources:
     """What must be given back when a pool ends; knows nothing of the pool, so that it can.
 
     Attributes:
+        processes: The workers' by their numbers.
+        controls: Write ends of their control pipes.
         closed: Whether that has begun. From then on nothing here is used any more.
         receiving: Held by the thread that waits for messages, which must not find other files under
             the descriptors of its pipes.
@@ -42,26 +44,33 @@ class PoolResources:
 
     def __init__(self, arena: Arena, board: StatusBoard) -> None:
         self.pid = os.getpid()
-        self.processes: list[WorkerProcess] = []
+        self.processes: dict[int, WorkerProcess] = {}
         self.starter: Starter | None = None
         self.stacks = StackFile()
         self._arena = arena
         self._board = board
-        self._fds: list[int] = []
+        self._pipes: list[tuple[int, int]] = []
         self.tasks: int | None = None
         self.results = -1
-        self.controls: list[int] = []
+        self.controls: dict[int, int] = {}
         self.wake: int | None = None
         self.closed = False
         self.receiving = threading.RLock()
+        self._waking = threading.RLock()
 
     def pipe(self) -> tuple[int, int]:
         """Open a pipe that blocks at neither end; returns (read end, write end)."""
         ends = os.pipe()
-        self._fds += ends
+        self._pipes.append(ends)
         for end in ends:
             os.set_blocking(end, False)
         return ends
+
+    def close_pipe(self, ends: tuple[int, int]) -> None:
+        """Close a pipe that was for one worker alone, which is gone."""
+        self._pipes.remove(ends)
+        for end in ends:
+            os.close(end)
 
     def close(self, unnoticed: bool = False) -> None:
         """End the processes, in steps of growing force; close the files. Every step is taken.
@@ -79,8 +88,9 @@ class PoolResources:
                 # The last one first: each is taken whatever those before have raised.
                 steps.callback(self._arena.close)
                 steps.callback(self._board.release)
-                for fd in self._fds:
-                    steps.callback(os.close, fd)
+                for ends in self._pipes:
+                    for end in ends:
+                        steps.callback(os.close, end)
                 steps.callback(self._await_receiver)
                 steps.callback(self.stacks.close)
                 steps.callback(self._close_starter)
@@ -92,9 +102,9 @@ class PoolResources:
         self._board.generation += 1
         # Empty the pipes: full ones have no room for a Stop. A worker that finds its pipe empty
         # ends, too.
-        for end in self._fds[::2]:
+        for end, _ in self._pipes:
             drain(end)
-        for control in self.controls:
+        for control in self.controls.values():
             with contextlib.suppress(OSError):
                 os.write(control, pack(Stop()))
         if self.tasks is not None:
@@ -104,20 +114,20 @@ class PoolResources:
 
     def _end(self) -> None:
         try:
-            end_processes(self.processes, self.results)
+            end_processes([*self.processes.values()], self.results)
         except BaseException:
             self._kill()
             raise
 
     def _kill(self) -> None:
         """No more patience; for those that are there still."""
-        for process in self.processes:
+        for process in [*self.processes.values()]:
             with contextlib.suppress(ValueError, OSError):  # that one has been let go of
                 process.kill()
 
     def _let_go(self) -> None:
         with contextlib.ExitStack() as steps:
-            for process in self.processes:
+            for process in self.processes.values():
                 steps.callback(process.close)
                 steps.callback(process.join)
 
@@ -126,10 +136,19 @@ class PoolResources:
         if self.starter is not None:
             self.starter.close()
 
+    def write_wake(self) -> None:
+        """Have the thread look up that waits for messages; from any thread, also when closed."""
+        with (
+            self._waking,
+            contextlib.suppress(BlockingIOError),
+        ):  # it has been asked to by very many
+            if self.wake is not None:
+                os.write(self.wake, b"w")
+
     def _await_receiver(self) -> None:
         """Have the thread leave that waits for messages; there is one when the program exits."""
-        if self.wake is not None:
-            with contextlib.suppress(OSError):
-                os.write(self.wake, b"w")
+        self.write_wake()
+        with self._waking:
+            self.wake = None  # the file is about to be another one's
         if self.receiving.acquire(timeout=_RECEIVER_TIME):
             self.receiving.release()

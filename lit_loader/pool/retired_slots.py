@@ -26,19 +26,33 @@ class RetiredSlots:
 
     Args:
         arena: Where the slots come from, and go back to.
-        num_workers: How many workers there are.
     """
 
-    def __init__(self, arena: Arena, num_workers: int) -> None:
+    def __init__(self, arena: Arena) -> None:
         self._arena = arena
-        self._reached = [0] * num_workers  # the newest issue of which a worker has done a task
+        self._reached: dict[int, int] = {}  # the newest issue of which a worker has done a task
         self._slots: list[tuple[int, Slot]] = []
+
+    def begin(self, worker: int, issue: int) -> None:
+        """Note that a worker is started, which can find nothing older than ``issue``."""
+        self._reached[worker] = issue
+        self._free()
 
     def reached(self, worker: int, issue: int) -> None:
         """Note that a worker holds nothing older than ``issue``."""
-        self._reached[worker] = issue
+        if worker in self._reached:  # else it has left since
+            self._reached[worker] = issue
+            self._free()
+
+    def leave(self, worker: int) -> None:
+        """Note that a worker is gone, and no other in its place."""
+        self._reached.pop(worker, None)
+        self._free()
+
+    def _free(self) -> None:
+        """Free what no worker can be writing into any more."""
         if self._slots:
-            oldest = min(self._reached)
+            oldest = min(self._reached.values())
             for retired_at, slot in self._slots:
                 if retired_at < oldest:
                     self._arena.release(slot, used=False)

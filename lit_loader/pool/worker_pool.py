@@ -13,7 +13,12 @@ Its parts: `pool/worker_set.py` has the processes, `pool/dispatcher.py` the task
 end. :meth:`WorkerPool.receive` waits in one ``poll`` for results, for a worker's death and for
 :meth:`WorkerPool.wake`; nothing is looked at in intervals once the workers are up.
 
-One thread may submit while another receives. Everything else is for one thread at a time.
+The number of workers may change at any time::
+
+    resize ─ wake ─▶ the thread that receives ─▶ starts workers, or lets some leave
+
+One thread may submit while another receives, and any may call :meth:`WorkerPool.resize` and
+:meth:`WorkerPool.wake`. Everything else is for one thread at a time.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ import os
 import time
 import weakref
 from multiprocessing.context import BaseContext
-from typing import Any
+from typing import Any, Final
 
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.errors import LoaderError
@@ -32,13 +37,17 @@ from lit_loader.pool.dispatcher import Dispatcher
 from lit_loader.pool.handshake import Handshake
 from lit_loader.pool.outcome import Outcome, WorkerDeath
 from lit_loader.pool.pipes import Ended, Pipes
+from lit_loader.pool.resizer import Resizer
 from lit_loader.pool.resources import PoolResources
 from lit_loader.pool.worker_set import WorkerSet, explain_limit
 from lit_loader.system.interrupts import HeldBack
-from lit_loader.transport.messages import Ack, Grow, Message, Result, Up
+from lit_loader.transport.messages import Ack, Grow, Message, Result, Spare, Up
 from lit_loader.transport.status_board import BoardRow, Stage, StatusBoard, board_bytes
 
-__all__ = ["WorkerPool"]
+__all__ = ["MOST_WORKERS", "WorkerPool"]
+
+MOST_WORKERS: Final = 1024
+"""Workers that a pool may grow to, if it was not begun with more: rows of its status board."""
 
 
 class WorkerPool:
@@ -77,8 +86,7 @@ class WorkerPool:
                 f"num_workers={num_workers} inside a daemonic process, which may not start "
                 "processes: use num_workers=0 there, or make the process non-daemonic"
             )
-        self.num_workers = num_workers
-        size = board_bytes(num_workers)
+        size = board_bytes(max(num_workers, MOST_WORKERS))
         try:
             with HeldBack():
                 arena = Arena(size, in_flight, slot_bytes=slot_bytes, budget=memory_budget)
@@ -88,39 +96,70 @@ class WorkerPool:
                 own = self._own = PoolResources(arena, board)
                 self._finalizer = weakref.finalize(self, own.close, unnoticed=True)
                 own.stacks.open()
-                pipes = self._pipes = Pipes(own, num_workers, assigned)
+                pipes = self._pipes = Pipes(own, assigned)
                 handshake = self._handshake = Handshake(board, pipes)
-                self._dispatcher = Dispatcher(arena, board, pipes, handshake, num_workers, assigned)
-                self._workers = WorkerSet(
+                tasks = self._dispatcher = Dispatcher(arena, board, pipes, handshake, assigned)
+                workers = self._workers = WorkerSet(
                     own, pipes, board, arena, spec, num_workers, context, seed
                 )
-                self.notices = self._workers.notices
-                self._start_more()
+                self.notices = workers.notices
+                self._resizer = Resizer(board, pipes, workers, tasks, handshake)
+                self._resizer.start_more()
         except BaseException as error:
             if hasattr(self, "_finalizer"):
                 self.close()
             explain_limit(error, num_workers)
             raise
 
-    def _start_more(self) -> None:
-        """Start the workers that come next; not while a new epoch is announced to the others."""
-        with HeldBack(), self._dispatcher.lock:
-            if self._handshake.missing is None:
-                for worker in self._workers.start_more(self._handshake.generation):
-                    self._dispatcher.begin(worker)
+    def resize(self, num_workers: int, in_flight: int | None = None) -> None:
+        """Change the number of workers; any thread may, at any time, and does not wait for it.
+
+        The thread that receives brings it about; where none does, :meth:`adapt` does. Those with
+        the highest numbers leave: each finishes what it has in hand, and takes nothing more.
+
+        Args:
+            num_workers: How many there are to be, from 1 to :data:`MOST_WORKERS`.
+            in_flight: Tasks that may be in flight at the same time; None: as before.
+        """
+        assert self._pipes.shared_queue, "a worker whose tasks are its own cannot leave"
+        if in_flight is not None:
+            self._keep = in_flight + 2
+        self._resizer.wanted = num_workers
+        self._resizer.due = True
+        if not self.closed:
+            self.wake()
+
+    def adapt(self) -> None:
+        """Start the workers that are missing, let those leave that are too many.
+
+        For the thread that receives, which does it by itself; and for another while none does.
+        """
+        if not self.closed:
+            self._resizer.adapt()
 
     @property
-    def started(self) -> range:
-        """The workers that have been started so far."""
+    def num_workers(self) -> int:
+        """How many there are to be; while that is coming about, a few more or fewer live."""
+        return self._resizer.wanted
+
+    @property
+    def settled(self) -> bool:
+        """Whether there are just as many as there are to be, all of them up."""
+        workers = self._workers
+        return not workers.starting and len(workers.started) == self.num_workers
+
+    @property
+    def started(self) -> list[int]:
+        """The workers that have been started so far and have not left."""
         return self._workers.started
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the workers that have been started so far."""
+        """Their process ids."""
         return self._workers.pids
 
-    def rows(self) -> list[BoardRow]:
-        """What every worker is doing that has been started."""
+    def rows(self) -> dict[int, BoardRow]:
+        """What each of them is doing."""
         return self._workers.rows()
 
     @property
@@ -184,21 +223,33 @@ class WorkerPool:
         """Wait for the next message of a worker; None: the time is up, or :meth:`wake`."""
         workers = self._workers
         while True:
+            if self._resizer.due:
+                self._resizer.adapt()
             try:
                 message = self._pipes.next(
                     workers.until(deadline) if workers.starting else deadline
                 )
             except Ended as ended:
-                raise workers.death_of(ended.sentinel) from None
-            if type(message) is not Up:
+                death = workers.death_of(ended.sentinel)
+                if death.row.stage != Stage.LEFT:
+                    raise death from None
+                self._resizer.part_with(death.worker)
+                continue
+            kind = type(message)
+            if kind is Up:
+                workers.came_up(message.worker)  # type: ignore[union-attr]
+                self._resizer.start_more()
+            elif kind is Spare:
+                self._resizer.not_needed()
+            else:
                 if message is None and workers.starting:
                     workers.look_at_starting()
                 return message
-            workers.came_up(message.worker)
-            self._start_more()
 
     def replace(self, worker: int, point: Any = None, skip_task: int | None = None) -> None:
         """Put a new process in the place of a worker that has ended, and give it what that had.
+
+        One that was to leave has no successor: what it had is sent again for the others.
 
         Args:
             worker: Its number.
@@ -212,16 +263,22 @@ class WorkerPool:
         with HeldBack(), dispatcher.lock:
             dispatcher.drop_void(worker)
             workers.bury(worker)
-            # Before there is a new process: it may take messages at once.
-            if handshake.missing is not None:
-                handshake.join(worker)
-            else:
+            succeeded = worker < workers.num_workers
+            resuming = handshake.missing is not None  # then all tasks are void
+            if not resuming:
                 dispatcher.begin_issue()
-            workers.start_again(worker, handshake.generation)
-            if handshake.missing is None:  # else all tasks are void
+            if succeeded:
+                self._pipes.open(worker)
+                if resuming:  # before there is a new process: it may take messages at once
+                    handshake.join(worker)
+                workers.launch([worker], handshake.generation)
+            elif resuming:
+                handshake.leave(worker)
+                dispatcher.leave(worker)
+            if not resuming:
                 if skip_task is not None:
                     dispatcher.withdraw(skip_task)
-                dispatcher.send_again(worker, workers.rows(), point)
+                dispatcher.send_again(worker, workers.rows().values(), point, succeeded)
 
     def is_pending(self, number: int) -> bool:
         """Whether a task is in flight and has no result yet."""
@@ -233,7 +290,7 @@ class WorkerPool:
         They have a task, or it must be one of them that takes the next one; or they have not
         acknowledged a new epoch.
         """
-        rows = {w: row for w, row in enumerate(self.rows()) if self._workers.counts(row)}
+        rows = {w: row for w, row in self.rows().items() if self._workers.counts(row)}
         missing = self._handshake.missing
         if missing is not None:
             return {worker: row for worker, row in rows.items() if worker in missing}
@@ -298,7 +355,7 @@ class WorkerPool:
         self._handshake.finish(self.started)
         self._dispatcher.clear()
         self.trim()
-        self._start_more()
+        self._resizer.start_more()
         return True
 
     def trim(self) -> None:

@@ -1,8 +1,9 @@
 """`WorkerSet`: the processes of a pool: starts them, sees them come up, ends them, buries them.
 
-Used by `pool/worker_pool.py`. No more workers are starting at the same time than there are
-processors for it, as the first batch need not wait for the last worker: one that is up says so, and
-the next one is started then. One that was forked and does not come up is found by a watchdog.
+Used by `pool/worker_pool.py`, which may change how many there are to be. No more workers are
+starting at the same time than there are processors for it, as the first batch need not wait for the
+last worker: one that is up says so, and the next one is started then. One that was forked and does
+not come up is found by a watchdog.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ from lit_loader.system.watchdog import LOOK_SECONDS, Watchdog
 from lit_loader.transport.status_board import BoardRow, Stage, StatusBoard
 from lit_loader.worker.fork_starter import make_starter
 from lit_loader.worker.payload import Descriptor, Links
-from lit_loader.worker.starters import WorkerProcess
 
 __all__ = ["WorkerSet", "explain_limit"]
 
@@ -45,11 +45,12 @@ class WorkerSet:
         board: Where they show what they are at.
         arena: Where they write batches.
         spec: What they make.
-        num_workers: How many there are to be.
+        num_workers: How many there are to be at first.
         context: How to start them.
         seed: Base seed of their own seeds.
 
     Attributes:
+        num_workers: How many there are to be.
         starting: The workers that are not up yet, each with its watchdog.
         notices: For the consumer, of how workers were started.
     """
@@ -68,65 +69,73 @@ class WorkerSet:
         self._own = own
         self._pipes = pipes
         self._board = board
-        self._num_workers = num_workers
+        self.num_workers = num_workers
         self._at_once = math.ceil(usable_processors())
         self._next_look = 0.0  # at those that are starting
         self.starting: dict[int, Watchdog] = {}
-        links = [
-            Links(
-                worker=worker,
-                num_workers=num_workers,
-                seed=seed + worker,
-                generation=board.generation,
-                parent=os.getpid(),
-                arena=Descriptor(arena.fd),
-                mapped=arena.mapped,
-                board_bytes=len(arena.board),
-                tasks=None if pipes.tasks_end is None else Descriptor(pipes.tasks_end),
-                control=Descriptor(pipes.control_ends[worker]),
-                results=Descriptor(pipes.results_end),
-                stacks=Descriptor(own.stacks.fd),
-            )
-            for worker in range(num_workers)
-        ]
-        self._starter = own.starter = make_starter(context, links, spec)
+        for worker in range(num_workers):  # where tasks are assigned, the first ones come at once
+            pipes.open(worker)
+        self._links = Links(
+            worker=0,
+            num_workers=num_workers,
+            seed=seed,
+            generation=board.generation,
+            parent=os.getpid(),
+            arena=Descriptor(arena.fd),
+            mapped=arena.mapped,
+            board_bytes=len(arena.board),
+            tasks=None if pipes.tasks_end is None else Descriptor(pipes.tasks_end),
+            control=Descriptor(-1),
+            results=Descriptor(pipes.results_end),
+            stacks=Descriptor(own.stacks.fd),
+        )
+        self._starter = own.starter = make_starter(context, self._links, spec)
         self.notices = self._starter.notices
 
     @property
-    def started(self) -> range:
-        """The workers that have been started so far."""
-        return range(len(self._own.processes))
+    def started(self) -> list[int]:
+        """The workers that have been started so far and have not left."""
+        return sorted(self._own.processes)
 
     @property
     def pids(self) -> list[int]:
         """Their process ids."""
-        return [process.pid or 0 for process in self._own.processes]
+        return [process.pid or 0 for _, process in sorted(self._own.processes.items())]
 
-    def rows(self) -> list[BoardRow]:
+    def rows(self) -> dict[int, BoardRow]:
         """What each of them is doing."""
-        return [self._board.read(worker) for worker in self.started]
+        return {worker: self._board.read(worker) for worker in self.started}
 
-    def start_more(self, generation: int) -> range:
+    @property
+    def leaving(self) -> list[int]:
+        """Those that are more than there are to be."""
+        return [worker for worker in self.started if worker >= self.num_workers]
+
+    def start_more(self, generation: int) -> Sequence[int]:
         """Start the workers that come next, as many as may be starting at the same time."""
-        begin = len(self._own.processes)
-        end = min(self._num_workers, begin + self._at_once - len(self.starting))
-        workers = range(begin, end)
+        processes, room = self._own.processes, self._at_once - len(self.starting)
+        missing = [worker for worker in range(self.num_workers) if worker not in processes]
+        workers = missing[: max(0, room)]
         if workers:
             try:
-                self._own.processes.extend(self._launch(workers, generation))
+                self.launch(workers, generation)
             except OSError as error:
-                explain_limit(error, self._num_workers)
+                explain_limit(error, self.num_workers)
                 raise
         return workers
 
-    def _launch(self, workers: Sequence[int], generation: int) -> Sequence[WorkerProcess]:
+    def launch(self, workers: Sequence[int], generation: int) -> None:
         """Start processes for workers, and watch them."""
-        processes = self._starter.start_all(workers, generation)
-        for process in processes:
-            self._pipes.watch(process.sentinel)
+        links = []
+        for worker in workers:
+            self._pipes.open(worker)
+            end = self._pipes.control_ends[worker]
+            links.append(self._links.of(worker, self.num_workers, generation, end))
+        processes = self._starter.start_all(links)
         for worker, process in zip(workers, processes, strict=True):
+            self._own.processes[worker] = process
+            self._pipes.watch(process.sentinel)
             self.starting[worker] = Watchdog(process.pid or 0)
-        return processes
 
     def came_up(self, worker: int) -> None:
         """Note that a worker has come up."""
@@ -168,7 +177,7 @@ class WorkerSet:
     def death_of(self, sentinel: int) -> WorkerDeath:
         """Say how the worker has died whose process has this sentinel."""
         processes = self._own.processes
-        worker = next(w for w, process in enumerate(processes) if process.sentinel == sentinel)
+        worker = next(w for w, process in processes.items() if process.sentinel == sentinel)
         process = processes[worker]
         process.join()
         return WorkerDeath(
@@ -195,20 +204,22 @@ class WorkerSet:
 
     def bury(self, worker: int) -> None:
         """Clear away what is left of a worker that has ended."""
-        process = self._own.processes[worker]
+        process = self._own.processes.pop(worker)
         self._pipes.unwatch(process.sentinel)
         process.close()
-        self._pipes.empty(worker)
+        self._pipes.close(worker)
         self._board.clear(worker)
+        self.starting.pop(worker, None)
 
-    def start_again(self, worker: int, generation: int) -> None:
-        """Put a new process in the place of a worker that is buried."""
-        try:
-            [process] = self._launch([worker], generation)
-        except BaseException:
-            del self._own.processes[worker]  # it is closed; the pool is going to be
-            raise
-        self._own.processes[worker] = process
+    def has_left(self, worker: int) -> bool:
+        """Whether a worker has left, as it was to, and its process has ended."""
+        if self._board.read(worker).stage != Stage.LEFT:
+            return False
+        process = self._own.processes[worker]
+        if process.is_alive():
+            return False
+        process.join()
+        return True
 
 
 def explain_limit(error: BaseException, num_workers: int) -> None:

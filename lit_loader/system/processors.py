@@ -1,8 +1,9 @@
-"""Processors: how many may be used (affinity, cgroups, other ranks), and what a process has used."""
+"""Processors: how many may be used (affinity, cgroups, other ranks), what a process has had."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -11,7 +12,9 @@ from typing import Final
 
 from lit_loader.system.cgroups import cgroup_folders
 
-__all__ = ["ProcessorClock", "processors_of_this_rank", "usable_processors"]
+__all__ = [
+    *("ProcessorClock", "advice_if_too_many", "processors_of_this_rank", "usable_processors"),
+]
 
 _RANKS_HERE: Final = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 """Variables in which launchers say how many processes of a job there are on this machine."""
@@ -60,6 +63,19 @@ def _affinity() -> float:
     return float(os.cpu_count() or 1)
 
 
+def advice_if_too_many(num_workers: int) -> str | None:
+    """Say that there are more workers than processors for them; None: there are not."""
+    processors = math.ceil(usable_processors())
+    if num_workers <= processors:
+        return None
+    begins = "This DataLoader will create"  # as torch's, by which programs filter it
+    return (
+        f"{begins} {num_workers} worker processes, but this process may use {processors} "
+        "processors: for work that computes, more workers only take time from each other and from "
+        f"training; num_workers={processors} is enough, unless samples wait for storage"
+    )
+
+
 def _quota(folder: Path) -> float | None:
     """Processors that a cgroup may use; None: no limit of its own."""
     with contextlib.suppress(OSError, ValueError):
@@ -73,25 +89,41 @@ def _quota(folder: Path) -> float | None:
 
 
 class ProcessorClock:
-    """What this process has had of the processors; to be made in its main thread."""
+    """What this process has of the processors from a start on; to be made in its main thread.
 
-    def __init__(self) -> None:
-        self._fd: int | None = None
-        with contextlib.suppress(OSError, ValueError):  # Linux only, and not in every kernel
-            fd = os.open("/proc/self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-            _queued(fd)
-            self._fd = fd
+    Args:
+        on: Whether it measures (which takes some microseconds), or says 0 for everything.
+    """
 
-    def read(self) -> tuple[int, int]:
+    def __init__(self, on: bool) -> None:
+        self._on = on
+        self._schedstat: int | None = None
+        self._began = (0, 0)
+        if on:
+            with contextlib.suppress(OSError, ValueError):  # Linux only, and not in every kernel
+                fd = os.open("/proc/self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+                _queued(fd)
+                self._schedstat = fd
+
+    def start(self) -> None:
+        """Begin to measure."""
+        if self._on:
+            self._began = self._read()
+
+    def used(self) -> tuple[int, int]:
         """Processor time of all threads, and how long the main one has waited for a processor.
 
         Returns:
-            Nanoseconds, since some moment; the second is always 0 where the kernel does not say.
+            Nanoseconds; the second is 0 where the kernel does not say.
         """
-        used = time.process_time_ns()
-        if self._fd is None:
-            return used, 0
-        return used, _queued(self._fd)
+        if not self._on:
+            return 0, 0
+        used, queued = self._read()
+        return used - self._began[0], queued - self._began[1]
+
+    def _read(self) -> tuple[int, int]:
+        queued = 0 if self._schedstat is None else _queued(self._schedstat)
+        return time.process_time_ns(), queued
 
 
 def _queued(schedstat: int) -> int:

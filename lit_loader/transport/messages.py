@@ -8,13 +8,15 @@ neither side needs a lock, and a process killed at any instant leaves the pipes 
 
     parent ── Task, Attend ──────────────────▶ worker     (task pipe, read by all workers)
     parent ── Resume, Proceed, Grant, Stop ──▶ worker     (control pipe, one a worker)
-    worker ── Up, Result, Ack, Grow ─────────▶ parent     (result pipe, written by all workers)
+    worker ── Up, Result, Ack, Grow, Spare ──▶ parent     (result pipe, written by all workers)
 
 An idle worker blocks in a read of the task pipe, where the kernel wakes one reader for one message.
 So what is for one worker alone is announced there: as many :class:`Attend` as there are workers.
 A worker that takes one looks into its control pipe, and then waits there (for :class:`Proceed`)
 until all have done so; none can take another's. Where tasks are assigned, not pulled, they come
-through the control pipe too, and nothing is announced.
+through the control pipe too, and nothing is announced. A worker that is to leave learns it from the
+status board when it has nothing in hand; one that waits already is woken by an :class:`Attend`, and
+whoever else takes that says so (:class:`Spare`), so that another is sent.
 
 Batches do not travel in messages: a :class:`Task` names a slot of the arena that holds the task's
 indices (:func:`pack_indices`), and the :class:`Result` says where in that slot the batch lies.
@@ -41,6 +43,7 @@ __all__ = [
     "Proceed",
     "Result",
     "Resume",
+    "Spare",
     "Status",
     "Stop",
     "Task",
@@ -116,6 +119,12 @@ class Grant(NamedTuple):
 
 class Attend(NamedTuple):
     """Look into your control pipe; means nothing to a worker that finds it empty."""
+
+
+class Spare(NamedTuple):
+    """An :class:`Attend` came to a worker that it meant nothing to."""
+
+    worker: int
 
 
 class Proceed(NamedTuple):
@@ -201,7 +210,7 @@ class Grow(NamedTuple):
     nbytes: int
 
 
-Message = Task | Attend | Resume | Proceed | Grant | Stop | Up | Result | Ack | Grow
+Message = Task | Attend | Resume | Proceed | Grant | Stop | Up | Result | Ack | Grow | Spare
 
 
 _FIELDS: Final[dict[type[Message], str]] = {
@@ -215,6 +224,7 @@ _FIELDS: Final[dict[type[Message], str]] = {
     Result: "BHI13q",
     Ack: "HI",
     Grow: "HIqqq",
+    Spare: "H",
 }
 """How the fields are written, as :mod:`struct` names it; a message's kind is its place in here."""
 

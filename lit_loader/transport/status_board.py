@@ -3,7 +3,9 @@
 One row of shared memory a worker. The worker writes, the parent reads; every field is one aligned
 64-bit word, so a reader sees old or new and never half. It says what a dead or hung worker was at.
 The first row is the parent's to write: its generation tells workers at once that what they do is no
-longer wanted, its issue that tasks which they have not begun were issued again.
+longer wanted, its issue that tasks which they have not begun were issued again, its number of
+workers that those with higher numbers are to leave. There are rows for more workers than there are:
+a pool may grow, and rows that were never written cost nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Any, Final, NamedTuple
 __all__ = ["BoardRow", "Cancelled", "Progress", "Stage", "StatusBoard", "board_bytes"]
 
 _WORDS: Final = 8  # a cache line a row: rows of different workers never share one
-_GENERATION, _ISSUE = range(2)
+_GENERATION, _ISSUE, _WORKERS = range(3)
 _STAGE, _NUMBER, _POSITION, _SINCE, _COPY = range(5)
 
 
@@ -28,6 +30,7 @@ class Stage:
     FETCHING: Final = 3
     COLLATING: Final = 4
     ENCODING: Final = 5
+    LEFT: Final = 6
 
     BUSY: Final = frozenset({FETCHING, COLLATING, ENCODING})
     """Those in which a worker has a task."""
@@ -39,6 +42,7 @@ class Stage:
         "fetching",
         "collating",
         "writing the batch into shared memory",
+        "leaving",
     )
 
 
@@ -197,6 +201,24 @@ class StatusBoard:
     @issue.setter
     def issue(self, value: int) -> None:
         self._words[_ISSUE] = value
+
+    @property
+    def workers(self) -> int:
+        """How many workers there are to be: those with this number and higher ones leave."""
+        return self._words[_WORKERS]
+
+    @workers.setter
+    def workers(self, value: int) -> None:
+        self._words[_WORKERS] = value
+
+    def rest(self, worker: int) -> bool:
+        """Write that ``worker`` has nothing in hand; returns whether it is to stay.
+
+        If not, it has left: nothing that it was sent is lost when its process ends.
+        """
+        stays = worker < self._words[_WORKERS]
+        self.enter(worker, Stage.IDLE if stays else Stage.LEFT, -1)
+        return stays
 
     def clear(self, worker: int) -> None:
         """Put a worker's row back to its beginning."""

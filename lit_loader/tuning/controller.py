@@ -12,8 +12,8 @@ measures, asks it once a window of batches, and resizes its pool.
 - **The estimate** (`tuning/estimate.py`) is had from the first batches, and gone to at once: the
   fewest workers that keep up with the consumer, or else make nearly what any number would.
 - **Each change is a trial.** Workers added that brought less than half of what was expected are
-  taken back, to as many as are kept busy at that rate (Little's law, with the time that a batch
-  took before): so the bandwidth of a disk is found, which no measurement shows beforehand.
+  taken back, to as many as would have made that much at the pace before: so the bandwidth of a
+  disk is found, which no measurement shows beforehand.
   Workers taken away that are missed come back.
 - What was learned holds until the load is another one; and a little more is tried, ever more
   rarely, as long as the consumer waits.
@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from lit_loader.tuning.estimate import IDLE, Bounds, Load, others_at_work, rates_by_workers
@@ -41,8 +41,15 @@ WAITING: Final = 0.03
 CHANGED: Final = 0.3
 """A batch or a step that takes so much more or less, relatively, is another load."""
 
+CROWDED: Final = 0.5
+"""A batch that takes so much more or less, relatively, by waiting for a processor, has other
+programs beside it."""
+
 ENOUGH: Final = 0.97
 """The part of what any number of workers would make that is aimed at."""
+
+LESS: Final = 0.7
+"""The part of its wait for slow batches that a consumer may wait still, if more workers helped."""
 
 FEWER: Final = 0.9
 """The part of the workers that would do, from which on there are to be fewer."""
@@ -116,6 +123,10 @@ class Controller:
         self._floor, self._ceiling = 1, math.inf
         self._calm = self._age = self._quiet = 0
 
+    def _try_more(self) -> None:
+        """Doubt what was learned."""
+        self._floor, self._ceiling, self._age = 1, 1.5 * self._ceiling, 0
+
     @property
     def window(self) -> int:
         """Batches to be measured before the next decision: each worker's part of them counts."""
@@ -129,8 +140,9 @@ class Controller:
         if self._quiet <= 0 or seen is None:
             return False
         self._quiet -= 1
-        waits = load.waiting > WAITING
-        return waits == (seen.waiting > WAITING) and not _differs(load, seen, resized=False)
+        if (load.waiting > WAITING) != (seen.waiting > WAITING):
+            return False
+        return not _differs(load, seen, resized=False) and not _crowded(load, seen)
 
     def decide(self, load: Load, bounds: Bounds) -> Setting:
         """Returns what the loader should have now.
@@ -144,8 +156,10 @@ class Controller:
             # Begun in one load, and ended in another: the next window says what this one is.
             self._forget()
             self._seen, self._patience = None, PATIENCE
-            self.setting = replace(before, reason="the load has changed")
-            return self.setting
+            return before
+        if self._seen is not None and not self._resized and _crowded(load, self._seen):
+            self._seen, self._calm = load, 0
+            self._try_more()
         if self._resized or self._seen is None:
             self._seen = load  # by other workers than before: another reference
         workers, reason = self._judged(load) or self._wanted(load, bounds)
@@ -159,16 +173,21 @@ class Controller:
     def _judged(self, load: Load) -> tuple[int, str] | None:
         """Take the last change back, as far as it was not worth it; None: it was."""
         trial, self._trial = self._trial, None
-        if trial is None or load.waiting <= WAITING:
+        if trial is None:
             return None
         self._age = 0
         before, now = trial.before, load.workers
+        if load.waiting <= WAITING:
+            if now > before.workers:
+                self._floor = before.workers + 1
+            return None
         gained = _gain(before, load) - 1
         if now > before.workers:
-            if gained >= (trial.expected - 1) / 2 - _noise(load):
+            helped = gained >= (trial.expected - 1) / 2 - _noise(load)
+            if helped and (before.idle <= IDLE or load.waiting < LESS * before.waiting):
                 return None
-            busy = math.ceil(MARGIN * max(load.capacity, before.capacity) * before.alone)
-            self._ceiling = max(before.workers, min(busy, now))
+            worth = math.ceil(before.workers * (1 + MARGIN * max(0.0, gained)))
+            self._ceiling = min(worth, now)
             if self._ceiling < now:
                 return int(self._ceiling), f"more than {self._ceiling} did not help"
         elif gained < -max(WAITING, _noise(load)):
@@ -182,7 +201,7 @@ class Controller:
         self._age += 1
         if waits and self._age > self._patience:
             self._patience *= 2
-            self._floor, self._ceiling, self._age = 1, 1.5 * self._ceiling, 0
+            self._try_more()
         rates = _rates(load, bounds)
         demand = 1 / max(load.step, 1e-9)
         filling = next(n for n, rate in enumerate(rates, 1) if rate >= ENOUGH * max(rates))
@@ -194,7 +213,7 @@ class Controller:
             expected = rates[target - 1] / rates[now - 1]
             busy = target == filling
             reason = "keep the processors busy" if busy else "keep up with the consumer"
-        elif waits and load.idle > IDLE and most > now:
+        elif load.waiting > 2 * WAITING and load.idle > IDLE and most > now:
             target = min(now + max(1, now // 4), most)
             expected = min(demand / load.rate, target / now)
             reason = "catch up with slow batches"
@@ -265,8 +284,18 @@ def _noise(load: Load) -> float:
 
 def _differs(load: Load, seen: Load, resized: bool) -> bool:
     """Whether this is another load, or only the same one by more or fewer workers."""
-    pairs = [(load.processor, seen.processor), (load.step, seen.step)]
+    pairs = [(load.processor, seen.processor)]
     if not resized:
-        pairs += [(load.alone, seen.alone), (load.worker, seen.worker)]
+        pairs.append((load.alone, seen.alone))
     least = max(CHANGED, 3 * _noise(load)) * (2 if resized else 1)
-    return any(abs(now - then) > least * max(now, then) for now, then in pairs)
+    if any(abs(now - then) > least * max(now, then) for now, then in pairs):
+        return True
+    # Of a consumer that mostly waits, what it does besides is of no account.
+    between = max(load.step + load.wait, seen.step + seen.wait)
+    return abs(load.step - seen.step) > least * between
+
+
+def _crowded(load: Load, seen: Load) -> bool:
+    """Whether other programs want the processors more, or less, than before."""
+    least = max(CROWDED, 3 * _noise(load))
+    return abs(load.worker - seen.worker) > least * max(load.worker, seen.worker)

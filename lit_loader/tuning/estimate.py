@@ -139,9 +139,7 @@ def _computing(load: Load, processors: float, others: float, most: int) -> list[
     threads = load.threads
     compute = max(load.processor / threads, 1e-9)
     # Seconds for one batch, of n computing workers.
-    each = [
-        max(1.0, (n * threads + others) / processors) * compute / n for n in range(1, most + 1)
-    ]
+    each = [max(1.0, (n * threads + others) / processors) * compute / n for n in range(1, most + 1)]
     times: list[float] = []
     at = [1.0]  # probability that 0, 1, … workers compute
     for n in range(1, most + 1):

@@ -82,7 +82,11 @@ class Window:
         variance = sum(map(operator.mul, made, made)) / count - worker * worker
         # Decoding is the consumer's own work, unless a thread pins the batches meanwhile.
         step = seconds("step") + (0.0 if any(column[_COLUMN["pin"]]) else seconds("decode"))
-        wait = seconds("wait")
+        waits, asked, began = (column[_COLUMN[name]] for name in ("wait", "asked", "began"))
+        # What it takes to be given a batch that is there is no wait for workers.
+        late = map(operator.sub, map(operator.add, began, made), asked)
+        wait = float(sum(max(0, min(pair)) for pair in zip(waits, late, strict=True))) / count / 1e9
+        step += seconds("wait") - wait
         return Load(
             workers=workers,
             batches=count,

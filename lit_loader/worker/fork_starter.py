@@ -36,17 +36,17 @@ ATTEMPTS: Final = 5
 twice as long as the one before."""
 
 
-def make_starter(context: BaseContext, links: Sequence[Links], spec: BatchSpec) -> Starter:
+def make_starter(context: BaseContext, links: Links, spec: BatchSpec) -> Starter:
     """Choose where the workers come from.
 
     Args:
         context: The start method.
-        links: What connects each worker with the parent, by number.
+        links: What connects worker 0 with the parent.
         spec: What the workers make.
     """
     if context.get_start_method() == "fork":
         return ForkStarter(context, links, spec)
-    return DirectStarter(context, links, spec)
+    return DirectStarter(context, spec)
 
 
 class ForkStarter:
@@ -54,23 +54,22 @@ class ForkStarter:
 
     Args:
         context: The start method "fork".
-        links: What connects each worker with the parent, by number.
+        links: What connects worker 0 with the parent.
         spec: What the workers make.
 
     Attributes:
         notices: Messages for the consumer.
     """
 
-    def __init__(self, context: BaseContext, links: Sequence[Links], spec: BatchSpec) -> None:
+    def __init__(self, context: BaseContext, links: Links, spec: BatchSpec) -> None:
         self.notices: deque[str] = deque()
-        self._links = links
         self._spec = spec
         self._launcher: Launcher | None = None
         if can_launch(context):
             self._launcher = Launcher(context, links, Payload(spec), worker_main)
         self._direct: DirectStarter | None = None
         if self._launcher is None:
-            self._direct = DirectStarter(context, links, spec)
+            self._direct = DirectStarter(context, spec)
         self._given_up = ""
         self._failures = 0
         self._round = 0  # counts what workers were forked from
@@ -81,8 +80,8 @@ class ForkStarter:
         """Whether workers are forked from what this process is."""
         return self._direct is None or self._direct.forks
 
-    def start_all(self, workers: Sequence[int], generation: int) -> list[WorkerProcess]:
-        """Start the workers of these numbers.
+    def start_all(self, links: Sequence[Links]) -> list[WorkerProcess]:
+        """Start workers, each connected as these say.
 
         Raises:
             LoaderError: The system does not give another process; or none can be forked, and the
@@ -90,18 +89,18 @@ class ForkStarter:
         """
         started: list[WorkerProcess] = []
         with all_or_none(started):
-            while len(started) < len(workers):
-                started += self._start(workers[len(started) :], generation)
-        self._rounds.update(dict.fromkeys(workers, self._round))
+            while len(started) < len(links):
+                started += self._start(links[len(started) :])
+        self._rounds.update({each.worker: self._round for each in links})
         return started
 
-    def _start(self, workers: Sequence[int], generation: int) -> Sequence[WorkerProcess]:
+    def _start(self, links: Sequence[Links]) -> Sequence[WorkerProcess]:
         """Start workers: as many as come, but for an error."""
         if self._direct is None:
             assert self._launcher is not None
             self._launcher.patience = PATIENCE << self._failures
             try:
-                return self._launcher.start_all(workers, generation)
+                return self._launcher.start_all(links)
             except LauncherLostError as lost:
                 self._fail(lost.report)
                 if self._direct is None:
@@ -110,7 +109,7 @@ class ForkStarter:
                     )
                 return lost.started
         try:
-            return self._direct.start_all(workers, generation)
+            return self._direct.start_all(links)
         except TransportError as error:
             raise LoaderError(
                 f"{self._given_up}; nor can workers come from Python's fork server: {error}"
@@ -135,7 +134,7 @@ class ForkStarter:
             return
         self._given_up = f"Forking workers was given up after {ATTEMPTS} attempts: {report}"
         self._direct = DirectStarter(
-            multiprocessing.get_context("forkserver"), self._links, self._spec, without_main=True
+            multiprocessing.get_context("forkserver"), self._spec, without_main=True
         )
         self.notices.append(
             f"{self._given_up}\nThey come from Python's fork server now, and nothing is lost. "

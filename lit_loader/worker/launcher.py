@@ -2,7 +2,7 @@
 
 ::
 
-    parent ══ Start(worker, generation) ══▶ launcher ── fork ──▶ worker
+    parent ══ Start(worker), its pipe ════▶ launcher ── fork ──▶ worker
        ▲ ◀═══ pid, pidfd ════════════════════╯  ▲                  │
        ╰───── pidfd: "it has ended" ────────────┼──────────────────╯
               Reap(worker) ═════════════════════╯ exit status, peak memory
@@ -143,7 +143,7 @@ class Launcher:
 
     Args:
         context: Forks.
-        links: What connects each worker with the parent, by number.
+        links: What connects worker 0 with the parent.
         payload: The user's objects.
         worker_main: What a worker runs.
 
@@ -154,20 +154,20 @@ class Launcher:
     def __init__(
         self,
         context: BaseContext,
-        links: Sequence[Links],
+        links: Links,
         payload: Payload,
         worker_main: WorkerMain,
     ) -> None:
         self._context = context
         self._arguments = (links, payload, worker_main)
-        self._stacks = StackFile(links[0].stacks.fd)
+        self._stacks = StackFile(links.stacks.fd)
         self._process: BaseProcess | None = None
         self._pidfd = -1
         self._requests: socket.socket | None = None
         self._quit: util.Finalize | None = None
         self.patience = PATIENCE
 
-    def start_all(self, workers: Sequence[int], generation: int) -> list[LaunchedWorker]:
+    def start_all(self, links: Sequence[Links]) -> list[LaunchedWorker]:
         """Have workers forked, one after the other.
 
         Raises:
@@ -183,11 +183,11 @@ class Launcher:
         started: list[LaunchedWorker] = []
         asked = 0
         try:
-            for worker in workers:
-                while asked < min(len(workers), len(started) + _AHEAD):
-                    self._requests.send(REQUEST.pack(START, workers[asked], generation))
+            for each in links:
+                while asked < min(len(links), len(started) + _AHEAD):
+                    self._ask(links[asked])
                     asked += 1
-                started.append(self._started(worker))
+                started.append(self._started(each.worker))
         except LauncherLostError as lost:
             lost.started = started
             raise
@@ -200,6 +200,13 @@ class Launcher:
                 process.close()
             raise
         return started
+
+    def _ask(self, links: Links) -> None:
+        """Ask for a worker; its own pipe goes along, which the launcher cannot know of."""
+        assert self._requests is not None
+        request = REQUEST.pack(START, links.worker, links.generation, links.num_workers)
+        pipe = struct.pack("i", links.control.fd)
+        self._requests.sendmsg([request], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, pipe)])
 
     def _started(self, worker: int) -> LaunchedWorker:
         """Wait until a worker has been forked."""
@@ -303,7 +310,7 @@ class Launcher:
         if self._requests is None:
             return None, 0
         try:
-            self._requests.send(REQUEST.pack(REAP, worker, 0))
+            self._requests.send(REQUEST.pack(REAP, worker, 0, 0))
             self._await_answer()
             exitcode, peak = REAPED.unpack(self._requests.recv(REAPED.size, socket.MSG_DONTWAIT))
         except (OSError, struct.error, LauncherLostError):
@@ -351,4 +358,4 @@ def _no_collection() -> Iterator[None]:
 
 def _ask_to_quit(requests: socket.socket) -> None:
     with contextlib.suppress(OSError):
-        requests.send(REQUEST.pack(QUIT, 0, 0))
+        requests.send(REQUEST.pack(QUIT, 0, 0, 0))

@@ -17,7 +17,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import gc
 import multiprocessing
@@ -26,7 +25,7 @@ import select
 import signal
 import socket
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from typing import Any, Final, NamedTuple
 
@@ -55,7 +54,7 @@ __all__ = [
     "rehearse",
 ]
 
-REQUEST: Final = struct.Struct("=cHI")  # kind, worker, generation
+REQUEST: Final = struct.Struct("=cHIH")  # kind, worker, generation, number of workers
 STARTED: Final = struct.Struct("=qi")  # process id, errno
 REAPED: Final = struct.Struct("=iq")  # exit code, peak resident bytes
 READY: Final = b"!"
@@ -85,7 +84,7 @@ class Origin(NamedTuple):
 def launcher_main(
     origin: Origin,
     theirs: socket.socket,
-    links: Sequence[Links],
+    links: Links,
     payload: Payload,
     worker_main: WorkerMain,
 ) -> None:
@@ -93,7 +92,7 @@ def launcher_main(
     origin.requests.close()
     reset_signals()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    write_stacks_to(links[0].stacks.fd)
+    write_stacks_to(links.stacks.fd)
     # What is the parent's stays the parent's: the workers' garbage collectors neither touch (and so
     # copy) the pages of its objects nor finalise its garbage.
     gc.freeze()
@@ -117,13 +116,17 @@ def launcher_main(
         if theirs.fileno() not in ready:
             break  # the parent has died
         try:
-            request = theirs.recv(REQUEST.size)
+            request, fds, _, _ = socket.recv_fds(theirs, REQUEST.size, 1)
             if not request:
                 break
-            kind, worker, generation = REQUEST.unpack(request)
+            kind, worker, generation, num_workers = REQUEST.unpack(request)
             if kind == START:
-                own = dataclasses.replace(links[worker], generation=generation)
+                if not fds:  # the kernel drops one that there is no room for here
+                    theirs.send(STARTED.pack(0, errno.EMFILE))
+                    continue
+                own = links.of(worker, num_workers, generation, fds[0])
                 started = _fork_worker(theirs, watch, worker_main, own, payload)
+                os.close(fds[0])
                 if started is not None:
                     processes[worker] = started
             elif kind == REAP:

@@ -52,6 +52,7 @@ from lit_loader.transport.messages import (
     Message,
     Result,
     Resume,
+    Spare,
     Status,
     Stop,
     Task,
@@ -68,6 +69,9 @@ from lit_loader.worker.process_start import reset_signals
 
 __all__ = ["worker_main"]
 
+
+LEAVE_GRACE: Final = 2.0
+"""Seconds that a worker which leaves has to end, before it ends at once."""
 
 _IF_CANCELLED: Final = contextlib.suppress(Cancelled)
 
@@ -98,8 +102,7 @@ def _yield_to_parent() -> None:
     """Let the parent run as soon as it can, where there are more processes than processors.
 
     A batch process gets its share of processor time, but does not interrupt others when it wakes
-    up; the consumer, which waits for a result and then has little to do, need not queue behind the
-    workers. Small batches took a tenth less time for it on two cores.
+    up; the consumer need not queue behind the workers: small batches took a tenth less time on two.
     """
     with contextlib.suppress(AttributeError, OSError):  # Linux only; refused in some sandboxes
         if os.sched_getscheduler(0) == os.SCHED_OTHER:
@@ -155,15 +158,13 @@ class _Worker:
         self._progress.generation = links.generation
         self._writers: dict[int, SlotWriter] = {}
         self._tasks = None if links.tasks is None else links.tasks.fd
-        self._control = links.control.fd
-        self._results = links.results.fd
+        self._control, self._results = links.control.fd, links.results.fd
         self._inbox: deque[Message] = deque()
         self._control_poll = select.poll()
         self._control_poll.register(self._control, select.POLLIN)
         self._task: Task | None = None
         self._times: list[int] = []
-        self._clock: ProcessorClock | None = None
-        self._used = (0, 0)
+        self._clock = ProcessorClock(on=False)
         self._loader: BatchLoader | None = None
         self._broken: RemoteError | None = None
         self._initialise(links, payload)
@@ -185,15 +186,13 @@ class _Worker:
             if spec.worker_init_fn is not None:
                 spec.worker_init_fn(self._id)
             self._loader = BatchLoader(spec, links.worker, links.num_workers)
-            if spec.timed:
-                self._clock = ProcessorClock()
+            self._clock = ProcessorClock(on=spec.timed)
         except BaseException as error:
             self._broken = RemoteError.capture(error, where)
 
     def run(self) -> None:
-        """Serve until Stop."""
-        while True:
-            self._board.enter(self._id, Stage.IDLE, -1)
+        """Serve until Stop, or until there are to be fewer workers."""
+        while self._board.rest(self._id):
             message = self._receive()
             if isinstance(message, Task):
                 # Looked at before the task is announced on the board: one that the parent has seen
@@ -207,8 +206,14 @@ class _Worker:
             elif isinstance(message, Attend):
                 if self._control_poll.poll(0):
                     self._attend(self._receive_control())
+                else:
+                    self._send(Spare(self._id))
             else:
                 self._attend(message)
+        # What keeps the process from ending then (a thread of the dataset's) has so long for it.
+        leaving = threading.Timer(LEAVE_GRACE, os._exit, (0,))
+        leaving.daemon = True
+        leaving.start()
 
     def _receive(self) -> Message:
         """Wait for the next message: kept ones first, then the pipe that tasks come through."""
@@ -240,8 +245,7 @@ class _Worker:
         """Make the task's batch, or write down why there is none."""
         self._task = task
         self._times = [self._enter(Stage.FETCHING)]
-        if self._clock is not None:
-            self._used = self._clock.read()
+        self._clock.start()
         self._progress.begin()
         writer = self._writer(task.offset, task.capacity)
         indices = None
@@ -346,10 +350,6 @@ class _Worker:
         # A batch that failed, or was omitted, has not been through all stages.
         times += times[-1:] * (4 - len(times))
         began, fetched, collated, encoded = times
-        processor = queued = 0
-        if self._clock is not None:
-            now, before = self._clock.read(), self._used
-            processor, queued = now[0] - before[0], now[1] - before[1]
         self._send(
             Result(
                 status,
@@ -366,12 +366,11 @@ class _Worker:
                 encoded - collated,
                 self._progress.slowest,
                 self._progress.slowest_at,
-                processor,
-                queued,
+                *self._clock.used(),
             )
         )
 
-    def _send(self, message: Up | Result | Ack | Grow) -> None:
+    def _send(self, message: Up | Result | Ack | Grow | Spare) -> None:
         os.write(self._results, pack(message))
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import mmap
 import os
-from dataclasses import dataclass
 from multiprocessing import reduction
 from multiprocessing.context import get_spawning_popen
 from typing import Any, Final
@@ -145,13 +145,13 @@ def _payload_from(file: Descriptor) -> Payload:
     return payload
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Links:
-    """What connects one worker with its parent.
+    """What connects one worker with its parent; :meth:`of` makes another one's.
 
     Attributes:
         worker: The worker's number, from 0.
-        num_workers: How many there are.
+        num_workers: How many there were to be when it was started.
         seed: The worker's own seed (base seed + its number).
         generation: The generation it begins with.
         parent: Process id of the parent.
@@ -176,3 +176,21 @@ class Links:
     control: Descriptor
     results: Descriptor
     stacks: Descriptor
+
+    def of(self, worker: int, num_workers: int, generation: int, control: int) -> Links:
+        """What connects a worker, where this is what connects worker 0.
+
+        Args:
+            worker: Its number.
+            num_workers: How many there are now.
+            generation: The generation it begins with.
+            control: Read end of its control pipe.
+        """
+        return dataclasses.replace(
+            self,
+            worker=worker,
+            num_workers=num_workers,
+            seed=self.seed + worker,
+            generation=generation,
+            control=Descriptor(control),
+        )

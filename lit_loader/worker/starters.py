@@ -7,7 +7,6 @@ worker is a child of this process, or of Python's fork server.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import signal
 import time
@@ -90,8 +89,8 @@ class Starter(Protocol):
     def forks(self) -> bool:
         """Whether workers are forked from what this process is, and do not begin by importing."""
 
-    def start_all(self, workers: Sequence[int], generation: int) -> Sequence[WorkerProcess]:
-        """Start the workers of these numbers."""
+    def start_all(self, links: Sequence[Links]) -> Sequence[WorkerProcess]:
+        """Start workers, each connected as these say."""
 
     def came_up(self) -> None:
         """Hear that a worker has begun to work."""
@@ -174,7 +173,6 @@ class DirectStarter:
 
     Args:
         context: The start method.
-        links: What connects each worker with the parent, by number.
         spec: What the workers make.
         without_main: Have no worker import ``__main__``, which may be a script that does not expect
             it; what it defines is carried by value, if it can be.
@@ -187,14 +185,12 @@ class DirectStarter:
     def __init__(
         self,
         context: BaseContext,
-        links: Sequence[Links],
         spec: BatchSpec,
         without_main: bool = False,
     ) -> None:
         self.notices: deque[str] = deque()
         self.forks = context.get_start_method() == "fork"
         self._context = context
-        self._links = links
         self._without_main = without_main
         by_value = can_carry_by_value() and (without_main or not main_is_importable())
         self._payload = Payload(spec, by_value)
@@ -205,35 +201,34 @@ class DirectStarter:
     def distrust(self, worker: int) -> None:
         """Nothing follows from it: another one is started in the same way."""
 
-    def start_all(self, workers: Sequence[int], generation: int) -> list[DirectWorker]:
-        """Start the workers of these numbers."""
+    def start_all(self, links: Sequence[Links]) -> list[DirectWorker]:
+        """Start workers, each connected as these say."""
         started: list[DirectWorker] = []
         with all_or_none(started):
-            for worker in workers:
-                started.append(DirectWorker(self._start(worker, generation)))
+            for each in links:
+                started.append(DirectWorker(self._start(each)))
         return started
 
-    def _start(self, worker: int, generation: int) -> BaseProcess:
+    def _start(self, links: Links) -> BaseProcess:
         try:
-            return self._start_process(worker, generation)
+            return self._start_process(links)
         except _SERVER_GONE:
             # Python's fork server has just been killed; the next start makes another.
             await_end_of_fork_server()
         try:
-            return self._start_process(worker, generation)
+            return self._start_process(links)
         except _SERVER_GONE as error:
             raise LoaderError(
-                f"DataLoader worker {worker} cannot be started: Python's fork server, which starts "
-                f"it, was killed or does not answer ({type(error).__name__}: {error}); iterate the "
-                "loader anew, or set multiprocessing_context='spawn'"
+                f"DataLoader worker {links.worker} cannot be started: Python's fork server, which "
+                f"starts it, was killed or does not answer ({type(error).__name__}: {error}); "
+                "iterate the loader anew, or set multiprocessing_context='spawn'"
             ) from error
 
-    def _start_process(self, worker: int, generation: int) -> BaseProcess:
-        links = dataclasses.replace(self._links[worker], generation=generation)
+    def _start_process(self, links: Links) -> BaseProcess:
         process: BaseProcess = self._context.Process(  # type: ignore[attr-defined]
             target=worker_main,
             args=(links, self._payload),
-            name=f"lit_loader worker {worker}",
+            name=f"lit_loader worker {links.worker}",
             daemon=True,
         )
         try:

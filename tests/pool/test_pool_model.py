@@ -11,13 +11,12 @@ slot is free, lent or another task's while a live worker may write into it; noth
 
 from __future__ import annotations
 
-import dataclasses
 import fcntl
 import multiprocessing
 import os
 import select
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -265,10 +264,8 @@ class Simulation:
         meanwhile: Numbers of workers that take a step each while the next process is started.
     """
 
-    def __init__(self, links: list[Links]) -> None:
-        self._links = links
-        first = links[0]
-        self._memory = ArenaMap(first.arena.fd, first.mapped, first.board_bytes)
+    def __init__(self, links: Links) -> None:
+        self._memory = ArenaMap(links.arena.fd, links.mapped, links.board_bytes)
         self._count = 0
         self.workers: dict[int, Worker] = {}
         self.meanwhile: list[int] = []
@@ -281,15 +278,14 @@ class Simulation:
     def distrust(self, worker: int) -> None:
         pass
 
-    def start_all(self, workers: Any, generation: int) -> list[Process]:
-        for number in workers:
-            links = dataclasses.replace(self._links[number], generation=generation)
+    def start_all(self, links: Sequence[Links]) -> list[Process]:
+        for each in links:
             self._count += 1
-            self.workers[number] = Worker(links, self._memory, Process(self._count))
+            self.workers[each.worker] = Worker(each, self._memory, Process(self._count))
         for number in self.meanwhile:
-            if worker := self.workers.get(number % len(self._links)):
+            if worker := self.workers.get(number % links[0].num_workers):
                 worker.step()
-        return [self.workers[number].process for number in workers]
+        return [self.workers[each.worker].process for each in links]
 
     def close(self) -> None:
         self._memory.board.release()

@@ -536,7 +536,7 @@ def test_who_is_replaced_in_the_handshake_leaves_the_others_their_messages() -> 
 def _unread(pool: WorkerPool) -> int:
     """Bytes in the task pipe that no worker has read."""
     found = array.array("i", [0])
-    fcntl.ioctl(pool._own._fds[0], termios.FIONREAD, found)
+    fcntl.ioctl(pool._pipes.tasks_end, termios.FIONREAD, found)
     return found[0]
 
 

@@ -26,6 +26,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "accelerator": (),
     "checkpoint": ("system",),
     "memory": ("system",),
+    "tuning": ("statistics", "system"),
     "hydra": ("config",),
     "transport": ("memory",),
     "batch": ("transport", "checkpoint", "config", "seeding", "system"),
@@ -35,13 +36,15 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "pool": ("worker", "batch", "transport", "memory", "system"),
     "iteration": (
         *("pool", "batch", "sampling", "transport", "checkpoint", "statistics", "accelerator"),
-        *("seeding", "system"),
+        *("seeding", "system", "tuning"),
     ),
     "loader": (
         *("iteration", "sampling", "checkpoint", "statistics", "accelerator", "config", "seeding"),
         "system",
     ),
-    "lightning": ("loader", "sampling", "checkpoint", "statistics", "config", "system"),
+    "lightning": (
+        *("loader", "sampling", "checkpoint", "statistics", "tuning", "config", "system"),
+    ),
     "bench": ("loader", "statistics", "hydra", "config", "seeding", "system"),
 }
 """Each room, and the public face ``loader.py``, with the rooms below that it may import."""

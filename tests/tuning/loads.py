@@ -171,9 +171,7 @@ class Tuned:
         setting = self.controller.setting
         self.settled = False
         self.loader.resize(setting.workers, setting.workers * setting.prefetch)
-        self.decided.append(
-            (self.loader.given, setting.workers, setting.prefetch, setting.reason)
-        )
+        self.decided.append((self.loader.given, setting.workers, setting.prefetch, setting.reason))
 
     def on_batch(self, record: BatchRecord) -> None:
         now = self.machine.now

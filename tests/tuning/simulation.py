@@ -127,9 +127,7 @@ class Machine:
         while loader.idle and loader.sent - loader.given < loader.depth:
             batch, loader.sent = loader.sent, loader.sent + 1
             left = loader.work.storage(batch)
-            loader.jobs.append(
-                _Job(left, batch, "storage", loader.idle.pop(0), began=self.now)
-            )
+            loader.jobs.append(_Job(left, batch, "storage", loader.idle.pop(0), began=self.now))
 
     def _speeds(self) -> Iterator[tuple[Loader, _Job, float]]:
         wanted = self.neighbour(self.now)

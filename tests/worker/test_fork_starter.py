@@ -130,7 +130,7 @@ def test_a_launcher_that_nobody_listens_to_any_more_ends_quietly(
         origin = launcher_process.Origin(os.getpid(), ours, True, False)
         process = multiprocessing.get_context("fork").Process(
             target=launcher_process.launcher_main,
-            args=(origin, theirs, [links], payload, print),
+            args=(origin, theirs, links, payload, print),
         )
         process.start()
     theirs.close()

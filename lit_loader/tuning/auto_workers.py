@@ -27,7 +27,7 @@ from lit_loader.tuning.window import Window
 __all__ = ["AutoWorkers"]
 
 FIRST: Final = 2
-"""Workers to begin with: so few that they do not wait for each other, and one is a fault's victim."""
+"""Workers to begin with: so few that they do not wait for each other."""
 
 LEAST: Final = 50_000_000
 """Nanoseconds that a window has at least: of quick batches it takes more, to be true."""
@@ -71,6 +71,7 @@ class AutoWorkers:
         self._due = 0  # batches in the window at which something is to be done
         self._before = (0, 0)  # moment, and this process's processor time, when the window began
         self._processors = 0.0
+        self._most = 1 << 20  # workers that could be started
 
     def __reduce__(self) -> tuple[type[AutoWorkers], tuple[int]]:
         return AutoWorkers, (self.setting.workers,)
@@ -112,6 +113,8 @@ class AutoWorkers:
             if workers.settled:
                 self._measures = True
                 self._begin()
+                if len(workers.pids) < controller.setting.workers:  # no more could be started
+                    self._most = len(workers.pids)
             return None
         if len(window) < controller.window or window.seconds * 1e9 < LEAST:
             self._due = len(window) + max(4, controller.window // 4)
@@ -119,9 +122,7 @@ class AutoWorkers:
         moment, used = self._before
         elapsed = max(1, time.monotonic_ns() - moment)
         nbytes = window.nbytes
-        load = window.take(
-            controller.setting.workers, (time.process_time_ns() - used) / elapsed
-        )
+        load = window.take(len(workers.pids), (time.process_time_ns() - used) / elapsed)
         self._begin()
         if not load.processor or controller.is_quiet(load):
             return None
@@ -151,7 +152,7 @@ class AutoWorkers:
     def _bounds(self, workers: Workers, nbytes: int, budget: int | None) -> Bounds:
         """What may be used now."""
         self._processors = processors = processors_of_this_rank(self.ranks)
-        most = max(MOST, 8 * math.ceil(processors))
+        most = min(self._most, max(MOST, 8 * math.ceil(processors)))
         batches = 1 << 20
         if budget is not None and nbytes:
             batches = max(1, int(budget // nbytes))

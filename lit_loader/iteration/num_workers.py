@@ -1,0 +1,37 @@
+"""`NumWorkers`: a loader's ``num_workers``, always a whole number, and how it was asked for.
+
+What was asked for, a number or "auto", is what the loader's ``__dict__`` has: so Lightning, which
+builds a loader anew of its attributes, and copies ask for the same. With "auto" the number is the
+one of the moment, of `tuning/auto_workers.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from lit_loader.errors import OptionError
+from lit_loader.iteration.host import LoaderHost
+
+__all__ = ["NumWorkers"]
+
+_NAME = "num_workers"
+
+
+class NumWorkers:
+    """The attribute, of the loader's class."""
+
+    def __get__(self, loader: Any, owner: type) -> int:
+        if loader is None:
+            return self  # type: ignore[return-value]
+        auto = loader._internals.auto
+        return vars(loader)[_NAME] if auto is None else auto.setting.workers  # type: ignore[no-any-return]
+
+    def __set__(self, loader: Any, value: int | Literal["auto"]) -> None:
+        internals = loader._internals
+        if value == "auto" and _NAME in vars(loader):  # else the constructor has seen to it
+            reason = LoaderHost(loader, internals).why_not_resized()
+            if reason is not None:
+                raise OptionError(f"{reason}: set a number, got num_workers='auto'")
+            LoaderHost(loader, internals).end_idle_workers()  # they measure nothing
+        internals.set_auto(value == "auto")
+        vars(loader)[_NAME] = value

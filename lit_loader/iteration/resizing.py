@@ -1,0 +1,102 @@
+"""`resize`: another number of workers at any moment, also in the midst of an epoch.
+
+::
+
+    loader.resize(n) ─▶ the options ─▶ every pool of the loader: "n workers"
+                                         │ a thread is in next(), or pins: it brings that about
+                                         ╰ none is: it is done here
+
+Used by the loader. A batch does not depend on who makes it, so nothing else changes: what workers
+were asked for stays outstanding, and comes in its turn. Whatever thread calls this does not wait
+for another: the options are set, the pools are told, and an iterator that is being given workers
+just then compares the count of resizes (`iteration/multi_process.py`).
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from lit_loader.errors import OptionError
+from lit_loader.iteration.host import DEFAULT_PREFETCH, LoaderHost
+from lit_loader.iteration.internals import LoaderInternals
+from lit_loader.pool.worker_pool import MOST_WORKERS, WorkerPool
+from lit_loader.system.interrupts import HeldBack
+
+__all__ = ["resize"]
+
+
+def resize(
+    loader: Any, internals: LoaderInternals, num_workers: int, prefetch_factor: int | None
+) -> None:
+    """Change the number of a loader's workers; see ``DataLoader.resize``.
+
+    Args:
+        loader: The loader; its options are set.
+        internals: The same loader's.
+        num_workers: How many there are to be.
+        prefetch_factor: Batches in flight for each; None: as before.
+
+    Raises:
+        OptionError: The number is part of the data, or cannot be had now.
+    """
+    host = LoaderHost(loader, internals)
+    running = internals.alive()
+    _check(host, num_workers, any(each.connected for each in running))
+    if prefetch_factor is None and num_workers and loader.prefetch_factor is None:
+        prefetch_factor = DEFAULT_PREFETCH
+    if prefetch_factor is not None:
+        loader.prefetch_factor = prefetch_factor
+    loader.num_workers = num_workers
+    if num_workers == 0:
+        host.end_idle_workers()
+        return
+    internals.resize(*host.size)
+    _do_it_here(internals, host.lock)
+
+
+def _check(host: LoaderHost, num_workers: int, running: bool) -> None:
+    reason = host.why_not_resized()
+    if reason is not None:
+        raise OptionError(
+            f"{reason}, so it cannot be resized, got resize({num_workers}): set "
+            f"loader.num_workers = {num_workers}, which counts from the next epoch on"
+        )
+    if num_workers > MOST_WORKERS:
+        raise OptionError(
+            f"a loader is resized to at most {MOST_WORKERS} workers, got resize({num_workers}): "
+            "make a new loader if there are to be so many"
+        )
+    if num_workers == 0 and running:
+        raise OptionError(
+            "there is an iterator whose batches workers make, and which needs one of them, got "
+            "resize(0): resize to 1, or set loader.num_workers = 0, which counts from the next "
+            "epoch on"
+        )
+
+
+def _do_it_here(internals: LoaderInternals, lock: threading.RLock) -> None:
+    """Have the processes started and ended now, where no other thread is about to."""
+    if _is_held_here(lock) or not lock.acquire(blocking=False):
+        return  # someone is in next(): this thread, further up (a signal's handler), or another
+    try:
+        with HeldBack():
+            for pool in _not_received_from(internals):
+                pool.adapt()
+    finally:
+        lock.release()
+
+
+def _is_held_here(lock: threading.RLock) -> bool:
+    """Whether this very thread holds a lock."""
+    try:
+        threading.Condition(lock).notify_all()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _not_received_from(internals: LoaderInternals) -> list[WorkerPool]:
+    """The pools that no thread of their own receives from."""
+    pools = [each.unattended for each in internals.alive()]
+    return [pool for pool in [*pools, internals.workers.idle] if pool is not None]

@@ -1,0 +1,115 @@
+"""`Resizer`: brings about the number of workers that is wanted, while they are at work.
+
+::
+
+    wanted ─▶ adapt ─ more ──▶ start_more: those that are missing, as at first
+                 ╰── fewer ─▶ board: "n workers", Attend ─▶ workers n, n+1 … finish what they have
+    part_with ◀── its process ends ◀── "has left", on the board ◀──╯
+
+Used by `pool/worker_pool.py`. A worker that has left holds nothing: it writes so on the board when
+it would take the next task, and takes none. One that dies instead, or hangs, is treated as any
+other that does (`pool/recovery.py`), but that no process takes its place.
+"""
+
+from __future__ import annotations
+
+from lit_loader.errors import LoaderError
+from lit_loader.pool.dispatcher import Dispatcher
+from lit_loader.pool.handshake import Handshake
+from lit_loader.pool.pipes import Pipes
+from lit_loader.pool.worker_set import WorkerSet
+from lit_loader.system.interrupts import HeldBack
+from lit_loader.transport.status_board import Stage, StatusBoard
+
+__all__ = ["Resizer"]
+
+
+class Resizer:
+    """Starts the workers that are missing, lets those leave that are too many.
+
+    Args:
+        board: Tells workers how many there are to be.
+        pipes: Wake those that are to leave.
+        workers: The processes.
+        dispatcher: Sends again what a worker had that is gone.
+        handshake: Waits for workers.
+
+    Attributes:
+        wanted: How many workers there are to be; set from any thread.
+        due: Whether :meth:`adapt` has something to do; set after ``wanted``.
+    """
+
+    def __init__(
+        self,
+        board: StatusBoard,
+        pipes: Pipes,
+        workers: WorkerSet,
+        dispatcher: Dispatcher,
+        handshake: Handshake,
+    ) -> None:
+        self._board = board
+        self._pipes = pipes
+        self._workers = workers
+        self._dispatcher = dispatcher
+        self._handshake = handshake
+        self._changed = False  # whether it is another number than at first
+        self.wanted = board.workers = workers.num_workers
+        self.due = False
+
+    def adapt(self) -> None:
+        """Do what is to be done now; for the thread that receives."""
+        self.due = False  # and is True again, if another number is wanted from here on
+        workers, wanted = self._workers, self.wanted
+        if wanted != workers.num_workers:
+            self._changed = True
+            self._board.workers = workers.num_workers = wanted
+            self._pipes.announce(len(workers.leaving))
+            self.start_more()
+        for worker in workers.leaving:
+            if workers.has_left(worker):
+                self.part_with(worker)
+        if workers.leaving:
+            self.due = True
+
+    def start_more(self) -> None:
+        """Start the workers that come next; not while a new epoch is announced to the others."""
+        workers = self._workers
+        with HeldBack(), self._dispatcher.lock:
+            if self._handshake.missing is not None:
+                return
+            try:
+                started = workers.start_more(self._handshake.generation)
+            except (LoaderError, OSError) as error:
+                # More than there were at first are a wish; the epoch can do without.
+                if not self._changed or 0 not in workers.started:
+                    raise
+                self._make_do(error)
+                return
+            for worker in started:
+                self._dispatcher.begin(worker)
+
+    def _make_do(self, error: Exception) -> None:
+        """Go on with the workers that there are: others were wanted, and cannot be started."""
+        workers, wanted = self._workers, self._workers.num_workers
+        there = next(n for n in range(wanted + 1) if n not in workers.started)
+        self._board.workers = workers.num_workers = self.wanted = there
+        workers.notices.append(
+            f"{wanted} workers were wanted, but {there} go on alone, and nothing is lost: {error}"
+        )
+
+    def part_with(self, worker: int) -> None:
+        """Clear away what is left of a worker that has left."""
+        with HeldBack(), self._dispatcher.lock:
+            self._dispatcher.drop_void(worker)
+            self._workers.bury(worker)
+            self._handshake.leave(worker)
+            self._dispatcher.leave(worker)
+        self.start_more()  # it may be wanted again
+
+    def not_needed(self) -> None:
+        """Hear that an Attend came to a worker that it meant nothing to; send another one.
+
+        Only a worker that waits needs one: the others see for themselves.
+        """
+        if any(self._board.read(each).stage == Stage.IDLE for each in self._workers.leaving):
+            self._pipes.announce(1)
