@@ -199,7 +199,7 @@ class Pipes:
             self._send_queue.flush()  # workers that drop what was cancelled send no results
             return True
         if self._woken in fds:
-            os.read(self._woken, 1)
+            os.read(self._woken, READ_AT_ONCE)
             return False
         # A result may have come in between the poll and now: it goes first.
         if self.read():

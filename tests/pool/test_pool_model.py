@@ -46,6 +46,7 @@ from lit_loader.transport.messages import (
     Proceed,
     Result,
     Resume,
+    Spare,
     Status,
     Task,
     Up,
@@ -128,7 +129,7 @@ class Worker:
     def _begin(self) -> None:
         self._board.enter(self.links.worker, Stage.INITIALISING, -1)
         self._send(Up(self.links.worker))
-        self._next = self._idle
+        self._next = self._rest
 
     def _read(self, descriptor: Any) -> Message | None:
         poll = select.poll()
@@ -137,11 +138,13 @@ class Worker:
             return None
         return unpack(os.read(descriptor.fd, SIZE))
 
-    def _send(self, message: Up | Result | Ack | Grow) -> None:
+    def _send(self, message: Up | Result | Ack | Grow | Spare) -> None:
         os.write(self.links.results.fd, pack(message))
 
+    def _rest(self) -> None:
+        self._next = self._idle if self._board.rest(self.links.worker) else self.process.kill
+
     def _idle(self) -> bool:
-        self._board.enter(self.links.worker, Stage.IDLE, -1)
         if self._inbox:
             message: Message | None = self._inbox.popleft()
         else:
@@ -150,6 +153,8 @@ class Worker:
             return False
         if isinstance(message, Attend):
             message = self._read(self.links.control)
+            if message is None:
+                self._send(Spare(self.links.worker))
         self._take(message)
         return True
 
@@ -161,7 +166,7 @@ class Worker:
             self._next = lambda: self._acknowledge(message)
         else:
             assert message is None or isinstance(message, Proceed)
-            self._next = self._idle
+            self._next = self._rest
 
     def _acknowledge(self, message: Resume) -> None:
         self._send(Ack(self.links.worker, message.generation))
@@ -175,7 +180,7 @@ class Worker:
 
     def _leave(self) -> None:
         self.writing = self.larger = None
-        self._next = self._idle
+        self._next = self._rest
 
     def _look(self, task: Task) -> None:
         if (task.generation, task.issue) == (self._generation, self._board.issue):
@@ -253,7 +258,7 @@ class Worker:
             )
         )  # fmt: skip
         self.writing = self.larger = None
-        self._next = self._idle
+        self._next = self._rest
 
 
 class Simulation:
@@ -355,7 +360,20 @@ class PoolMachine(RuleBasedStateMachine):
 
     def _workers(self, number: int) -> Worker:
         """One of the workers that have been started."""
-        return self.simulation.workers[number % len(self.pool.started)]
+        return self.simulation.workers[self._started(number)]
+
+    def _started(self, number: int) -> int:
+        started = self.pool.started
+        return started[number % len(started)]
+
+    @precondition(lambda self: not self.assigned)
+    @rule(num_workers=st.integers(1, 3), at_once=st.booleans())
+    def resize(self, num_workers: int, at_once: bool) -> None:
+        """Another number of workers is wanted: now, or when something is received."""
+        self.num_workers = num_workers
+        self.pool.resize(num_workers)
+        if at_once:
+            self.pool.adapt()
 
     @precondition(lambda self: not self.resuming)
     @rule(worker=st.integers(0, 2), meanwhile=MEANWHILE, give_up=st.booleans())
@@ -371,7 +389,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.step(worker, count)
         self.kill(worker)
         self.simulation.meanwhile = meanwhile
-        self._replace(self.pool.end_hung(worker % len(self.pool.started)), give_up=False)
+        self._replace(self.pool.end_hung(self._started(worker)), give_up=False)
 
     @precondition(lambda self: not self.resuming)
     @rule(most=st.integers(1, 4))
@@ -477,17 +495,19 @@ class PoolMachine(RuleBasedStateMachine):
 
     def _run_to_the_end(self) -> None:
         """Whatever has happened, workers that are left alone finish everything."""
+        wanted = [*range(self.num_workers)]
         for _ in range(60):
-            for number in range(self.num_workers):
+            for number in range(3):
                 self.step(number, 8)
             if self.resuming:
                 self.resumed([])
-            elif self.outstanding:
+            elif self.outstanding or self.pool.started != wanted:
                 self.receive(1)
             else:
                 break
             self.batches_held_are_whole()
         assert not self.outstanding and not self.resuming, "something is waited for in vain"
+        assert self.pool.started == wanted, "there are more workers than are wanted, or fewer"
 
 
 @pytest.fixture
@@ -524,6 +544,39 @@ def test_a_new_process_in_the_handshake_that_is_quick(machine: PoolMachine, assi
     machine.begin_epoch()
     machine.kill(0)
     machine.resumed(meanwhile=[0, 0, 0])
+
+
+def test_another_worker_is_woken_than_the_one_that_is_to_leave(machine: PoolMachine) -> None:
+    """It says so, and one more Attend is sent, until the right one takes it."""
+    machine.begin(num_workers=3, depth=1, assigned=False)
+    for worker in range(3):
+        machine.step(worker, 8)  # all wait
+    machine.resize(2, at_once=True)
+    for worker in (0, 1, 0):
+        machine.step(worker, 8)
+        machine.receive(2)
+    assert machine.pool.started == [0, 1, 2]
+    machine.step(2, 8)
+    machine.receive(1)
+    assert machine.pool.started == [0, 1]
+
+
+def test_who_is_wanted_again_before_it_has_left(machine: PoolMachine) -> None:
+    """It stays, if it has not seen that it was to leave; else another takes its place."""
+    machine.begin(num_workers=2, depth=1, assigned=False)
+    for worker in range(2):
+        machine.step(worker, 8)
+    first = machine.simulation.workers[1]
+    machine.resize(1, at_once=True)
+    machine.resize(2, at_once=True)
+    machine.step(1, 8)
+    machine.receive(2)
+    assert machine.simulation.workers[1] is first and first.process.alive
+    machine.resize(1, at_once=True)
+    machine.step(1, 8)
+    machine.resize(2, at_once=True)
+    machine.receive(2)
+    assert machine.simulation.workers[1] is not first
 
 
 def check(examples: int) -> None:
