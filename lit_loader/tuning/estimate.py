@@ -131,7 +131,8 @@ def rates_by_workers(load: Load, processors: float, others: float, most: int) ->
         most: The last number of workers to compute for.
     """
     times = _computing(load, processors, others, most)
-    return [n / (load.storage + time) for n, time in enumerate(times, 1)]
+    storage = load.storage
+    return [n / (storage + time) for n, time in enumerate(times, 1)]
 
 
 def _computing(load: Load, processors: float, others: float, most: int) -> list[float]:
@@ -140,12 +141,13 @@ def _computing(load: Load, processors: float, others: float, most: int) -> list[
     compute = max(load.processor / threads, 1e-9)
     # Seconds for one batch, of n computing workers.
     each = [max(1.0, (n * threads + others) / processors) * compute / n for n in range(1, most + 1)]
+    storage = load.storage
     times: list[float] = []
     at = [1.0]  # probability that 0, 1, … workers compute
     for n in range(1, most + 1):
         shares = [each[j] * at[j] for j in range(n)]
         time = sum((j + 1) * share for j, share in enumerate(shares))
-        rate = n / (load.storage + time)
+        rate = n / (storage + time)
         following = [rate * share for share in shares]
         at = [max(0.0, 1.0 - sum(following)), *following]
         times.append(time)
