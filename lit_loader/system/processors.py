@@ -34,7 +34,7 @@ def usable_processors(root: Path = Path("/")) -> float:
 
 
 def processors_of_this_rank(
-    ranks: int | None = None, environment: Mapping[str, str] = os.environ, root: Path = Path("/")
+    ranks: int | None = None, environment: Mapping[str, str] = os.environ
 ) -> float:
     """Processors for this process and its children, where other ranks of a job are beside it.
 
@@ -44,14 +44,13 @@ def processors_of_this_rank(
     Args:
         ranks: Processes of the job on this machine; None: as the launcher's variables say.
         environment: Where these are.
-        root: Where ``proc`` and ``sys`` lie.
     """
     if ranks is None:
         said = (environment.get(name, "") for name in _RANKS_HERE)
         ranks = next((int(text) for text in said if text.isdecimal()), 1)
     ranks = max(1, ranks)
     machine, affinity = float(os.cpu_count() or 1), _affinity()
-    usable = usable_processors(root)
+    usable = usable_processors()
     divided = affinity <= machine / ranks
     # A quota, of a container say, is for all of them.
     return min(affinity, usable / ranks if usable < affinity or not divided else usable)

@@ -32,8 +32,14 @@ FIRST: Final = 2
 LEAST: Final = 50_000_000
 """Nanoseconds that a window has at least: of quick batches it takes more, to be true."""
 
+REST: Final = 4
+"""Windows that are not looked at after one that was as those before."""
+
 MOST: Final = 32
 """Workers that there may be on a small machine; on a larger one, eight for each processor."""
+
+FRESH: Final = 5_000_000_000
+"""Nanoseconds for which processors and memory are taken to be as they were."""
 
 SPARE: Final = 0.8
 """The part of the memory left that more workers may take."""
@@ -68,10 +74,14 @@ class AutoWorkers:
         self._controller = Controller(FIRST if workers is None else workers)
         self._window = Window()
         self._measures = False
+        self._rest = 0  # batches that are not looked at
         self._due = 0  # batches in the window at which something is to be done
         self._before = (0, 0)  # moment, and this process's processor time, when the window began
         self._processors = 0.0
         self._most = 1 << 20  # workers that could be started
+        self._looked = -FRESH  # at the following, by time.monotonic_ns()
+        self._left: int | None = None
+        self._each: int | None = None
 
     def __reduce__(self) -> tuple[type[AutoWorkers], tuple[int]]:
         return AutoWorkers, (self.setting.workers,)
@@ -97,6 +107,9 @@ class AutoWorkers:
 
     def add(self, record: BatchRecord) -> bool:
         """Take in a batch that is given out; returns whether :meth:`decide` is to be called."""
+        if self._rest:
+            self._rest -= 1
+            return False
         self._window.add(record)
         return len(self._window) >= self._due
 
@@ -125,6 +138,7 @@ class AutoWorkers:
         load = window.take(len(workers.pids), (time.process_time_ns() - used) / elapsed)
         self._begin()
         if not load.processor or controller.is_quiet(load):
+            self._rest = REST * controller.window
             return None
         before = controller.setting
         now = controller.decide(load, self._bounds(workers, nbytes, budget))
@@ -150,15 +164,18 @@ class AutoWorkers:
         self._due = self._controller.window
 
     def _bounds(self, workers: Workers, nbytes: int, budget: int | None) -> Bounds:
-        """What may be used now."""
-        self._processors = processors = processors_of_this_rank(self.ranks)
+        """What may be used now; looked up anew where it is some seconds old."""
+        now = time.monotonic_ns()
+        if now - self._looked > FRESH:
+            self._looked, self._left = now, memory_left()
+            self._processors = processors_of_this_rank(self.ranks)
+            self._each = own_memory(workers.pids[0]) if workers.pids else None
+        processors, left, each = self._processors, self._left, self._each
         most = min(self._most, max(MOST, 8 * math.ceil(processors)))
         batches = 1 << 20
         if budget is not None and nbytes:
             batches = max(1, int(budget // nbytes))
             most = min(most, batches)
-        left, pids = memory_left(), list(workers.pids)
-        each = own_memory(pids[0]) if pids else None
         if left is not None and each:
-            most = min(most, len(pids) + int(SPARE * left / each))
+            most = min(most, len(workers.pids) + int(SPARE * left / each))
         return Bounds(processors, max(1, most), batches)

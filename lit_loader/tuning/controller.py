@@ -57,8 +57,9 @@ FEWER: Final = 0.9
 CALM: Final = 2
 """Windows in a row in which fewer workers would do, before there are fewer."""
 
-QUIET: Final = 4
-"""Windows alike, after one that led to nothing, before the estimate is made again."""
+QUIET: Final = (4, 64)
+"""Windows alike, after one that led to nothing, before the estimate is made again; then twice as
+many, up to the second number."""
 
 CROWD: Final = 4
 """Times the workers that keep all processors busy, which other programs may make worth while."""
@@ -122,6 +123,7 @@ class Controller:
         self._trial: _Trial | None = None
         self._floor, self._ceiling = 1, math.inf
         self._calm = self._age = self._quiet = 0
+        self._still = QUIET[0]
 
     def _try_more(self) -> None:
         """Doubt what was learned."""
@@ -166,8 +168,10 @@ class Controller:
         workers = max(1, min(workers, bounds.most))
         self.setting = Setting(workers, self._prefetch(load, bounds, workers), reason)
         self._resized = workers != before.workers
-        if self.setting == before and not self._calm:
-            self._quiet = QUIET
+        if self.setting != before:
+            self._still = QUIET[0]
+        elif not self._calm:
+            self._quiet, self._still = self._still, min(2 * self._still, QUIET[1])
         return self.setting
 
     def _judged(self, load: Load) -> tuple[int, str] | None:

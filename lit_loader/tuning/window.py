@@ -87,6 +87,7 @@ class Window:
         late = map(operator.sub, map(operator.add, began, made), asked)
         wait = float(sum(max(0, min(pair)) for pair in zip(waits, late, strict=True))) / count / 1e9
         step += seconds("wait") - wait
+        made_in = worker / 1e9 / max(1, workers)
         return Load(
             workers=workers,
             batches=count,
@@ -97,7 +98,8 @@ class Window:
             spread=math.sqrt(max(variance, 0.0)) / max(worker, 1.0),
             step=step,
             wait=wait,
-            idle=_idle(records),
+            # Of workers that are waited for it is not the consumer that they wait for.
+            idle=_idle(records) if wait > 0.01 * step else max(0.0, 1 - made_in / max(step, 1e-9)),
             consumer_processors=consumer_processors,
         )
 
