@@ -1,8 +1,8 @@
-"""``num_workers="auto"`` beside fixed numbers of workers and hill climbing, from a start at nothing.
+"""``num_workers="auto"`` beside fixed numbers of workers and hill climbing.
 
-Each begins with no workers, as a training does; the first 200 batches (quick: 60) do not count. The
-limit is the best fixed number of the round. Hill climbing has one worker more, as long as that makes
-it quicker, else one less, every 16 batches.
+Each begins at nothing, as a training does; the first 200 batches (quick: 60) do not count. The
+limit is the best fixed number of the round. Hill climbing has one worker more, as long as that
+makes it quicker, else one less, every 16 batches.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def _panel(axes: Axes, unit: str, measurements: Sequence[Measurement]) -> None:
             else:
                 spread = [[figure.median - figure.low], [figure.high - figure.median]]
                 axes.barh(
-                    place, figure.median, 0.8, color=_COLOURS[name], label=name, xerr=spread,
+                    place, figure.median, 0.8, color=_COLOURS.get(name, "#7f7f7f"), label=name, xerr=spread,
                     error_kw={"lw": 0.8, "ecolor": "0.3"},
                 )  # fmt: skip
                 axes.annotate(
@@ -135,7 +135,7 @@ def _lines(measurements: Sequence[Measurement]) -> Figure:
             found = [(m.x, spread) for m in points if m.x and (spread := m.figure(name))]
             if not found:
                 continue
-            style = {"color": "black", "ls": "--"} if name == LIMIT else {"color": _COLOURS[name]}
+            style = {"color": "black", "ls": "--"} if name == LIMIT else {"color": _COLOURS.get(name, "#7f7f7f")}
             xs = [x for x, _ in found]
             axes.plot(xs, [s.median for _, s in found], marker="o", ms=4, label=name, **style)
             axes.fill_between(
@@ -172,7 +172,7 @@ def _grid(grid: Grid) -> Figure:
             if found:
                 axes.plot(
                     [x for x, _ in found], [grid.samples / s.median for _, s in found],
-                    marker="o", ms=4, color=_COLOURS[name], ls=style,
+                    marker="o", ms=4, color=_COLOURS.get(name, "#7f7f7f"), ls=style,
                     label=f"{name}, prefetch_factor {prefetch}",
                 )  # fmt: skip
     chosen = grid.chosen
