@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from lit_loader.batch.collate import default_collate, default_convert
     from lit_loader.batch.pad import PadCollate, Padded
+    from lit_loader.checkpoint.merged_states import merge_states
     from lit_loader.config.loader_config import LoaderConfig
     from lit_loader.context import get_epoch, get_shard
     from lit_loader.errors import (
@@ -75,6 +76,7 @@ __all__ = [
     "get_epoch",
     "get_shard",
     "get_worker_info",
+    "merge_states",
 ]
 
 _MODULE_OF = {
@@ -108,6 +110,7 @@ _MODULE_OF = {
     "get_epoch": "lit_loader.context",
     "get_shard": "lit_loader.context",
     "get_worker_info": "torch.utils.data",
+    "merge_states": "lit_loader.checkpoint.merged_states",
 }
 
 

@@ -85,6 +85,7 @@ class DataLoader(TorchLoader[T_co]):
     reseed_fn: Callable[[Any, int], object] | None
     num_replicas: int | None
     rank: int | None
+    num_shards: int | None
     shard_tail: str
     max_worker_restarts: int
     on_sample_error: str
@@ -128,6 +129,7 @@ class DataLoader(TorchLoader[T_co]):
         reseed_fn: Callable[[Any, int], object] | None = None,
         num_replicas: int | None = None,
         rank: int | None = None,
+        num_shards: int | None = None,
         shard_tail: str = "pad",
         max_worker_restarts: int = 3,
         on_sample_error: str = "raise",
@@ -149,7 +151,7 @@ class DataLoader(TorchLoader[T_co]):
         base_seed = BaseSeed(config.seed, config.generator, (config.num_replicas or 1) > 1)
         rank, replicas = config.rank, config.num_replicas
         replica = None if rank is None or replicas is None else (rank, replicas)
-        self._internals = LoaderInternals(base_seed, replica)
+        self._internals = LoaderInternals(base_seed, replica, config.num_shards)
 
         self.dataset = dataset
         for name, value in config.as_kwargs().items():
@@ -366,14 +368,13 @@ class DataLoader(TorchLoader[T_co]):
         workers = check_option("num_workers", num_workers)
         resize(self, self._internals, workers, check_option("prefetch_factor", prefetch_factor))
 
-    def statistics(self) -> LoaderStatistics:
-        """Say where the time went, since the loader was made.
+    def statistics(self, memory: bool = False) -> LoaderStatistics:
+        """Say where the time went, since the loader was made: see `LoaderStatistics`.
 
-        Returns:
-            Waits, the cost of every stage, each worker's part, the slowest samples, and counts of
-            restarts and bad samples. A new, frozen object; taking it costs under a millisecond.
+        Args:
+            memory: Say what memory the loader takes, too. Without, it costs under a millisecond.
         """
-        return self._host.statistics()
+        return self._host.statistics(memory)
 
     def close(self) -> None:
         """End the workers and let go of all that belongs to them; a second call does nothing.

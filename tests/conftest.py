@@ -18,6 +18,7 @@ from tests.support import programs
 from tests.support.huge_pages import collapse
 from tests.support.kinds import mark_kinds
 from tests.support.selection import leave_to_slow
+from tests.support.turns import Turns
 
 # Programs inherit what follows from whatever has started pytest, and are not to depend on it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -28,6 +29,7 @@ os.umask(0o022)
 for name in ("PYTHONWARNINGS", "HYDRA_FULL_ERROR"):  # they print more than tests compare with
     os.environ.pop(name, None)
 
+_TURNS = pytest.StashKey[Turns]()
 _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
 
@@ -128,6 +130,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Hand the option on."""
     programs.cold = programs.cold or config.getoption("--cold-programs")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def turns(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Give tests their turns where several processes run them; all but the first of each."""
+    if hasattr(request.config, "workerinput"):  # until the process ends
+        request.config.stash[_TURNS] = Turns(tmp_path_factory.getbasetemp().parent)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before the clocks of the timeouts are started
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Let a test that measures time run alone."""
+    turns = item.config.stash.get(_TURNS, None)
+    if turns is None:
+        return (yield)
+    with turns.turn(alone=item.get_closest_marker("time") is not None):
+        return (yield)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest's own, which looks at the marks

@@ -12,7 +12,7 @@ are found afterwards, and the batch is made again with them seeded.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -34,6 +34,7 @@ from lit_loader.seeding.generator_state import Rewind
 from lit_loader.seeding.generator_watch import GeneratorWatch
 from lit_loader.seeding.seeds import derive, extend, sample_seed, seed_globals
 from lit_loader.system.interrupts import let_handlers_through
+from lit_loader.transport.remote_error import ReaderShare
 from lit_loader.transport.status_board import Cancelled, Progress
 
 __all__ = ["BatchLoader"]
@@ -49,8 +50,10 @@ class BatchLoader:
 
     Args:
         spec: What to make.
-        worker: This reader's number among the loader's workers, 0 with ``num_workers=0``.
-        num_readers: Number of workers, 1 with ``num_workers=0``.
+        worker: This reader's number among those of this rank: that of the worker (0 with
+            ``num_workers=0``), unless the spec says how many readers there are.
+        num_readers: Number of readers of this rank: of workers (1 with ``num_workers=0``), unless
+            the spec says how many there are.
         watch: The generators of the spec's dataset and functions, as far as they are known.
     """
 
@@ -64,6 +67,8 @@ class BatchLoader:
         self._spec = spec
         self._num_readers = num_readers
         self._share = (spec.rank * num_readers + worker, spec.num_replicas * num_readers)
+        if spec.num_shards:  # dealt out to the ranks one by one, and not in stretches
+            self._share = (worker * spec.num_replicas + spec.rank, spec.num_shards)
         self._collates_into_slot = spec.default_collation
         self._fetcher: Fetcher | None = None
         self._watch = watch
@@ -76,6 +81,19 @@ class BatchLoader:
         self._epoch_seed = 0
         self.samples = 0
         """Samples of the batch made last."""
+
+    def whose(self, number: int) -> ReaderShare | None:
+        """Give whose turn a batch is; None: readers have no numbers of their own."""
+        return None
+
+    def holds(self, generators: Sequence[Any]) -> bool:
+        """Whether these are all generators that it has found, in this order."""
+        return self._watch is not None and self._watch.holds(generators)
+
+    @property
+    def dataset(self) -> Any:
+        """What is read."""
+        return self._spec.dataset
 
     @property
     def reads_table(self) -> bool:

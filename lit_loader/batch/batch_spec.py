@@ -66,6 +66,8 @@ class BatchSpec:
         tolerance: What is done about samples that cannot be read.
         own_order: Whether the indices are the loader's own, and range over the whole dataset.
         timed: Whether workers measure their processor time, batch by batch.
+        num_shards: Readers of an iterable dataset, of all ranks together, whatever the number of
+            workers; 0: each worker is one.
     """
 
     dataset: Any
@@ -82,6 +84,12 @@ class BatchSpec:
     tolerance: Tolerance
     own_order: bool
     timed: bool = False
+    num_shards: int = 0
+
+    @property
+    def num_readers(self) -> int:
+        """Readers that this rank serves, where their number is given."""
+        return self.num_shards // self.num_replicas
 
     @property
     def default_collation(self) -> bool:

@@ -12,12 +12,17 @@ import itertools
 import pickle
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from lit_loader.checkpoint.fingerprint import Fingerprint
 from lit_loader.checkpoint.position import Position, ReadPoint
+from lit_loader.checkpoint.reader_states import (
+    Shards,
+    batches_of_first_rank,
+    checked_readers,
+    checked_workers,
+)
 from lit_loader.checkpoint.sampler_state import check_packed, checked_sampler_state
-from lit_loader.checkpoint.stateful import checked_parts
 from lit_loader.checkpoint.untrusted_state import MAX_BATCHES, PRIMITIVES, brief, damaged, is_count
 from lit_loader.errors import StateError
 
@@ -32,6 +37,7 @@ ELASTIC = frozenset({"batch_size", "num_replicas"})
 _ADVICE = {
     "dataset_length": "resume with the dataset that the state was taken from",
     "num_workers": "an iterable dataset's position belongs to its workers: resume with as many",
+    "num_shards": "they are what the data is divided into: resume with as many",
     "rank": "an iterable dataset's state is one rank's: save one on each rank, and load it there",
     "order": "resume with the same sampler or shuffle option",
     "sampler": "resume with a sampler made with the same options",
@@ -39,9 +45,6 @@ _ADVICE = {
     "seed": "pass the state's seed as the loader's seed option",
 }
 _COUNTS = ("epoch", "batches", "samples")
-
-_MAX_READ: Final = 2**32
-"""Batches of one reader are below it: their numbers, of all readers, are below `MAX_BATCHES`."""
 
 
 class Plan(Protocol):
@@ -66,6 +69,8 @@ class LoaderState:
         ahead: Numbers of batches delivered after those; only with ``in_order=False``.
         sampler: What a stateful sampler must remember; None for most.
         workers: What each worker of an iterable dataset must remember; None for map-style ones.
+        readers: The same for each reader, with its number, where there are ``num_shards``.
+        since: There, batches that the rank has delivered since the epoch was begun or resumed.
         requested: The epoch that ``set_epoch`` has asked for last, if the loader has counted on
             from it by itself; else None.
     """
@@ -78,20 +83,33 @@ class LoaderState:
     sampler: Any = None
     workers: Any = None
     requested: int | None = None
+    readers: Any = None
+    since: int = 0
 
     @classmethod
-    def at(cls, position: Position, samples: int, fingerprint: Fingerprint) -> LoaderState:
+    def at(
+        cls,
+        position: Position,
+        samples: int,
+        fingerprint: Fingerprint,
+        shards: Shards | None = None,
+    ) -> LoaderState:
         """Make the state of a position.
 
         Args:
             position: The position.
             samples: Samples that all ranks together have got then.
             fingerprint: The loader's.
+            shards: Which readers are this rank's; None: there are no ``num_shards``.
         """
         workers = [
             [point.batches, point.state, point.ended, *([point.behind] if point.behind else [])]
             for point in position.readers
         ]
+        readers = None
+        if shards is not None and workers:
+            readers = [[k, *part] for k, part in zip(shards.mine, workers, strict=True)]
+            workers = []
         return cls(
             epoch=position.epoch,
             batches=position.batches,
@@ -101,10 +119,16 @@ class LoaderState:
             sampler=position.sampler,
             workers=workers or None,
             requested=None if position.requested == position.epoch else position.requested,
+            readers=readers,
+            since=position.since if readers else 0,
         )
 
     def to_position(
-        self, fingerprint: Fingerprint, plan: Plan | None, with_workers: bool
+        self,
+        fingerprint: Fingerprint,
+        plan: Plan | None,
+        with_workers: bool,
+        shards: Shards | None = None,
     ) -> Position:
         """Find the state's place among the batches of a loader, perhaps another than it is of.
 
@@ -112,6 +136,7 @@ class LoaderState:
             fingerprint: That loader's.
             plan: Of its batches; None for an iterable dataset.
             with_workers: Whether it has worker processes.
+            shards: Which readers are its rank's; None: it has no ``num_shards``.
 
         Raises:
             StateError: The state does not fit that loader.
@@ -119,11 +144,16 @@ class LoaderState:
         self._check_parts(plan is None)
         readers = self._readers
         elastic = ELASTIC
-        if plan is None:
+        if shards is not None:
+            elastic = frozenset({"num_replicas"})
+        elif plan is None:
             has_states = any(point.state is not None for point in readers)
             elastic = frozenset() if has_states else frozenset({"rank"})
         self.check(fingerprint, elastic)
         batches = self.batches
+        if shards is not None and self.readers:
+            readers = tuple(ReadPoint(*part[1:]) for part in shards.own_parts(self.readers))
+            batches = sum(point.batches for point in readers)
         if plan is not None and any(
             self.fingerprint.get(name) != fingerprint.get(name) for name in ELASTIC
         ):
@@ -154,7 +184,7 @@ class LoaderState:
     @property
     def reads_again(self) -> bool:
         """Whether samples that were given out are read again, for want of the dataset's state."""
-        points = self._readers
+        points = self._readers or [ReadPoint(*part[1:]) for part in self.readers or ()]
         read = any(point.batches and not point.ended for point in points)
         return read and all(point.state is None for point in points)
 
@@ -168,9 +198,11 @@ class LoaderState:
         state |= {name: int(getattr(self, name)) for name in _COUNTS}
         state["fingerprint"] = dict(self.fingerprint)
         state["ahead"] = list(self.ahead)
-        for name in ("sampler", "workers", "requested"):
+        for name in ("sampler", "workers", "requested", "readers"):
             if (value := getattr(self, name)) is not None:
                 state[name] = copy.deepcopy(value)
+        if self.readers is not None:
+            state["since"] = self.since
         return state
 
     @classmethod
@@ -201,13 +233,18 @@ class LoaderState:
         requested = state.get("requested")
         if not (requested is None or is_count(requested)):
             raise damaged("requested must be an epoch's number or None", requested)
+        since = state.get("since", 0)
+        if not is_count(since):
+            raise damaged("since must be a whole number of at least 0", since)
         return cls(
             **{name: state[name] for name in _COUNTS},
             fingerprint=fingerprint,
             ahead=_checked_ahead(state.get("ahead", ()), _checked_batches(state["batches"])),
             sampler=checked_sampler_state(state.get("sampler")),
-            workers=_checked_workers(state.get("workers"), fingerprint.get("num_workers")),
+            workers=checked_workers(state.get("workers"), fingerprint.get("num_workers")),
             requested=requested,
+            readers=checked_readers(state.get("readers"), fingerprint),
+            since=since,
         )
 
     def check(
@@ -246,17 +283,23 @@ class LoaderState:
             StateError: It has another's.
         """
         if not iterable:
-            if self.workers is not None:
-                raise damaged("workers must be None for a map-style dataset", self.workers)
+            for name in ("workers", "readers"):
+                if (value := getattr(self, name)) is not None:
+                    raise damaged(f"{name} must be None for a map-style dataset", value)
             if self.sampler is not None and "generator" in self.sampler:
                 check_packed(self.sampler["generator"])
             return
         for name in ("ahead", "sampler"):
             if value := getattr(self, name):
                 raise damaged(f"{name} must be empty for an IterableDataset", value)
-        read = sum(part[0] for part in self.workers or ())
+        whose, read = "workers", sum(part[0] for part in self.workers or ())
+        if self.readers:
+            if self.workers is not None:
+                raise damaged("workers must be None beside readers", self.workers)
+            whose = "first rank's readers"
+            read = batches_of_first_rank(self.readers, self.fingerprint["num_replicas"])
         if read != self.batches:
-            raise damaged(f"batches must be those of its workers, {read} in all", self.batches)
+            raise damaged(f"batches must be those of its {whose}, {read} in all", self.batches)
 
 
 def _checked_batches(batches: int) -> int:
@@ -321,53 +364,3 @@ def _is_readable(version: object, state: Mapping[Any, Any]) -> bool:
     parts = state.get("sampler")
     parts = parts if isinstance(parts, Mapping) else {}
     return state.get("workers") is None and not parts.keys() & {"sampler", "iterator"}
-
-
-def _leads_to(own: Mapping[str, Any], batches: int, behind: int) -> bool:
-    """Whether a dataset's state is one that is noted: that before a batch which was given out.
-
-    An empty one leads to the first.
-    """
-    return behind >= 1 and (bool(own) or behind == batches)
-
-
-def _checked_workers(workers: Any, expected: Any) -> list[list[Any]] | None:
-    """Copy each worker's part of a state, if it is what ``state_dict()`` makes of it.
-
-    Args:
-        workers: The parts; None: there are none.
-        expected: How many there must be; None: any number, perhaps none.
-
-    Raises:
-        StateError: They are something else.
-    """
-    if workers is None:
-        return None
-    if not isinstance(workers, (list, tuple)):
-        raise damaged("workers must be a list", workers)
-    if expected is not None and len(workers) != expected:
-        raise StateError(
-            f"state's workers must have a part for each of its num_workers={brief(expected)}, got "
-            f"{len(workers)}: resume with a state as state_dict() gave it"
-        )
-    parts = []
-    for number, part in enumerate(workers):
-        whole = isinstance(part, (list, tuple)) and len(part) in (3, 4)
-        # The fourth: batches after the dataset's state, of those that have been given out.
-        if (
-            not (whole and is_count(part[0], _MAX_READ) and type(part[2]) is bool)
-            or not all(map(is_count, part[3:]))
-            or any(behind > part[0] for behind in part[3:])
-        ):
-            raise damaged(
-                f"workers[{number}] must be [batches, the dataset's state, whether it has ended]",
-                part,
-            )
-        own = checked_parts(f"workers[{number}][1]", part[1], "dataset")
-        if own is not None and not _leads_to(own, part[0], part[3] if part[3:] else 0):
-            raise damaged(
-                f"workers[{number}] must have the dataset's state of a batch that was given out",
-                part,
-            )
-        parts.append([part[0], own, *part[2:]])
-    return parts

@@ -43,6 +43,7 @@ class Position:
         sampler: What a stateful sampler has to remember at ``batches``.
         readers: How far the readers of an iterable dataset are; empty for a map-style one.
         ended: Whether the consumer has asked for more than there was.
+        since: Batches that have been delivered since the epoch was begun, or resumed last.
         requested: The epoch that was asked for by ``set_epoch`` last, if any. A training loop that
             goes through a short loader several times an epoch asks once: then it is not ``epoch``.
     """
@@ -55,6 +56,7 @@ class Position:
     readers: tuple[ReadPoint, ...] = ()
     ended: bool = False
     requested: int | None = None
+    since: int = 0
 
     @property
     def anchor(self) -> int:
@@ -208,4 +210,5 @@ class EpochPosition:
             tuple(self._readers),
             self._ended,
             self.start.requested,
+            self._batches - self.start.batches,
         )

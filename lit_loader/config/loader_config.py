@@ -44,7 +44,8 @@ class LoaderConfig:
             dataset; takes the place of batch_size, shuffle, sampler and drop_last.
         num_workers: Worker processes; 0: samples are loaded in the calling process; "auto": as
             many as are found to help, while it runs, by what batches cost (map-style datasets;
-            ``loader.num_workers`` is the number of the moment).
+            ``loader.num_workers`` is the number of the moment). ``loader.resize(n)`` changes it
+            while they are at work.
         collate_fn: Turns a list of samples into a batch; None: `default_collate`, or
             `default_convert` where batch_size is None.
         pin_memory: Copy batches into page-locked memory before they are given out.
@@ -74,8 +75,13 @@ class LoaderConfig:
             cannot be found in the dataset; None: nothing is called.
         num_replicas: Processes that share an epoch; None: not sharded.
         rank: Number of this process among them, 0 … num_replicas - 1; None: not sharded.
+        num_shards: Readers that an IterableDataset is read by, whatever the number of workers and
+            ranks: reader k has ``lit_loader.get_shard() == (k, num_shards)``, its own copy of the
+            dataset, and its turn in every round of batches. A multiple of num_replicas; None: each
+            worker of each rank is a reader, as with torch.
         shard_tail: What the ranks do with samples that cannot be split evenly: "pad" repeats some,
-            "drop" leaves them off, "keep" gives each sample once (ranks may differ in length).
+            "drop" leaves them off, "keep" gives each sample once (ranks may differ in length). With
+            num_shards there is "keep" alone.
         max_worker_restarts: Workers that may be replaced in an epoch after they died or hung;
             0: their death is raised at once.
         on_sample_error: What becomes of a sample whose reading raises an exception: "raise" it;
@@ -127,6 +133,7 @@ class LoaderConfig:
     reseed_fn: Callable[..., Any] | None = None
     num_replicas: int | None = None
     rank: int | None = None
+    num_shards: int | None = None
     shard_tail: str = "pad"
     max_worker_restarts: int = 3
     on_sample_error: str = "raise"
@@ -218,6 +225,28 @@ class LoaderConfig:
                 "rank must be less than num_replicas, "
                 f"got rank={self.rank} and num_replicas={self.num_replicas}"
             )
+        shards, replicas = self.num_shards, self.num_replicas or 1
+        if shards is None:
+            return
+        if shards % replicas:
+            fitting = [replicas * max(1, shards // replicas + more) for more in (0, 1)]
+            raise OptionError(
+                "num_shards must be a multiple of num_replicas, so that all ranks serve as many "
+                f"readers: use {' or '.join(map(str, dict.fromkeys(fitting)))}, "
+                f"got num_shards={shards} and num_replicas={replicas}"
+            )
+        if replicas > 1 and self.shard_tail != "keep":
+            raise OptionError(
+                f"shard_tail={self.shard_tail!r} is not done for the readers of num_shards, whose "
+                "lengths are not known: pass shard_tail='keep', and let all ranks come to as many "
+                "batches (shards of equal length, or Trainer(limit_train_batches=...)), got "
+                f"num_shards={shards} and num_replicas={replicas}"
+            )
+        if self.seeding == "worker":
+            raise OptionError(
+                "num_shards makes readers that do not depend on workers: set seeding to 'batch' or "
+                f"'sample', got num_shards={shards} and seeding='worker'"
+            )
 
     def _check_sample_errors(self) -> None:
         if self.max_sample_errors is not None and self.on_sample_error == "raise":
@@ -235,7 +264,8 @@ class LoaderConfig:
 
         Raises:
             OptionError: For an iterable-style dataset shuffle, sampler or batch_sampler is set, or
-                bad samples are to be replaced, or the number of workers is to be found.
+                bad samples are to be replaced, or the number of workers is to be found; for a
+                map-style one num_shards is set.
         """
         if iterable and self.on_sample_error == "replace":
             raise OptionError(
@@ -244,8 +274,13 @@ class LoaderConfig:
             )
         if iterable and self.num_workers == "auto":
             raise OptionError(
-                "num_workers='auto' does not apply to an IterableDataset, which is read in shares, "
-                "one for each worker: set num_workers to a number, got num_workers='auto'"
+                "num_workers='auto' does not apply to an IterableDataset, which is read in shares "
+                "that workers keep: set num_workers to a number, got num_workers='auto'"
+            )
+        if self.num_shards is not None and not iterable:
+            raise OptionError(
+                "num_shards applies to an IterableDataset; the batches of a map-style dataset "
+                f"depend on no worker anyway: leave it at None, got num_shards={self.num_shards}"
             )
         for name in ("shuffle", "sampler", "batch_sampler") if iterable else ():
             value = getattr(self, name)
@@ -344,6 +379,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "reseed_fn": checks.or_none(checks.function),
     "num_replicas": checks.or_none(partial(checks.whole_number, low=1)),
     "rank": checks.or_none(partial(checks.whole_number, low=0)),
+    "num_shards": checks.or_none(partial(checks.whole_number, low=1, below=2**20)),
     "shard_tail": partial(checks.one_of, choices=SHARD_TAILS),
     "max_worker_restarts": partial(checks.whole_number, low=0),
     "on_sample_error": partial(checks.one_of, choices=SAMPLE_ERROR_POLICIES),

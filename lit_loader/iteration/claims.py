@@ -18,7 +18,7 @@ from lit_loader.iteration.outstanding import OutstandingTasks
 from lit_loader.pool.recovery import Recovery
 from lit_loader.pool.worker_pool import WorkerPool
 from lit_loader.sampling.epoch_batches import UpcomingBatch
-from lit_loader.tuning.auto_workers import AutoWorkers
+from lit_loader.statistics.records import BatchRecord
 
 __all__ = ["Claim", "PoolHost", "Release", "WorkerRequest"]
 
@@ -67,11 +67,8 @@ class Claim(NamedTuple):
 class PoolHost(Host, Protocol):
     """What an iterator that uses workers needs of its loader."""
 
-    auto: AutoWorkers | None
-    """Sets the number of workers; None: it is given."""
-
-    def tune(self, workers: WorkerPool) -> None:
-        """Have another number of workers, if that is better."""
+    def note(self, record: BatchRecord, workers: WorkerPool | None) -> None:
+        """Record a batch that is given out, by these workers if they are there still."""
 
     @property
     def resizes(self) -> int:

@@ -155,26 +155,27 @@ def made_here(begin: Callable[[], BatchLoader]) -> Remake:
     return remake
 
 
-def made_by_pool(start: Callable[[int, int], WorkerPool], readers: int, timeout: float) -> Remake:
+def made_by_pool(start: Callable[[int, int], WorkerPool], workers: int, timeout: float) -> Remake:
     """Make batches again in worker processes that are started for it.
 
     Args:
         start: Starts workers; called with the base seed and how many.
-        readers: Readers of an iterable dataset, each of which gives its own; 0 for a map-style one.
+        workers: Workers among which the batches of an iterable dataset are dealt out in turn; 0 for
+            a map-style one.
         timeout: Seconds that a batch may take; 0: any.
     """
 
     def remake(made: Sequence[Made]) -> Iterator[tuple[int, Any]]:
         first = made[0]
         numbers = [*range(made[-1].number + 1)]
-        if not readers:
+        if not workers:
             # The first one at first, and again as the last: one alone is made twice.
             numbers = [first.number, *(one.number for one in reversed(made))]
         indices = {one.number: one.indices for one in made}
-        pool = start(first.seed, max(1, readers))
+        pool = start(first.seed, max(1, workers))
         try:
             for number in numbers:  # one at a time: no task is taken by another's turn
-                worker = number % readers if readers else None
+                worker = number % workers if workers else None
                 task = task_number(first.epoch, number)
                 pool.submit(task, indices.get(number), first.epoch, first.seed, worker)
                 outcome = _received(pool, timeout)

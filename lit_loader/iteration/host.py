@@ -15,38 +15,40 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import multiprocessing
 import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from multiprocessing.context import BaseContext
 from typing import Any, Final
 
 from lit_loader.accelerator import pin_memory as pinning
 from lit_loader.accelerator.device_copy import DeviceCopy
 from lit_loader.batch.batch_loader import BatchLoader
 from lit_loader.batch.batch_spec import BatchSpec
+from lit_loader.batch.placement import faster_in_process
 from lit_loader.batch.sample_errors import TRANSIENT_ERRORS, Tolerance
 from lit_loader.batch.tensor_table import frozen
+from lit_loader.checkpoint.reader_states import Shards
 from lit_loader.describe import program_stacklevel
 from lit_loader.iteration.base import LoaderIterator
 from lit_loader.iteration.claims import Claim, WorkerRequest
 from lit_loader.iteration.exactness_check import ExactnessCheck, made_by_pool, made_here
 from lit_loader.iteration.in_process import InProcessIterator
 from lit_loader.iteration.internals import LoaderInternals
+from lit_loader.iteration.memory_use import memory_use
 from lit_loader.iteration.multi_process import MultiProcessIterator
 from lit_loader.iteration.persistent_workers import temporary
-from lit_loader.iteration.placement import faster_in_process
 from lit_loader.pool.worker_pool import WorkerPool
 from lit_loader.sampling.epoch_batches import UpcomingBatch, expected_batches, lookahead
 from lit_loader.sampling.epochs import EpochStart
 from lit_loader.sampling.orders import EpochOrder
+from lit_loader.sampling.stream_advice import broken_promise, ignored_share
 from lit_loader.sampling.unsharded import advice_if_unsharded
 from lit_loader.seeding.generator_watch import GeneratorWatch
-from lit_loader.statistics.records import LoaderStatistics
+from lit_loader.statistics.records import BatchRecord, LoaderStatistics
 from lit_loader.system.interrupts import HeldBack
 from lit_loader.system.processors import usable_processors
+from lit_loader.system.start_method import default_context
 
 __all__ = ["DEFAULT_PREFETCH", "LoaderHost"]
 
@@ -93,6 +95,19 @@ class LoaderHost:
         return self._iterable or self._loader.seeding == "worker"
 
     @property
+    def _readers(self) -> int:
+        """This rank's readers of an iterable dataset; 0 for a map-style one."""
+        if not self._iterable:
+            return 0
+        shards = self.shards
+        return max(1, self._loader.num_workers) if shards is None else len(shards.mine)
+
+    @property
+    def shards(self) -> Shards | None:
+        """Which readers are this rank's; None: there are no ``num_shards``."""
+        return self._internals.shards
+
+    @property
     def _depth(self) -> int:
         loader = self._loader
         auto = self._internals.auto
@@ -113,7 +128,8 @@ class LoaderHost:
     def why_not_resized(self) -> str | None:
         """Say why the number of workers cannot be changed while they live; None: it can be."""
         if self._iterable:
-            return "an IterableDataset is read in shares, one for each of its workers"
+            whose = "one for each of its workers" if self.shards is None else "which workers keep"
+            return f"an IterableDataset is read in shares, {whose}"
         if self._assigned:
             return "with seeding='worker' the number of workers is part of the data"
         return None
@@ -143,7 +159,7 @@ class LoaderHost:
             depth=self._depth,
             num_workers=loader.num_workers,
             in_order=loader.in_order,
-            assigned=self._assigned,
+            turns=(self._readers or loader.num_workers) if self._assigned else 0,
             timeout=loader.timeout,
             max_restarts=loader.max_worker_restarts,
             budgeted=loader.memory_budget is not None,
@@ -202,8 +218,10 @@ class LoaderHost:
 
         remake = made_here(begin)
         if not in_process:
-            readers = loader.num_workers if self._iterable else 0
-            remake = made_by_pool(self._start_pool, readers, loader.timeout)
+            workers = loader.num_workers if self._iterable else 0
+            # One worker serves all readers, where these are no workers.
+            workers = min(workers, 1) if internals.num_shards else workers
+            remake = made_by_pool(self._start_pool, workers, loader.timeout)
         return ExactnessCheck(
             loader.check_exactness, remake, internals.warn_once, note, from_start=self._iterable
         )
@@ -236,6 +254,7 @@ class LoaderHost:
             ),
             own_order=plan is not None and isinstance(plan.source, EpochOrder),
             timed=self._internals.auto is not None,
+            num_shards=self._internals.num_shards,
         )
 
     def _spec_of_workers(self) -> BatchSpec:
@@ -271,7 +290,7 @@ class LoaderHost:
         # Of loaders without length, Lightning takes a batch before any callback comes to act.
         if advice is not None and self._has_length():
             internals.warn_once(advice)
-        return internals.epochs.begin(max(1, loader.num_workers) if self._iterable else 0)
+        return internals.epochs.begin(self._readers)
 
     def _has_length(self) -> bool:
         try:
@@ -311,30 +330,34 @@ class LoaderHost:
         return WorkerPool(
             self.spec(),
             num_workers,
-            self._loader.multiprocessing_context or _default_context(),
+            self._loader.multiprocessing_context or default_context(),
             in_flight=self._depth,
             seed=seed,
             assigned=self._assigned,
             memory_budget=self._loader.memory_budget,
+            readers=self._readers,
         )
 
-    def tune(self, workers: WorkerPool) -> None:
-        """Have another number of workers, if that is better; called by their iterator."""
-        loader, auto = self._loader, self.auto
-        if auto is None or auto is not self._internals.auto or self._assigned:
-            return  # a number was given meanwhile
-        name = type(loader.dataset).__name__
-        if auto.decide(workers, name, loader.memory_budget) is not None:
+    def note(self, record: BatchRecord, workers: WorkerPool | None) -> None:
+        """Record a batch that is given out; and have another number of workers, if that helps."""
+        self.recorder.add(record)
+        auto = self.auto
+        if auto is None or not auto.add(record) or workers is None or self._assigned:
+            return
+        loader, name = self._loader, type(self._loader.dataset).__name__
+        if auto is self._internals.auto and auto.decide(workers, name, loader.memory_budget):
             self._internals.resize(*self.size)
 
-    def statistics(self) -> LoaderStatistics:
-        """Say where the time went, since the loader was made."""
+    def statistics(self, memory: bool) -> LoaderStatistics:
+        """Say where the time went, since the loader was made, and what memory it takes now."""
         with self.lock:
             auto = self._internals.auto
             connected = [each for each in self._internals.iterators if each.connected]
+            pools = {pool for each in connected if (pool := each.pool) is not None}
             return self.recorder.summary(
                 ready=sum(iterator.ready for iterator in connected),
-                shared_memory=sum(iterator.shared_memory for iterator in connected),
+                shared_memory=sum(pool.shared_memory for pool in pools),
+                memory=memory_use({*pools, self._internals.workers.pool}) if memory else None,
                 num_workers=self._loader.num_workers,
                 why_so_many="" if auto is None else auto.setting.reason,
             )
@@ -361,36 +384,12 @@ class LoaderHost:
 
     def warn_of_broken_promise(self, promised: int, samples: int) -> None:
         """Warn that an iterable dataset gives more samples than its length says."""
-        cause = (
-            "; with several workers, its __iter__ must give each of them a share of its own "
-            "(lit_loader.get_shard)"
-            if self._loader.num_workers
-            else "; let its __len__ give as many as its __iter__"
-        )
-        warnings.warn(
-            f"{type(self._loader.dataset).__name__} promised {promised} samples by its __len__ "
-            f"(which len(loader) asked), but {samples} samples have been fetched{cause}",
-            stacklevel=program_stacklevel(),
-        )
+        dataset, workers = self._loader.dataset, self._loader.num_workers
+        text = broken_promise(dataset, promised, samples, workers)
+        warnings.warn(text, stacklevel=program_stacklevel())
 
     def warn_of_ignored_share(self) -> None:
         """Warn, once, that an iterable dataset gives all of its readers the same."""
-        readers = max(1, self._loader.num_workers) * self.replica[1]
-        self._internals.warn_once(
-            f"{type(self._loader.dataset).__name__} is iterated by {readers} readers (workers x "
-            "ranks) and has not asked which of them it serves, so that every sample comes "
-            f"{readers} times: unless that is meant, let __iter__ (of a mixture: that of each "
-            "source) use lit_loader.get_shard()"
-        )
-
-
-def _default_context() -> BaseContext:
-    """Python's default context, if it is one that can start workers.
-
-    joblib's loky sets a start method of its own in its processes, under which even an explicit
-    "spawn" fails in the child: there, workers are forked.
-    """
-    method = multiprocessing.get_start_method(allow_none=True)
-    if method is not None and method not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("fork")
-    return multiprocessing.get_context()
+        readers = self._readers * self.replica[1]
+        text = ignored_share(self._loader.dataset, readers, self.shards is not None)
+        self._internals.warn_once(text)

@@ -1,7 +1,7 @@
 """`InProcessIterator`: makes each batch when it is asked for, in the consumer's own process.
 
 Used by the loader where ``num_workers=0``, and where workers would only be in the way
-(`iteration/placement.py`).
+(`batch/placement.py`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ from lit_loader.batch.batch_loader import BatchLoader
 from lit_loader.batch.batch_spec import BatchSpec, BatchWithReport
 from lit_loader.batch.fetch import EndOfData
 from lit_loader.batch.sample_errors import annotate
+from lit_loader.batch.shard_loader import ShardLoader
+from lit_loader.batch.worker_info import show, shown
 from lit_loader.context import reading
 from lit_loader.errors import WorkerError
 from lit_loader.iteration.base import Host, LoaderIterator
+from lit_loader.iteration.reader_turns import first_turn, next_turn
 from lit_loader.sampling.epochs import EpochStart
 from lit_loader.seeding.generator_state import Loan, OwnStreams
 from lit_loader.statistics.records import BatchRecord
@@ -27,6 +30,7 @@ from lit_loader.transport.status_board import Progress
 __all__ = ["InProcessIterator"]
 
 T_co = TypeVar("T_co", covariant=True)
+_Making = BatchLoader | ShardLoader
 
 
 class InProcessIterator(LoaderIterator[T_co]):
@@ -51,7 +55,8 @@ class InProcessIterator(LoaderIterator[T_co]):
         self._pin = pin
         self._spec = spec or host.spec
         self._progress = Progress()
-        self._loader: BatchLoader | None = None
+        self._loader: _Making | None = None
+        self._begun: set[int] = set()  # readers of an iterable dataset that go on by themselves
         self._streams: OwnStreams | None = None
         self._loan: Loan | None = None
         self._place: Any = None
@@ -65,13 +70,16 @@ class InProcessIterator(LoaderIterator[T_co]):
         self._asked = time.monotonic_ns()
         loader = self._loader or self._begin(start)
         while True:
-            number, batch = self._make(loader, start)
+            made_one = self._make(loader, start)
+            if made_one is None:
+                continue
+            number, batch = made_one
             if type(batch) is not BatchWithReport:
                 start.position.delivered(number)
                 break
             made, batch = batch, batch.batch
             if start.batches is None:
-                start.position.read(0, made.state)
+                start.position.read(number % start.position.num_readers, made.state)
                 if made.ignores_share:
                     self._host.warn_of_ignored_share()
                 self._count(loader.samples)
@@ -87,7 +95,7 @@ class InProcessIterator(LoaderIterator[T_co]):
             self._host.tell(note)
         return super()._end(start)
 
-    def _clocked(self, loader: BatchLoader, start: EpochStart, number: int, batch: Any) -> T_co:
+    def _clocked(self, loader: _Making, start: EpochStart, number: int, batch: Any) -> T_co:
         """Pin the batch, and record what it has cost."""
         if self.observer is not None:
             self._show(start, number, self._task, batch)
@@ -127,8 +135,8 @@ class InProcessIterator(LoaderIterator[T_co]):
         self._fetched = time.monotonic_ns()
         self._progress.finish(self._fetched)
 
-    def _make(self, loader: BatchLoader, start: EpochStart) -> tuple[int, Any]:
-        """Make the next batch; returns its number with it."""
+    def _make(self, loader: _Making, start: EpochStart) -> tuple[int, Any] | None:
+        """Make the next batch; returns its number with it, None if its reader has ended."""
         task = self._next_task(start)
         self._progress.begin()
         number = self._number
@@ -136,7 +144,7 @@ class InProcessIterator(LoaderIterator[T_co]):
         batch = loader.take(task, self._progress, self._on_collate)
         if batch is not None:
             return number, batch
-        self._place, self._loan = reading.leave(), Loan(self._streams)
+        self._place, self._loan = (reading.leave(), shown()), Loan(self._streams)
         try:
             try:
                 self._loan.begin()
@@ -146,10 +154,10 @@ class InProcessIterator(LoaderIterator[T_co]):
             finally:
                 self._return_loan()
         except EndOfData:
-            start.position.exhausted(0)
-            raise self._end(start) from None
+            start.position.exhausted(number % start.position.num_readers)
+            return None
         except StopIteration as error:
-            start.position.failed(number)
+            self._failed(start, number)
             # As it is, it would end the consumer's loop as if the epoch were over.
             raise WorkerError(
                 f"the dataset or collate_fn raised StopIteration({error}), which would end the "
@@ -157,9 +165,9 @@ class InProcessIterator(LoaderIterator[T_co]):
             ) from error
         except Exception as error:
             let_handlers_through(error)
-            start.position.failed(number)
+            self._failed(start, number)
             # What an exception from a worker has in its message.
-            indices = None if start.batches is None else task
+            indices = loader.whose(number) if start.batches is None else task
             annotate(error, f"in {describe_batch(number, indices, self._progress)}")
             raise
 
@@ -167,13 +175,24 @@ class InProcessIterator(LoaderIterator[T_co]):
         """Put back what was changed in this process to make a batch; may be called again."""
         loan, place = self._loan, self._place
         if loan is not None and place is not None:
-            reading.return_to(place)
+            reading.return_to(place[0])
+            show(place[1])
             loan.end()
             self._loan = self._place = None
 
-    def _begin(self, start: EpochStart) -> BatchLoader:
+    @staticmethod
+    def _failed(start: EpochStart, number: int) -> None:
+        """Note that the consumer is given an exception in the place of a batch."""
+        start.position.failed(number, number % (start.position.num_readers or 1))
+
+    def _begin(self, start: EpochStart) -> _Making:
         spec = self._spec()
-        loader = self._loader = BatchLoader(spec, watch=self._host.generators(spec))
+        loader: _Making
+        if spec.num_shards:
+            loader = ShardLoader(spec, self._host.generators(spec))
+        else:
+            loader = BatchLoader(spec, watch=self._host.generators(spec))
+        self._loader = loader
         self._draws = not loader.reads_table
         if spec.seeding == "worker":
             self._streams = OwnStreams(start.seed)  # those of a single worker
@@ -184,7 +203,7 @@ class InProcessIterator(LoaderIterator[T_co]):
     def _reached(start: EpochStart) -> int:
         """The batch that comes next, by the position."""
         where = start.position.now()
-        return where.readers[0].batches if where.readers else where.batches
+        return first_turn(where.readers) if start.batches is None else where.batches
 
     def _take_back(self) -> None:
         self._return_loan()
@@ -192,15 +211,20 @@ class InProcessIterator(LoaderIterator[T_co]):
         if self._loader is not None and self._start is not None:
             self._number = self._reached(self._start)
             if self._start.batches is None:
+                self._begun.clear()
                 self._loader.begin_epoch()  # an iterator that was interrupted has often ended
 
     def _next_task(self, start: EpochStart) -> Any:
-        """The indices of the next batch; for an iterable dataset, where to begin reading."""
+        """The indices of the next batch; for a reader's first one, where it is to begin."""
         if start.batches is None:
-            reader = start.position.reader(0)
-            if reader.ended:
+            turn = next_turn(start.position, self._number)
+            if turn is None:
                 raise self._end(start)
-            return reader
+            self._number, reader = turn, turn % start.position.num_readers
+            if reader in self._begun:
+                return None
+            self._begun.add(reader)
+            return start.position.reader(reader)
         while True:
             number = self._number
             if number == self._drawn:

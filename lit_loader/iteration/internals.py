@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from lit_loader.accelerator.device_copy import Move
+from lit_loader.checkpoint.reader_states import Shards
 from lit_loader.describe import program_stacklevel
 from lit_loader.iteration.multi_process import MultiProcessIterator
 from lit_loader.iteration.persistent_workers import PersistentWorkers
@@ -41,10 +42,12 @@ class LoaderInternals:
         base_seed: The loader's.
         replica: Its ``rank`` and ``num_replicas``, if these were given. Not read from the loader
             later: subclasses keep numbers of their own under such names.
+        num_shards: Its ``num_shards``, likewise.
 
     Attributes:
         base_seed: As given.
         replica: As given; None: not given.
+        num_shards: As given; 0: not given.
         recorder: Collects what batches have cost.
         plan: What each batch holds; None for an iterable dataset.
         epochs: Which epoch comes next, and where in it.
@@ -59,9 +62,12 @@ class LoaderInternals:
         iterators: With workers, all that are alive.
     """
 
-    def __init__(self, base_seed: BaseSeed, replica: tuple[int, int] | None) -> None:
+    def __init__(
+        self, base_seed: BaseSeed, replica: tuple[int, int] | None, num_shards: int | None
+    ) -> None:
         self.base_seed = base_seed
         self.replica = replica
+        self.num_shards = num_shards or 0
         self.recorder = Recorder()
         self.plan: BatchPlan | None = None
         self.planned_for = ShownSamplers(None, None)
@@ -90,6 +96,12 @@ class LoaderInternals:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._begin_in_this_process()
+
+    @property
+    def shards(self) -> Shards | None:
+        """Which readers of an iterable dataset are this rank's; None: there are no num_shards."""
+        rank, replicas = self.replica or (0, 1)
+        return Shards(rank, replicas, self.num_shards) if self.num_shards else None
 
     def renew_lock(self) -> None:
         """Let a forked child have its own: a thread of the parent's may hold the one it has."""

@@ -46,9 +46,8 @@ def take_state(loader: Any, internals: LoaderInternals) -> dict[str, Any]:
         )
     batches = position.batches
     samples = batches if plan is None else plan.samples_after(batches)
-    return LoaderState.at(
-        position, samples, _fingerprint(loader, internals, position.seed)
-    ).to_dict()
+    fingerprint = _fingerprint(loader, internals, position.seed)
+    return LoaderState.at(position, samples, fingerprint, internals.shards).to_dict()
 
 
 def load_state(loader: Any, internals: LoaderInternals, state: Mapping[str, Any]) -> None:
@@ -74,7 +73,8 @@ def load_state(loader: Any, internals: LoaderInternals, state: Mapping[str, Any]
     order = loaded.fingerprint.get("order")
     if {order, fingerprint["order"]} <= SHUFFLED:
         fingerprint["order"] = order
-    position = loaded.to_position(fingerprint, plan, with_workers=loader.num_workers > 0)
+    with_workers = loader.num_workers > 0
+    position = loaded.to_position(fingerprint, plan, with_workers, internals.shards)
     internals.reads_again = loaded.reads_again
     if adopted is not None:
         base_seed.resumed = adopted
@@ -100,6 +100,8 @@ def _fingerprint(loader: Any, internals: LoaderInternals, seed: int) -> Fingerpr
             "rank": rank if replicas != 1 else None,
             "num_workers": max(1, loader.num_workers),
         }
+        if internals.num_shards:
+            own |= {"rank": None, "num_workers": None, "num_shards": internals.num_shards}
     else:
         own = {
             "order": order_name(plan.source),

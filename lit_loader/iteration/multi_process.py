@@ -23,6 +23,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
+from functools import partial
 from typing import Any, TypeVar
 
 from lit_loader.accelerator.device_copy import DeviceCopy, Staged
@@ -53,7 +54,7 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         depth: Batches that may be outstanding at the same time.
         num_workers: Worker processes.
         in_order: Whether batches come in the sampler's order, or as they are finished.
-        assigned: Whether batch ``n`` is made by worker ``n % num_workers``, and by no other.
+        turns: Batch ``n`` is for worker ``n % turns % num_workers`` alone; 0: for any.
         timeout: Seconds without progress after which a worker hangs; 0: never.
         max_restarts: Workers that may be replaced after they died or hung.
         budgeted: Whether the workers have a memory budget, which is to be asked before a task.
@@ -72,7 +73,7 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         depth: int,
         num_workers: int,
         in_order: bool,
-        assigned: bool,
+        turns: int,
         timeout: float,
         max_restarts: int,
         budgeted: bool,
@@ -84,7 +85,7 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         self._host: PoolHost = host
         self._depth = depth
         self._num_workers = num_workers
-        self._assigned = assigned
+        self._turns = turns
         self._timeout = timeout or None
         self._max_restarts = max_restarts
         self._budgeted = budgeted
@@ -150,7 +151,8 @@ class MultiProcessIterator(LoaderIterator[T_co]):
             if self.observer is not None:
                 staged = isinstance(ready.batch, Staged)
                 shown = ready.batch.source if staged else ready.batch
-                self._show(start, position_of(ready.number), self._indices, shown)
+                indices = None if start.batches is None else self._indices
+                self._show(start, position_of(ready.number), indices, shown)
             batch = ready.batch if self._copy is None else self._on_device(start, ready.batch)
             self._clock(start, ready, asked)
             return batch  # type: ignore[no-any-return]
@@ -178,10 +180,8 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         if self._pin is None:  # else the pin-memory thread has decoded it meanwhile
             wait -= ready.decode
         step = asked - self._given if self._given else 0
-        host, record = self._host, ready.record(start.epoch, asked, wait, step, self._indices)
-        host.recorder.add(record)
-        if host.auto is not None and host.auto.add(record) and self._session is not None:
-            host.tune(self._session.pool)
+        record = ready.record(start.epoch, asked, wait, step, self._indices)
+        self._host.note(record, self._session and self._session.pool)
         self._given = given
 
     def _advance(self, start: EpochStart) -> Delivery | None:
@@ -220,15 +220,15 @@ class MultiProcessIterator(LoaderIterator[T_co]):
     def _note(self, start: EpochStart, ready: Delivery) -> None:
         """Note in the position that a batch, or what takes its place, is given out."""
         position = position_of(ready.number)
-        reader = position % self._num_workers
-        if ready.ended:
-            start.position.exhausted(reader)
-        elif ready.error is not None:
-            start.position.failed(position, reader)
-        elif start.batches is None:
-            start.position.read(reader, None if ready.made is None else ready.made.state)
-        else:
+        if ready.error is not None:
+            start.position.failed(position, position % (self._turns or 1))
+        elif start.batches is not None:
             start.position.delivered(position)
+        elif ready.ended:
+            start.position.exhausted(position % self._turns)
+        else:
+            state = None if ready.made is None else ready.made.state
+            start.position.read(position % self._turns, state)
 
     def _connect(self, start: EpochStart) -> Session:
         """Begin a session with workers that know the epoch, and are at all that is outstanding."""
@@ -261,13 +261,13 @@ class MultiProcessIterator(LoaderIterator[T_co]):
 
     def _prepare(self, start: EpochStart) -> None:
         """Make, for the first session, what all others go on with."""
-        point = None
+        points, outstanding = None, self._outstanding
         if start.batches is None:
-            self._feed = ReaderFeed(start, self._outstanding, self._num_workers)
-            point = start.position.reader
+            feed = self._feed = ReaderFeed(start, outstanding, self._turns, self._host.shards)
+            points = partial(feed.points, self._num_workers)
         else:
-            self._feed = SamplerFeed(start, start.batches, self._outstanding, self._host.lookahead)
-        self.recovery = Recovery(self._max_restarts, self._timeout, point)
+            self._feed = SamplerFeed(start, start.batches, outstanding, self._host.lookahead)
+        self.recovery = Recovery(self._max_restarts, self._timeout, points)
 
     def _begin_session(self, start: EpochStart, recovery: Recovery, claim: Claim) -> Session:
         """Take the workers over: from now on :meth:`disconnect` gives them back."""
@@ -302,7 +302,8 @@ class MultiProcessIterator(LoaderIterator[T_co]):
             self._send(number, indices, epoch, start.seed, pool)
 
     def _send(self, number: int, indices: Any, epoch: int, seed: int, pool: WorkerPool) -> None:
-        worker = position_of(number) % self._num_workers if self._assigned else None
+        turn = position_of(number) % self._turns if self._turns else None
+        worker = None if turn is None else turn % self._num_workers
         pool.submit(number, indices, epoch, seed, worker)
 
     def _warn(self, pool: WorkerPool) -> None:
@@ -390,9 +391,9 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         return ready + (0 if self._session is None else self._session.pipeline.ready)
 
     @property
-    def shared_memory(self) -> int:
-        """Bytes of the arena that are in use."""
-        return 0 if self._session is None else self._session.pool.shared_memory
+    def pool(self) -> WorkerPool | None:
+        """The workers at this iterator's disposal."""
+        return None if self._session is None else self._session.pool
 
     @property
     def connected(self) -> bool:

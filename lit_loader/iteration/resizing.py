@@ -14,12 +14,14 @@ just then compares the count of resizes (`iteration/multi_process.py`).
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import Any
 
 from lit_loader.errors import OptionError
 from lit_loader.iteration.host import DEFAULT_PREFETCH, LoaderHost
 from lit_loader.iteration.internals import LoaderInternals
+from lit_loader.pool.pipes import PoolClosed
 from lit_loader.pool.worker_pool import MOST_WORKERS, WorkerPool
 from lit_loader.system.interrupts import HeldBack
 
@@ -80,7 +82,7 @@ def _do_it_here(internals: LoaderInternals, lock: threading.RLock) -> None:
     if _is_held_here(lock) or not lock.acquire(blocking=False):
         return  # someone is in next(): this thread, further up (a signal's handler), or another
     try:
-        with HeldBack():
+        with HeldBack(), contextlib.suppress(PoolClosed):  # a signal's handler may close the loader
             for pool in _not_received_from(internals):
                 pool.adapt()
     finally:

@@ -13,11 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from lit_loader.checkpoint.position import ReadPoint
+from lit_loader.checkpoint.reader_states import Shards
 from lit_loader.iteration.outstanding import OutstandingTasks
+from lit_loader.iteration.reader_turns import first_turn, next_turn
 from lit_loader.sampling.epoch_batches import EpochBatches, UpcomingBatch
 from lit_loader.sampling.epochs import EpochStart
 from lit_loader.system.interrupts import let_handlers_through
 from lit_loader.transport.messages import task_number
+from lit_loader.transport.remote_error import ReaderShare
 
 __all__ = ["ReaderFeed", "SamplerFeed", "Task", "TaskFeed"]
 
@@ -127,6 +131,7 @@ class ReaderFeed:
         start: Where the epoch begins.
         outstanding: Where the tasks are noted.
         num_readers: How many readers there are.
+        shards: Which of all ranks' readers they are; None: they have no numbers among these.
 
     Attributes:
         epoch_issued: Whether all readers have come to their end.
@@ -135,7 +140,16 @@ class ReaderFeed:
 
     from_start = False
 
-    def __init__(self, start: EpochStart, outstanding: OutstandingTasks, num_readers: int) -> None:
+    def __init__(
+        self,
+        start: EpochStart,
+        outstanding: OutstandingTasks,
+        num_readers: int,
+        shards: Shards | None,
+    ) -> None:
+        self._shares: list[ReaderShare | None] = [None] * num_readers
+        if shards is not None:
+            self._shares = [ReaderShare(shard, shards.count) for shard in shards.mine]
         self._start = start
         self._outstanding = outstanding
         self._num_readers = num_readers
@@ -151,31 +165,31 @@ class ReaderFeed:
         """
         self._outstanding.clear()
         self.epoch_issued = False
-        position, readers = self._start.position, range(self._num_readers)
-        points = [position.reader(reader) for reader in readers]
-        rounds = min((point.batches for point in points if not point.ended), default=0)
-        self._turn = rounds * self._num_readers
+        position = self._start.position
+        points = [position.reader(reader) for reader in range(self._num_readers)]
+        self._turn = first_turn(points)
         self._first = {reader: point for reader, point in enumerate(points) if point.batches}
+
+    def points(self, num_workers: int, worker: int) -> dict[int, ReadPoint]:
+        """Give where each reader is to begin again that one of so many workers serves."""
+        readers, position = range(worker, self._num_readers, num_workers), self._start.position
+        return {reader: position.reader(reader) for reader in readers}
 
     def take(self) -> Task | None:
         """Give the next task to be sent, which is outstanding from now on; None: there is none."""
-        start, outstanding, position = self._start, self._outstanding, self._start.position
-        while not self.epoch_issued:
-            turn = self._turn
-            round_, reader = divmod(turn, self._num_readers)
-            point = position.reader(reader)
-            if not point.ended and round_ >= point.batches:
-                first = self._first.pop(reader, None)
-                number = task_number(start.epoch, turn)
-                # At once: nothing is called in between that a signal handler could raise in.
-                outstanding.tasks[number] = None
-                outstanding.owed += 1
-                self._turn = turn + 1
-                return number, start.epoch, first
-            if all(position.reader(reader).ended for reader in range(self._num_readers)):
-                self.epoch_issued = True
-            self._turn = turn + 1
-        return None
+        start, outstanding = self._start, self._outstanding
+        turn = None if self.epoch_issued else next_turn(start.position, self._turn)
+        if turn is None:
+            self.epoch_issued = True
+            return None
+        reader = turn % self._num_readers
+        first = self._first.pop(reader, None)
+        number = task_number(start.epoch, turn)
+        # At once: nothing is called in between that a signal handler could raise in.
+        outstanding.tasks[number] = self._shares[reader]  # for messages
+        outstanding.owed += 1
+        self._turn = turn + 1
+        return number, start.epoch, first
 
 
 TaskFeed = SamplerFeed | ReaderFeed

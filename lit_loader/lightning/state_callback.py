@@ -4,6 +4,7 @@ Used by the data modules of ours, which bring one along, by `lightning/state_pla
 there is no such data module, and by users in ``Trainer(callbacks=[...])``::
 
     a fit:      setup ─▶ load_state_dict ─▶ … loaders are made … ─▶ on_train_start: restore, correct
+    a checkpoint: on_save_checkpoint: the readers of all ranks, where loaders have num_shards
     an epoch:   on_train_epoch_start: set_epoch
     a batch:    fetch ─▶ training_step ─▶ on_train_batch_end: commit ─▶ later hooks: checkpoints
 
@@ -25,6 +26,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from lit_loader.checkpoint.untrusted_state import damaged
 from lit_loader.describe import public
 from lit_loader.errors import StateError
+from lit_loader.lightning.rank_states import RankStates
 from lit_loader.lightning.trainer_progress import (
     ResumedEpoch,
     begin_next_epoch,
@@ -56,6 +58,7 @@ class LoaderStateCallback(Callback):
         self._to_restore: list[dict[str, Any]] = []
         self._workers_hint: list[Any] = []
         self._resumes = False
+        self._rank_states = RankStates()
         self._loaders: list[DataLoader[Any]] = []  # found once an epoch: that takes 50 µs
 
     def __repr__(self) -> str:
@@ -127,12 +130,28 @@ class LoaderStateCallback(Callback):
             correct_progress(checkpoint["loops"]["fit_loop"])
             self._resumes = True
 
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Puts the readers of all ranks into the loaders' states, which hold those of one."""
+        own = self.state(trainer).get("train", [])
+        merged = self._rank_states.merged(own, trainer.current_epoch, trainer.global_step)
+        module = checkpoint.get(type(getattr(trainer, "datamodule", None)).__qualname__)
+        parts = module.get("train") if isinstance(module, Mapping) else None
+        for states in (saved_states(checkpoint), parts):
+            if isinstance(states, list) and len(states) == len(own):
+                for state, before, after in zip(states, own, merged, strict=True):
+                    if state == before:
+                        state.clear()
+                        state.update(after)
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Restores the loaders, corrects Lightning's own progress and begins to commit.
 
         Raises:
             StateError: The checkpoint has the states of another number of loaders.
         """
+        self._rank_states.begin_fit()
         between = self._resumes and begin_next_epoch(trainer.fit_loop)
         loaders = self._loaders = train_loaders(trainer)
         states, self._to_restore = self._to_restore, []

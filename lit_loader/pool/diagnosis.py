@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from lit_loader.pool.outcome import WorkerDeath
-from lit_loader.system.cgroups import memory_limits
+from lit_loader.system.cgroups import MemoryLimits, memory_limits
 from lit_loader.transport.messages import position_of
 from lit_loader.transport.remote_error import describe_indices
 from lit_loader.transport.status_board import BoardRow, Stage
@@ -21,10 +21,6 @@ __all__ = ["died", "hung", "unborn"]
 _DONE: Final = object()
 
 _CAUSES: dict[int, str] = {
-    signal.SIGKILL: (
-        "most likely by the kernel for want of memory: use fewer workers, a smaller "
-        "prefetch_factor or smaller batches"
-    ),
     signal.SIGTERM: "at the request of another process (a scheduler, perhaps)",
     signal.SIGSEGV: (
         "by a crash in native code that the dataset or collate_fn calls: update or leave out that "
@@ -57,9 +53,11 @@ def died(death: WorkerDeath, assigned: Mapping[int, Any]) -> str:
         )
     elif death.exitcode < 0:
         name = _signal_name(-death.exitcode)
-        how = f"was killed by {name}, {_CAUSES.get(-death.exitcode, 'whose sender is not known')}"
         if -death.exitcode == signal.SIGKILL:
-            how += f" ({_memory(death)})"
+            cause = _killed(death.peak_memory, memory_limits())
+        else:
+            cause = _CAUSES.get(-death.exitcode, "whose sender is not known")
+        how = f"was killed by {name}, {cause}"
     elif death.row.stage == Stage.STARTING and death.exitcode == NO_ROOM:
         how = (
             "could not start: there is no room in its address space for the loader's shared memory "
@@ -79,10 +77,16 @@ def died(death: WorkerDeath, assigned: Mapping[int, Any]) -> str:
     return f"{who} {how}. It was {doing}.{stack}"
 
 
-def _memory(death: WorkerDeath) -> str:
-    peak = f"{death.peak_memory / 2**20:,.0f} MiB"
-    own = f"the worker had {peak} at most; " if death.peak_memory else ""
-    return own + memory_limits().describe()
+def _killed(peak: int, limits: MemoryLimits) -> str:
+    """Say who has sent SIGKILL, most likely, to a worker with so much memory at most."""
+    own = f"the worker had {peak / 2**20:,.0f} MiB at most; " if peak else ""
+    cause = (
+        "by another process or a person (kill -9, a scheduler): memory was not short"
+        if limits.ample(peak)
+        else "most likely by the kernel for want of memory: use fewer workers, a smaller "
+        "prefetch_factor or smaller batches"
+    )
+    return f"{cause} ({own}{limits.describe()})"
 
 
 def hung(death: WorkerDeath, seconds: float, timeout: float, assigned: Mapping[int, Any]) -> str:

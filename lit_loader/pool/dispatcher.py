@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lit_loader.errors import LoaderError
@@ -34,9 +34,10 @@ from lit_loader.transport.messages import (
     Task,
     Up,
     pack_indices,
+    position_of,
 )
 from lit_loader.transport.remote_error import RemoteError
-from lit_loader.transport.status_board import BoardRow, StatusBoard
+from lit_loader.transport.status_board import BoardRow, Stage, StatusBoard
 
 __all__ = ["Dispatcher"]
 
@@ -50,6 +51,7 @@ class Dispatcher:
         pipes: Carry the messages.
         handshake: Has the generation of the tasks.
         assigned: Whether tasks are sent to a worker by number instead of being pulled.
+        readers: Readers of an iterable dataset, to whom tasks belong in turn; 0: map-style.
 
     Attributes:
         lock: Held while the tasks in flight, or their issue, change.
@@ -63,7 +65,9 @@ class Dispatcher:
         pipes: Pipes,
         handshake: Handshake,
         assigned: bool,
+        readers: int = 0,
     ) -> None:
+        self._readers = readers
         self._arena = arena
         self._board = board
         self._pipes = pipes
@@ -84,10 +88,14 @@ class Dispatcher:
     def submit(self, number: int, indices: Any, epoch: int, seed: int, worker: int | None) -> None:
         """Send a task; see :meth:`lit_loader.pool.worker_pool.WorkerPool.submit`."""
         with self.lock:
-            if indices is None and worker is not None and self._points:
-                indices = self._points.pop(worker, None)
+            if self._points:
+                point = self._points.pop(self._reader(number), None)
+                indices = point if indices is None else indices
             packed = b"" if indices is None else pack_indices(indices)
             self._send(InFlightTask(number, packed, epoch, seed, worker))
+
+    def _reader(self, number: int) -> int:
+        return position_of(number) % self._readers
 
     def _send(self, task: InFlightTask) -> None:
         """Send a task with a fresh slot."""
@@ -169,7 +177,11 @@ class Dispatcher:
             self._board.issue = self._in_flight.issue
 
     def send_again(
-        self, worker: int, rows: Iterable[BoardRow], point: Any, succeeded: bool
+        self,
+        worker: int,
+        rows: Iterable[BoardRow],
+        points: Mapping[int, Any] | None,
+        succeeded: bool,
     ) -> None:
         """Send again what a worker that is gone may have had.
 
@@ -177,14 +189,16 @@ class Dispatcher:
             worker: Its number.
             rows: What all workers are doing, read after :meth:`begin_issue`: a worker that has not
                 announced a task by then finds that it is void.
-            point: Where the new process is to begin in an iterable dataset; None: map-style.
+            points: Where its readers of an iterable dataset are to begin; None: map-style.
             succeeded: Whether there is a new process with its number.
         """
         lost = self._in_flight.take_lost(worker, rows, self._unhandled(), succeeded)
-        if lost and point is not None:
-            lost[0].packed = pack_indices(point)
-        elif point is not None:
-            self._points[worker] = point  # for the next task
+        if points is not None:
+            self._points |= points
+            for task in lost:  # each reader's first one
+                point = self._points.pop(self._reader(task.number), None)
+                if point is not None:
+                    task.packed = pack_indices(point)
         for task in lost:
             self._send(task)
 
@@ -202,6 +216,16 @@ class Dispatcher:
         """The tasks that have no result yet."""
         with self.lock:
             return self._in_flight.pending(self._unhandled())
+
+    def awaited(self, rows: dict[int, BoardRow]) -> dict[int, BoardRow]:
+        """Choose, of what workers are doing, those that keep others waiting."""
+        missing = self._handshake.missing
+        if missing is not None:
+            return {worker: row for worker, row in rows.items() if worker in missing}
+        busy = {worker: row for worker, row in rows.items() if row.stage in Stage.BUSY}
+        begun = {row.number for row in busy.values()}
+        due = {task.worker for task in self.pending() if task.number not in begun}
+        return {w: row for w, row in rows.items() if w in busy or w in due or None in due}
 
     def _unhandled(self) -> list[Result]:
         """Results that have been read and not been given out."""

@@ -38,7 +38,8 @@ class Recovery:
     Args:
         max_restarts: Workers that may be replaced.
         timeout: Seconds without progress after which a worker hangs; None: never.
-        point: Gives where a reader of an iterable dataset is to begin again; None: map-style.
+        points: Gives where each of a worker's readers of an iterable dataset is to begin again;
+            None: map-style.
 
     Attributes:
         assigned: Task number to indices, of the tasks in flight; for messages.
@@ -50,11 +51,11 @@ class Recovery:
         self,
         max_restarts: int,
         timeout: float | None,
-        point: Callable[[int], Any] | None,
+        points: Callable[[int], Mapping[int, Any]] | None,
     ) -> None:
         self._budget = RestartBudget(max_restarts)
         self._hangs = None if timeout is None else HangDetector(timeout)
-        self._point = point
+        self._points = points
         self.assigned: Mapping[int, Any] = {}
         self.restarts = 0
         self.notices: deque[str] = deque()
@@ -112,7 +113,7 @@ class Recovery:
             and self._budget.is_deadly(number)
         ):
             error = self._budget.given_up(number, fault, message)
-            if self._point is not None:  # a reader cannot pass over it
+            if self._points is not None:  # a reader cannot pass over it
                 raise error from None
             self.restarts += 1
             pool.replace(death.worker, skip_task=number)
@@ -123,4 +124,4 @@ class Recovery:
     def _replace(self, pool: WorkerPool, death: WorkerDeath, notice: str) -> None:
         self.restarts += 1
         self.notices.append(notice)
-        pool.replace(death.worker, self._point and self._point(death.worker))
+        pool.replace(death.worker, self._points and self._points(death.worker))

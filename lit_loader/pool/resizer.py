@@ -56,8 +56,12 @@ class Resizer:
         self.wanted = board.workers = workers.num_workers
         self.due = False
 
-    def adapt(self) -> None:
-        """Do what is to be done now; for the thread that receives."""
+    def adapt(self) -> bool:
+        """Do what is to be done now; for the thread that receives.
+
+        Returns:
+            Whether it has parted with a worker, for which a handshake may have waited.
+        """
         self.due = False  # and is True again, if another number is wanted from here on
         workers, wanted = self._workers, self.wanted
         if wanted != workers.num_workers:
@@ -65,11 +69,12 @@ class Resizer:
             self._board.workers = workers.num_workers = wanted
             self._pipes.announce(len(workers.leaving))
             self.start_more()
-        for worker in workers.leaving:
-            if workers.has_left(worker):
-                self.part_with(worker)
+        left = [worker for worker in workers.leaving if workers.has_left(worker)]
+        for worker in left:
+            self.part_with(worker)
         if workers.leaving:
             self.due = True
+        return bool(left)
 
     def start_more(self) -> None:
         """Start the workers that come next; not while a new epoch is announced to the others."""
@@ -94,7 +99,7 @@ class Resizer:
         there = next(n for n in range(wanted + 1) if n not in workers.started)
         self._board.workers = workers.num_workers = self.wanted = there
         workers.notices.append(
-            f"{wanted} workers were wanted, but {there} go on alone, and nothing is lost: {error}"
+            f"num_workers stays at {there} instead of {wanted}, and nothing is lost: {error}"
         )
 
     def part_with(self, worker: int) -> None:
@@ -106,10 +111,13 @@ class Resizer:
             self._dispatcher.leave(worker)
         self.start_more()  # it may be wanted again
 
-    def not_needed(self) -> None:
-        """Hear that an Attend came to a worker that it meant nothing to; send another one.
+    @property
+    def waited_for(self) -> bool:
+        """Whether one of those that are to leave waits for a task; others see for themselves."""
+        board = self._board
+        return any(board.read(worker).stage == Stage.IDLE for worker in self._workers.leaving)
 
-        Only a worker that waits needs one: the others see for themselves.
-        """
-        if any(self._board.read(each).stage == Stage.IDLE for each in self._workers.leaving):
+    def not_needed(self) -> None:
+        """Hear that an Attend came to a worker that it meant nothing to; send another one."""
+        if self.waited_for:
             self._pipes.announce(1)

@@ -13,12 +13,9 @@ Its parts: `pool/worker_set.py` has the processes, `pool/dispatcher.py` the task
 end. :meth:`WorkerPool.receive` waits in one ``poll`` for results, for a worker's death and for
 :meth:`WorkerPool.wake`; nothing is looked at in intervals once the workers are up.
 
-The number of workers may change at any time::
-
-    resize ─ wake ─▶ the thread that receives ─▶ starts workers, or lets some leave
-
-One thread may submit while another receives, and any may call :meth:`WorkerPool.resize` and
-:meth:`WorkerPool.wake`. Everything else is for one thread at a time.
+The number of workers may change at any time (`pool/resizer.py`). One thread may submit while
+another receives; any may call :meth:`WorkerPool.resize` and :meth:`WorkerPool.wake`. Everything
+else is for one thread at a time.
 """
 
 from __future__ import annotations
@@ -27,6 +24,7 @@ import multiprocessing
 import os
 import time
 import weakref
+from collections.abc import Mapping
 from multiprocessing.context import BaseContext
 from typing import Any, Final
 
@@ -49,6 +47,9 @@ __all__ = ["MOST_WORKERS", "WorkerPool"]
 MOST_WORKERS: Final = 1024
 """Workers that a pool may grow to, if it was not begun with more: rows of its status board."""
 
+_MOMENT: Final = 0.1
+"""Seconds that :meth:`WorkerPool.adapt` takes at most for workers that are at nothing."""
+
 
 class WorkerPool:
     """A set of worker processes with their arena and pipes. Starts them at once.
@@ -62,6 +63,7 @@ class WorkerPool:
         assigned: Tasks are sent to a worker by number instead of being pulled.
         slot_bytes: Bytes a slot, None for the arena's own choice.
         memory_budget: Bytes of shared memory to stay within, None for no limit.
+        readers: Readers of an iterable dataset, to whom tasks belong in turn; 0: map-style.
 
     Attributes:
         notices: For the consumer, of how workers were started.
@@ -80,6 +82,7 @@ class WorkerPool:
         assigned: bool,
         slot_bytes: int | None = None,
         memory_budget: int | None = None,
+        readers: int = 0,
     ) -> None:
         if multiprocessing.current_process().daemon:
             raise LoaderError(
@@ -98,7 +101,9 @@ class WorkerPool:
                 own.stacks.open()
                 pipes = self._pipes = Pipes(own, assigned)
                 handshake = self._handshake = Handshake(board, pipes)
-                tasks = self._dispatcher = Dispatcher(arena, board, pipes, handshake, assigned)
+                tasks = self._dispatcher = Dispatcher(
+                    arena, board, pipes, handshake, assigned, readers
+                )
                 workers = self._workers = WorkerSet(
                     own, pipes, board, arena, spec, num_workers, context, seed
                 )
@@ -114,8 +119,7 @@ class WorkerPool:
     def resize(self, num_workers: int, in_flight: int | None = None) -> None:
         """Change the number of workers; any thread may, at any time, and does not wait for it.
 
-        The thread that receives brings it about; where none does, :meth:`adapt` does. Those with
-        the highest numbers leave: each finishes what it has in hand, and takes nothing more.
+        Those with the highest numbers leave: each finishes what it has in hand, and takes no more.
 
         Args:
             num_workers: How many there are to be, from 1 to :data:`MOST_WORKERS`.
@@ -130,12 +134,26 @@ class WorkerPool:
             self.wake()
 
     def adapt(self) -> None:
-        """Start the workers that are missing, let those leave that are too many.
+        """Bring a :meth:`resize` about, as the thread that receives does by itself; if none does.
 
-        For the thread that receives, which does it by itself; and for another while none does.
+        Whoever has nothing in hand and is to leave has left when this returns, if that is soon.
         """
-        if not self.closed:
-            self._resizer.adapt()
+        if self.closed:
+            return
+        self._resizer.adapt()
+        kept, deadline = [], time.monotonic() + _MOMENT
+        while self._resizer.waited_for and time.monotonic() < deadline:
+            try:
+                message = self._pipes.next(deadline)
+            except Ended:
+                if self._resizer.adapt():
+                    continue
+                break  # a death is left to the next receive, as is all that is kept
+            if type(message) is Spare:
+                self._resizer.not_needed()
+            elif message is not None:
+                kept.append(message)
+        self._pipes.arrived.extendleft(reversed(kept))
 
     @property
     def num_workers(self) -> int:
@@ -171,6 +189,11 @@ class WorkerPool:
     def shared_memory(self) -> int:
         """Bytes of real memory in the arena, at most."""
         return self._arena.resident
+
+    @property
+    def shared_data(self) -> int:
+        """Bytes of the dataset that the workers share."""
+        return self._workers.shared_data
 
     def room(self, undelivered: int) -> int:
         """How many more tasks the memory budget allows, with so many not given out yet."""
@@ -220,11 +243,11 @@ class WorkerPool:
         return None
 
     def _next_message(self, deadline: float | None) -> Message | None:
-        """Wait for the next message of a worker; None: the time is up, or :meth:`wake`."""
+        """Wait for the next message of a worker; None: to be asked again, or the time is up."""
         workers = self._workers
         while True:
-            if self._resizer.due:
-                self._resizer.adapt()
+            if self._resizer.due and self._resizer.adapt():
+                return None
             try:
                 message = self._pipes.next(
                     workers.until(deadline) if workers.starting else deadline
@@ -234,7 +257,7 @@ class WorkerPool:
                 if death.row.stage != Stage.LEFT:
                     raise death from None
                 self._resizer.part_with(death.worker)
-                continue
+                return None
             kind = type(message)
             if kind is Up:
                 workers.came_up(message.worker)  # type: ignore[union-attr]
@@ -246,14 +269,19 @@ class WorkerPool:
                     workers.look_at_starting()
                 return message
 
-    def replace(self, worker: int, point: Any = None, skip_task: int | None = None) -> None:
+    def replace(
+        self,
+        worker: int,
+        points: Mapping[int, Any] | None = None,
+        skip_task: int | None = None,
+    ) -> None:
         """Put a new process in the place of a worker that has ended, and give it what that had.
 
         One that was to leave has no successor: what it had is sent again for the others.
 
         Args:
             worker: Its number.
-            point: Where a reader of an iterable dataset is to begin.
+            points: Where each of its readers of an iterable dataset is to begin.
             skip_task: Number of a task that is not to be done again.
 
         Raises:
@@ -278,7 +306,7 @@ class WorkerPool:
             if not resuming:
                 if skip_task is not None:
                     dispatcher.withdraw(skip_task)
-                dispatcher.send_again(worker, workers.rows().values(), point, succeeded)
+                dispatcher.send_again(worker, workers.rows().values(), points, succeeded)
 
     def is_pending(self, number: int) -> bool:
         """Whether a task is in flight and has no result yet."""
@@ -290,14 +318,8 @@ class WorkerPool:
         They have a task, or it must be one of them that takes the next one; or they have not
         acknowledged a new epoch.
         """
-        rows = {w: row for w, row in self.rows().items() if self._workers.counts(row)}
-        missing = self._handshake.missing
-        if missing is not None:
-            return {worker: row for worker, row in rows.items() if worker in missing}
-        busy = {worker: row for worker, row in rows.items() if row.stage in Stage.BUSY}
-        begun = {row.number for row in busy.values()}
-        due = {task.worker for task in self._dispatcher.pending() if task.number not in begun}
-        return {w: row for w, row in rows.items() if w in busy or w in due or None in due}
+        rows = self.rows().items()
+        return self._dispatcher.awaited({w: r for w, r in rows if self._workers.counts(r)})
 
     def end_hung(self, worker: int) -> WorkerDeath:
         """End a worker that does not get on, having it write its stacks if it can."""

@@ -102,6 +102,11 @@ class WorkerSet:
         """Their process ids."""
         return [process.pid or 0 for _, process in sorted(self._own.processes.items())]
 
+    @property
+    def shared_data(self) -> int:
+        """Bytes of the dataset that they share."""
+        return self._starter.shared_data
+
     def rows(self) -> dict[int, BoardRow]:
         """What each of them is doing."""
         return {worker: self._board.read(worker) for worker in self.started}

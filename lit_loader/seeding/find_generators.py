@@ -11,7 +11,7 @@ import hashlib
 import random
 import types
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -80,6 +80,21 @@ class HeldGenerators:
         self._reseeds = [(_hash(path), reseed) for path, _, reseed in pairs]
         self._searched = searched
         searched.take()
+
+    def in_a_copy(self, generators: Sequence[Any]) -> HeldGenerators:
+        """The same for a copy of the objects that were searched, which is not searched for it.
+
+        Args:
+            generators: The copy's, in the order of ``generators``.
+        """
+        held = HeldGenerators()
+        held.paths, held.generators = self.paths, [*generators]
+        held._reseeds = [
+            (name, _reseeder(generator))  # type: ignore[misc]
+            for (name, _), generator in zip(self._reseeds, generators, strict=True)
+        ]
+        held._searched.take()  # nothing: what may change in a copy is not noticed
+        return held
 
     @property
     def states(self) -> list[Any]:

@@ -10,6 +10,8 @@ An iterable dataset is searched before each epoch: what it makes on the way is n
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from typing import Any
 
 from lit_loader.seeding.find_generators import HeldGenerators, find_generators, has_seed
 
@@ -71,6 +73,25 @@ class GeneratorWatch:
         if self._warn and text not in self._noted:
             self._noted.add(text)
             self.notes.append(text)
+
+    def in_a_copy(self, roots: tuple[object, ...], generators: Sequence[Any]) -> GeneratorWatch:
+        """The same for a copy of the roots that is known to hold what they do.
+
+        Args:
+            roots: The copy, and what is not copied.
+            generators: Those of ``held``, as the copy has them.
+        """
+        watch: GeneratorWatch = object.__new__(GeneratorWatch)
+        watch.__dict__.update(self.__dict__, roots=roots, notes=[], _noted=set())
+        watch.held = self.held.in_a_copy(generators)
+        return watch
+
+    def holds(self, generators: Sequence[Any]) -> bool:
+        """Whether these are the generators that are held, in this order."""
+        held = self.held.generators
+        return len(held) == len(generators) and all(
+            one is other for one, other in zip(held, generators, strict=True)
+        )
 
     def refresh(self) -> set[str]:
         """Search again, if that may find others.

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from lit_loader.statistics.records import (
     BatchRecord,
     LoaderStatistics,
+    MemoryUse,
     SlowSample,
     StageTimes,
     WorkerTimes,
@@ -197,6 +198,7 @@ class Recorder:
         self,
         ready: int = 0,
         shared_memory: int = 0,
+        memory: MemoryUse | None = None,
         num_workers: int = 0,
         why_so_many: str = "",
     ) -> LoaderStatistics:
@@ -234,6 +236,7 @@ class Recorder:
             sample_errors=self.sample_errors,
             sample_retries=self.sample_retries,
             shared_memory=shared_memory,
+            memory=memory,
             num_workers=num_workers,
             why_so_many=why_so_many,
             processor_fraction=self._processor / max(1, self._timed),

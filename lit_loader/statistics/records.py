@@ -17,6 +17,7 @@ __all__ = [
     "BatchRecord",
     "LoaderStatistics",
     "LoaderTrace",
+    "MemoryUse",
     "SlowSample",
     "StageTimes",
     "StepRecord",
@@ -171,6 +172,30 @@ class SlowSample:
     batch: int
 
 
+@dataclass(frozen=True)
+class MemoryUse:
+    """What memory a loader takes now, in bytes; None: the system does not say.
+
+    Attributes:
+        parent: Of the training process itself, its own copy of the dataset and all else.
+        arena: In use for batches.
+        shared_data: Large arrays of the dataset that workers share under spawn and forkserver.
+        workers: Of each worker for itself, by number. What forked workers share with each other is
+            divided among them.
+    """
+
+    parent: int | None = None
+    arena: int = 0
+    shared_data: int = 0
+    workers: tuple[int | None, ...] = ()
+
+    def __str__(self) -> str:
+        """One line for a reader."""
+        shared = f", shared data {_mebibytes(self.shared_data)}" if self.shared_data else ""
+        alone = f", workers {' + '.join(map(_mebibytes, self.workers))}" if self.workers else ""
+        return f"parent {_mebibytes(self.parent)}, arena {_mebibytes(self.arena)}{shared}{alone}"
+
+
 @public
 @dataclass(frozen=True)
 class LoaderStatistics:
@@ -203,6 +228,7 @@ class LoaderStatistics:
         sample_errors: Samples that could not be read, and were skipped or replaced.
         sample_retries: Times that a sample was read again.
         shared_memory: Bytes of the arena that are in use.
+        memory: What memory all of it takes; None unless it was asked for.
         num_workers: Worker processes, when this was taken.
         why_so_many: Why, with ``num_workers="auto"``; else "".
         processor_fraction: Processor time of the workers, as part of the time in which they made
@@ -234,6 +260,7 @@ class LoaderStatistics:
     sample_errors: int = 0
     sample_retries: int = 0
     shared_memory: int = 0
+    memory: MemoryUse | None = None
     num_workers: int = 0
     why_so_many: str = ""
     processor_fraction: float = 0.0
@@ -253,7 +280,12 @@ class LoaderStatistics:
             f"{self.busy_fraction:.0%} busy; mean ms a batch: {shown or 'none'}; "
             f"{_counted(self.worker_restarts, 'restart')}, "
             f"{_counted(self.sample_errors, 'bad sample')}"
+            f"{'' if self.memory is None else f'; memory: {self.memory}'}"
         )
+
+
+def _mebibytes(nbytes: int | None) -> str:
+    return "unknown" if nbytes is None else f"{nbytes / 2**20:,.0f} MiB"
 
 
 def _counted(number: int, noun: str, plural: str = "s") -> str:

@@ -40,6 +40,16 @@ class MemoryLimits:
     available: int | None = None
     oom_kills: int | None = None
 
+    def ample(self, nbytes: int) -> bool:
+        """Whether a process that has just been killed was not killed for want of memory.
+
+        Args:
+            nbytes: What it had at most, which may be part of what is left now.
+        """
+        spare = nbytes + (1 << 30)
+        free = self.limit is None or self.limit - (self.used or 0) > spare
+        return self.oom_kills == 0 and free and (self.available or 0) > spare
+
     def describe(self) -> str:
         """Say what is known, as in ``this process has 1.0 GiB, 2 OOM kills``."""
         parts = []

@@ -17,15 +17,16 @@ import io
 import operator
 import pickle
 import sys
-from collections import ChainMap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from mmap import mmap
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import FunctionType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
-__all__ = ["can_carry_by_value", "dump", "importable_main", "load", "main_is_importable"]
+from lit_loader.system.out_of_band import PROTOCOL, OutOfBand, PickleFile, Reducer, Span
+
+__all__ = ["Pickled", "can_carry_by_value", "dump", "importable_main", "load", "main_is_importable"]
 
 
 def can_carry_by_value() -> bool:
@@ -65,7 +66,23 @@ def importable_main(hide: bool = False) -> Iterator[None]:
         vars(main).update(hidden)
 
 
-def dump(value: object, by_value: bool) -> tuple[bytes, pickle.Pickler]:
+class Pickled(NamedTuple):
+    """An object, pickled.
+
+    Attributes:
+        stream: The pickle, without its large buffers.
+        spans: These, where they lie in this process, in the order in which the pickle names them.
+        pickler: To be kept until the process is started, if descriptors go along. It has what was
+            made on the way (a ``torch.Generator``'s state, say), whose file descriptors must still
+            be open then.
+    """
+
+    stream: bytes
+    spans: Sequence[Span]
+    pickler: pickle.Pickler
+
+
+def dump(value: object, by_value: bool) -> Pickled:
     """Pickle an object, as a part of starting a process.
 
     Args:
@@ -73,28 +90,30 @@ def dump(value: object, by_value: bool) -> tuple[bytes, pickle.Pickler]:
         by_value: Carry functions and classes by value where the worker cannot import them; needs
             cloudpickle.
 
-    Returns:
-        Bytes for :func:`load`, and the pickler. That must be kept until the process is started: it
-        has what was made on the way (a ``torch.Generator``'s state, say), whose file descriptors
-        must still be open then.
-
     Raises:
         Exception: Whatever pickling raises.
     """
-    file = io.BytesIO()
     carried: dict[str, object] = {}
+    # Asked for anew each time: libraries register with multiprocessing as they are imported.
+    others = ForkingPickler(io.BytesIO()).dispatch_table
+    apart = OutOfBand(others)
+    file = PickleFile(apart)
     if by_value:
-        pickler = _by_value(file, carried)
-    elif main_is_importable():
-        pickler = ForkingPickler(file)
+        pickler = _by_value(file, carried, others, apart)
     else:
-        pickler = _WithoutMain(file)
+        kind = ForkingPickler if main_is_importable() else _WithoutMain
+        pickler = kind(file, PROTOCOL, True, apart.stays_inside)
+        pickler.dispatch_table = {**others, **apart.reducers()}
     pickler.dump((value, carried))  # in this order: the second is filled by pickling the first
-    return file.getvalue(), pickler
+    return Pickled(file.getvalue(), apart.spans, pickler)
 
 
-def load(data: bytes | mmap) -> Any:
+def load(stream: mmap, buffers: Iterable[memoryview | bytes]) -> Any:
     """Unpickle what :func:`dump` gave.
+
+    Args:
+        stream: The pickle, from where it stands on.
+        buffers: Its large buffers, where they lie in this process.
 
     What was carried out of the parent's ``__main__`` is put into the one here, so that a batch
     that holds an instance of such a class can be pickled by name on its way back.
@@ -102,7 +121,7 @@ def load(data: bytes | mmap) -> Any:
     Raises:
         Exception: Whatever unpickling raises.
     """
-    value, carried = pickle.loads(data)
+    value, carried = pickle.load(stream, buffers=buffers)
     vars(sys.modules["__main__"]).update(carried)
     return value
 
@@ -117,17 +136,23 @@ def _is_in_main(value: object) -> bool:
         return False
 
 
-def _by_value(file: io.BytesIO, carried: dict[str, object]) -> pickle.Pickler:
+def _by_value(
+    file: io.BytesIO,
+    carried: dict[str, object],
+    others: Mapping[type, Reducer],
+    apart: OutOfBand,
+) -> pickle.Pickler:
     """Make a pickler that notes in ``carried`` what it takes out of ``__main__``, by name."""
     import cloudpickle
 
     by_name = main_is_importable()
 
     class ByValue(cloudpickle.Pickler):  # type: ignore[misc]
-        # Asked for anew each time: libraries register with multiprocessing as they are imported.
-        dispatch_table: ClassVar = ChainMap(
-            cloudpickle.Pickler.dispatch_table, ForkingPickler(io.BytesIO()).dispatch_table
-        )
+        dispatch_table: ClassVar = {
+            **others,
+            **cloudpickle.Pickler.dispatch_table,
+            **apart.reducers(),
+        }
 
         def reducer_override(self, obj: Any) -> Any:
             if _is_in_main(obj):
@@ -139,7 +164,7 @@ def _by_value(file: io.BytesIO, carried: dict[str, object]) -> pickle.Pickler:
                     carried[obj.__qualname__] = obj
             return super().reducer_override(obj)
 
-    return ByValue(file)
+    return ByValue(file, PROTOCOL, apart.stays_inside)
 
 
 class _WithoutMain(ForkingPickler):

@@ -1,8 +1,7 @@
-"""Memory that is a process's own, and how much of the machine's is left for more of them."""
+"""How much memory a process has for itself, and how much is left for more of them."""
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 
 from lit_loader.system.cgroups import memory_limits
@@ -10,20 +9,26 @@ from lit_loader.system.cgroups import memory_limits
 __all__ = ["memory_left", "own_memory"]
 
 
-def own_memory(pid: int, root: Path = Path("/")) -> int | None:
-    """Bytes that no other process has a part in; of a fork, what it has written to.
+def own_memory(pid: int | str = "self") -> int | None:
+    """Bytes of a process that are not a file's.
+
+    Pages that forked processes have in common with the one they come from are divided among them,
+    so that the sum over all processes is what the machine has given. The kernel looks through the
+    page tables for it: some milliseconds for each gigabyte.
 
     Args:
-        pid: The process.
-        root: Where ``proc`` lies.
+        pid: Process id, or "self".
 
     Returns:
-        None where the kernel does not say, or the process has ended.
+        Bytes, or None if the kernel does not say (not Linux, another user's process, or gone).
     """
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        lines = (root / "proc" / str(pid) / "smaps_rollup").read_text().splitlines()
-        private = [int(line.split()[1]) for line in lines if line.startswith("Private_")]
-        return sum(private) << 10 if private else None
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return None
+    for line in text.splitlines():
+        if line.startswith("Pss_Anon:"):
+            return int(line.split()[1]) * 1024
     return None
 
 

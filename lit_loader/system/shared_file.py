@@ -65,7 +65,7 @@ def remedy(error: Exception) -> str:
     return _REMEDIES.get(number or 0, "raise the limit (ulimit -v)")
 
 
-def map_part(fd: int, offset: int, nbytes: int) -> mmap.mmap:
+def map_part(fd: int, offset: int, nbytes: int, private: bool = False) -> mmap.mmap:
     """Map a part of a file without a descriptor of its own.
 
     A mapping that `mmap.mmap` makes of a file keeps a copy of its descriptor (until Python 3.13,
@@ -76,13 +76,16 @@ def map_part(fd: int, offset: int, nbytes: int) -> mmap.mmap:
         fd: The file's descriptor; not needed any more when this returns.
         offset: First byte of the part, on a page.
         nbytes: Its length, whole pages.
+        private: What is written there is seen by this process alone, and not in the file.
 
     Raises:
         OSError: There is no room for it in the address space.
     """
-    unaccounted = getattr(mmap, "MAP_NORESERVE", 0)
-    mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_SHARED | unaccounted)
-    map_over(np.frombuffer(mapping, np.uint8).ctypes.data, nbytes, mmap.MAP_SHARED, fd, offset)
+    kind = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
+    unaccounted = kind | getattr(mmap, "MAP_NORESERVE", 0)
+    mapping = mmap.mmap(-1, nbytes, flags=unaccounted)
+    flags = unaccounted if private else kind
+    map_over(np.frombuffer(mapping, np.uint8).ctypes.data, nbytes, flags, fd, offset)
     return mapping
 
 
@@ -148,11 +151,12 @@ class SharedFile:
         os.close(self.fd)
 
 
-def nameless_file(label: str) -> tuple[int, bool]:
+def nameless_file(label: str, on_disk: bool = False) -> tuple[int, bool]:
     """Open a file that no directory knows.
 
     Args:
         label: What ``/proc`` shows it as.
+        on_disk: Not in memory.
 
     Returns:
         Its descriptor, and whether it is sparse memory.
@@ -160,7 +164,7 @@ def nameless_file(label: str) -> tuple[int, bool]:
     Raises:
         OSError: No descriptor is to be had.
     """
-    if hasattr(os, "memfd_create"):
+    if hasattr(os, "memfd_create") and not on_disk:
         try:
             return os.memfd_create(label, os.MFD_CLOEXEC), True
         except OSError as error:

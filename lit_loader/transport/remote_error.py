@@ -16,7 +16,7 @@ from lit_loader.describe import class_name, message_of
 from lit_loader.errors import WorkerError
 from lit_loader.transport.status_board import Progress
 
-__all__ = ["RemoteError", "WorkerTraceback", "describe_batch", "describe_indices"]
+__all__ = ["ReaderShare", "RemoteError", "WorkerTraceback", "describe_batch", "describe_indices"]
 
 _SHOWN_INDICES = 32
 
@@ -34,8 +34,25 @@ class _Verbatim(str):
         return str(self)
 
 
+class ReaderShare(NamedTuple):
+    """Stands for the indices of a batch where one of ``num_shards`` readers gives its next samples.
+
+    Attributes:
+        shard: The reader's number, as ``lit_loader.get_shard()`` gives it.
+        of: How many readers there are.
+    """
+
+    shard: int
+    of: int
+
+    def __repr__(self) -> str:
+        return f"shard {self.shard} of {self.of}"
+
+
 def describe_indices(indices: Any) -> str:
     """Name a batch's sample indices in a message, shortened when there are many."""
+    if isinstance(indices, ReaderShare):
+        return f"the next samples of {indices!r}"
     if indices is None:
         return "an iterable dataset's next samples"
     if isinstance(indices, list):
@@ -51,14 +68,14 @@ def describe_batch(number: int, indices: Any, progress: Progress) -> str:
 
     Args:
         number: The batch's position in the epoch.
-        indices: Its indices; None for an iterable dataset.
+        indices: Its indices; for an iterable dataset None, or whose turn it is.
         progress: Of the process that makes the batch.
 
     Returns:
         ``batch 3, at index 17 (sample 4 of 32), indices [...]``; samples are counted from 0.
     """
     shown = [f"batch {number}", describe_indices(indices)]
-    if indices is None:
+    if indices is None or isinstance(indices, ReaderShare):
         if (position := progress.reading(indexed=False)) is not None:
             shown.insert(1, f"at sample {position}")
     elif isinstance(indices, list):

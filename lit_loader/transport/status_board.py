@@ -216,9 +216,17 @@ class StatusBoard:
 
         If not, it has left: nothing that it was sent is lost when its process ends.
         """
-        stays = worker < self._words[_WORKERS]
-        self.enter(worker, Stage.IDLE if stays else Stage.LEFT, -1)
-        return stays
+        words, row = self._words, (worker + 1) * _WORDS
+        words[row + _COPY] = 0  # as in enter(), spelled out: this is done once a batch
+        words[row + _STAGE] = Stage.IDLE
+        words[row + _NUMBER] = -1
+        words[row + _POSITION] = 0
+        words[row + _SINCE] = time.monotonic_ns()
+        # Last: who wants fewer workers writes that first, and then looks for those that are idle.
+        if worker < words[_WORKERS]:
+            return True
+        words[row + _STAGE] = Stage.LEFT
+        return False
 
     def clear(self, worker: int) -> None:
         """Put a worker's row back to its beginning."""

@@ -80,6 +80,11 @@ class ForkStarter:
         """Whether workers are forked from what this process is."""
         return self._direct is None or self._direct.forks
 
+    @property
+    def shared_data(self) -> int:
+        """Bytes of the dataset in a file that all workers map; forked ones need none."""
+        return 0 if self._direct is None else self._direct.shared_data
+
     def start_all(self, links: Sequence[Links]) -> list[WorkerProcess]:
         """Start workers, each connected as these say.
 

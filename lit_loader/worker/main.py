@@ -29,11 +29,13 @@ from typing import Any, Final, NoReturn
 
 import numpy as np
 import torch
-from torch.utils.data._utils import worker as torch_worker
 
 from lit_loader.batch.batch_loader import BatchLoader
+from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.batch.collate import collate_privately
 from lit_loader.batch.fetch import EndOfData
+from lit_loader.batch.shard_loader import ShardLoader
+from lit_loader.batch.worker_info import ProcessInfo, WorkerInfo, show
 from lit_loader.checkpoint.position import ReadPoint
 from lit_loader.context import reading
 from lit_loader.errors import TransportError
@@ -165,7 +167,7 @@ class _Worker:
         self._task: Task | None = None
         self._times: list[int] = []
         self._clock = ProcessorClock(on=False)
-        self._loader: BatchLoader | None = None
+        self._loader: BatchLoader | ShardLoader | None = None
         self._broken: RemoteError | None = None
         self._initialise(links, payload)
 
@@ -180,12 +182,17 @@ class _Worker:
                 spec = payload.open()
             finally:
                 self._send(Up(self._id))
-            _set_worker_info(links, spec.dataset)
+            _set_worker_info(links, spec)
             collate_privately()
             where = where.replace("while its dataset was unpickled", "in worker_init_fn")
             if spec.worker_init_fn is not None:
                 spec.worker_init_fn(self._id)
-            self._loader = BatchLoader(spec, links.worker, links.num_workers)
+            where = where.replace("in worker_init_fn", "while its dataset was copied")
+            if spec.num_shards:
+                reading.shard_asked = False  # by a worker, not by a reader
+                self._loader = ShardLoader(spec)
+            else:
+                self._loader = BatchLoader(spec, links.worker, links.num_workers)
             self._clock = ProcessorClock(on=spec.timed)
         except BaseException as error:
             self._broken = RemoteError.capture(error, where)
@@ -264,10 +271,13 @@ class _Worker:
         except EndOfData:
             self._send_result(task, Status.END, task.offset, 0, 0)
         except BaseException as error:
-            shown = None if isinstance(indices, ReadPoint) else indices
+            number = position_of(task.number)
+            shown = indices
+            if indices is None or isinstance(indices, ReadPoint):
+                shown = self._loader and self._loader.whose(number)
             where = (
                 f"in DataLoader worker {self._id} (pid {os.getpid()}), "
-                f"{describe_batch(position_of(task.number), shown, self._progress)}"
+                f"{describe_batch(number, shown, self._progress)}"
             )
             self._fail(task, RemoteError.capture(error, where))
         else:
@@ -379,22 +389,9 @@ def _message_or_stop(data: bytes) -> Message:
     return unpack(data) if data else Stop()
 
 
-class _WorkerInfo(torch_worker.WorkerInfo):
-    """Torch's, which notes that a dataset (or worker_init_fn) asks whose share it is to give."""
-
-    def __getattribute__(self, name: str) -> Any:
-        if name in ("id", "num_workers", "dataset"):
-            reading.shard_asked = True
-        return super().__getattribute__(name)
-
-
-def _set_worker_info(links: Links, dataset: Any) -> None:
-    """Make ``torch.utils.data.get_worker_info()`` answer, which third-party datasets call.
-
-    Private reach into torch, with no public way: the variable behind a public function. Watched by
-    ``tests/project/test_private_reach.py``.
-    """
+def _set_worker_info(links: Links, spec: BatchSpec) -> None:
+    """Make ``torch.utils.data.get_worker_info()`` answer for this worker."""
     reading.shard_asked = False  # in the parent, perhaps, of which this process is a fork
-    torch_worker._worker_info = _WorkerInfo(
-        id=links.worker, num_workers=links.num_workers, seed=links.seed, dataset=dataset
-    )
+    kind = ProcessInfo if spec.num_shards else WorkerInfo
+    number, dataset = links.worker, spec.dataset
+    show(kind(id=number, num_workers=links.num_workers, seed=links.seed, dataset=dataset))

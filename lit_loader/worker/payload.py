@@ -5,15 +5,19 @@ from __future__ import annotations
 import dataclasses
 import mmap
 import os
+import pickle
+import tempfile
+from collections import deque
 from multiprocessing import reduction
 from multiprocessing.context import get_spawning_popen
 from typing import Any, Final
 
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.describe import find_failing_object, short_repr
-from lit_loader.errors import TransportError
-from lit_loader.system.pickling import can_carry_by_value, dump, load
-from lit_loader.system.shared_file import nameless_file, write_all
+from lit_loader.errors import LoaderError, TransportError
+from lit_loader.system.buffer_file import BufferFile, Layout, map_buffers
+from lit_loader.system.pickling import Pickled, can_carry_by_value, dump, load
+from lit_loader.system.shared_file import nameless_file, remedy, write_all
 
 __all__ = ["NO_ROOM", "Descriptor", "Links", "Payload"]
 
@@ -54,22 +58,38 @@ class Payload:
     until each, in turn, has come to reading it. Only what brings descriptors of its own along
     (locks, queues, shared tensors) is pickled for each worker anew.
 
+    Large buffers (arrays, tensors) are not in the pickle: they lie in a file of their own, which
+    every worker maps.
+
     Args:
         spec: The objects.
         by_value: Carry functions and classes by value where they cannot be imported; else this is
             done if they cannot be pickled otherwise, and cloudpickle is installed.
+
+    Attributes:
+        notices: Messages for the consumer.
     """
 
     def __init__(self, spec: BatchSpec, by_value: bool = False) -> None:
+        self.notices: deque[str] = deque()
         self._spec: BatchSpec | None = spec
         self._by_value = by_value
         self._fd = -1
         self._for_all = False
+        self._buffers: BufferFile | None = None
+        self._mapped: tuple[Descriptor, int] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._fd < 0:
             self._write()
-        return _payload_from, (Descriptor(self._fd),)
+        buffers = self._buffers
+        mapped = None if buffers is None else (Descriptor(buffers.fd), buffers.nbytes)
+        return _payload_from, (Descriptor(self._fd), mapped)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of large buffers that the workers share."""
+        return 0 if self._buffers is None else self._buffers.nbytes
 
     def _write(self) -> None:
         """Pickle the objects, as a part of starting a process.
@@ -81,30 +101,79 @@ class Payload:
         popen: Any = get_spawning_popen()
         noted = len(popen._fds)
         try:
-            pickled, self._pickler = dump(self._spec, self._by_value)
+            pickled = dump(self._spec, self._by_value)
         except Exception as error:
             if self._by_value or isinstance(error, RecursionError) or not can_carry_by_value():
                 raise self._explained(error) from error
         else:
             self._for_all = len(popen._fds) == noted
-            self._fd, _ = nameless_file("lit_loader dataset")
-            write_all(self._fd, pickled)
+            self._store(pickled)
             return
         # From now on, for all workers; what the attempt wanted to take along stays here.
         self._by_value = True
         del popen._fds[noted:]
         self._write()
 
+    def _store(self, pickled: Pickled) -> None:
+        """Write the files: one of the large buffers, and one of where they lie and the pickle."""
+        layout = Layout(pickled.spans)
+        # For a worker started later: the same bytes, unless the parent has changed them.
+        if self._buffers is None or not self._buffers.holds(layout):
+            self._drop_buffers()
+            if layout.nbytes:
+                self._buffers = self._buffer_file(layout)
+        self._pickler = None if self._for_all else pickled.pickler
+        fd, _ = nameless_file("lit_loader dataset")
+        try:
+            write_all(fd, pickle.dumps(layout.places))
+            write_all(fd, pickled.stream)
+        except BaseException:
+            os.close(fd)
+            raise
+        self._fd = fd
+
+    def _buffer_file(self, layout: Layout) -> BufferFile:
+        """Write the large buffers into memory, or to a disk.
+
+        Raises:
+            LoaderError: There is no room on either.
+        """
+        size = f"the dataset's arrays ({layout.nbytes / 2**20:,.0f} MiB)"
+        try:
+            return BufferFile(layout)
+        except OSError as error:
+            try:
+                file = BufferFile(layout, on_disk=True)
+            except OSError as full:
+                raise LoaderError(
+                    f"no room for {size} in memory ({error}) nor in the temporary directory "
+                    f"({full}); {remedy(full)}"
+                ) from full
+            self.notices.append(
+                f"{size} have found no room in memory ({error}): workers read them from a file "
+                f"without a name in {tempfile.gettempdir()}, which may be slower; free memory"
+            )
+            return file
+
     def started(self) -> None:
         """Let go of what was for one worker alone, which has been started."""
         if not self._for_all:
-            self.close()
+            self._drop_stream()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Let go of the files."""
+        self._drop_stream()
+        self._drop_buffers()
+
+    def _drop_stream(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+    def _drop_buffers(self) -> None:
+        if self._buffers is not None:
+            self._buffers.close()
+            self._buffers = None
 
     def _explained(self, error: Exception) -> Exception:
         """Name what cannot be pickled, and what to do."""
@@ -133,15 +202,23 @@ class Payload:
             Exception: Whatever unpickling them raises.
         """
         if self._spec is None:
-            with mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ) as pickled:
-                self._spec = load(pickled)
+            # Mapped, and not read: all workers have one file position in common.
+            with mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ) as stream:
+                places = pickle.load(stream)
+                buffers: list[memoryview | bytes] = []
+                if self._mapped is not None:
+                    file, nbytes = self._mapped
+                    buffers = map_buffers(file.fd, nbytes, places)
+                    os.close(file.fd)
+                self._spec = load(stream, buffers)
             self.close()
         return self._spec
 
 
-def _payload_from(file: Descriptor) -> Payload:
+def _payload_from(stream: Descriptor, mapped: tuple[Descriptor, int] | None) -> Payload:
     payload = Payload.__new__(Payload)
-    payload._spec, payload._fd = None, file.fd
+    payload._spec, payload._fd, payload._mapped = None, stream.fd, mapped
+    payload._buffers = None
     return payload
 
 

@@ -89,6 +89,10 @@ class Starter(Protocol):
     def forks(self) -> bool:
         """Whether workers are forked from what this process is, and do not begin by importing."""
 
+    @property
+    def shared_data(self) -> int:
+        """Bytes of the dataset in a file that all workers map."""
+
     def start_all(self, links: Sequence[Links]) -> Sequence[WorkerProcess]:
         """Start workers, each connected as these say."""
 
@@ -188,12 +192,17 @@ class DirectStarter:
         spec: BatchSpec,
         without_main: bool = False,
     ) -> None:
-        self.notices: deque[str] = deque()
         self.forks = context.get_start_method() == "fork"
         self._context = context
         self._without_main = without_main
         by_value = can_carry_by_value() and (without_main or not main_is_importable())
         self._payload = Payload(spec, by_value)
+        self.notices = self._payload.notices
+
+    @property
+    def shared_data(self) -> int:
+        """Bytes of the dataset in a file that all workers map."""
+        return self._payload.shared_bytes
 
     def came_up(self) -> None:
         """Nothing follows from it."""

@@ -16,11 +16,11 @@ from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from lit_loader import DataLoader
+from lit_loader.batch.placement import faster_in_process
 from lit_loader.batch.tensor_table import table_of
 from lit_loader.iteration import host as host_module
 from lit_loader.iteration.base import LoaderIterator
 from lit_loader.iteration.in_process import InProcessIterator
-from lit_loader.iteration.placement import faster_in_process
 from tests.parity.tools import wait_gone
 from tests.support.samples import Call
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import random
 import select
 import signal
 import time
@@ -60,7 +61,9 @@ KINDS: dict[str, type] = {
     "ahead": Noisy,  # as "map", and the next epoch's first batches are made in the one before
     "stream": NoisyStream,
     "stateful": StatefulStream,
+    "shards": StatefulStream,  # by more readers than there are workers
 }
+STREAMS = ("stream", "stateful", "shards")
 EPOCH_EDGES = ("resuming", "resumed")
 
 
@@ -80,7 +83,7 @@ class Cell(NamedTuple):
 
 def missing(cell: Cell) -> str | None:
     """Why there is no such cell; None: there is."""
-    iterable = cell.kind in ("stream", "stateful")
+    iterable = cell.kind in STREAMS
     if cell.point in EPOCH_EDGES and not cell.persistent:
         return "there is a handshake between two epochs of the same workers only"
     if cell.kind == "ahead" and (cell.point in EPOCH_EDGES or not cell.persistent):
@@ -140,15 +143,15 @@ def cells() -> Iterator[Any]:
 @functools.cache
 def clean(kind: str, width: int = 5) -> list[list[Any]]:
     """What two epochs give if nothing happens."""
-    # The share of a reader depends on how many there are.
+    # Without num_shards the share of a reader depends on how many workers there are.
     num_workers = 2 if kind in ("stream", "stateful") else 0
     loader = DataLoader(KINDS[kind](width=width), num_workers=num_workers, **options(kind))
     return [outcomes(loader) for _ in range(2)]
 
 
 def options(kind: str) -> dict[str, Any]:
-    if kind in ("stream", "stateful"):
-        return {"batch_size": 3, "seed": 5}
+    if kind in STREAMS:
+        return {"batch_size": 3, "seed": 5} | ({"num_shards": 3} if kind == "shards" else {})
     ahead = kind == "ahead"
     return {"batch_size": 3, "seed": 5, "shuffle": True, "prefetch_next_epoch": ahead}
 
@@ -251,6 +254,49 @@ def test_what_is_one_batchs_error(cell: Cell, pinned: None, tmp_path: Path) -> N
         for batches in expected:
             assert same(cell.kind, outcomes(loader), batches)
     assert faults.struck == len(faults.strikes)
+
+
+# While the number of workers changes -----------------------------------------------------------
+
+RESIZED = [
+    Cell(fault, point, "map", persistent, pin, "fork")
+    for fault, point, persistent, pin in itertools.product(
+        (*DEATHS, "loop"), POINTS, (False, True), (False, True)
+    )
+    if point not in ("ending", "granting") and (persistent or point not in EPOCH_EDGES)
+]
+
+
+def resized(cell: Cell) -> Any:
+    plain = cell.fault == "SIGKILL" and cell.pin == (cell.point in ("taking", "sending", "idle"))
+    return pytest.param(
+        cell, id=str(cell), marks=() if plain and cell.persistent else pytest.mark.slow
+    )
+
+
+@pytest.mark.parametrize("cell", [resized(cell) for cell in RESIZED])
+def test_while_it_is_resized(cell: Cell, pinned: None, tmp_path: Path) -> None:
+    """A fault strikes anyone, who may be coming, staying or leaving."""
+    expected = clean("map")[: 1 + cell.persistent]
+    faults, chance = Faults(tmp_path, strike_of(cell)), random.Random(str(cell))
+    with (
+        warnings.catch_warnings(record=True) as told,
+        DataLoader(
+            Noisy(), num_workers=2, worker_init_fn=faults, persistent_workers=cell.persistent,
+            pin_memory=cell.pin, multiprocessing_context="fork",
+            timeout=TIMEOUT if cell.fault == "loop" else 0,
+            max_worker_restarts=20 if cell.fault == "loop" else 1, **options("map"),
+        ) as loader,
+    ):  # fmt: skip
+        warnings.simplefilter("always")
+        for batches in expected:
+            found = []
+            for batch in loader:
+                found += outcomes([batch])
+                loader.resize(chance.randint(1, 4))
+            assert found == batches
+    assert faults.struck <= 1
+    assert {warning.category for warning in told} <= {WorkerRestartWarning}
 
 
 # The start methods, one pool for many faults -------------------------------------------------

@@ -71,7 +71,7 @@ def crash() -> None:
 
 
 DEATHS = {
-    "SIGKILL": (lambda: os.kill(os.getpid(), signal.SIGKILL), "killed by SIGKILL, most likely by"),
+    "SIGKILL": (lambda: os.kill(os.getpid(), signal.SIGKILL), "killed by SIGKILL, "),
     "SIGSEGV": (crash, "killed by SIGSEGV, by a crash in native code"),
     "SIGTERM": (lambda: os.kill(os.getpid(), signal.SIGTERM), "killed by SIGTERM, at the request"),
     "SIGALRM": (lambda: os.kill(os.getpid(), signal.SIGALRM), "killed by SIGALRM, whose sender"),

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 from torch.utils.data import DataLoader as TorchLoader
 
 from lit_loader import DataLoader
+from tests.support.turns import Turns
 
 
 class HookError(Exception):
@@ -86,3 +90,40 @@ def test_ctrl_c_reaches_tests_that_were_started_in_the_background(
 def test_a_unit_test_may_start_no_process(outcomes: dict[str, str]) -> None:
     assert outcomes["test_unit_with_a_process"] == "ERROR"  # found when it is over
     assert outcomes["test_process"] == "PASSED"
+
+
+def test_who_measures_time_is_alone_and_is_not_passed(tmp_path: Path) -> None:
+    one, other, third = Turns(tmp_path), Turns(tmp_path), Turns(tmp_path)
+    seen: list[str] = []
+
+    def measure() -> None:
+        with other.turn(alone=True):
+            seen.append("alone")
+
+    def come_later() -> None:
+        with third.turn(alone=False):
+            seen.append("later")
+
+    threads = [threading.Thread(target=measure), threading.Thread(target=come_later)]
+    with one.turn(alone=False), (tmp_path / "turns-gate").open() as gate:
+        with third.turn(alone=False):  # side by side
+            seen.append("beside")
+        threads[0].start()
+        while not is_locked(gate):  # by who waits to be alone
+            os.sched_yield()
+        threads[1].start()
+        assert seen == ["beside"]
+    for thread in threads:
+        thread.join()
+    assert seen == ["beside", "alone", "later"]
+    for each in (one, other, third):
+        each.close()
+
+
+def is_locked(file: TextIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    fcntl.flock(file, fcntl.LOCK_UN)
+    return False

@@ -30,6 +30,7 @@ PACKAGE = Path(__file__).parents[2] / "lit_loader"
 
 REACHES = {
     "lightning/state_callback.py": {"fit_loop._data_fetcher"},
+    "lightning/rank_states.py": {"distributed_c10d._get_default_store"},
     "system/child_processes.py": {"process._popen"},
     "batch/collate.py": {"torch.utils.data._utils"},
     "seeding/find_generators.py": {"mtrand._rand"},
@@ -41,7 +42,7 @@ REACHES = {
         "torch._make_per_tensor_quantized_tensor", "torch._make_per_channel_quantized_tensor",
     },
     "lightning/trainer_progress.py": {"fit_loop._restarting", "loop._batches_that_stepped"},
-    "worker/main.py": {"torch.utils.data._utils", "torch_worker._worker_info"},
+    "batch/worker_info.py": {"torch.utils.data._utils", "torch_worker._worker_info"},
 }  # fmt: skip
 
 OWN = re.compile(
@@ -62,7 +63,7 @@ def test_the_list_is_complete() -> None:
 
 
 def test_worker_info(monkeypatch: pytest.MonkeyPatch) -> None:
-    """worker/main.py: the variable behind torch.utils.data.get_worker_info()."""
+    """batch/worker_info.py: the variable behind torch.utils.data.get_worker_info()."""
     info = torch_worker.WorkerInfo(id=1, num_workers=2, seed=3, dataset=[4])
     monkeypatch.setattr(torch_worker, "_worker_info", info)
     seen = torch.utils.data.get_worker_info()

@@ -33,6 +33,8 @@ LONG: Final = (
     "iteration/test_limits.py::test_a_full_disk_behind_the_temporary_directory[[]10m*",
     "iteration/test_limits.py::test_a_small_address_space_and_large_batches[[]3000 MB*",
     "mixture/test_mixture.py::test_streams_resume_in_mid_epoch[[]*-2]",
+    "worker/test_shared_buffers.py::test_one_copy*-alone*",
+    "worker/test_shared_buffers.py::test_one_copy*[[]spawn*",
     "system/test_pickling.py::test_a_session_with*[[]-c*",
     "examples/test_recipes.py::test_a_killed_training_goes_on_exactly*",
     "examples/test_recipes.py::test_a_recipe_trains[[]huggingface*",

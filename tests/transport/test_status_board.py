@@ -84,3 +84,16 @@ def test_a_released_board_lets_go_of_its_memory() -> None:
     board = StatusBoard(memoryview(memory))
     board.release()
     memory.clear()  # would raise BufferError if anything still looked into it
+
+
+def test_who_rests_learns_whether_it_is_to_stay() -> None:
+    board = new_board()
+    board.enter(1, Stage.ENCODING, 17, 3)
+    board.workers = 2
+    assert board.rest(1)
+    assert board.read(1)[:3] + board.read(1)[4:] == (Stage.IDLE, -1, 0, 0)
+    board.workers = 1
+    assert board.rest(0)
+    assert not board.rest(1)
+    assert (board.read(0).stage, board.read(1).stage) == (Stage.IDLE, Stage.LEFT)
+    assert board.generation == board.issue == 0

@@ -93,7 +93,8 @@ def test_the_ranks_of_the_machine_are_the_trainers(tmp_path: Path) -> None:
 
 def test_the_verdict_names_the_number_and_what_bounds_it() -> None:
     statistics = LoaderStatistics(
-        batches=100, seconds=10.0, waited=3.0, wait_fraction=0.3, starts=1, workers=(WorkerTimes(0, 100, 400, 9.0, 0.9),),
+        batches=100, seconds=10.0, waited=3.0, wait_fraction=0.3, starts=1,
+        workers=(WorkerTimes(0, 100, 400, 9.0, 0.9),),
         fetch=StageTimes(total=70.0, mean=0.7), num_workers=8,
         why_so_many="more than 8 did not help", processor_fraction=0.05, queued_fraction=0.02,
     )  # fmt: skip

@@ -518,8 +518,9 @@ def test_a_lock_of_the_datasets_own(launched: bool, monkeypatch: pytest.MonkeyPa
             Call(sample, 4), num_workers=1, multiprocessing_context="fork", timeout=0.5
         ) as loader:
             assert ints(loader) == [0, 1, 2, 3]
-    [text] = texts
-    assert "did not get on within timeout=0.5 s" in text
+    # A machine that is busy may hold up the next one as long.
+    assert texts
+    assert all("did not get on within timeout=0.5 s" in text for text in texts), texts
 
 
 class Reading(io.RawIOBase):

@@ -181,6 +181,9 @@ def test_the_launcher_is_killed_while_it_replaces_a_worker(
         starter = pool._own.starter
         os.kill(starter._launcher._process.pid, signal.SIGKILL)  # the next one has the fault
         os.kill(pool.pids[0], signal.SIGKILL)
+        found += [int(next(iterator)) for _ in range(100)]  # the worker has been replaced
+        while not killed.done:  # by the launcher, after that perhaps
+            os.sched_yield()
         found += ints(iterator)
     assert found == list(range(200))
     assert killed.done == 1

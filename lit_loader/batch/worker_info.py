@@ -1,0 +1,51 @@
+"""`WorkerInfo`: what ``torch.utils.data.get_worker_info()`` answers, which datasets call.
+
+Datasets that were written for torch take their share by it. So it names a reader's number among all
+readers, whichever process the reader is served by.
+
+Private reach into torch, with no public way: the variable behind a public function. Watched by
+``tests/project/test_private_reach.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data._utils import worker as torch_worker
+
+from lit_loader.context import reading
+from lit_loader.errors import OptionError
+
+__all__ = ["ProcessInfo", "WorkerInfo", "show", "shown"]
+
+
+class WorkerInfo(torch_worker.WorkerInfo):
+    """Torch's, which notes that a dataset (or worker_init_fn) asks whose share it is to give."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("id", "num_workers", "dataset"):
+            reading.shard_asked = True
+        return super().__getattribute__(name)
+
+
+class ProcessInfo(WorkerInfo):
+    """What worker_init_fn finds with ``num_shards``: the process, in which no reader is."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "dataset":
+            raise OptionError(
+                "worker_init_fn asks for get_worker_info().dataset, but with num_shards each "
+                "reader has a copy of the dataset, whichever worker serves it: let the dataset "
+                "take its share itself, in __iter__, by lit_loader.get_shard() or get_worker_info()"
+            )
+        return super().__getattribute__(name)
+
+
+def shown() -> Any:
+    """Give what is answered now; None: this is no worker."""
+    return torch_worker._worker_info
+
+
+def show(info: Any) -> None:
+    """Let this be answered; None: this is no worker."""
+    torch_worker._worker_info = info

@@ -1,0 +1,157 @@
+"""The readers of an iterable dataset in a state: written down, checked, dealt out to the ranks.
+
+A reader's part is ``[batches, the dataset's state, whether it has ended]``, and the number of
+batches behind that state where there are any. Without ``num_shards`` they stand in the order of the
+workers; with them, each behind its number among all readers, so that those of several ranks can be
+put together (`checkpoint/merged_states.py`) and dealt out to others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from lit_loader.checkpoint.fingerprint import Fingerprint
+from lit_loader.checkpoint.stateful import checked_parts
+from lit_loader.checkpoint.untrusted_state import brief, damaged, is_count
+from lit_loader.errors import StateError
+
+__all__ = ["Shards", "batches_of_first_rank", "checked_readers", "checked_workers"]
+
+_MAX_READ: Final = 2**32
+"""Batches of one reader are below it: their numbers, of all readers, are below `MAX_BATCHES`."""
+
+
+@dataclass(frozen=True)
+class Shards:
+    """The readers that a rank serves.
+
+    Attributes:
+        rank: The rank.
+        replicas: How many ranks there are.
+        count: How many readers there are, of all ranks together.
+    """
+
+    rank: int
+    replicas: int
+    count: int
+
+    @property
+    def mine(self) -> range:
+        """The numbers of this rank's readers, in the order in which they take turns."""
+        return range(self.rank, self.count, self.replicas)
+
+    def own_parts(self, readers: Sequence[Sequence[Any]]) -> list[Sequence[Any]]:
+        """Choose this rank's readers of those in a state.
+
+        Raises:
+            StateError: Some are missing.
+        """
+        known = {part[0]: part for part in readers}
+        missing = [number for number in self.mine if number not in known]
+        if missing:
+            raise StateError(
+                f"state has the readers of one rank, {brief(list(known))} of {self.count}, but "
+                f"rank {self.rank} of {self.replicas} reads {brief(list(self.mine))}: load what "
+                "lit_loader.merge_states makes of the states of all ranks"
+            )
+        return [known[number] for number in self.mine]
+
+
+def batches_of_first_rank(readers: Sequence[Sequence[Any]], replicas: Any) -> int:
+    """Count the batches that the first of the ranks in a state has been given.
+
+    Args:
+        readers: The state's, checked.
+        replicas: How many ranks there were then.
+    """
+    first = min(part[0] % replicas for part in readers)
+    return sum(part[1] for part in readers if part[0] % replicas == first)
+
+
+def checked_readers(readers: Any, fingerprint: Fingerprint) -> list[list[Any]] | None:
+    """Copy the readers of a state, if they are what ``state_dict()`` makes of them.
+
+    Args:
+        readers: The parts, each behind its reader's number; None: there are none.
+        fingerprint: The state's, checked.
+
+    Raises:
+        StateError: They are something else.
+    """
+    if readers is None:
+        return None
+    count, replicas = fingerprint.get("num_shards"), fingerprint.get("num_replicas")
+    if not (is_count(count) and is_count(replicas) and replicas >= 1):
+        raise damaged("readers need num_shards and num_replicas in the fingerprint", fingerprint)
+    if not isinstance(readers, (list, tuple)) or not readers:
+        raise damaged("readers must be a list, and not empty", readers)
+    parts: list[list[Any]] = []
+    for place, part in enumerate(readers):
+        if not (isinstance(part, (list, tuple)) and part and is_count(part[0], count)):
+            raise damaged(f"readers[{place}] must begin with a reader's number", part)
+        if parts and part[0] <= parts[-1][0]:
+            raise damaged(f"readers[{place}] must have a higher number than that before", part)
+        parts.append([part[0], *_checked_part(f"readers[{place}]", list(part[1:]))])
+    return parts
+
+
+def _leads_to(own: Mapping[str, Any], batches: int, behind: int) -> bool:
+    """Whether a dataset's state is one that is noted: that before a batch which was given out.
+
+    An empty one leads to the first.
+    """
+    return behind >= 1 and (bool(own) or behind == batches)
+
+
+def checked_workers(workers: Any, expected: Any) -> list[list[Any]] | None:
+    """Copy each worker's part of a state, if it is what ``state_dict()`` makes of it.
+
+    Args:
+        workers: The parts; None: there are none.
+        expected: How many there must be; None: any number, perhaps none.
+
+    Raises:
+        StateError: They are something else.
+    """
+    if workers is None:
+        return None
+    if not isinstance(workers, (list, tuple)):
+        raise damaged("workers must be a list", workers)
+    if expected is not None and len(workers) != expected:
+        raise StateError(
+            f"state's workers must have a part for each of its num_workers={brief(expected)}, got "
+            f"{len(workers)}: resume with a state as state_dict() gave it"
+        )
+    return [_checked_part(f"workers[{number}]", part) for number, part in enumerate(workers)]
+
+
+def _checked_part(name: str, part: Any) -> list[Any]:
+    """Copy one reader's part.
+
+    Args:
+        name: Where it stands in the state.
+        part: Anything.
+
+    Raises:
+        StateError: It is not what it should be.
+    """
+    whole = isinstance(part, (list, tuple)) and len(part) in (3, 4)
+    # The fourth: batches after the dataset's state, of those that have been given out.
+    if (
+        not (whole and is_count(part[0], _MAX_READ) and type(part[2]) is bool)
+        or not all(map(is_count, part[3:]))
+        or any(behind > part[0] for behind in part[3:])
+    ):
+        raise damaged(
+            f"{name} must be [batches, the dataset's state, whether it has ended]",
+            part,
+        )
+    own = checked_parts(f"{name}[1]", part[1], "dataset")
+    if own is not None and not _leads_to(own, part[0], part[3] if part[3:] else 0):
+        raise damaged(
+            f"{name} must have the dataset's state of a batch that was given out",
+            part,
+        )
+    return [part[0], own, *part[2:]]

@@ -1,0 +1,117 @@
+"""`RankStates`: puts the readers of all ranks into the checkpoint that the first rank writes.
+
+Used by `lightning/state_callback.py` where loaders have ``num_shards``: there a rank's state holds
+the readers of that rank alone::
+
+    rank 1, 2, … ── own states ──▶ the job's store ──▶ rank 0: merge_states ──▶ checkpoint
+
+Every rank comes here whenever a checkpoint is made, as Lightning asks for it. But one may be made
+by a single rank, after an exception or in a handler of a signal. So this is no collective
+operation, in which the ranks that are there would wait for the others without end: the other ranks
+leave their states and go on, and the first one waits for some time. What it then lacks it says in a
+warning.
+"""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+import torch.distributed
+from torch.distributed import distributed_c10d
+
+from lit_loader.checkpoint.merged_states import merge_states
+from lit_loader.errors import StateError
+
+__all__ = ["RankStates"]
+
+PATIENCE: Final = 30.0
+"""Seconds that are waited for another rank's states."""
+
+State = dict[str, Any]
+
+
+class RankStates:
+    """The states of a Trainer's loaders, of all ranks.
+
+    Attributes:
+        fits: Trainings that have begun in this process, and so on every other rank.
+    """
+
+    fits = 0
+
+    def __init__(self) -> None:
+        self._at: tuple[int, int] | None = None
+        self._times = 0  # that one was made there
+
+    def begin_fit(self) -> None:
+        """Note that a training begins, on all ranks: its steps may be those of another one."""
+        RankStates.fits += 1
+        self._at = None
+
+    def merged(self, states: Sequence[State], epoch: int, step: int) -> list[State]:
+        """Give the states with the readers of all ranks in them; on other ranks, as they are.
+
+        Args:
+            states: This rank's, one for each loader.
+            epoch: The Trainer's.
+            step: The Trainer's.
+        """
+        self._times = self._times + 1 if self._at == (epoch, step) else 0
+        self._at = epoch, step
+        partial = [state for state in states if _is_partial(state)]
+        distributed = torch.distributed
+        if not partial or not (distributed.is_available() and distributed.is_initialized()):
+            return [*states]
+        # Private reach: the store by which the ranks have found each other.
+        store = distributed_c10d._get_default_store()
+        place = f"lit_loader/{self.fits}/{epoch}/{step}/{self._times}"
+        ranks, own = _ranks(partial[0]), _rank(partial[0])
+        if own:
+            store.set(f"{place}/{own}", pickle.dumps(states))  # type: ignore[arg-type]
+            return [*states]
+        try:
+            others = [self._of(store, f"{place}/{rank}") for rank in range(1, ranks)]
+            return [
+                merge_states([state, *(other[number] for other in others)])
+                if _is_partial(state)
+                else state
+                for number, state in enumerate(states)
+            ]
+        except (StateError, RuntimeError, IndexError) as error:
+            reason = " ".join(str(error).split())[:200]
+            warnings.warn(
+                "the checkpoint has the positions of the first rank's readers alone, for another "
+                f"rank has not come to write it at the same step ({reason}): it cannot be resumed "
+                "exactly by several ranks; use one that was written in training",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return [*states]
+
+    @staticmethod
+    def _of(store: Any, key: str) -> list[State]:
+        store.wait([key], timedelta(seconds=PATIENCE))
+        states: list[State] = pickle.loads(store.get(key))
+        store.delete_key(key)
+        return states
+
+
+def _is_partial(state: Mapping[str, Any]) -> bool:
+    """Whether this is the state of one rank's readers, and not of all."""
+    readers: Sequence[Any] = state.get("readers") or ()
+    return bool(readers) and len(readers) < state["fingerprint"]["num_shards"]
+
+
+def _ranks(state: Mapping[str, Any]) -> int:
+    ranks: int = state["fingerprint"]["num_replicas"]
+    return ranks
+
+
+def _rank(state: Mapping[str, Any]) -> int:
+    """Which rank's state this is."""
+    first: int = state["readers"][0][0]
+    return first % _ranks(state)

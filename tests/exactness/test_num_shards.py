@@ -1,0 +1,550 @@
+"""``num_shards``: what a reader gives does not depend on who serves it, or on how often it stops.
+
+The reference is a loader without workers and ranks. Every sample says which reader it was read by,
+what the dataset was told about it, and what it drew from each generator.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import itertools
+import os
+import random
+import signal
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import IterableDataset, get_worker_info
+
+import lit_loader
+from lit_loader import DataLoader, OptionError, StateError, TransportError, WorkerRestartWarning
+from tests.support.samples import Counting
+from tests.support.shard_data import COLUMNS, KINDS, WithIteratorState
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+SHARDS, LENGTH, SIZE = 4, 45, 3
+
+
+Batches = list[bytes]
+
+
+def stream(kind: str, keeps: bool = False) -> Any:
+    return KINDS[kind](LENGTH, "torch", keeps)
+
+
+def loader(dataset: Any, workers: int = 0, ranks: int = 1, rank: int = 0, **options: Any) -> Any:
+    options = {"batch_size": SIZE, "num_shards": SHARDS, "seed": 7, **options}
+    if ranks > 1:
+        options |= {"num_replicas": ranks, "rank": rank, "shard_tail": "keep"}
+    return DataLoader(dataset, num_workers=workers, **options)
+
+
+def content(batch: Tensor) -> bytes:
+    return batch.numpy().tobytes()
+
+
+def shard_of(batch: bytes) -> int:
+    return int(np.frombuffer(batch)[0])
+
+
+def by_shard(batches: Batches) -> dict[int, Batches]:
+    found: dict[int, Batches] = {shard: [] for shard in range(SHARDS)}
+    for batch in batches:
+        found[shard_of(batch)].append(batch)
+    return found
+
+
+@functools.cache
+def reference(kind: str, keeps: bool = False) -> Batches:
+    return [content(batch) for batch in loader(stream(kind, keeps))]
+
+
+def restored(state: dict[str, Any]) -> dict[str, Any]:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)  # type: ignore[no-any-return]
+
+
+@pytest.fixture(autouse=True)
+def quiet(recwarn: pytest.WarningsRecorder) -> None:
+    warnings.filterwarnings("ignore", ".*resuming reads again")
+
+
+def test_rounds_and_what_a_reader_is_told() -> None:
+    batches = [np.frombuffer(batch).reshape(-1, COLUMNS) for batch in reference("iterator")]
+    shards = [int(batch[0, 0]) for batch in batches]
+    assert shards == [*range(SHARDS)] * 4  # 12 or 11 samples each, in threes
+    for batch in batches:
+        shard = batch[0, 0]
+        assert (batch[:, :7] == [shard, SHARDS, shard, SHARDS, 7 + shard, 0, 7 + shard]).all()
+    numbers = sorted(int(row[7]) for batch in batches for row in batch)
+    assert numbers == [*range(LENGTH)]
+    assert get_worker_info() is None
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("keeps", [pytest.param(False, id="", marks=SLOW), True])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=SLOW), 2, pytest.param(5, marks=SLOW)])
+def test_any_number_of_workers(kind: str, keeps: bool, workers: int) -> None:
+    assert [content(batch) for batch in loader(stream(kind, keeps), workers)] == reference(
+        kind, keeps
+    )
+
+
+@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
+def test_other_start_methods(method: str) -> None:
+    found = loader(stream("dataset", True), 2, multiprocessing_context=method)
+    assert [content(batch) for batch in found] == reference("dataset", True)
+
+
+@pytest.mark.parametrize("kind", ["dataset", "generator"])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_take_every_so_many_a_batch(kind: str, ranks: int) -> None:
+    expected = reference(kind)
+    for rank in range(ranks):
+        found = [content(batch) for batch in loader(stream(kind), rank % 2, ranks, rank)]
+        assert found == expected[rank::ranks]
+
+
+def part(
+    kind: str,
+    keeps: bool,
+    workers: int,
+    ranks: int,
+    taken: int | None,
+    state: dict[str, Any] | None = None,
+    **options: Any,
+) -> tuple[list[Batches], dict[str, Any]]:
+    """What each rank is given, and the state of all ranks then."""
+    given, states = [], []
+    for rank in range(ranks):
+        with loader(stream(kind, keeps), workers, ranks, rank, **options) as one:
+            if state is not None:
+                one.load_state_dict(state)
+            given.append([content(batch) for batch in itertools.islice(one, taken)])
+            states.append(restored(one.state_dict()))
+    random.Random(taken).shuffle(states)
+    return given, lit_loader.merge_states(states)
+
+
+CHAINS = [
+    # (workers, ranks, batches that each rank takes), one after the other
+    [(2, 4, 1), (0, 2, 1), (5, 1, None)],
+    [(0, 1, 4), (2, 2, 3), (1, 4, None)],
+    [(3, 2, 0), (0, 2, 5), (2, 1, None)],
+    [(1, 1, 5), (0, 2, 2), (2, 1, 1), (0, 4, None)],  # in the midst of a round
+    [(0, 1, 15), (2, 1, None)],
+    [(2, 1, 1), (0, 1, 1), (2, 1, 9), (5, 1, None)],
+]
+
+
+def chains() -> Iterator[Any]:
+    """Every kind of dataset with every chain; by default each kind and each chain once."""
+    for place, (kind, number, keeps) in enumerate(
+        itertools.product(KINDS, range(len(CHAINS)), (False, True))
+    ):
+        default = place % (2 * len(CHAINS) + 2) == 0
+        marks = () if default else pytest.mark.slow
+        name = f"{kind}-{number}{'-keeps' * keeps}".replace(" ", "_")
+        yield pytest.param(kind, CHAINS[number], keeps, id=name, marks=marks)
+
+
+@pytest.mark.parametrize(("kind", "chain", "keeps"), [*chains()])
+def test_stopped_and_resumed_with_others(kind: str, chain: Any, keeps: bool) -> None:
+    expected = by_shard(reference(kind, keeps))
+    found: dict[int, Batches] = {shard: [] for shard in range(SHARDS)}
+    state = None
+    for workers, ranks, taken in chain:
+        given, state = part(kind, keeps, workers, ranks, taken, state)
+        for batches in given:
+            for shard, more in by_shard(batches).items():
+                found[shard] += more
+    assert found == expected
+
+
+def test_a_resume_of_one_rank_is_in_order() -> None:
+    expected = reference("its own iterator", True)
+    for taken in range(0, len(expected), 3):
+        given, state = part("its own iterator", True, 0, 1, taken)
+        rest, _ = part("its own iterator", True, 0, 1, None, state)
+        assert (given[0], rest[0]) == (expected[:taken], expected[taken:])
+
+
+class Deadly(WithIteratorState):
+    """Ends the process that reads one of its samples, as often as there are files to remove."""
+
+    folder: Path
+    at: tuple[int, ...] = ()
+
+    def item(self, number: int) -> Tensor:
+        if number in self.at:
+            for file in self.folder.iterdir():
+                try:
+                    file.unlink()
+                except FileNotFoundError:
+                    continue
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().item(number)
+
+
+@pytest.mark.parametrize("persistent", [False, pytest.param(True, marks=SLOW)])
+@pytest.mark.parametrize("at", [(0,), (20, 21), pytest.param((44,), marks=SLOW), (7, 12, 30)])
+def test_killed_workers(at: tuple[int, ...], persistent: bool, tmp_path: Path) -> None:
+    dataset = Deadly(LENGTH, "python", True)
+    dataset.folder, dataset.at = tmp_path, at
+    expected = [content(batch) for batch in loader(dataset)]
+    (tmp_path / "kill").touch()
+    with (
+        loader(dataset, 2, persistent_workers=persistent, max_worker_restarts=1) as one,
+        pytest.warns(WorkerRestartWarning, match=r"the next samples of shard \d of 4"),
+    ):
+        assert [content(batch) for batch in one] == expected
+
+
+def test_killed_after_a_resume(tmp_path: Path) -> None:
+    dataset = Deadly(LENGTH, "python")
+    dataset.folder, dataset.at = tmp_path, (0, 20, 44)
+    expected = [content(batch) for batch in loader(dataset)]
+    first = loader(dataset, 2)
+    assert [content(batch) for batch in itertools.islice(first, 6)] == expected[:6]
+    state = first.state_dict()
+    first.close()
+    for file in ("one", "two"):
+        (tmp_path / file).touch()
+    with loader(dataset, 3) as one, pytest.warns(WorkerRestartWarning):
+        one.load_state_dict(state)
+        assert [content(batch) for batch in one] == expected[6:]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_epochs(workers: int) -> None:
+    with loader(stream("both"), workers, persistent_workers=bool(workers)) as one:
+        epochs = [[content(batch) for batch in one] for _ in range(3)]
+        one.set_epoch(1)
+        assert [content(batch) for batch in one] == epochs[1]
+    assert epochs[0] == reference("both")
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    # Each begins with the dataset as it is here: its count of shifts goes no further than 1.
+    fresh = loader(stream("both"))
+    fresh.set_epoch(2)
+    assert [content(batch) for batch in fresh] == epochs[2]
+
+
+@pytest.mark.parametrize(
+    "options", [{"batch_size": None}, {"drop_last": True}, {"in_order": False}]
+)
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=SLOW), 3])
+def test_other_options(options: dict[str, Any], workers: int) -> None:
+    expected = [content(batch) for batch in loader(stream("iterator"), **options)]
+    for taken in (None, 7):
+        with loader(stream("iterator"), workers, **options) as one:
+            found = [content(batch) for batch in itertools.islice(one, taken)]
+            state = one.state_dict()
+        if taken is not None:
+            rest = loader(stream("iterator"), **options)
+            rest.load_state_dict(state)
+            found += [content(batch) for batch in rest]
+        if "in_order" in options:
+            assert by_shard(found) == by_shard(expected)
+        else:
+            assert found == expected
+    if "drop_last" in options:
+        assert {len(np.frombuffer(batch)) for batch in expected} == {COLUMNS * SIZE}
+
+
+class Bad(WithIteratorState):
+    def item(self, number: int) -> Tensor:
+        sample = super().item(number)
+        if number % 5 == 3:
+            raise LookupError(f"sample {number} is broken")
+        return sample
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_bad_samples_are_skipped(workers: int) -> None:
+    def given(workers: int, ranks: int = 1, rank: int = 0) -> Batches:
+        found = loader(Bad(LENGTH), workers, ranks, rank, on_sample_error="skip")
+        return [content(batch) for batch in found]
+
+    expected = given(0)
+    assert given(workers) == expected
+    assert [given(workers, 2, rank) for rank in range(2)] == [expected[0::2], expected[1::2]]
+    numbers = [
+        int(row[7]) for batch in expected for row in np.frombuffer(batch).reshape(-1, COLUMNS)
+    ]
+    assert sorted(numbers) == [number for number in range(LENGTH) if number % 5 != 3]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_failing_reader_is_named_and_goes_on(workers: int) -> None:
+    found: list[Any] = []
+    with loader(Bad(LENGTH), workers) as one:
+        batches = iter(one)
+        while True:
+            try:
+                found.append(content(next(batches)))
+            except StopIteration:
+                break
+            except LookupError as error:
+                text = "".join([str(error), *getattr(error, "__notes__", [])])
+                assert "the next samples of shard " in text
+                found.append(text[text.index("shard ") :][: len("shard 0 of 4")])
+    if not workers:
+        assert any(isinstance(entry, str) for entry in found)
+        return
+    here = loader(Bad(LENGTH), 0)
+    batches, again = iter(here), []
+    while True:
+        try:
+            again.append(content(next(batches)))
+        except StopIteration:
+            break
+        except LookupError as error:
+            text = "".join([str(error), *getattr(error, "__notes__", [])])
+            again.append(text[text.index("shard ") :][: len("shard 0 of 4")])
+    assert found == again
+
+
+def test_exactness_is_checked() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "This DataLoader will create")
+        with loader(stream("iterator"), 2, check_exactness=6) as one:
+            assert len([*one]) == 16
+
+
+class AsksTorch(IterableDataset[int]):
+    """As a dataset that was written for torch does it."""
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        assert info is not None
+        yield from range(info.id, 20, info.num_workers)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_a_dataset_written_for_torch(workers: int) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "This DataLoader will create")
+        batches = [batch.tolist() for batch in loader(AsksTorch(), workers)]
+    assert batches[:5] == [[0, 4, 8], [1, 5, 9], [2, 6, 10], [3, 7, 11], [12, 16]]
+    assert sorted(itertools.chain(*batches)) == [*range(20)]
+
+
+class AsksNothing(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(4))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_dataset_that_does_not_ask(workers: int) -> None:
+    text = r"AsksNothing is iterated by 4 readers \(num_shards\) and has not asked"
+    with pytest.warns(UserWarning, match=text):
+        assert len([*loader(AsksNothing(), workers)]) == 8
+    text = r"by 2 readers \(workers x ranks\).*get_shard\(\), and pass num_shards, with which"
+    with pytest.warns(UserWarning, match=text):
+        [*DataLoader(AsksNothing(), num_workers=2)]
+
+
+class Remembers(Counting):
+    """Keeps what it has given in a list, and large numbers in arrays."""
+
+    def __init__(self, table: np.ndarray[Any, Any]) -> None:
+        super().__init__()
+        self.given: list[int] = []
+        self.table = table
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in super().__iter__():
+            self.given.append(number)
+            self.table[0] += not self.table.flags.writeable or 1
+            yield torch.tensor([number, len(self.given), int(self.table[0])])
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_each_reader_has_a_copy(workers: int) -> None:
+    dataset = Remembers(np.zeros(3))
+    rows = torch.cat([*loader(dataset, workers)])
+    for row in rows.tolist():
+        assert row[1] == row[2] == row[0] // SHARDS + 1
+    assert dataset.given == [] and dataset.table[0] == 0
+
+
+def test_copies_share_what_is_read_only(tmp_path: Path) -> None:
+    from lit_loader.batch.dataset_copies import DatasetCopies
+
+    np.save(tmp_path / "table.npy", np.arange(8))
+    frozen = np.arange(3)
+    frozen.flags.writeable = False
+    shared = lit_loader.SharedSequence([1, 2])
+    mapped = np.load(tmp_path / "table.npy", mmap_mode="r")
+    view = np.arange(4)[1:]
+    view.flags.writeable = False  # but what it is a view of is not
+    function: Callable[[], None] = lambda: None  # noqa: E731
+    one = DatasetCopies([frozen, shared, mapped, mapped[2:], function, view, {}]).make()[0]
+    assert one[0] is frozen and one[1] is shared and one[2] is mapped and one[4] is function
+    assert one[3].base is mapped or np.shares_memory(one[3], mapped)
+    assert not np.shares_memory(one[5], view)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_dataset_that_cannot_be_copied(workers: int) -> None:
+    dataset = Counting()
+    with open(os.devnull) as dataset.file:  # type: ignore[attr-defined]
+        text = r"dataset\.file: .* cannot be copied .* with num_shards each reader has a copy"
+        with pytest.raises(TransportError, match=text), loader(dataset, workers) as one:
+            next(iter(one))
+
+
+def _asks_for_the_dataset(worker: int) -> None:
+    info = get_worker_info()
+    assert info is not None and (info.id, info.num_workers) == (worker, 1)
+    info.dataset.length = 3
+
+
+def test_worker_init_fn_finds_no_dataset() -> None:
+    with (
+        pytest.raises(
+            OptionError, match="worker_init_fn asks for get_worker_info.*with num_shards"
+        ),
+        loader(Counting(), 1, worker_init_fn=_asks_for_the_dataset) as one,
+    ):
+        next(iter(one))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"num_shards": 0}, "num_shards must be a whole number of at least 1"),
+        ({"num_shards": 6, "num_replicas": 4, "rank": 0}, "use 4 or 8, got num_shards=6 and"),
+        ({"num_shards": 2, "num_replicas": 4, "rank": 0}, "use 4, got num_shards=2 and num_repl"),
+        ({"num_shards": 2, "seeding": "worker"}, "num_shards makes readers that do not depend"),
+        (
+            {"num_shards": 2, "num_replicas": 2, "rank": 0},
+            "shard_tail='pad' is not done for the readers of num_shards",
+        ),
+    ],
+)
+def test_refused_options(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(OptionError, match=text):
+        DataLoader(Counting(), **options)
+
+
+def test_a_map_style_dataset_has_no_shards() -> None:
+    with pytest.raises(OptionError, match="num_shards applies to an IterableDataset"):
+        DataLoader([1, 2], num_shards=2)  # type: ignore[arg-type]
+
+
+def states_at(taken: list[int], epoch: int = 0, **options: Any) -> list[dict[str, Any]]:
+    """States of as many ranks, each after so many batches."""
+    states = []
+    for rank, number in enumerate(taken):
+        one = loader(Counting(40), 0, len(taken), rank, **options)
+        one.set_epoch(epoch)
+        batches = iter(one)
+        for _ in range(number):
+            next(batches)
+        states.append(one.state_dict())
+    return states
+
+
+def test_what_does_not_fit_is_not_merged() -> None:
+    merge = lit_loader.merge_states
+    one, two = states_at([2, 2])
+    assert [part[:2] for part in merge([two, one])["readers"]] == [[0, 1], [1, 1], [2, 1], [3, 1]]
+    assert merge([merge([one, two])]) == merge([one, two])
+    with pytest.raises(StateError, match="of all 2 ranks, each once, got 1 states .* ranks .0."):
+        merge([one])
+    with pytest.raises(StateError, match="of all 2 ranks, each once, got 3 states"):
+        merge([one, two, two])
+    with pytest.raises(StateError, match="after 2 batches on one rank and after 3 on another"):
+        merge([one, states_at([2, 3])[1]])
+    with pytest.raises(StateError, match="in epoch 0 and in epoch 1"):
+        merge([one, states_at([2, 2], epoch=1)[1]])
+    with pytest.raises(StateError, match="state was taken with seed=7, but this loader has seed=8"):
+        merge([one, states_at([2, 2], seed=8)[1]])
+    with pytest.raises(StateError, match="states must be those of all ranks, got none"):
+        merge([])
+    with pytest.raises(StateError, match="must be the dict that state_dict"):
+        merge([{}])
+    plain = DataLoader(Counting(), num_workers=0)
+    next(iter(plain))
+    with pytest.raises(StateError, match="read without num_shards are each rank's own"):
+        merge([plain.state_dict(), plain.state_dict()])
+    whole = DataLoader([1, 2, 3], seed=1)  # type: ignore[arg-type]
+    before = whole.state_dict()
+    assert merge([before, before]) == before
+    next(iter(whole))
+    with pytest.raises(StateError, match="states differ, which are the same on all ranks"):
+        merge([before, whole.state_dict()])
+
+
+def test_a_rank_that_has_ended_may_be_merged() -> None:
+    states = []
+    for rank in range(2):
+        one = loader(Counting(5), 0, 2, rank, batch_size=1, num_shards=2)
+        batches = iter(one)
+        states.append([one.state_dict() for _ in zip(range(4), batches, strict=False)])
+    # Rank 0 has three samples, rank 1 has two, and does not know of its end yet.
+    assert [len(each) for each in states] == [3, 2]
+    with pytest.raises(StateError, match="after 2 batches on one rank and after 3"):
+        lit_loader.merge_states([states[0][2], states[1][1]])
+
+
+def test_states_that_do_not_fit_are_refused() -> None:
+    one, two = states_at([2, 2])
+    with pytest.raises(StateError, match=r"readers of one rank, \[0, 2\] of 4, but rank 0 of 1"):
+        loader(Counting(40)).load_state_dict(one)
+    with pytest.raises(StateError, match="load what lit_loader.merge_states makes"):
+        loader(Counting(40), 0, 2, 1).load_state_dict(one)
+    merged = lit_loader.merge_states([one, two])
+    with pytest.raises(StateError, match="num_shards=4, but this loader has num_shards=8"):
+        loader(Counting(40), num_shards=8).load_state_dict(merged)
+    with pytest.raises(StateError, match="taken with num_"):
+        DataLoader(Counting(40), batch_size=SIZE, seed=7).load_state_dict(merged)
+    for name, value in [
+        ("readers", []),
+        ("readers", [[0, 1, None, False]]),
+        ("readers", [[5, 1, None, False], *merged["readers"]]),
+        ("readers", [*merged["readers"], [3, 1, None, False]]),
+        ("readers", [[0], *merged["readers"][1:]]),
+        ("readers", 3),
+        ("readers", {"a": 1}),
+        ("since", -1),
+        ("since", "x"),
+        ("batches", 9),
+        ("fingerprint", {**merged["fingerprint"], "num_replicas": 0}),
+        ("fingerprint", {**merged["fingerprint"], "num_shards": None}),
+        ("workers", [[1, None, False]]),
+    ]:
+        with pytest.raises(StateError):
+            loader(Counting(40)).load_state_dict({**merged, name: value})
+            pytest.fail(f"{name}={value} was loaded")
+    with pytest.raises(StateError):
+        DataLoader([1, 2], seed=7).load_state_dict(merged)  # type: ignore[arg-type]
+
+
+def test_the_position_is_put_down_in_batches_of_the_first_rank() -> None:
+    states = states_at([3, 3])
+    merged = lit_loader.merge_states(states)
+    assert merged["batches"] == states[0]["batches"] == 3
+    one = loader(Counting(40))
+    one.load_state_dict(merged)
+    assert one.state_dict()["batches"] == 6
+    for rank in range(4):
+        of_four = loader(Counting(40), 0, 4, rank)
+        of_four.load_state_dict(merged)
+        assert of_four.state_dict()["batches"] == (2, 2, 1, 1)[rank]

@@ -1,0 +1,424 @@
+"""``loader.resize(n)``: another number of workers while they are at work; no byte is another."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import get_worker_info
+
+from lit_loader import DataLoader
+from lit_loader.accelerator import pin_memory as pinning
+from lit_loader.errors import LoaderError, OptionError, WorkerRestartWarning
+from lit_loader.pool.worker_pool import MOST_WORKERS, WorkerPool
+from lit_loader.worker.fork_starter import ForkStarter
+from tests.parity.tools import PROMPT, Gate, wait_gone
+from tests.support.faults import Faults, Noisy, Strike, outcomes
+from tests.support.samples import Call, Counting, Rows, ints, worker_pids
+
+pytestmark = pytest.mark.timeout(60)
+
+LENGTH = 60
+
+
+@pytest.fixture
+def pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pretend there is an accelerator; a copy stands for pinning."""
+    monkeypatch.setattr(pinning, "find_accelerator", lambda device="": 0)
+    monkeypatch.setattr(pinning, "pin_tensor", torch.Tensor.clone)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda device: None)
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    made = Gate()
+    yield made
+    made.close()
+
+
+def until(condition: Callable[[], Any]) -> None:
+    """Look, as often as the scheduler lets it, until something of another process's is true."""
+    end = time.monotonic() + PROMPT
+    while not condition():
+        assert time.monotonic() < end, "it never came to that"
+        os.sched_yield()
+
+
+def pool_of(loader: Any) -> WorkerPool:
+    pool = loader._internals.workers.pool
+    assert isinstance(pool, WorkerPool)
+    return pool
+
+
+def noisy(num_workers: int, **options: Any) -> DataLoader[Any]:
+    return DataLoader(
+        Noisy(LENGTH), batch_size=2, shuffle=True, seed=7, num_workers=num_workers, **options
+    )
+
+
+def resized(loader: DataLoader[Any], seed: int, most: int = 4) -> list[Any]:
+    """An epoch, with other numbers of workers wanted at random moments, several in a row too."""
+    chance = random.Random(seed)
+    found = []
+    for batch in loader:
+        found += outcomes([batch])
+        while chance.random() < 0.3:
+            loader.resize(chance.randint(1, most), chance.choice([None, 1, 3]))
+    return found
+
+
+# The bytes ---------------------------------------------------------------------------------------
+
+WAYS = [
+    (method, persistent, pin, in_order)
+    for method in ("fork", "spawn", "forkserver")
+    for persistent, pin, in_order in itertools.product((False, True), repeat=3)
+]
+
+
+def by_default(way: tuple[str, bool, bool, bool]) -> bool:
+    method, persistent, pin, in_order = way
+    return method == "fork" or (method == "spawn" and persistent and pin and in_order)
+
+
+@pytest.mark.parametrize(
+    ("method", "persistent", "pin", "in_order"),
+    [pytest.param(*way, marks=() if by_default(way) else pytest.mark.slow) for way in WAYS],
+)
+def test_bytes(method: str, persistent: bool, pin: bool, in_order: bool, pinned: None) -> None:
+    single = noisy(0)
+    with noisy(
+        2, persistent_workers=persistent, pin_memory=pin, in_order=in_order,
+        multiprocessing_context=method,
+    ) as loader:  # fmt: skip
+        for epoch in range(3 if method == "fork" else 1):
+            found, expected = resized(loader, epoch), outcomes(single)
+            if not in_order:
+                found, expected = sorted(map(repr, found)), sorted(map(repr, expected))
+            assert found == expected
+
+
+def test_bytes_under_a_memory_budget() -> None:
+    with noisy(2, persistent_workers=True, memory_budget=20_000) as loader:
+        expected = outcomes(noisy(0))
+        assert resized(loader, 1) == expected
+
+
+def test_an_epoch_begun_ahead_is_adopted(tmp_path: Path) -> None:
+    """Each sample is read once, whatever the number of workers becomes between two epochs."""
+
+    def read(index: int) -> int:
+        with open(tmp_path / "read", "a") as file:
+            file.write(f"{index}\n")
+        return index
+
+    def times() -> int:
+        return len((tmp_path / "read").read_text().split())
+
+    with DataLoader(Call(read, 12), num_workers=2, persistent_workers=True) as loader:
+        for number in (1, 3, 2):
+            assert ints(loader) == list(range(12))
+            loader.resize(number)
+        loader.resize(1, prefetch_factor=1)
+        assert ints(loader) == list(range(12))
+        until(lambda: times() == 4 * 12 + 1)  # and of the next one as much as one worker is to
+
+
+def test_an_epoch_that_is_left(gate: Gate) -> None:
+    """The handshake of the next one is with workers that leave, and with some that come."""
+    with noisy(3, persistent_workers=True, prefetch_next_epoch=False) as loader:
+        single = noisy(0)
+        for number in (1, 4, 2):
+            iterator, expected = iter(loader), outcomes(single)
+            assert outcomes([next(iterator), next(iterator)]) == expected[:2]
+            loader.resize(number)
+        assert outcomes(loader) == outcomes(single)
+        assert pool_of(loader).started == [0, 1]
+
+
+def test_the_state_does_not_change() -> None:
+    with noisy(2) as loader:
+        iterator = iter(loader)
+        begin = outcomes([next(iterator) for _ in range(5)])
+        before = loader.state_dict()
+        loader.resize(4)
+        assert loader.state_dict() == before
+        begin += outcomes([next(iterator) for _ in range(5)])
+        state = loader.state_dict()
+        rest = noisy(1)
+        rest.load_state_dict(state)
+        assert begin + outcomes(rest) == outcomes(noisy(0))
+
+
+# What comes about --------------------------------------------------------------------------------
+
+
+def test_the_number_comes_about_and_is_given_back() -> None:
+    with DataLoader(Rows(10_000), num_workers=2, persistent_workers=True) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        until(lambda: next(iterator) is not None and len(worker_pids(iterator)) == 2)
+        first, files = worker_pids(iterator), len(os.listdir("/proc/self/fd"))
+        for _ in range(3):
+            loader.resize(5)
+            assert loader.num_workers == 5 and "num_workers=5" in repr(loader)
+            until(lambda: next(iterator) is not None and len(worker_pids(iterator)) == 5)
+            more = worker_pids(iterator)
+            assert more[:2] == first
+            loader.resize(2)
+            wait_gone(more[2:])
+            until(lambda: next(iterator) is not None and len(worker_pids(iterator)) == 2)
+            assert worker_pids(iterator) == first
+        assert len(os.listdir("/proc/self/fd")) == files
+
+
+def test_who_leaves_finishes_what_it_has(gate: Gate, tmp_path: Path) -> None:
+    def sample(index: int) -> int:
+        mark = tmp_path / "begun"
+        if get_worker_info().id == 0:  # which leaves a batch to the other one
+            until(mark.exists)
+        elif not mark.exists():
+            mark.write_text(str(index))
+            gate.wait()
+        return index
+
+    with DataLoader(Call(sample, 40), num_workers=2, in_order=False) as loader:
+        iterator = iter(loader)
+        found = [int(next(iterator))]
+        pids = worker_pids(iterator)
+        loader.resize(1)
+        found += [int(next(iterator)) for _ in range(20)]
+        assert worker_pids(iterator) == pids
+        assert int((tmp_path / "begun").read_text()) not in found
+        gate.open()
+        wait_gone(pids[1:])
+        assert sorted(found + ints(iterator)) == list(range(40))
+
+
+def test_while_another_thread_waits_for_a_batch(gate: Gate, tmp_path: Path) -> None:
+    """The only worker waits for a second one, and so does the consumer."""
+
+    def sample(index: int) -> int:
+        if index == 0:
+            (tmp_path / "waits").touch()
+            assert gate.wait()
+        elif index == 1:
+            gate.open()
+        return index
+
+    with DataLoader(Call(sample, 8), num_workers=1) as loader:
+
+        def resize() -> None:
+            until((tmp_path / "waits").exists)
+            loader.resize(2)
+
+        thread = threading.Thread(target=resize)
+        thread.start()
+        assert ints(loader) == list(range(8))
+        thread.join()
+
+
+@pytest.mark.parametrize("pin", [False, True], ids=["", "pin"])
+def test_many_threads_resize(pin: bool, pinned: None) -> None:
+    expected, over = outcomes(noisy(0)), threading.Event()
+    with noisy(1, pin_memory=pin, persistent_workers=True) as loader:
+
+        def resize(seed: int) -> None:
+            chance = random.Random(seed)
+            while not over.is_set():
+                loader.resize(chance.randint(1, 4))
+
+        threads = [threading.Thread(target=resize, args=(seed,)) for seed in range(2)]
+        for thread in threads:
+            thread.start()
+        try:
+            assert outcomes(loader) == expected
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join()
+
+
+def test_a_signals_handler_resizes() -> None:
+    """Wherever it breaks in: nothing is begun there, it comes about a little later."""
+    numbers, expected = itertools.cycle([3, 1, 2]), outcomes(noisy(0))
+    with noisy(2) as loader:
+        before = signal.signal(signal.SIGALRM, lambda *_: loader.resize(next(numbers)))
+        signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
+        try:
+            assert outcomes(loader) == expected
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+
+
+def test_closing_a_loader_that_is_being_resized() -> None:
+    for number in (1, 6):
+        loader = noisy(3, persistent_workers=True)
+        iterator = iter(loader)
+        next(iterator)
+        loader.resize(number)
+        pids = worker_pids(iterator)
+        loader.close()
+        wait_gone(pids)
+        loader.resize(2)
+        single = noisy(0)
+        single.set_epoch(1)
+        assert outcomes(loader) == outcomes(single)
+        loader.close()
+
+
+def test_two_iterators_of_a_loader() -> None:
+    with noisy(2) as loader:
+        one, other = iter(loader), iter(loader)
+        single = noisy(0)
+        expected = outcomes(single), outcomes(single)
+        found: tuple[list[Any], list[Any]] = outcomes([next(one)]), outcomes([next(other)])
+        loader.resize(3)
+        found[0].extend(outcomes(one))
+        found[1].extend(outcomes(other))
+        assert found == expected
+
+
+# What goes wrong ---------------------------------------------------------------------------------
+
+
+def leaving(loader: DataLoader[Any]) -> list[Any]:
+    """An epoch in which only one worker is wanted as soon as both have a batch in hand."""
+    iterator = iter(loader)
+    found = outcomes([next(iterator)])
+    loader.resize(1)
+    return found + outcomes(iterator)
+
+
+@pytest.mark.parametrize("fault", ["SIGKILL", "loop"])
+@pytest.mark.parametrize("point", ["fetching", "sending"])
+def test_who_dies_or_hangs_while_it_leaves(fault: str, point: str, tmp_path: Path) -> None:
+    expected = outcomes(noisy(0))
+    for number in range(1, 4):  # of these batches worker 1 has one in hand when it is to leave
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        faults = Faults(folder, Strike(fault, point, number))
+        with (
+            warnings.catch_warnings(record=True) as told,
+            noisy(2, worker_init_fn=faults, timeout=0.5 * (fault == "loop")) as loader,
+        ):
+            warnings.simplefilter("always")
+            assert leaving(loader) == expected
+        assert faults.struck == 1
+        assert [warning.category for warning in told] == [WorkerRestartWarning]
+
+
+def test_a_worker_that_leaves_and_does_not_end(tmp_path: Path) -> None:
+    """A thread of the dataset's keeps its process; it is ended, and nobody waits for it."""
+
+    def begin(worker: int) -> None:
+        if worker == 1:
+            threading.Thread(target=threading.Event().wait).start()
+
+    with DataLoader(Rows(10_000), num_workers=2, worker_init_fn=begin) as loader:
+        iterator = iter(loader)
+        until(lambda: next(iterator) is not None and len(worker_pids(iterator)) == 2)
+        pids = worker_pids(iterator)
+        loader.resize(1)
+        wait_gone(pids[1:])
+
+
+def test_more_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = ForkStarter.start_all
+
+    def refuse(self: ForkStarter, links: Any) -> Any:
+        if any(each.worker for each in links):
+            raise LoaderError("DataLoader worker 1 cannot be started (Too many open files)")
+        return start(self, links)
+
+    monkeypatch.setattr(ForkStarter, "start_all", refuse)
+    with noisy(1) as loader:
+        iterator = iter(loader)
+        found = outcomes([next(iterator)])
+        with pytest.warns(
+            WorkerRestartWarning, match="num_workers stays at 1 instead of 4"
+        ) as told:
+            loader.resize(4)
+            found += outcomes(iterator)
+        assert len(told) == 1
+    assert found == outcomes(noisy(0))
+
+
+# Without workers, and what is refused ------------------------------------------------------------
+
+
+def test_from_none_and_to_none() -> None:
+    with DataLoader(Rows(6), num_workers=0) as loader:
+        loader.resize(2)
+        assert (loader.num_workers, loader.prefetch_factor) == (2, 2)
+        assert [row[0][0].item() for row in loader] == list(range(6))
+        loader.resize(0)
+        assert loader.num_workers == 0
+        assert [row[0][0].item() for row in loader] == list(range(6))
+
+
+def test_persistent_workers_end_with_their_number() -> None:
+    with DataLoader(Call(int, 6), num_workers=2, persistent_workers=True) as loader:
+        assert ints(loader) == list(range(6))
+        pids = pool_of(loader).pids
+        loader.resize(0)
+        wait_gone(pids)
+        assert ints(loader) == list(range(6))
+        loader.resize(1)
+        assert ints(loader) == list(range(6))
+
+
+def test_to_none_while_workers_are_needed() -> None:
+    with DataLoader(Call(int, 6), num_workers=2) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        with pytest.raises(OptionError, match="got resize\\(0\\): resize to 1, or set loader.num_"):
+            loader.resize(0)
+        assert loader.num_workers == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dataset": Counting(8)}, "an IterableDataset is read in shares, one for each of its"),
+        ({"seeding": "worker"}, "with seeding='worker' the number of workers is part of the data"),
+    ],
+    ids=["iterable", "worker"],
+)
+def test_the_number_is_part_of_the_data(options: dict[str, Any], message: str) -> None:
+    loader = DataLoader(**{"dataset": Rows(8), "num_workers": 2, **options})
+    with pytest.raises(OptionError, match=f"{message}.*, got resize\\(3\\): set loader.num_wor"):
+        loader.resize(3)
+    assert loader.num_workers == 2
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, "auto", True, MOST_WORKERS + 1])
+def test_what_is_no_number(value: Any) -> None:
+    loader = DataLoader(Rows(8))
+    with pytest.raises(OptionError):
+        loader.resize(value)
+    with pytest.raises(OptionError, match="prefetch_factor"):
+        loader.resize(1, prefetch_factor=0)
+    assert loader.num_workers == 0
+
+
+def test_setting_the_option_counts_from_the_next_iterator_on() -> None:
+    with DataLoader(Call(int, 40), num_workers=2, persistent_workers=True) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        loader.num_workers = 1
+        assert len(ints(iterator)) == 39
+        assert pool_of(loader).num_workers == 2
+        assert ints(loader) == list(range(40))
+        assert pool_of(loader).num_workers == 1

@@ -1,0 +1,190 @@
+"""Trainings on streams with ``num_shards``: checkpoints of all readers, resumed by others."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.fabric import Fabric
+from lightning.pytorch.utilities import CombinedLoader
+from torch import Tensor
+from torch.distributed import HashStore, distributed_c10d
+
+import lit_loader
+from lit_loader import DataLoader, LoaderDataModule, StateError
+from lit_loader.lightning import rank_states
+from lit_loader.lightning.rank_states import RankStates
+from tests.support import sharded_fit
+from tests.support.exact import digest
+from tests.support.lightning_runs import SaveAt, quiet_trainer
+from tests.support.programs import WITH_LIGHTNING, run_program
+from tests.support.sharded_fit import BATCH_SIZE, EPOCHS, LENGTH, SHARDS, Model, options, stream
+
+Seen = list[Any]
+BATCHES = LENGTH // BATCH_SIZE  # of an epoch, on all ranks
+
+
+def whole() -> Seen:
+    """What a loader without ranks and workers gives."""
+    loader = DataLoader(stream(), **options(0))
+    return [[epoch, int(batch[0, 0]), digest(batch)] for epoch in range(EPOCHS) for batch in loader]
+
+
+def fit(
+    folder: Path, workers: int, *saved: SaveAt, ckpt_path: Path | None = None, **more: Any
+) -> Seen:
+    model, data = Model(), LoaderDataModule({"train": stream()}, options(workers))
+    trainer = quiet_trainer(folder, max_epochs=EPOCHS, callbacks=[*saved], **more)
+    trainer.fit(model, data, ckpt_path=ckpt_path, weights_only=True)
+    return model.seen
+
+
+@pytest.mark.parametrize("stop", [1, BATCHES, BATCHES + 7])
+def test_one_rank_resumes_with_other_workers(stop: int, tmp_path: Path) -> None:
+    expected = whole()
+    path = tmp_path / "one.ckpt"
+    assert fit(tmp_path, 2, SaveAt(path, stop), max_steps=stop) == expected[:stop]
+    assert fit(tmp_path, 0, ckpt_path=path) == expected[stop:]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_four_ranks_then_two_then_one(tmp_path: Path) -> None:
+    expected = whole()
+    done = 0
+    for name, ranks, stop, before in [
+        ("four", 4, 2, ""),
+        ("two", 2, 11, "four"),  # the Trainer's steps: 2 of them were done by four ranks
+        ("one", 1, 0, "two"),
+    ]:
+        run_program(
+            Path(sharded_fit.__file__), tmp_path, name, ranks, stop, before, modules=WITH_LIGHTNING
+        )
+        seen = [json.loads((tmp_path / f"{name}-{rank}.json").read_text()) for rank in range(ranks)]
+        assert len({len(steps) for steps in seen}) == 1
+        together = [step for steps in zip(*seen, strict=True) for step in steps]
+        assert together == expected[done : done + len(together)]
+        done += len(together)
+    assert done == len(expected)
+
+
+def test_a_checkpoint_of_one_rank_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "one.ckpt"
+    fit(tmp_path, 0, SaveAt(path, 4), max_steps=4)
+    checkpoint = torch.load(path, weights_only=True)
+    states = checkpoint["LoaderDataModule"]["train"]
+    states[0]["readers"], states[0]["batches"] = states[0]["readers"][::2], 2
+    states[0]["fingerprint"]["num_replicas"] = 2
+    torch.save(checkpoint, path)
+    with pytest.raises(StateError, match=r"has the readers of one rank, \[0, 2\] of 4"):
+        fit(tmp_path, 0, ckpt_path=path)
+
+
+def test_shards_of_another_number(tmp_path: Path) -> None:
+    path = tmp_path / "one.ckpt"
+    fit(tmp_path, 0, SaveAt(path, 3), max_steps=3)
+    data = LoaderDataModule({"train": stream()}, {**options(0), "num_shards": 2 * SHARDS})
+    with pytest.raises(StateError, match="num_shards=4, but this loader has num_shards=8"):
+        quiet_trainer(tmp_path).fit(Model(), data, ckpt_path=path, weights_only=True)
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> HashStore:
+    """Pretend that this process is one of a job, whose store it has."""
+    made = HashStore()
+    monkeypatch.setattr(distributed_c10d, "_get_default_store", lambda: made)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    return made
+
+
+def states_after(*steps: int) -> list[dict[str, Any]]:
+    """States of as many ranks, each after so many batches."""
+    states = []
+    for rank, taken in enumerate(steps):
+        loader = sharded_fit.plain(len(steps), rank)
+        batches = iter(loader)
+        for _ in range(taken):
+            next(batches)
+        states.append(loader.state_dict())
+    return states
+
+
+def test_the_first_rank_gets_the_others_states(store: HashStore) -> None:
+    first, second = RankStates(), RankStates()
+    for steps in (1, 1, 3, 0):  # twice at the same place: two checkpoints are written there
+        states = states_after(steps, steps)
+        assert second.merged(states[1:], 0, steps) == states[1:]
+        assert first.merged(states[:1], 0, steps) == [lit_loader.merge_states(states)]
+    assert not store.num_keys()
+
+
+def test_the_first_rank_waits_for_the_others(store: HashStore) -> None:
+    states = states_after(2, 2)
+    thread = threading.Thread(target=RankStates().merged, args=(states[1:], 0, 2))
+    thread.start()
+    assert RankStates().merged(states[:1], 0, 2) == [lit_loader.merge_states(states)]
+    thread.join()
+
+
+def test_a_rank_that_does_not_come(store: HashStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_states, "PATIENCE", 0.01)
+    states = states_after(2, 2)
+    with pytest.warns(RuntimeWarning, match="has the positions of the first rank's readers alone"):
+        assert RankStates().merged(states[:1], 0, 2) == states[:1]
+
+
+def test_a_rank_that_is_elsewhere(store: HashStore) -> None:
+    one, other = states_after(2, 3)
+    RankStates().merged([other], 0, 2)
+    with pytest.warns(RuntimeWarning, match="taken after 2 batches on one rank and after 3"):
+        assert RankStates().merged([one], 0, 2) == [one]
+
+
+def test_without_a_job_nothing_is_merged() -> None:
+    states = states_after(2, 2)
+    assert RankStates().merged(states[:1], 0, 2) == states[:1]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_fabric(workers: int) -> None:
+    fabric = Fabric(accelerator="cpu", devices=1)
+    loader = fabric.setup_dataloaders(DataLoader(stream(), **options(workers)))
+    expected = [step[2] for step in whole()[:BATCHES]]
+    assert [digest(batch) for batch in loader] == expected
+
+
+class Several(Model):
+    """Notes the batches of several loaders."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        parts = [part for part in batch if part is not None]
+        self.seen.append([digest(part) for part in parts])
+        return self.layer(torch.cat(parts).float()).mean()
+
+
+def test_a_combined_loader(tmp_path: Path) -> None:
+    path = tmp_path / "several.ckpt"
+
+    def fitted(workers: int, *saved: SaveAt, **more: Any) -> Seen:
+        model, ckpt_path = Several(), more.pop("ckpt_path", None)
+        loaders = [
+            DataLoader(stream(), **options(workers)),
+            DataLoader(stream(), **{**options(0), "num_shards": 3, "seed": 6}),
+        ]
+        callbacks = [*saved, lit_loader.LoaderStateCallback()]
+        trainer = quiet_trainer(tmp_path, callbacks=callbacks, **more)
+        combined = CombinedLoader(loaders, "max_size")
+        trainer.fit(model, combined, ckpt_path=ckpt_path, weights_only=True)
+        for loader in loaders:
+            loader.close()
+        return model.seen
+
+    expected = fitted(0)
+    assert len(expected) == BATCHES
+    assert fitted(2, SaveAt(path, 7), max_steps=7) == expected[:7]
+    assert fitted(1, ckpt_path=path) == expected[7:]

@@ -1,0 +1,78 @@
+"""Run as a script: several ranks train on a stream with ``num_shards``, and write what they saw.
+
+Arguments: folder, name of this run, number of ranks, steps after which it is saved and stopped (0:
+never), and the name of the run that it goes on from ("": none).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor
+
+from lit_loader import DataLoader, LoaderDataModule
+from tests.support.exact import digest
+from tests.support.lightning_runs import SaveAt, quiet_trainer
+from tests.support.shard_data import WithIteratorState
+
+SHARDS, LENGTH, BATCH_SIZE, EPOCHS = 4, 48, 2, 2
+
+
+class Model(LightningModule):
+    """Notes the shard and the digest of every batch that a step was done with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(12, 1)
+        self.seen: list[Any] = []
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        self.seen.append([self.trainer.current_epoch, int(batch[0, 0]), digest(batch)])
+        return self.layer(batch.float()).mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+def stream() -> Any:
+    return WithIteratorState(LENGTH, "torch", True)
+
+
+def options(workers: int) -> dict[str, Any]:
+    shards = {"num_shards": SHARDS, "shard_tail": "keep"}
+    return {"batch_size": BATCH_SIZE, "seed": 5, "num_workers": workers, **shards}
+
+
+def plain(ranks: int, rank: int = 0, workers: int = 0) -> DataLoader[Tensor]:
+    return DataLoader(stream(), **options(workers), num_replicas=ranks, rank=rank)
+
+
+def main(folder: Path, name: str, ranks: int, stop: int, before: str) -> None:
+    model = Model()
+    saved = [SaveAt(folder / f"{name}.ckpt", stop)] if stop else []
+    trainer = quiet_trainer(
+        folder,
+        strategy="ddp" if ranks > 1 else "auto",
+        devices=ranks,
+        max_epochs=EPOCHS,
+        max_steps=stop or -1,
+        callbacks=saved,
+    )
+    trainer.fit(
+        model,
+        LoaderDataModule({"train": stream()}, options(workers=ranks % 4)),
+        ckpt_path=folder / f"{before}.ckpt" if before else None,
+        weights_only=True,
+    )
+    rank = os.environ.get("LOCAL_RANK", "0")
+    (folder / f"{name}-{rank}.json").write_text(json.dumps(model.seen))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5])

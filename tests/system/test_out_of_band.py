@@ -1,0 +1,434 @@
+"""Large buffers go apart from the pickle, and come back as what they were: in one process."""
+
+from __future__ import annotations
+
+import gc
+import io
+import mmap
+import os
+import pickle
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lit_loader.system import mapped_bytes
+from lit_loader.system.buffer_file import BufferFile, Layout, map_buffers
+from lit_loader.system.mapped_bytes import can_be_mapped
+from lit_loader.system.out_of_band import LARGE
+from lit_loader.system.pickling import dump, load
+
+MANY = 3 * LARGE
+"""Elements of a large array."""
+
+
+def carried(value: Any, by_value: bool = False, most: int = 4096) -> Any:
+    """What arrives of an object; its pickle has at most so many bytes."""
+    stream, spans, _ = dump(value, by_value)
+    assert len(stream) < most
+    layout = Layout(spans)
+    buffers: list[memoryview | bytes] = []
+    if layout.nbytes:
+        file = BufferFile(layout)
+        assert file.holds(layout)
+        buffers = map_buffers(file.fd, file.nbytes, layout.places)
+        file.close()
+    with mmap.mmap(-1, len(stream)) as mapped:
+        mapped.write(stream)
+        mapped.seek(0)
+        return load(mapped, buffers)
+
+
+def cost(value: Any) -> int:
+    """Bytes of the file for an object."""
+    return Layout(dump(value, False).spans).nbytes
+
+
+def readonly(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    array.flags.writeable = False
+    return array
+
+
+RECORD = np.dtype([("a", "<i2"), ("b", ">f8"), ("c", "S3"), ("d", "u1", (2, 3))], align=True)
+
+ARRAYS: dict[str, Callable[[], np.ndarray[Any, Any]]] = {
+    "C order": lambda: np.arange(MANY).reshape(3, -1),
+    "Fortran order": lambda: np.asfortranarray(np.arange(MANY, dtype=np.int16).reshape(64, -1)),
+    "transposed": lambda: np.arange(MANY, dtype="f4").reshape(4, 8, -1).transpose(2, 0, 1),
+    "reversed": lambda: np.arange(MANY, dtype="u2")[::-1],
+    "partly reversed": lambda: np.arange(MANY).reshape(2, 64, -1)[:, ::-1],
+    "a part": lambda: np.arange(MANY).reshape(64, -1)[:, 1:-1],
+    "broadcast": lambda: np.broadcast_to(np.arange(LARGE), (5, LARGE)),
+    "byte order": lambda: np.arange(MANY, dtype=">i4"),
+    "booleans": lambda: np.arange(MANY) % 3 == 0,
+    "complex": lambda: np.arange(MANY) * (1 + 2j),
+    "half": lambda: (np.arange(MANY) % 100).astype(np.float16),
+    "long double": lambda: np.arange(MANY).astype(np.longdouble),
+    "datetimes": lambda: np.arange(MANY).astype("M8[s]"),
+    "durations": lambda: np.arange(MANY).astype("m8[3ms]"),
+    "bytes": lambda: np.arange(MANY).astype("S7"),
+    "strings": lambda: np.arange(MANY).astype("U5"),
+    "void": lambda: np.arange(MANY, dtype="u4").view("V4"),
+    "records": lambda: np.arange(MANY, dtype="u1").repeat(4)[: 32 * LARGE // 8].view(RECORD),
+    "one field": lambda: np.zeros(LARGE, [("a", "i1"), ("b", "f8")])["b"],
+    "with metadata": lambda: np.zeros(MANY, np.dtype("f8", metadata={"unit": "m"})),
+    "read-only": lambda: readonly(np.arange(MANY)),
+    "of bytes": lambda: np.frombuffer(bytes(MANY), np.uint8),
+    "unaligned": lambda: np.zeros(8 * MANY + 1, "u1")[1:].view("f8"),
+    "small": lambda: np.arange(6.0).reshape(2, 3),
+    "small, read-only": lambda: readonly(np.arange(6.0)),
+    "small, Fortran order": lambda: np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+    "0-d": lambda: np.array(5.0),
+    "0-d view": lambda: np.arange(MANY)[7, ...],
+    "empty": lambda: np.empty((0, 3)),
+    "empty view": lambda: np.arange(MANY)[5:5],
+}
+
+
+@pytest.mark.parametrize("by_value", [False, True], ids=["by name", "by value"])
+@pytest.mark.parametrize("name", ARRAYS)
+def test_an_array_is_what_it_was(name: str, by_value: bool) -> None:
+    array = ARRAYS[name]()
+    found = carried(array, by_value)
+    assert type(found) is np.ndarray
+    assert (found.dtype, found.shape, found.tobytes()) == (
+        array.dtype,
+        array.shape,
+        array.tobytes(),
+    )
+    assert found.strides == array.strides or not array.size
+    for flag in ("writeable", "aligned", "c_contiguous", "f_contiguous"):
+        assert getattr(found.flags, flag) == getattr(array.flags, flag), flag
+
+
+OTHERS: dict[str, tuple[Callable[[], np.ndarray[Any, Any]], bool]] = {
+    "objects": (lambda: np.array([{"a": 1}, None, "b"] * LARGE, object), False),
+    "records of objects": (lambda: np.array([(1, "a")] * LARGE, [("n", "i8"), ("o", "O")]), False),
+    "texts": (lambda: np.array(["a", "ü" * 50] * LARGE, np.dtypes.StringDType()), False),
+    "masked": (lambda: np.ma.masked_array(np.arange(MANY), np.arange(MANY) % 2), True),
+    "matrix": (lambda: np.arange(MANY).view(Matrix), True),
+}
+
+
+class Matrix(np.ndarray):
+    """A subclass."""
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_is_not_mapped_is_carried_as_ever(name: str) -> None:
+    make, maskable = OTHERS[name]
+    array = make()
+    found = carried(array, most=1 << 30)
+    assert type(found) is type(array)
+    assert found.dtype == array.dtype
+    assert found.tolist() == array.tolist()
+    if maskable:
+        assert found.tobytes() == array.tobytes()
+
+
+def test_small_ones_need_no_file() -> None:
+    value = [np.arange(5.0), np.empty(0), torch.arange(5), torch.empty(0), np.arange(9)[::2]]
+    assert cost(value) == 0
+    small, empty, tensor, nothing, strided = carried(value)
+    small[0] = tensor[0] = strided[0] = 7
+    assert (empty.size, nothing.numel()) == (0, 0)
+
+
+# Aliases -----------------------------------------------------------------------------------------
+
+
+def test_views_of_one_array_share_its_memory() -> None:
+    base = np.arange(MANY).reshape(64, -1)
+    value = {
+        "whole": base,
+        "again": base,
+        "rows": list(base),
+        "column": base[:, 5],
+        "part": base[3:5],
+        "corner": base[:2, :2],
+        "item": base[9, 9, ...],
+        "bytes": base.view("u1"),
+        "transposed": base.T,
+    }
+    assert cost(value) == base.nbytes + mmap.PAGESIZE
+    found = carried(value, most=1 << 16)
+    assert found["again"] is found["whole"]
+    for whole in (base, found["whole"]):
+        np.negative(whole, out=whole)
+    for name in value:
+        np.testing.assert_array_equal(found[name], value[name])
+
+
+def test_rows_alone_are_one_stretch() -> None:
+    base = np.arange(MANY).reshape(-1, 64)
+    rows = carried(list(base), most=1 << 23)
+    assert cost(list(base)) == base.nbytes + mmap.PAGESIZE
+    np.testing.assert_array_equal(np.stack(rows), base)
+    assert rows[1].__array_interface__["data"][0] - rows[0].__array_interface__["data"][0] == 512
+
+
+def test_overlapping_parts_share_what_they_have_in_common() -> None:
+    base = np.arange(MANY)
+    first, second = carried([base[: 2 * LARGE], base[LARGE:]])
+    first[LARGE:] = 7
+    assert (second[:LARGE] == 7).all()
+    assert (second[LARGE:] == base[2 * LARGE :]).all()
+
+
+def test_of_a_table_only_the_column_is_carried() -> None:
+    table = np.arange(MANY * 4).reshape(-1, 16)
+    column = table[:, 3]
+    assert cost([column]) == pytest.approx(column.nbytes, abs=mmap.PAGESIZE)
+    np.testing.assert_array_equal(carried([column])[0], column)
+
+
+def test_a_part_costs_its_own_size() -> None:
+    assert cost(np.zeros(100 * MANY, "u1")[:LARGE]) == LARGE + mmap.PAGESIZE
+
+
+def test_tensors_of_one_storage_share_it() -> None:
+    base = torch.arange(MANY).reshape(64, -1)
+    value = [base, base[3], base.t(), base.view(torch.int32), torch.nn.Parameter(torch.rand(MANY))]
+    whole, row, turned, halves, parameter = carried(value)
+    assert whole.untyped_storage().data_ptr() == halves.untyped_storage().data_ptr()
+    whole += 1
+    assert torch.equal(row, base[3] + 1)
+    assert torch.equal(turned, base.t() + 1)
+    assert (turned.stride(), halves.dtype) == (base.t().stride(), torch.int32)
+    assert isinstance(parameter, torch.nn.Parameter)
+    assert torch.equal(parameter, value[4])
+    assert not base.is_shared()  # the parent's is where it was
+
+
+def test_a_tensor_and_its_array_share_memory() -> None:
+    array = np.arange(MANY)
+    found, tensor = carried([array, torch.from_numpy(array)])
+    assert cost([array, torch.from_numpy(array)]) == array.nbytes + mmap.PAGESIZE
+    tensor[5] = -1
+    assert found[5] == -1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.bool, torch.complex64, torch.uint16])
+def test_tensors_of_other_types(dtype: torch.dtype) -> None:
+    tensor = (torch.arange(MANY) % 5).to(dtype)
+    (found,) = carried([tensor])
+    assert found.dtype is dtype
+    assert torch.equal(found, tensor)
+
+
+def test_tensors_made_of_others() -> None:
+    with torch.sparse.check_sparse_tensor_invariants():
+        sparse = torch.eye(LARGE // 300).to_sparse()
+        layer = torch.nn.Linear(300, 300)
+        found = carried([sparse, layer], most=1 << 14)
+        assert torch.equal(found[0].to_dense(), sparse.to_dense())
+    assert torch.equal(found[1](torch.ones(300)), layer(torch.ones(300)))
+
+
+# Buffers of other libraries ----------------------------------------------------------------------
+
+
+class Buffered:
+    """Hands over a buffer, as protocol 5 has it."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        assert protocol == 5
+        return Buffered, (pickle.PickleBuffer(self.data),)
+
+
+def test_other_buffers_stay_as_writable_as_they_were() -> None:
+    array = np.arange(LARGE)
+    value = [Buffered(bytearray(MANY)), Buffered(bytes(MANY)), Buffered(array), Buffered(b"small")]
+    found = carried([*value, array])
+    assert cost([*value, array]) == 2 * MANY + array.nbytes + 3 * mmap.PAGESIZE
+    assert [memoryview(one.data).readonly for one in found[:-1]] == [False, True, False, True]
+    found[2].data[:8] = bytes([255] * 8)
+    assert found[-1][0] == -1  # it is the array's
+    assert bytes(found[3].data) == b"small"
+
+
+def test_arrow() -> None:
+    pa = pytest.importorskip("pyarrow")
+    table = pa.table({"n": list(range(LARGE)), "text": [str(n) for n in range(LARGE)]})
+    found = carried(table)
+    assert cost(table) > 8 * LARGE
+    assert found.equals(table)
+    assert found.to_pandas().equals(table.to_pandas())
+
+
+# Bytes -------------------------------------------------------------------------------------------
+
+
+def contents(length: int, start: int = 0) -> bytes:
+    return (np.arange(start, start + length) % 251).astype("u1").tobytes()
+
+
+@pytest.mark.parametrize("by_value", [False, True], ids=["by name", "by value"])
+def test_bytes_are_mapped_where_they_can_be(by_value: bool) -> None:
+    value = [contents(LARGE + number, number) for number in range(40)]
+    value += [contents(LARGE - 1), b"", value[3]]
+    found = carried(value, by_value, most=LARGE + 4096)
+    assert found == value
+    assert found[-1] is found[3]
+    assert list(map(hash, found)) == list(map(hash, value))
+    assert {type(one) for one in found} == {bytes}
+    assert {found[5]: 1}[value[5]] == 1
+    assert found[7][100:105] + found[8][-3:] == value[7][100:105] + value[8][-3:]
+    assert pickle.loads(pickle.dumps(found)) == value
+    references = [sys.getrefcount(found[9])]
+    for _ in range(3):
+        more = [found[9]] * 1000
+        references.append(sys.getrefcount(found[9]) - len(more))
+        del more
+    assert set(references) == {references[0]}
+    assert can_be_mapped()
+    del found
+    gc.collect()
+
+
+def test_bytes_are_copied_where_their_layout_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapped_bytes, "can_be_mapped", lambda: False)
+    value = [contents(LARGE), contents(3 * LARGE)]
+    assert carried(value) == value
+
+
+def test_bytes_amid_much_else() -> None:
+    """What lies between them fills the pickler's frames to any length."""
+    value: list[Any] = []
+    for number in range(30):
+        value += [str(n) for n in range(1000 * (number % 7))]
+        value += [contents(LARGE + number), "ü" * LARGE, bytearray(LARGE), np.arange(LARGE)]
+        value += [{number: contents(2 * LARGE)}]
+    found = carried(value, most=1 << 28)
+    for one, own in zip(found, value, strict=True):
+        assert type(one) is type(own)
+        assert np.array_equal(one, own) if isinstance(own, np.ndarray) else one == own
+
+
+def test_bytes_that_look_like_a_part_of_a_pickle_stay_in_it() -> None:
+    frame = b"\x95" + (LARGE - 9).to_bytes(8, "little") + bytes(LARGE - 9)
+    assert cost([frame, frame + b"more"]) == 0
+    assert carried([frame, frame + b"more"], most=1 << 20) == [frame, frame + b"more"]
+
+
+def test_an_array_of_bytes_shares_with_them() -> None:
+    data = contents(LARGE)
+    value = [data, np.frombuffer(data, "u1")]
+    assert cost(value) == LARGE + mmap.PAGESIZE
+    found, array = carried(value)
+    assert (found, array.tobytes(), array.flags.writeable) == (data, data, False)
+
+
+# Files -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def on_disk(tmp_path: Path) -> Path:
+    path = tmp_path / "numbers"
+    path.write_bytes(b"head" * 3 + np.arange(MANY).tobytes())
+    return path
+
+
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_a_mapped_file_goes_by_its_name(on_disk: Path, mode: Any) -> None:
+    array = np.memmap(on_disk, np.int64, mode, offset=12, shape=(64, MANY // 64))
+    value = [array, array[3:, ::-2], np.asarray(array)[5], np.asarray(array).T]
+    assert cost(value) == 0
+    found = carried(value)
+    assert [type(one) for one in found] == [type(one) for one in value]
+    for one, own in zip(found, value, strict=True):
+        np.testing.assert_array_equal(one, own)
+        assert one.flags.writeable == (mode == "r+")
+        assert one.strides == own.strides
+    assert found[0].filename == str(on_disk)
+    if mode == "r+":
+        found[0][3, -1] = -5
+        assert found[1][0, 0] == -5
+        assert array[3, -1] != -5
+        assert np.fromfile(on_disk, np.int64, offset=12).min() == 0
+
+
+def test_what_was_written_privately_goes_along(on_disk: Path) -> None:
+    array = np.memmap(on_disk, np.int64, "c", offset=12)
+    array[0] = 100
+    (found,) = carried([array])
+    assert (found[0], found[1], type(found)) == (100, 1, np.memmap)
+
+
+def test_a_file_that_was_replaced_goes_as_it_was(on_disk: Path) -> None:
+    array = np.memmap(on_disk, np.int64, "r", offset=12)
+    on_disk.rename(on_disk.with_suffix(".old"))
+    assert carried([array])[0][1] == 1  # none is there now
+    on_disk.write_bytes(bytes(8 * MANY + 12))
+    assert carried([array])[0][1] == 1  # another one is
+
+
+def test_a_file_replaced_later_is_noticed(on_disk: Path) -> None:
+    stream, spans, _ = dump(np.memmap(on_disk, np.int64, "r", offset=12), False)
+    assert not spans
+    on_disk.rename(on_disk.with_suffix(".old"))
+    on_disk.write_bytes(bytes(8 * MANY + 12))
+    with pytest.raises(FileNotFoundError, match="has been replaced by another file since"):
+        pickle.load(io.BytesIO(stream))
+
+
+# The file of the buffers -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def layout() -> Layout:
+    """Of an array and a tensor that hold the same numbers."""
+    return Layout(dump([np.arange(LARGE), torch.arange(LARGE)], False).spans)
+
+
+@pytest.fixture(params=[False, True], ids=["memory", "disk"])
+def file(layout: Layout, request: pytest.FixtureRequest) -> Iterator[BufferFile]:
+    file = BufferFile(layout, on_disk=request.param)
+    yield file
+    file.close()
+
+
+def test_what_is_written_into_a_mapping_is_its_own(file: BufferFile, layout: Layout) -> None:
+    mine, other = (map_buffers(file.fd, file.nbytes, layout.places) for _ in range(2))
+    first = mine[0]
+    assert isinstance(first, memoryview)
+    first[:] = bytes([1]) * len(first)
+    assert np.array_equal(np.frombuffer(other[0], np.int64), np.arange(LARGE))
+    assert file.holds(layout)
+
+
+def test_it_is_known_whether_the_bytes_are_still_the_same(file: BufferFile) -> None:
+    value = [np.arange(LARGE), torch.arange(LARGE)]
+    assert file.holds(Layout(dump(value, False).spans))
+    value[1][-1] = 0
+    assert not file.holds(Layout(dump(value, False).spans))
+    assert not file.holds(Layout(dump(value[:1], False).spans))
+
+
+def test_stretches_begin_on_pages() -> None:
+    layout = Layout(dump([np.zeros(MANY, "u1")[3:], np.zeros(MANY)], False).spans)
+    starts = sorted(offset % mmap.PAGESIZE for offset, _ in layout.stretches)
+    assert starts == [64, 67]
+    assert layout.nbytes % mmap.PAGESIZE == 0
+
+
+def test_no_descriptor_is_kept(layout: Layout) -> None:
+    before = os.listdir("/proc/self/fd")
+    file = BufferFile(layout)
+    buffers = map_buffers(file.fd, file.nbytes, layout.places)
+    file.close()
+    assert os.listdir("/proc/self/fd") == before
+    assert np.frombuffer(buffers[1], np.int64)[7] == 7
+
+
+def test_a_lock_does_not_hide_behind_an_array() -> None:
+    with pytest.raises(TypeError, match="lock"):
+        dump([np.arange(MANY), threading.Lock()], False)

@@ -1,0 +1,223 @@
+"""Workers that begin with a new interpreter map the dataset's arrays, one copy for all."""
+
+from __future__ import annotations
+
+import mmap
+import multiprocessing
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from lit_loader import DataLoader, WorkerRestartWarning, get_worker_info
+from lit_loader.errors import LoaderError
+from lit_loader.system import buffer_file
+from tests.support.samples import uncollated
+
+BYTES = 1 << 24
+
+SHARED = 3 * (BYTES + mmap.PAGESIZE)
+"""Bytes of the file with two arrays and a `bytes` object of that size."""
+
+NAME = "memfd:lit_loader arrays"
+
+
+class Mapped(NamedTuple):
+    """What a process has mapped of the file: its number, and bytes of it, also of its own."""
+
+    inode: int
+    resident: int
+    private: int
+
+
+def mapped() -> Mapped:
+    """Ask the kernel about this process."""
+    figures = {"Rss": 0, "Anonymous": 0}
+    inode, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        key, _, rest = line.partition(":")
+        if "-" in key.split()[0]:  # the line that a mapping begins with
+            inside = NAME in line
+            inode = int(line.split()[4]) if inside else inode
+        elif inside and key in figures:
+            figures[key] += int(rest.split()[0]) * 1024
+    return Mapped(inode, figures["Rss"], figures["Anonymous"])
+
+
+class Seen(NamedTuple):
+    """What one sample has found."""
+
+    worker: int
+    pid: int
+    total: int
+    first: int
+    mapped: Mapped
+    after: Mapped
+
+
+class Bulk:
+    """An array, a view and a tensor of it; another one, read-only; bytes. The first is written to.
+
+    With a start method, sample 5 ends its process, once, and two workers meet at the first and at
+    the last two samples.
+    """
+
+    def __init__(self, method: str | None = None) -> None:
+        self.array = np.arange(BYTES // 8)
+        self.view = self.array[: BYTES // 16]
+        self.tensor = torch.from_numpy(self.array)
+        self.fixed = np.arange(BYTES // 8)
+        self.fixed.flags.writeable = False
+        self.blob = bytes(range(256)) * (BYTES // 256)
+        self.counts = self.meeting = None
+        if method is not None:
+            self.counts = torch.zeros(3, dtype=torch.int64).share_memory_()
+            self.meeting = multiprocessing.get_context(method).Barrier(2, timeout=100)
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Seen:
+        worker = get_worker_info().id
+        if self.counts is not None and self.meeting is not None:
+            if index in (0, 1, 10, 11):
+                self.meeting.wait()
+            if index == 5 and not self.counts[-1]:
+                self.counts[-1] = 1
+                os._exit(7)
+            self.counts[worker] += 1
+        total = int(self.array[1:].sum() + self.fixed.sum()) + self.blob.count(b"\0")
+        first, before = int(self.array[0]), mapped()
+        self.array[0] = self.tensor[0] = os.getpid()
+        assert self.view[0] == self.tensor[0] == os.getpid()
+        assert not self.fixed.flags.writeable
+        return Seen(worker, os.getpid(), total, first, before, mapped())
+
+
+def samples(data: Bulk, method: str, **options: Any) -> list[Seen]:
+    loader = DataLoader(
+        data,  # type: ignore[arg-type]
+        num_workers=2,
+        multiprocessing_context=method,
+        collate_fn=uncollated,
+        **options,
+    )
+    return [sample for batch in loader for sample in batch]
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["with what is shared", "alone"])
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_one_copy_for_all_workers_and_those_that_replace_them(method: str, alone: bool) -> None:
+    if alone:
+        data = Bulk()
+        seen = samples(data, method)
+    else:
+        data = Bulk(method)
+        with pytest.warns(WorkerRestartWarning, match="exited by itself with code 7"):
+            seen = samples(data, method)
+    pids = {sample.pid for sample in seen}
+    assert alone or len(pids) == 3
+    n = BYTES // 8
+    assert {sample.total for sample in seen} == {n * (n - 1) + BYTES // 256}
+    # All map the same file, and have of their own what they have written to, and the
+    # header of the bytes: a page each.
+    assert len({sample.mapped.inode for sample in seen}) == 1
+    assert {sample.mapped.resident for sample in seen} == {SHARED}
+    assert {sample.after.private for sample in seen} == {2 * mmap.PAGESIZE}
+    for pid in pids:  # what was written is nobody else's
+        mine = [sample for sample in seen if sample.pid == pid]
+        assert [sample.first for sample in mine] == [0] + [pid] * (len(mine) - 1)
+        assert mine[0].mapped.private == mmap.PAGESIZE
+    assert data.array[0] == 0
+    assert not data.tensor.is_shared()
+    if data.counts is not None:  # what is shared on purpose stays so
+        assert data.counts[:2].sum() >= len(data)  # after a death some are made again
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_it_is_told_what_memory_all_takes(method: str) -> None:
+    data = Bulk()
+    with DataLoader(
+        data,  # type: ignore[arg-type]
+        num_workers=2,
+        multiprocessing_context=method,
+        collate_fn=uncollated,
+        persistent_workers=True,
+    ) as loader:
+        assert loader.statistics().memory is None
+        list(loader)
+        statistics = loader.statistics(memory=True)
+        use = statistics.memory
+        assert use is not None
+        assert use.shared_data == (0 if method == "fork" else SHARED)
+        assert use.parent is not None
+        assert use.parent > 3 * BYTES or method == "fork"  # its own copy
+        assert 0 < use.arena < BYTES
+        assert len(use.workers) == 2
+        assert all(one is not None and one > mmap.PAGESIZE for one in use.workers)
+        assert str(statistics).endswith(f"; memory: {use}")
+        assert ("shared data 48 MiB, workers " in str(use)) == (method != "fork")
+    use = loader.statistics(memory=True).memory
+    assert use is not None
+    assert (use.arena, use.shared_data, use.workers) == (0, 0, ())
+
+
+def test_a_worker_that_is_added_maps_the_same_file() -> None:
+    data = Bulk("forkserver")
+    assert data.counts is not None
+    data.counts[-1] = 1  # no process is to end
+    loader = DataLoader(
+        data,  # type: ignore[arg-type]
+        num_workers=1,
+        multiprocessing_context="forkserver",
+        collate_fn=uncollated,
+    )
+    batches = iter(loader)  # its only worker waits for a second one
+    loader.resize(2)
+    seen = [sample for batch in batches for sample in batch]
+    assert len({sample.pid for sample in seen}) == 2
+    assert len({sample.mapped.inode for sample in seen}) == 1
+
+
+def test_what_the_parent_changes_is_there_with_the_next_workers() -> None:
+    data = Bulk()
+    loader = DataLoader(
+        data,  # type: ignore[arg-type]
+        num_workers=1,
+        multiprocessing_context="forkserver",
+        collate_fn=uncollated,
+        prefetch_next_epoch=False,
+    )
+    before = [sample.total for batch in loader for sample in batch]
+    data.array[1] += 5
+    after = [sample.total for batch in loader for sample in batch]
+    assert {total + 5 for total in before} == set(after)
+
+
+def full(fd: int, data: memoryview, offset: int) -> int:
+    raise OSError(28, "No space left on device")
+
+
+def full_in_memory(fd: int, data: memoryview, offset: int) -> int:
+    if "memfd" in os.readlink(f"/proc/self/fd/{fd}"):
+        return full(fd, data, offset)
+    return os.pwrite(fd, data, offset)
+
+
+def test_without_room_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buffer_file, "pwrite", full_in_memory)
+    with pytest.warns(WorkerRestartWarning, match=r"arrays \(48 MiB\) have found no room in mem"):
+        seen = samples(Bulk(), "forkserver")
+    assert len(seen) == 12
+    assert {sample.mapped.inode for sample in seen} == {0}  # another file
+
+
+def test_without_room_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buffer_file, "pwrite", full)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(LoaderError, match="no room for the dataset's arrays .*TMPDIR"):
+        samples(Bulk(), "forkserver")
+    assert os.listdir("/proc/self/fd") == before
