@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from lit_loader.batch.collate import default_collate, default_convert
     from lit_loader.batch.pad import PadCollate, Padded
+    from lit_loader.cache.dataset import CachedDataset
     from lit_loader.checkpoint.merged_states import merge_states
     from lit_loader.config.loader_config import LoaderConfig
     from lit_loader.context import get_epoch, get_shard
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "CachedDataset",
     "DataLoader",
     "ExactnessWarning",
     "LitLoaderError",
@@ -80,6 +82,7 @@ __all__ = [
 ]
 
 _MODULE_OF = {
+    "CachedDataset": "lit_loader.cache.dataset",
     "DataLoader": "lit_loader.loader",
     "ExactnessWarning": "lit_loader.errors",
     "LitLoaderError": "lit_loader.errors",

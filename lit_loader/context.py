@@ -20,6 +20,7 @@ class _Reading:
         self.epoch = 0
         self.shard = (0, 1)
         self.shard_asked = False
+        self.epoch_asked = False
 
     def leave(self) -> tuple[int, tuple[int, int], bool]:
         """Read something else (a loader within a dataset, say); returns what `return_to` takes."""
@@ -38,6 +39,7 @@ reading: Final = _Reading()
 @public
 def get_epoch() -> int:
     """The epoch that is being loaded, in a worker as well as with ``num_workers=0``."""
+    reading.epoch_asked = True
     return reading.epoch
 
 

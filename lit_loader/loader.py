@@ -37,7 +37,6 @@ from lit_loader.iteration.base import LoaderIterator
 from lit_loader.iteration.host import DEFAULT_PREFETCH, LoaderHost
 from lit_loader.iteration.internals import LoaderInternals
 from lit_loader.iteration.loader_checkpoint import load_state, take_state
-from lit_loader.iteration.num_workers import NumWorkers
 from lit_loader.iteration.resizing import resize
 from lit_loader.sampling.orders import EpochOrder, epoch_number
 from lit_loader.sampling.shown_samplers import choose_samplers
@@ -45,6 +44,7 @@ from lit_loader.seeding.seeds import BaseSeed
 from lit_loader.statistics.recorder import Recorder
 from lit_loader.statistics.records import LoaderStatistics
 from lit_loader.system.processors import advice_if_too_many
+from lit_loader.tuning.num_workers import NumWorkers
 
 __all__ = ["DataLoader", "recorder_of"]
 
@@ -96,6 +96,7 @@ class DataLoader(TorchLoader[T_co]):
     memory_budget: int | None
     prefetch_next_epoch: bool
     check_exactness: int
+    share: bool
 
     # The class has torch's name, and so this is torch's own flag under torch's own mangled name
     # (_DataLoader__initialized): programs that exchange samplers (timm's loaders) switch it off
@@ -140,6 +141,7 @@ class DataLoader(TorchLoader[T_co]):
         memory_budget: int | None = None,
         prefetch_next_epoch: bool = True,
         check_exactness: int = 0,
+        share: bool = False,
     ) -> None:
         options = locals()
         config = LoaderConfig(**{name: options[name] for name in LoaderConfig.__dataclass_fields__})
@@ -354,16 +356,15 @@ class DataLoader(TorchLoader[T_co]):
         """Change the number of workers now, also while they are at work in the midst of an epoch.
 
         No batch changes, is lost or is made twice. New workers take part as soon as they are up;
-        those that are too many finish what they have in hand, and end. Any thread may call this, at
-        any time; it does not wait. (Setting ``loader.num_workers`` counts from the next iterator.)
+        those that are too many finish what they have, and end. Any thread may call this; it does
+        not wait. (Setting ``loader.num_workers`` counts from the next iterator.)
 
         Args:
             num_workers: How many there are to be. To 0, and from 0, from the next iterator on.
             prefetch_factor: Batches in flight for each worker; None: as before.
 
         Raises:
-            OptionError: The number is part of the data (IterableDataset, ``seeding="worker"``); or
-                it is 0 while an iterator has workers.
+            OptionError: It is part of the data; or it is 0 while an iterator has workers.
         """
         workers = check_option("num_workers", num_workers)
         resize(self, self._internals, workers, check_option("prefetch_factor", prefetch_factor))

@@ -75,3 +75,14 @@ class JpegFolder(Dataset[tuple[Tensor, int]]):
         if self.transform is not None:
             image = self.transform(image)
         return to_tensor(image), self.labels[index]
+
+
+class Transformed:
+    """Transforms images that are decoded already, as they come out of a cache."""
+
+    def __init__(self, transform: Transform) -> None:
+        self.transform = transform
+
+    def __call__(self, sample: tuple[Tensor, int]) -> tuple[Tensor, int]:
+        image, label = sample
+        return to_tensor(self.transform(Image.fromarray(image[0].numpy()))), label

@@ -12,6 +12,7 @@ import multiprocessing
 import numbers
 import operator
 import pkgutil
+import re
 import sys
 from collections.abc import Callable, Iterable
 from multiprocessing.context import BaseContext
@@ -23,7 +24,8 @@ from lit_loader.errors import OptionError
 
 __all__ = [
     *("exception_classes", "flag", "function", "generator", "is_factory", "is_iterable"),
-    *("indices", "one_of", "or_none", "seconds", "start_method", "text", "whole_number", "workers"),
+    *("indices", "memory_size", "one_of", "or_none", "seconds", "start_method", "text"),
+    *("whole_number", "workers"),
 ]
 
 
@@ -89,6 +91,18 @@ def workers(name: str, value: Any) -> Any:
         return whole_number(name, value, low=0)
     except OptionError:
         refuse(name, "a whole number of at least 0, or 'auto'", plain(value))
+
+
+def memory_size(name: str, value: Any) -> int:
+    """Check an amount of memory: a number of bytes, or text such as "2 GB" or "512 MiB"."""
+    if not isinstance(value, str):
+        return whole_number(name, value, low=0, below=2**42, of="bytes")
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B?\s*", value)
+    if found is None:
+        refuse(name, "a number of bytes, or text such as '2 GB' or '512 MiB'", value)
+    number, prefix, binary = found.groups()
+    unit = (1024 if binary else 1000) ** " kMGT".index(prefix or " ")
+    return whole_number(name, int(float(number) * unit), low=0, below=2**42, of="bytes")
 
 
 def seconds(name: str, value: Any) -> float:

@@ -107,6 +107,10 @@ class LoaderConfig:
             are workers, in another process. One warning names the first difference: something in
             the samples is not a function of seed and index. The samples are read twice. 0: none.
             For a test run, or for the first of many.
+        share: Let workers read the dataset's long lists, tuples and dicts (10,000 strings, numbers
+            or tuples of such, and more) from memory that all of them share, instead of a copy in
+            each. They read as before, and raise if they are written to. The training process's own
+            stay as they are.
 
     Raises:
         OptionError: An option or a combination is refused; the message is one line.
@@ -144,6 +148,7 @@ class LoaderConfig:
     memory_budget: int | None = None
     prefetch_next_epoch: bool = True
     check_exactness: int = 0
+    share: bool = False
 
     def __post_init__(self) -> None:
         for name, check in _CHECKS.items():
@@ -390,4 +395,5 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "memory_budget": checks.or_none(partial(checks.whole_number, low=1, of="bytes")),
     "prefetch_next_epoch": checks.flag,
     "check_exactness": partial(checks.whole_number, low=0),
+    "share": checks.flag,
 }

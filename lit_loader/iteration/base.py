@@ -11,15 +11,17 @@ leaves no trace. That first ``next()`` fixes the epoch and where in it to begin.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from lit_loader.batch.batch_spec import BatchSpec, BatchWithReport
-from lit_loader.batch.sample_errors import SampleErrorLog
+from lit_loader.batch.sample_errors import SampleError, SampleErrorLog
 from lit_loader.sampling.epochs import EpochStart
 from lit_loader.seeding.generator_lock import Turn
 from lit_loader.seeding.generator_watch import GeneratorWatch
 from lit_loader.statistics.recorder import Recorder
 from lit_loader.system.interrupts import is_interruption
+from lit_loader.transport.loader_page import LoaderPage
 
 __all__ = ["BatchObserver", "Host", "LoaderIterator"]
 
@@ -38,6 +40,10 @@ class Host(Protocol):
 
     recorder: Recorder
     """Collects what batches have cost."""
+
+    @property
+    def shown(self) -> Shown:
+        """What tells viewers in other processes of the loader."""
 
     promised: int | None
     """Samples of an iterable dataset, once ``len(loader)`` has asked for them."""
@@ -62,6 +68,16 @@ class Host(Protocol):
 
     def warn_of_broken_promise(self, promised: int, samples: int) -> None:
         """Warn that an iterable dataset gives more samples than its length says."""
+
+
+class Shown(Protocol):
+    """What tells viewers in other processes of a loader (`pool/shown_loader.py`)."""
+
+    def begin(self, page: LoaderPage, start: EpochStart, size: tuple[int, int]) -> None:
+        """Tell that an iterator has the workers of this page, which are so many."""
+
+    def errors(self, errors: Sequence[SampleError]) -> None:
+        """Tell of samples that could not be read."""
 
 
 class BatchObserver(Protocol):
@@ -196,6 +212,8 @@ class LoaderIterator(Generic[T_co]):
         recorder = self._host.recorder
         recorder.sample_errors += len(made.errors)
         recorder.sample_retries += made.retries
+        if made.errors:
+            self._host.shown.errors(made.errors)
         self.sample_errors.record(number, made.errors, made.retries)
         for note in made.notes:
             self._host.tell(note)

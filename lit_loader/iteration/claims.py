@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
+from lit_loader.checkpoint.reader_states import Shards
 from lit_loader.iteration.base import Host
 from lit_loader.iteration.outstanding import OutstandingTasks
 from lit_loader.pool.recovery import Recovery
@@ -69,6 +70,10 @@ class PoolHost(Host, Protocol):
 
     def note(self, record: BatchRecord, workers: WorkerPool | None) -> None:
         """Record a batch that is given out, by these workers if they are there still."""
+
+    @property
+    def shards(self) -> Shards | None:
+        """Which readers are this rank's; None: there are no ``num_shards``."""
 
     @property
     def resizes(self) -> int:

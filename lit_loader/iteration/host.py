@@ -28,6 +28,7 @@ from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.batch.placement import faster_in_process
 from lit_loader.batch.sample_errors import TRANSIENT_ERRORS, Tolerance
 from lit_loader.batch.tensor_table import frozen
+from lit_loader.cache.figures import figures_of
 from lit_loader.checkpoint.reader_states import Shards
 from lit_loader.describe import program_stacklevel
 from lit_loader.iteration.base import LoaderIterator
@@ -38,6 +39,7 @@ from lit_loader.iteration.internals import LoaderInternals
 from lit_loader.iteration.memory_use import memory_use
 from lit_loader.iteration.multi_process import MultiProcessIterator
 from lit_loader.iteration.persistent_workers import temporary
+from lit_loader.pool.shown_loader import ShownLoader
 from lit_loader.pool.worker_pool import WorkerPool
 from lit_loader.sampling.epoch_batches import UpcomingBatch, expected_batches, lookahead
 from lit_loader.sampling.epochs import EpochStart
@@ -70,6 +72,7 @@ class LoaderHost:
         self.recorder, self.auto = internals.recorder, internals.auto
         self.max_sample_errors = loader.max_sample_errors
         self.promised = internals.promised
+        self.shown = ShownLoader(loader, internals)
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -254,6 +257,7 @@ class LoaderHost:
             ),
             own_order=plan is not None and isinstance(plan.source, EpochOrder),
             timed=self._internals.auto is not None,
+            share=loader.share,
             num_shards=self._internals.num_shards,
         )
 
@@ -354,13 +358,14 @@ class LoaderHost:
             auto = self._internals.auto
             connected = [each for each in self._internals.iterators if each.connected]
             pools = {pool for each in connected if (pool := each.pool) is not None}
-            return self.recorder.summary(
+            statistics = self.recorder.summary(
                 ready=sum(iterator.ready for iterator in connected),
                 shared_memory=sum(pool.shared_memory for pool in pools),
                 memory=memory_use({*pools, self._internals.workers.pool}) if memory else None,
                 num_workers=self._loader.num_workers,
                 why_so_many="" if auto is None else auto.setting.reason,
             )
+        return dataclasses.replace(statistics, **figures_of(self._loader.dataset))
 
     def close(self) -> None:
         """End the workers, and the iterators that have some."""

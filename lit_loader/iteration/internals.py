@@ -28,11 +28,12 @@ from lit_loader.sampling.shown_samplers import ShownSamplers
 from lit_loader.seeding.generator_watch import GeneratorWatch
 from lit_loader.seeding.seeds import BaseSeed
 from lit_loader.statistics.recorder import Recorder
+from lit_loader.transport.loader_page import LoaderPage
 from lit_loader.tuning.auto_workers import AutoWorkers
 
 __all__ = ["LoaderInternals"]
 
-_OF_THE_PROCESS: Final = ("lock", "lock_pid", "workers", "iterators", "watch")
+_OF_THE_PROCESS: Final = ("lock", "lock_pid", "workers", "iterators", "watch", "page")
 
 
 class LoaderInternals:
@@ -57,6 +58,8 @@ class LoaderInternals:
         checked: Whether ``check_exactness`` has compared its batches.
         reads_again: Whether resuming reads again what has been given out before.
         advice_at_start: What to warn of when the next epoch begins.
+        role: What the loader is for, as messages to the user name it; "": not known.
+        page: What viewers are shown of the workers that were used last; None: there were none.
         resizes: Counts how often the number of workers was changed while they live.
         workers: Those that outlive an iterator.
         iterators: With workers, all that are alive.
@@ -77,6 +80,7 @@ class LoaderInternals:
         self.auto: AutoWorkers | None = None
         self.checked = self.reads_again = False
         self.advice_at_start: str | None = None
+        self.role = ""
         self.warnings_given: set[str] = set()
         self.best_in_process: bool | None = None  # not measured yet
         self.resizes = 0
@@ -88,6 +92,7 @@ class LoaderInternals:
         self.workers = PersistentWorkers()
         self.iterators: weakref.WeakSet[MultiProcessIterator[Any]] = weakref.WeakSet()
         self.watch: GeneratorWatch | None = None
+        self.page: LoaderPage | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         state = {name: part for name, part in vars(self).items() if name not in _OF_THE_PROCESS}

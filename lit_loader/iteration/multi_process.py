@@ -6,13 +6,11 @@
                  │                                                                  │
                  ╰───────▶ outstanding ◀─────────────── given out ──────────────────╯
 
-- **Feed and dispatch** (`iteration/task_feed.py`) run in the thread that calls ``next()``, at most
-  ``depth`` batches ahead.
+- **Feed and dispatch** (`iteration/task_feed.py`) run in ``next()``, at most ``depth`` ahead.
 - **What is outstanding** is kept as indices (`iteration/outstanding.py`). So workers can be lost (a
   worker died, Ctrl-C in the middle of something, another iterator got them, the process was
   forked) and the next ``next()`` goes on: it begins another session (`iteration/session.py`) and
-  sends again what had not come in. The readers of an iterable dataset are then brought to where the
-  batches given out last have left them.
+  sends again what had not come in; readers of an iterable dataset go back to their last batches.
 - **The edge of an epoch.** When all of its batches are sent, the first ones of the next epoch are,
   as the loader expects them. The next epoch's iterator compares them with what it would send: if
   they are equal it adopts all that is outstanding, else the workers begin anew.
@@ -89,16 +87,13 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         self._timeout = timeout or None
         self._max_restarts = max_restarts
         self._budgeted = budgeted
-        self._copy = copy
-        self._pin = pin
-        self._device = device
+        self._copy, self._pin, self._device = copy, pin, device
         self._pid = os.getpid()
         self._outstanding = OutstandingTasks(in_order)
         self._feed: TaskFeed | None = None
         self._session: Session | None = None
         self._indices: Any = None  # of the batch given out last
-        self._closed = False
-        self._restarts_noted = 0
+        self._closed, self._restarts_noted = False, 0
         self.recovery: Recovery | None = None
         self.superseded = False
 
@@ -110,6 +105,8 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         if self._pid != os.getpid():
             self._leave_behind()
         asked = time.monotonic_ns()
+        if self._session is not None:
+            self._session.page.asked(asked)
         while True:
             try:
                 ready = self._advance(start)
@@ -180,9 +177,10 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         if self._pin is None:  # else the pin-memory thread has decoded it meanwhile
             wait -= ready.decode
         step = asked - self._given if self._given else 0
-        record = ready.record(start.epoch, asked, wait, step, self._indices)
-        self._host.note(record, self._session and self._session.pool)
+        self._host.note(ready.record(start.epoch, asked, wait, step, self._indices), self.pool)
         self._given = given
+        if self._session is not None:
+            self._session.page.gave(given, given - asked)
 
     def _advance(self, start: EpochStart) -> Delivery | None:
         """Keep the workers busy until the next batch, or error, is there; None: all are out."""
@@ -256,7 +254,7 @@ class MultiProcessIterator(LoaderIterator[T_co]):
             if claim.begun is None:
                 self._reissue(start, session.pool)
             self._feed.adopt()
-        session.pipeline.start()
+        session.start()
         return session
 
     def _prepare(self, start: EpochStart) -> None:
@@ -276,6 +274,7 @@ class MultiProcessIterator(LoaderIterator[T_co]):
             outstanding.adopt(claim.begun)
         outstanding.generation, outstanding.seed = pool.generation, start.seed
         recovery.assigned = outstanding.tasks
+        self._host.shown.begin(pool.page, start, self._host.size)
         pipeline = DeliveryPipeline(pool, outstanding.buffer, self._pin, self._device, recovery)
         self._session = Session(self, pool, pipeline, claim.release, outstanding, start.epoch)
         return self._session

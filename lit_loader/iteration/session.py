@@ -30,6 +30,9 @@ class Session:
         release: Gives the workers back.
         outstanding: What they are asked for.
         epoch: The iterator's.
+
+    Attributes:
+        page: Where viewers in other processes see what becomes of it.
     """
 
     def __init__(
@@ -43,10 +46,21 @@ class Session:
     ) -> None:
         self.pool = pool
         self.pipeline = pipeline
+        self.page = pool.page
         self._release = release
         self._outstanding = outstanding
         self._epoch = epoch
         self._finalizer = weakref.finalize(iterator, self._end, reusable=True, unnoticed=True)
+
+    def start(self) -> None:
+        """Begin to deliver; what is outstanding has been sent.
+
+        How many batches are ready is shown now, and kept up by counting from then on.
+        """
+        outstanding = self._outstanding
+        given = 0 if outstanding.given is None else 1
+        self.page.balance(len(outstanding.tasks) - given)
+        self.pipeline.start()
 
     def end(self, reusable: bool) -> None:
         """Give the workers back, keeping what has come in; a second call does nothing.
@@ -68,6 +82,8 @@ class Session:
                     outstanding.keep_only(self._epoch)
                 else:
                     following = outstanding.hand_on()
+                if not self.pool.elsewhere:
+                    self.page.rest(following is not None)
                 self._release(reusable, following)
 
 

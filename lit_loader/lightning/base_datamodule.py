@@ -26,7 +26,7 @@ from lightning.pytorch.utilities import CombinedLoader, rank_zero_info
 from torch.utils.data import Dataset, IterableDataset
 
 from lit_loader.config.loader_config import LoaderConfig
-from lit_loader.lightning.state_callback import LoaderStateCallback, auto_workers_of, put_first
+from lit_loader.lightning.state_callback import LoaderStateCallback, put_first
 from lit_loader.loader import DataLoader
 from lit_loader.sampling.prediction_indices import wrappable_by_lightning
 
@@ -86,7 +86,8 @@ class BaseDataModule(LightningDataModule):
         if split == "predict":
             options["batch_sampler"] = wrappable_by_lightning(options["batch_sampler"])
         loader = DataLoader(dataset, **options)
-        auto = auto_workers_of(loader)
+        loader._internals.role = split
+        auto = loader._internals.auto
         if auto is not None and self.trainer is not None:
             auto.ranks = self.trainer.num_devices
         if self.device_prefetch and self.trainer is not None:

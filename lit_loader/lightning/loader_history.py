@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from lit_loader.lightning.step_timer import StepTimer
 from lit_loader.loader import DataLoader, recorder_of
@@ -26,6 +26,8 @@ from lit_loader.statistics.verdict import verdict
 from lit_loader.system.processors import usable_processors
 
 __all__ = ["LoaderHistory", "LoaderReport", "interval_figures"]
+
+_CACHE: Final = ("cache_hits", "cache_misses", "cache_bytes", "cache_lacking")
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class LoaderHistory:
         self._recorder = Recorder()
         self._kept: deque[BatchRecord] = deque(maxlen=keep)
         self._before = self._first = self._last = LoaderStatistics()
+        self._cache: dict[str, Any] = dict.fromkeys(_CACHE, 0)
         self._num_workers = 0
         self._persistent = False
         self._began = began
@@ -96,6 +99,9 @@ class LoaderHistory:
         sums.worker_restarts += now.worker_restarts - self._first.worker_restarts
         sums.sample_errors += now.sample_errors - self._first.sample_errors
         sums.sample_retries += now.sample_retries - self._first.sample_retries
+        self._cache = {name: getattr(now, name) for name in _CACHE}
+        for name in ("cache_hits", "cache_misses"):
+            self._cache[name] -= getattr(self._first, name)
 
     def _take(self, records: Sequence[BatchRecord]) -> None:
         self.count += len(records)
@@ -122,9 +128,11 @@ class LoaderHistory:
     def report(self) -> LoaderReport:
         """Returns the report on all batches so far."""
         self._sum_up()
-        last = self._last
-        statistics = self._recorder.summary(
-            num_workers=self._num_workers, why_so_many=last.why_so_many
+        statistics = replace(
+            self._recorder.summary(
+                num_workers=self._num_workers, why_so_many=self._last.why_so_many
+            ),
+            **self._cache,
         )
         transfer, step = self._steps.times()
         words = verdict(

@@ -23,6 +23,7 @@ from lit_loader.pool.handshake import Handshake
 from lit_loader.pool.in_flight import InFlightTask, InFlightTasks
 from lit_loader.pool.outcome import Outcome
 from lit_loader.pool.pipes import Pipes
+from lit_loader.transport.loader_page import LoaderPage
 from lit_loader.transport.messages import (
     Ack,
     Grant,
@@ -48,6 +49,7 @@ class Dispatcher:
     Args:
         arena: Where the slots come from.
         board: Shows the issue to the workers.
+        page: Counts results, for viewers.
         pipes: Carry the messages.
         handshake: Has the generation of the tasks.
         assigned: Whether tasks are sent to a worker by number instead of being pulled.
@@ -62,6 +64,7 @@ class Dispatcher:
         self,
         arena: Arena,
         board: StatusBoard,
+        page: LoaderPage,
         pipes: Pipes,
         handshake: Handshake,
         assigned: bool,
@@ -70,9 +73,10 @@ class Dispatcher:
         self._readers = readers
         self._arena = arena
         self._board = board
+        self._page = page
         self._pipes = pipes
         self._handshake = handshake
-        self._in_flight = InFlightTasks(arena, assigned)
+        self._in_flight = page.in_flight = InFlightTasks(arena, assigned)
         self._points: dict[int, Any] = {}  # where readers that were replaced are to begin
         self.lock = threading.RLock()
         self.any_done = False
@@ -114,11 +118,13 @@ class Dispatcher:
 
     def complete(self, result: Result) -> Outcome | None:
         """Take a result in; None for one that does not count any more."""
-        if result.generation != self._handshake.generation:
-            return None
-        slot = self._in_flight.complete(result)
+        slot = None
+        if result.generation == self._handshake.generation:
+            slot = self._in_flight.complete(result)
         if slot is None:
+            self._page.drop(1)
             return None
+        self._page.received += 1
         self.any_done = True
         end = result.at + result.nbytes
         if result.status == Status.BATCH:
@@ -162,8 +168,10 @@ class Dispatcher:
         while self._pipes.read():
             pass
         arrived = self._pipes.arrived
-        for message in [message for message in arrived if self._is_void(message, worker)]:
+        void = [message for message in arrived if self._is_void(message, worker)]
+        for message in void:
             arrived.remove(message)
+        self._page.drop(sum(isinstance(message, Result) for message in void))
 
     def _is_void(self, message: Message, worker: int) -> bool:
         if isinstance(message, Result):
@@ -203,8 +211,9 @@ class Dispatcher:
             self._send(task)
 
     def withdraw(self, number: int) -> None:
-        """Give a task up."""
+        """Give a task up; its error comes in the place of its batch."""
         self._in_flight.withdraw(number)
+        self._page.drop(-1)
 
     def is_pending(self, number: int) -> bool:
         """Whether a task has no result yet."""
@@ -238,4 +247,5 @@ class Dispatcher:
     def clear(self) -> None:
         """Forget all tasks: every worker has."""
         self._in_flight.clear()
+        self._page.settle()
         self._points.clear()

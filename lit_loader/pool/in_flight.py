@@ -68,6 +68,9 @@ class InFlightTasks:
         self._retired = RetiredSlots(arena)
         self.issue = 0
 
+    def __len__(self) -> int:
+        return len(self._tasks)
+
     def _free(self, slot: Slot) -> None:
         self._arena.release(slot, used=False)
 

@@ -116,6 +116,7 @@ class Recovery:
             if self._points is not None:  # a reader cannot pass over it
                 raise error from None
             self.restarts += 1
+            pool.page.restarted(message)
             pool.replace(death.worker, skip_task=number)
             return Outcome(number, None, 0, 0, None, error=error)
         self._replace(pool, death, self._budget.charge(death, fault, message))
@@ -124,4 +125,5 @@ class Recovery:
     def _replace(self, pool: WorkerPool, death: WorkerDeath, notice: str) -> None:
         self.restarts += 1
         self.notices.append(notice)
+        pool.page.restarted(notice)
         pool.replace(death.worker, self._points and self._points(death.worker))

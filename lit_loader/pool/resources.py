@@ -10,6 +10,7 @@ from typing import Final
 from lit_loader.memory.arena import Arena
 from lit_loader.system.interrupts import HeldBack
 from lit_loader.system.stack_dumps import StackFile
+from lit_loader.transport.loader_page import LoaderPage
 from lit_loader.transport.messages import SIZE, Attend, Stop, pack
 from lit_loader.transport.status_board import StatusBoard
 from lit_loader.worker.starters import Starter, WorkerProcess, end_processes
@@ -42,13 +43,14 @@ class PoolResources:
             the descriptors of its pipes.
     """
 
-    def __init__(self, arena: Arena, board: StatusBoard) -> None:
+    def __init__(self, arena: Arena, board: StatusBoard, page: LoaderPage) -> None:
         self.pid = os.getpid()
         self.processes: dict[int, WorkerProcess] = {}
         self.starter: Starter | None = None
         self.stacks = StackFile()
         self._arena = arena
         self._board = board
+        self._page = page
         self._pipes: list[tuple[int, int]] = []
         self.tasks: int | None = None
         self.results = -1
@@ -88,6 +90,7 @@ class PoolResources:
                 # The last one first: each is taken whatever those before have raised.
                 steps.callback(self._arena.close)
                 steps.callback(self._board.release)
+                steps.callback(self._page.close)
                 for ends in self._pipes:
                     for end in ends:
                         steps.callback(os.close, end)

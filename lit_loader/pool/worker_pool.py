@@ -1,8 +1,7 @@
 """`WorkerPool`: worker processes that make batches, as the training process uses them.
 
-Used by `iteration/delivery.py` (receive), `iteration/multi_process.py` (submit) and
-`pool/recovery.py` (replace). Tasks go in; outcomes (a batch in shared memory, or an error) and the
-deaths of workers come out::
+Used by `iteration/delivery.py`, `iteration/multi_process.py` and `pool/recovery.py`. Tasks go in;
+outcomes (a batch in shared memory, or an error) and the deaths of workers come out::
 
     submit ─Task─▶ task pipe ──────▶ worker 0..n-1 ─Result─▶ result pipe ─▶ receive
       └─ indices ─▶ slot                 │ batch ─▶ slot          │
@@ -39,6 +38,7 @@ from lit_loader.pool.resizer import Resizer
 from lit_loader.pool.resources import PoolResources
 from lit_loader.pool.worker_set import WorkerSet, explain_limit
 from lit_loader.system.interrupts import HeldBack
+from lit_loader.transport.loader_page import PAGE_BYTES, LoaderPage
 from lit_loader.transport.messages import Ack, Grow, Message, Result, Spare, Up
 from lit_loader.transport.status_board import BoardRow, Stage, StatusBoard, board_bytes
 
@@ -67,6 +67,7 @@ class WorkerPool:
 
     Attributes:
         notices: For the consumer, of how workers were started.
+        page: What viewers in other processes are shown of the loader.
 
     Raises:
         LoaderError: No worker can be started from here, or there is no memory.
@@ -89,24 +90,21 @@ class WorkerPool:
                 f"num_workers={num_workers} inside a daemonic process, which may not start "
                 "processes: use num_workers=0 there, or make the process non-daemonic"
             )
-        size = board_bytes(max(num_workers, MOST_WORKERS))
+        size = board_bytes(max(num_workers, MOST_WORKERS)) + PAGE_BYTES
         try:
             with HeldBack():
                 arena = Arena(size, in_flight, slot_bytes=slot_bytes, budget=memory_budget)
                 self._arena, self.divide = arena, arena.divide
                 self._keep = in_flight + 2
-                board = StatusBoard(arena.board)
-                own = self._own = PoolResources(arena, board)
+                board, self.page = StatusBoard(arena.board), LoaderPage(arena.board)
+                own = self._own = PoolResources(arena, board, self.page)
                 self._finalizer = weakref.finalize(self, own.close, unnoticed=True)
                 own.stacks.open()
                 pipes = self._pipes = Pipes(own, assigned)
                 handshake = self._handshake = Handshake(board, pipes)
-                tasks = self._dispatcher = Dispatcher(
-                    arena, board, pipes, handshake, assigned, readers
-                )
-                workers = self._workers = WorkerSet(
-                    own, pipes, board, arena, spec, num_workers, context, seed
-                )
+                tasks = Dispatcher(arena, board, self.page, pipes, handshake, assigned, readers)
+                workers = WorkerSet(own, pipes, board, arena, spec, num_workers, context, seed)
+                self._dispatcher, self._workers = tasks, workers
                 self.notices = workers.notices
                 self._resizer = Resizer(board, pipes, workers, tasks, handshake)
                 self._resizer.start_more()
@@ -128,6 +126,7 @@ class WorkerPool:
         assert self._pipes.shared_queue, "a worker whose tasks are its own cannot leave"
         if in_flight is not None:
             self._keep = in_flight + 2
+            self.page.depth(in_flight)
         self._resizer.wanted = num_workers
         self._resizer.due = True
         if not self.closed:
@@ -249,9 +248,8 @@ class WorkerPool:
             if self._resizer.due and self._resizer.adapt():
                 return None
             try:
-                message = self._pipes.next(
-                    workers.until(deadline) if workers.starting else deadline
-                )
+                until = workers.until(deadline) if workers.starting else deadline
+                message = self._pipes.next(until)
             except Ended as ended:
                 death = workers.death_of(ended.sentinel)
                 if death.row.stage != Stage.LEFT:

@@ -141,6 +141,7 @@ class WorkerSet:
             self._own.processes[worker] = process
             self._pipes.watch(process.sentinel)
             self.starting[worker] = Watchdog(process.pid or 0)
+            self._board.launched(worker, process.pid or 0)
 
     def came_up(self, worker: int) -> None:
         """Note that a worker has come up."""

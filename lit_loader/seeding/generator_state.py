@@ -25,7 +25,7 @@ import torch
 from lit_loader.seeding.generator_lock import Turn
 from lit_loader.seeding.seeds import seed_streams
 
-__all__ = ["Loan", "OwnStreams", "Rewind", "preserved"]
+__all__ = ["Loan", "OwnStreams", "Rewind", "numpy_state", "preserved", "state_reader"]
 
 _numpy: Any = np.random  # its stubs do not know all of its functions
 
@@ -151,9 +151,7 @@ _spares: list[Any] = []
 
 def _capture() -> _Streams:
     bits = _numpy.get_bit_generator()
-    return _Streams(
-        random.getstate(), torch.default_generator.get_state(), _numpy_state(bits), bits
-    )
+    return _Streams(random.getstate(), torch.default_generator.get_state(), numpy_state(bits), bits)
 
 
 def _install(streams: _Streams) -> None:
@@ -178,7 +176,7 @@ class _Known(NamedTuple):
 _known: _Known | None = None
 
 
-def _numpy_state(bits: Any) -> dict[str, Any]:
+def numpy_state(bits: Any) -> dict[str, Any]:
     """Read the state of NumPy's global generator, whose bit generator this is."""
     global _known
     known, memory = _known, _memory(bits)
@@ -254,6 +252,12 @@ class Rewind:
         """Take them back to the last mark; may be called again."""
         for (_, write), mark in zip(self._tapes, self._marks, strict=True):
             write(mark)
+
+
+def state_reader(generator: Any) -> Callable[[], Any] | None:
+    """Give the function that reads a generator's state; None if it has none."""
+    tape = _tape(generator)
+    return None if tape is None else tape[0]
 
 
 _Tape = tuple[Callable[[], Any], Callable[[Any], object]]

@@ -217,12 +217,13 @@ class Recorder:
                 (worker, mine.tolist()) for worker, mine in self._workers.items()
             )
         )
+        stages: dict[str, Any] = dict(zip(STAGES, self._stages.times(), strict=True))
         return LoaderStatistics(
             batches=self._stages.count,
             samples=self._samples,
             nbytes=self._nbytes,
             seconds=seconds if self._stages.count else 0.0,
-            **dict(zip(STAGES, self._stages.times(), strict=True)),
+            **stages,
             waited=self._waited / 1e9,
             wait_fraction=self._waited / 1e9 / seconds,
             starts=self._starts,

@@ -228,6 +228,11 @@ class LoaderStatistics:
         sample_errors: Samples that could not be read, and were skipped or replaced.
         sample_retries: Times that a sample was read again.
         shared_memory: Bytes of the arena that are in use.
+        cache_hits: Samples that a `CachedDataset` in the dataset gave from memory or disk, since it
+            was made and in all processes.
+        cache_misses: Samples that it had to make.
+        cache_bytes: Bytes of memory that its samples take.
+        cache_lacking: Bytes of memory more that would hold all; 0 while there is room.
         memory: What memory all of it takes; None unless it was asked for.
         num_workers: Worker processes, when this was taken.
         why_so_many: Why, with ``num_workers="auto"``; else "".
@@ -260,6 +265,10 @@ class LoaderStatistics:
     sample_errors: int = 0
     sample_retries: int = 0
     shared_memory: int = 0
+    cache_hits: int = 0
+    cache_misses: int = 0
+    cache_bytes: int = 0
+    cache_lacking: int = 0
     memory: MemoryUse | None = None
     num_workers: int = 0
     why_so_many: str = ""
@@ -279,9 +288,13 @@ class LoaderStatistics:
             f"{self.seconds:.3g} s; waited {self.wait_fraction:.0%} of it; {makers} "
             f"{self.busy_fraction:.0%} busy; mean ms a batch: {shown or 'none'}; "
             f"{_counted(self.worker_restarts, 'restart')}, "
-            f"{_counted(self.sample_errors, 'bad sample')}"
+            f"{_counted(self.sample_errors, 'bad sample')}{self._cache()}"
             f"{'' if self.memory is None else f'; memory: {self.memory}'}"
         )
+
+    def _cache(self) -> str:
+        asked = self.cache_hits + self.cache_misses
+        return f"; {self.cache_hits / asked:.0%} from the cache" if asked else ""
 
 
 def _mebibytes(nbytes: int | None) -> str:

@@ -85,6 +85,7 @@ def verdict(
             _cause(statistics, num_workers, cores, persistent_workers),
         ]
     parts += _chosen(statistics, cores)
+    parts += _cache(statistics)
     parts += _transfer(statistics, transfer)
     parts += _accidents(statistics)
     return "; ".join(parts)
@@ -225,6 +226,22 @@ def _transfer(statistics: LoaderStatistics, transfer: StageTimes | None) -> list
         return []
     advice = "" if statistics.pin.total else "; on an accelerator pin_memory=True makes it cheaper"
     return [f"bringing batches to the device took {_percent(share)} of the time{advice}"]
+
+
+def _cache(statistics: LoaderStatistics) -> list[str]:
+    """What a cache in the dataset has given, and whether more memory would help."""
+    asked = statistics.cache_hits + statistics.cache_misses
+    if not asked:
+        return []
+    text = f"{_percent(statistics.cache_hits / asked)} of the samples came from the cache"
+    if statistics.cache_lacking:
+        made = _made(statistics)
+        share = made["fetch"] / max(sum(made.values()), 1e-9)
+        text += (
+            f", and reading samples was {_percent(share)} of the work on batches: "
+            f"{statistics.cache_lacking / 1e9:.2g} GB more memory would hold all"
+        )
+    return [text]
 
 
 def _accidents(statistics: LoaderStatistics) -> list[str]:

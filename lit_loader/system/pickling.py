@@ -17,7 +17,7 @@ import io
 import operator
 import pickle
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from mmap import mmap
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -82,13 +82,16 @@ class Pickled(NamedTuple):
     pickler: pickle.Pickler
 
 
-def dump(value: object, by_value: bool) -> Pickled:
+def dump(
+    value: object, by_value: bool, instead: Callable[[object], object] | None = None
+) -> Pickled:
     """Pickle an object, as a part of starting a process.
 
     Args:
         value: The object.
         by_value: Carry functions and classes by value where the worker cannot import them; needs
             cloudpickle.
+        instead: Gives what is pickled in an object's place; None: the object itself.
 
     Raises:
         Exception: Whatever pickling raises.
@@ -104,6 +107,8 @@ def dump(value: object, by_value: bool) -> Pickled:
         kind = ForkingPickler if main_is_importable() else _WithoutMain
         pickler = kind(file, PROTOCOL, True, apart.stays_inside)
         pickler.dispatch_table = {**others, **apart.reducers()}
+    if instead is not None:
+        pickler.persistent_id = instead  # type: ignore[method-assign]
     pickler.dump((value, carried))  # in this order: the second is filled by pickling the first
     return Pickled(file.getvalue(), apart.spans, pickler)
 
@@ -121,7 +126,9 @@ def load(stream: mmap, buffers: Iterable[memoryview | bytes]) -> Any:
     Raises:
         Exception: Whatever unpickling raises.
     """
-    value, carried = pickle.load(stream, buffers=buffers)
+    unpickler = pickle.Unpickler(stream, buffers=buffers)
+    unpickler.persistent_load = lambda given: given  # type: ignore[method-assign]
+    value, carried = unpickler.load()
     vars(sys.modules["__main__"]).update(carried)
     return value
 

@@ -17,8 +17,6 @@ import resource
 import tempfile
 from typing import Final
 
-import numpy as np
-
 __all__ = [
     "SharedFile",
     "address_space_left",
@@ -85,7 +83,8 @@ def map_part(fd: int, offset: int, nbytes: int, private: bool = False) -> mmap.m
     unaccounted = kind | getattr(mmap, "MAP_NORESERVE", 0)
     mapping = mmap.mmap(-1, nbytes, flags=unaccounted)
     flags = unaccounted if private else kind
-    map_over(np.frombuffer(mapping, np.uint8).ctypes.data, nbytes, flags, fd, offset)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+    map_over(address, nbytes, flags, fd, offset)
     return mapping
 
 

@@ -5,6 +5,9 @@ writes the stacks of the worker's threads there on its own. A worker that hangs 
 :data:`DUMP_SIGNAL`: it writes its stacks and then dies of the signal, both without a single step of
 Python code, so that an endless loop or a blocking call in C cannot prevent it. That it is dead says
 that the file is complete: nothing is waited for otherwise.
+
+A worker that is asked by :data:`SHOW_SIGNAL` writes them into a file of its own and goes on; that
+is for viewers (`top/stacks.py`), who find the file in ``/proc``, and leaves the pool's file alone.
 """
 
 from __future__ import annotations
@@ -18,10 +21,23 @@ from typing import Final
 from lit_loader.describe import PACKAGE
 from lit_loader.system.shared_file import nameless_file
 
-__all__ = ["DUMP_SIGNAL", "StackFile", "write_stacks_to"]
+__all__ = [
+    "DUMP_SIGNAL",
+    "SHOWN",
+    "SHOW_SIGNAL",
+    "StackFile",
+    "show_stacks_when_asked",
+    "write_stacks_to",
+]
 
 DUMP_SIGNAL: Final = getattr(signal, "SIGRTMAX", signal.SIGUSR2 + 3) - 3
 """Ends a worker after it has written its stacks; a real-time signal, which is hardly ever used."""
+
+SHOW_SIGNAL: Final = DUMP_SIGNAL - 1
+"""Has a worker write its stacks and go on; it would end a process that is not prepared for it."""
+
+SHOWN: Final = "lit_loader shown stacks"
+"""What ``/proc`` shows the file as that these are written to."""
 
 _OWN: Final = f'File "{PACKAGE}'
 
@@ -88,3 +104,20 @@ def write_stacks_to(fd: int) -> None:
         faulthandler.enable(file=fd, all_threads=True)
         # Chained to the default action, which is to end the process.
         faulthandler.register(DUMP_SIGNAL, file=fd, all_threads=True, chain=True)
+
+
+def show_stacks_when_asked() -> int:
+    """Let this process write its stacks when it is sent the signal for that, and go on.
+
+    System calls that the signal interrupts are taken up again, by the system or by Python.
+
+    Returns:
+        Descriptor of the file that they are written to; -1: there is none.
+    """
+    faulthandler.unregister(SHOW_SIGNAL)  # of the process that this one was forked from
+    signal.signal(SHOW_SIGNAL, signal.SIG_IGN)
+    fd = -1
+    with contextlib.suppress(RuntimeError, OSError):  # no descriptor is left
+        fd, _ = nameless_file(SHOWN)
+        faulthandler.register(SHOW_SIGNAL, file=fd, all_threads=True, chain=False)
+    return fd

@@ -6,19 +6,42 @@ The first row is the parent's to write: its generation tells workers at once tha
 longer wanted, its issue that tasks which they have not begun were issued again, its number of
 workers that those with higher numbers are to leave. There are rows for more workers than there are:
 a pool may grow, and rows that were never written cost nothing.
+
+A row also has what only a viewer in another process asks for (`transport/board_view.py`): the
+worker's process, how many tasks it has done, where the indices of its batch lie.
 """
 
 from __future__ import annotations
 
+import struct
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
-__all__ = ["BoardRow", "Cancelled", "Progress", "Stage", "StatusBoard", "board_bytes"]
+__all__ = [
+    "MADE_AT",
+    "ROW",
+    "ROW_BYTES",
+    "WORKERS_AT",
+    "BoardRow",
+    "Cancelled",
+    "Progress",
+    "Stage",
+    "StatusBoard",
+    "board_bytes",
+]
 
-_WORDS: Final = 8  # a cache line a row: rows of different workers never share one
+_WORDS: Final = 16  # two cache lines a row: rows of different workers never share one
 _GENERATION, _ISSUE, _WORKERS = range(3)
 _STAGE, _NUMBER, _POSITION, _SINCE, _COPY = range(5)
+_MADE, _PID, _STARTED, _STACKS, _INDICES = range(5, 10)  # and two words after the last
+_PACK_INDICES: Final = struct.Struct("@3q").pack_into  # native: a word at a time
+
+ROW_BYTES: Final = _WORDS * 8
+WORKERS_AT: Final = _WORKERS * 8
+MADE_AT: Final = _MADE * 8
+ROW: Final = struct.Struct("@12q")
+"""How a viewer reads a row: the words above."""
 
 
 class Stage:
@@ -182,6 +205,7 @@ class StatusBoard:
     """
 
     def __init__(self, memory: memoryview) -> None:
+        self._memory = memory
         self._words = memory.cast("q")
 
     @property
@@ -229,8 +253,29 @@ class StatusBoard:
         return False
 
     def clear(self, worker: int) -> None:
-        """Put a worker's row back to its beginning."""
+        """Put a worker's row back to its beginning; only its tasks are counted on."""
+        row = (worker + 1) * _WORDS
+        self._words[row + _PID] = self._words[row + _STACKS] = 0
         self.enter(worker, Stage.STARTING, -1)
+
+    def launched(self, worker: int, pid: int) -> None:
+        """Write, in the parent, that a process has been started for ``worker``."""
+        row = (worker + 1) * _WORDS
+        self._words[row + _STARTED] = time.monotonic_ns()
+        self._words[row + _PID] = pid
+
+    def shows_stacks(self, worker: int, fd: int) -> None:
+        """Write where ``worker`` writes its stacks when it is asked to; -1: nowhere."""
+        self._words[(worker + 1) * _WORDS + _STACKS] = fd + 1
+
+    def reads(self, worker: int, number: int, offset: int, nbytes: int) -> None:
+        """Write where the indices of task ``number`` lie, until its batch takes their place."""
+        place = 8 * ((worker + 1) * _WORDS + _INDICES)
+        _PACK_INDICES(self._memory, place, number, offset, nbytes)
+
+    def count(self, worker: int) -> None:
+        """Count a task that ``worker`` has sent the result of."""
+        self._words[(worker + 1) * _WORDS + _MADE] += 1
 
     def enter(self, worker: int, stage: int, number: int, issue: int = 0) -> int:
         """Write that ``worker`` is in ``stage`` of task ``number`` from now on; returns "now"."""
@@ -254,3 +299,4 @@ class StatusBoard:
     def release(self) -> None:
         """Let go of the memory."""
         self._words.release()
+        self._memory = memoryview(b"")

@@ -43,7 +43,7 @@ from lit_loader.memory.arena import ArenaMap
 from lit_loader.seeding.generator_lock import Turn
 from lit_loader.seeding.seeds import seed_worker
 from lit_loader.system.processors import ProcessorClock
-from lit_loader.system.stack_dumps import write_stacks_to
+from lit_loader.system.stack_dumps import show_stacks_when_asked, write_stacks_to
 from lit_loader.transport.codec import SlotFull, SlotWriter, encode
 from lit_loader.transport.messages import (
     SIZE,
@@ -156,6 +156,7 @@ class _Worker:
         except OSError:
             sys.exit(NO_ROOM)
         self._board = StatusBoard(self._arena.board)
+        self._board.shows_stacks(self._id, show_stacks_when_asked())
         self._progress = self._board.progress(self._id)
         self._progress.generation = links.generation
         self._writers: dict[int, SlotWriter] = {}
@@ -288,6 +289,7 @@ class _Worker:
         batch = self._loader.take(indices, self._progress, self._on_collate, writer.empty)
         if batch is not None:
             return batch
+        self._board.reads(self._id, task.number, task.offset, task.nbytes)
         turn = Turn()
         try:
             turn.take()  # a thread of the dataset's may iterate a loader
@@ -379,6 +381,7 @@ class _Worker:
                 *self._clock.used(),
             )
         )
+        self._board.count(self._id)
 
     def _send(self, message: Up | Result | Ack | Grow | Spare) -> None:
         os.write(self._results, pack(message))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import mmap
 import os
 import pickle
@@ -18,6 +19,7 @@ from lit_loader.errors import LoaderError, TransportError
 from lit_loader.system.buffer_file import BufferFile, Layout, map_buffers
 from lit_loader.system.pickling import Pickled, can_carry_by_value, dump, load
 from lit_loader.system.shared_file import nameless_file, remedy, write_all
+from lit_loader.worker.shared_lists import SharedLists
 
 __all__ = ["NO_ROOM", "Descriptor", "Links", "Payload"]
 
@@ -78,6 +80,9 @@ class Payload:
         self._for_all = False
         self._buffers: BufferFile | None = None
         self._mapped: tuple[Descriptor, int] | None = None
+        self._lists: SharedLists | None = None
+        if spec.share and spec.table() is None:
+            self._lists = SharedLists(spec.dataset)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._fd < 0:
@@ -101,7 +106,8 @@ class Payload:
         popen: Any = get_spawning_popen()
         noted = len(popen._fds)
         try:
-            pickled = dump(self._spec, self._by_value)
+            instead = None if self._lists is None else self._lists.instead
+            pickled = dump(self._spec, self._by_value, instead)
         except Exception as error:
             if self._by_value or isinstance(error, RecursionError) or not can_carry_by_value():
                 raise self._explained(error) from error
@@ -138,20 +144,23 @@ class Payload:
         Raises:
             LoaderError: There is no room on either.
         """
-        size = f"the dataset's arrays ({layout.nbytes / 2**20:,.0f} MiB)"
+        size = f"({layout.nbytes / 2**20:,.0f} MiB)"
         try:
             return BufferFile(layout)
         except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise  # no want of room
             try:
                 file = BufferFile(layout, on_disk=True)
             except OSError as full:
                 raise LoaderError(
-                    f"no room for {size} in memory ({error}) nor in the temporary directory "
-                    f"({full}); {remedy(full)}"
+                    f"no room for the dataset's arrays {size} in memory ({error}) nor in the "
+                    f"temporary directory ({full}); {remedy(full)}"
                 ) from full
             self.notices.append(
-                f"{size} have found no room in memory ({error}): workers read them from a file "
-                f"without a name in {tempfile.gettempdir()}, which may be slower; free memory"
+                f"the dataset's arrays {size} have found no room in memory ({error}): workers read "
+                f"them from a file without a name in {tempfile.gettempdir()}, which may be slower; "
+                "free memory"
             )
             return file
 
@@ -212,13 +221,15 @@ class Payload:
                     os.close(file.fd)
                 self._spec = load(stream, buffers)
             self.close()
+        elif self._lists is not None:  # in a fork of the process that made it
+            self._lists.put_in_place()
         return self._spec
 
 
 def _payload_from(stream: Descriptor, mapped: tuple[Descriptor, int] | None) -> Payload:
     payload = Payload.__new__(Payload)
     payload._spec, payload._fd, payload._mapped = None, stream.fd, mapped
-    payload._buffers = None
+    payload._buffers = payload._lists = None
     return payload
 
 

@@ -97,6 +97,30 @@ def test_each_sample_of_the_shards_comes_once(
     assert stream(tars, ranks, workers) == of_ranks
 
 
+def test_a_cache_changes_no_image(examples: None, tmp_path: Path) -> None:
+    """What is decoded is kept, what is augmented is drawn anew: by the same numbers as without."""
+    pytest.importorskip("PIL")
+    from images.data import ImagesData
+
+    def batches(cache: str | None) -> list[list[tuple[bytes, list[int]]]]:
+        loader = {"batch_size": 200, "num_workers": 2, "seed": 5}
+        data = ImagesData(str(tmp_path / "images"), "pillow", cache, loader=loader)
+        data.prepare_data()
+        data.setup("fit")
+        train, val = data.train_dataloader(), data.val_dataloader()
+        given = [
+            [(images.numpy().tobytes(), labels.tolist()) for images, labels in each]
+            for each in (train, train, val)
+        ]
+        if cache is not None:
+            statistics = train.statistics()
+            assert statistics.cache_misses <= len(train.dataset) <= statistics.cache_hits
+        data.close()
+        return given
+
+    assert batches("200 MB") == batches(None)
+
+
 def test_a_hugging_face_dataset_is_asked_for_whole_batches(
     examples: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

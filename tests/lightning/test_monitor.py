@@ -25,7 +25,7 @@ from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.loggers import CSVLogger, Logger
 from lightning.pytorch.utilities import CombinedLoader
 
-from lit_loader import DataLoader, LoaderDataModule
+from lit_loader import CachedDataset, DataLoader, LoaderDataModule
 from lit_loader.errors import OptionError
 from lit_loader.lightning.loader_history import interval_figures
 from lit_loader.lightning.monitor import LoaderMonitor
@@ -361,6 +361,18 @@ def test_restarts_and_sample_errors(tmp_path: Path) -> None:
 
 
 # --- at the end ---
+
+
+def test_a_cache_in_the_dataset(tmp_path: Path) -> None:
+    """Of this fit alone, though the cache was filled before it."""
+    cached = CachedDataset(Points(24), "1 MB")
+    assert len([cached[index] for index in range(24)]) == 24
+    monitor = LoaderMonitor(print_verdict=False)
+    fit(tmp_path, monitor, DataLoader(cached, batch_size=4), max_epochs=2)
+    (report,) = monitor.reports
+    assert (report.statistics.cache_hits, report.statistics.cache_misses) == (48, 0)
+    assert report.statistics.cache_bytes == cached.figures().bytes
+    assert "; 100 % of the samples came from the cache" in report.verdict
 
 
 def test_the_verdict_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

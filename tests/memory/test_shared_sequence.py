@@ -50,6 +50,16 @@ def test_any_record() -> None:
     assert repr(sequence) == f"SharedSequence(8 records, {sequence.nbytes / 2**20:.1f} MiB)"
 
 
+@pytest.mark.parametrize("kind", ["U20", "S20", object])
+def test_a_column_of_strings(kind: Any) -> None:
+    column = np.array([f"file {n}" for n in range(10_000)], dtype=kind)
+    sequence = SharedSequence(column)
+    assert list(sequence) == column.tolist()
+    assert type(sequence[9_999]) in (str, bytes)
+    assert sequence.nbytes < 40 * len(column)
+    assert list(SharedSequence(column[::-5000])) == [column[-1], column[4999]]
+
+
 def test_none_at_all() -> None:
     sequence = SharedSequence([])
     assert len(sequence) == 0

@@ -29,6 +29,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "tuning": ("statistics", "system"),
     "hydra": ("config",),
     "transport": ("memory",),
+    "cache": ("transport", "config", "seeding", "system"),
     "batch": ("transport", "checkpoint", "config", "seeding", "system"),
     "sampling": ("checkpoint", "config", "seeding", "system"),
     "mixture": ("sampling", "checkpoint", "config", "seeding"),
@@ -36,16 +37,17 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "pool": ("worker", "batch", "transport", "memory", "system"),
     "iteration": (
         *("pool", "batch", "sampling", "transport", "checkpoint", "statistics", "accelerator"),
-        *("seeding", "system", "tuning"),
+        *("cache", "seeding", "system", "tuning"),
     ),
     "loader": (
         *("iteration", "sampling", "checkpoint", "statistics", "accelerator", "config", "seeding"),
-        "system",
+        *("system", "tuning"),
     ),
     "lightning": (
         *("loader", "sampling", "checkpoint", "statistics", "tuning", "config", "system"),
     ),
     "bench": ("loader", "statistics", "hydra", "config", "seeding", "system"),
+    "top": ("transport", "system"),
 }
 """Each room, and the public face ``loader.py``, with the rooms below that it may import."""
 
@@ -57,6 +59,7 @@ WITHOUT_TORCH = (
     "lit_loader.hydra.schema",
     "lit_loader.hydra.searchpath_plugin",
     "lit_loader.lightning.trainer_plugin",
+    "lit_loader.top.app",
     "lit_loader.transport.messages",
     "lit_loader.transport.status_board",
 )

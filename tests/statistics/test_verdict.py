@@ -149,6 +149,23 @@ SLOW = (SlowSample(77, 0.055, 0, 3), SlowSample("a.png", 1.26, 0, 9), SlowSample
             "batches into page-locked memory: set num_workers",
         ),
         (
+            run(0.01, 0.3, 0.3, **stages(40, 10), cache_hits=71, cache_misses=29),
+            2,
+            "data loading is not what limits: the trainer waited 1.0 % of the time for it; 71 % of "
+            "the samples came from the cache",
+        ),
+        (
+            run(
+                *(0.01, 0.3, 0.3),
+                **stages(40, 10),
+                **{"cache_hits": 71, "cache_misses": 29, "cache_lacking": 2_140_000_000},
+            ),
+            2,
+            "data loading is not what limits: the trainer waited 1.0 % of the time for it; 71 % of "
+            "the samples came from the cache, and reading samples was 80 % of the work on batches: "
+            "2.1 GB more memory would hold all",
+        ),
+        (
             run(0.1, 0.9, 0.9, startup=8.0),
             2,
             "the trainer waited 10 % of the time; 80 % of that for the first batch (8.0 s): "

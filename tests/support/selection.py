@@ -15,6 +15,8 @@ from typing import Final
 import pytest
 
 LONG: Final = (
+    "cache/test_cached_dataset.py::test_workers_share_it[[]-spawn*",
+    "exactness/test_cached.py::test_other_start_methods[[]spawn*",
     "batch/test_pad.py::test_through_a_worker[[]spawn*",
     "bench/test_bench_app.py::test_every_case_measures[[]growth*",
     "bench/test_bench_app.py::test_every_case_measures[[]decoding*",
@@ -24,6 +26,7 @@ LONG: Final = (
     "examples/test_example.py::test_debug_configurations*",
     "faults/test_fault_matrix.py::test_a_program_is_killed[[]forkserver-encoding*",
     "faults/test_fault_matrix.py::test_by_start_method[[]spawn*",
+    "worker/test_shared_lists.py::test_in_workers_only[[]spawn*",
     "worker/test_fork_safety.py::test_restarts_among_busy_threads[[]pinned*",
     "faults/test_lifecycle.py::test_a_parent_that_is_killed[[]*-spawn*",
     "faults/test_lifecycle.py::test_a_parent_that_is_killed[[]hanging-forkserver*",

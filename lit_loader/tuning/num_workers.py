@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from lit_loader.errors import OptionError
-from lit_loader.iteration.host import LoaderHost
 
 __all__ = ["NumWorkers"]
 
@@ -29,9 +28,9 @@ class NumWorkers:
     def __set__(self, loader: Any, value: int | Literal["auto"]) -> None:
         internals = loader._internals
         if value == "auto" and _NAME in vars(loader):  # else the constructor has seen to it
-            reason = LoaderHost(loader, internals).why_not_resized()
+            reason = loader._host.why_not_resized()
             if reason is not None:
                 raise OptionError(f"{reason}: set a number, got num_workers='auto'")
-            LoaderHost(loader, internals).end_idle_workers()  # they measure nothing
+            loader._host.end_idle_workers()  # they measure nothing
         internals.set_auto(value == "auto")
         vars(loader)[_NAME] = value

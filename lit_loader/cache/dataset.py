@@ -1,0 +1,283 @@
+"""`CachedDataset`: each sample is made once, and kept for all workers and epochs.
+
+::
+
+    dataset[i] ─▶ in memory? ─▶ on disk? ─▶ made by the wrapped dataset ─▶ drew random numbers?
+                      │            │                                         │no            │yes
+                      ▼            ▼                                         ▼              ▼
+                  a copy of it  a copy, kept in memory as well          kept, given      an error
+
+What changes from epoch to epoch comes behind it: ``CachedDataset(decoded, "4 GB").map(augment)``.
+"""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Callable, Sequence
+from multiprocessing.context import get_spawning_popen
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch.utils.data import Dataset, IterableDataset
+
+from lit_loader.cache.entry import MISSING, Bytes, pack
+from lit_loader.cache.folder import Folder
+from lit_loader.cache.mapped import MappedDataset
+from lit_loader.cache.shared_store import CacheFigures, Counter, Note, SharedStore
+from lit_loader.config.checks import memory_size, text
+from lit_loader.config.kinds import check_dataset
+from lit_loader.context import reading
+from lit_loader.describe import public, short_repr
+from lit_loader.errors import OptionError, TransportError
+from lit_loader.seeding.draws import Draws
+
+__all__ = ["CachedDataset"]
+
+_T = TypeVar("_T")
+
+_watching: weakref.WeakKeyDictionary[SharedStore, Draws] = weakref.WeakKeyDictionary()
+"""Not attributes of caches: what looks for a dataset's generators would look through them, too."""
+
+
+@public
+class CachedDataset(Dataset[Any]):
+    """A map-style dataset whose samples are made once, by whichever worker needs them first.
+
+    Samples lie in memory that all workers share under every start method, for as long as this
+    object lives, and on disk in ``directory``. Each reader gets a copy of its own, equal to what
+    was made. Nothing is ever dropped for another sample: where the memory is full, or scarce, the
+    rest is made anew each time (and a line is logged).
+
+    What is kept must not depend on random numbers, or on the epoch: a sample that draws from a
+    generator while it is kept is an error. Augment behind the cache: :meth:`map`. Attributes that
+    this object does not have are the dataset's. Copies by ``pickle`` and ``copy.deepcopy`` begin
+    empty.
+
+    Args:
+        dataset: What makes the samples; it has a length and is not changed any more.
+        memory: Bytes of memory that samples may take, or text such as ``"4 GB"``; 0: none.
+        directory: A folder in which samples outlive the run, and which several runs may use at
+            once; None: none.
+        key: Names what is in ``directory``: the data and everything that their samples depend on,
+            as in ``"flowers, 256 pixels, v2"``. With another key samples are made anew.
+
+    Raises:
+        OptionError: An argument is refused, or the directory is not this user's alone.
+        OSError: There is no memory, or the directory cannot be made.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        memory: int | str,
+        directory: str | Path | None = None,
+        key: str | None = None,
+    ) -> None:
+        check_dataset(dataset)
+        _check_is_finite(dataset)
+        self.dataset = dataset
+        self.memory = memory_size("memory", memory)
+        self.directory = None if directory is None else Path(directory).absolute()
+        self.key = None if key is None else text("key", key)
+        if (self.directory is None) != (self.key is None):
+            raise OptionError(
+                "directory and key are given together or not at all: key names the data and all "
+                "that their samples depend on, so that no run reads those of another, got "
+                f"directory={short_repr(directory)} and key={short_repr(key)}"
+            )
+        if not self.memory and self.directory is None:
+            raise OptionError("memory=0 keeps nothing without a directory, got directory=None")
+        self._open()
+
+    def _open(self) -> None:
+        self._folder: Folder | None = None
+        if self.directory is not None and self.key is not None:
+            self._folder = Folder(self.directory, self.key, self.dataset)
+        self._store = SharedStore(len(self.dataset), self.memory)
+
+    # --- samples ---
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        number = self._number(index)
+        if number < 0:
+            return self.dataset[index]
+        sample = self._store.get(number)
+        if sample is not MISSING:
+            self._store.count(Counter.FROM_MEMORY)
+            return sample
+        sample = self._from_disk(number)
+        return self._make(number) if sample is MISSING else sample
+
+    def _number(self, index: Any) -> int:
+        """Give the number of a sample that may be kept; -1: the dataset is to answer itself."""
+        if type(index) is not int:
+            try:
+                index = -1 if type(index) is bool else operator.index(index)
+            except TypeError:
+                return -1
+        return index if 0 <= index < self._store.length else -1
+
+    def _from_disk(self, number: int) -> Any:
+        if self._folder is None:
+            return MISSING
+        sample, entry = self._folder.get(number)
+        if sample is not MISSING and entry is not None:
+            self._store.count(Counter.FROM_DISK)
+            if self._store.is_open:
+                self._store.put(number, entry)
+        return sample
+
+    def _make(self, number: int) -> Any:
+        self._store.count(Counter.MADE)
+        if not self._keeps:
+            return self.dataset[number]
+        sample = self._without_draws(lambda: self.dataset[number], (number,))
+        self._keep(number, sample)
+        return sample
+
+    @property
+    def __getitems__(self) -> Callable[[Sequence[Any]], list[Any]] | None:
+        """Reads a batch's samples at once; None where the dataset cannot."""
+        return self._getitems if getattr(self.dataset, "__getitems__", None) else None
+
+    def _getitems(self, indices: Sequence[Any]) -> list[Any]:
+        samples, absent = [], []
+        for place, index in enumerate(indices):
+            number = self._number(index)
+            sample = MISSING if number < 0 else self._store.get(number)
+            if sample is not MISSING:
+                self._store.count(Counter.FROM_MEMORY)
+            elif number >= 0:
+                sample = self._from_disk(number)
+            if sample is MISSING:
+                absent.append((place, number))
+            samples.append(sample)
+        if not absent:
+            return samples
+        asked = [indices[place] if number < 0 else number for place, number in absent]
+        made: Sequence[Any]
+        if self._keeps:
+            made = self._without_draws(lambda: self.dataset.__getitems__(asked), asked)
+        else:
+            made = self.dataset.__getitems__(asked)
+        for (place, number), sample in zip(absent, made, strict=True):
+            samples[place] = sample
+            if number >= 0:
+                self._store.count(Counter.MADE)
+                if self._keeps:
+                    self._keep(number, sample)
+        return samples
+
+    # --- keeping ---
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether what is made now may be kept."""
+        return self._store.is_open or (
+            self._folder is not None and not self._store.noted(Note.NOT_ON_DISK)
+        )
+
+    def _without_draws(self, make: Callable[[], _T], indices: Sequence[Any]) -> _T:
+        """Make samples, and see that they depend neither on random numbers nor on the epoch."""
+        draws = _watching.get(self._store)
+        if draws is None:
+            draws = _watching[self._store] = Draws(self.dataset)
+        marks = draws.mark()
+        reading.epoch_asked = False
+        made = make()
+        if draws.made_one():  # perhaps it has drawn from that: it has not been watched yet
+            marks = draws.mark()
+            made = make()
+        drawn = draws.drawn(marks)
+        if drawn is None and not reading.epoch_asked:
+            return made
+        what = f"draws from (or seeds) {drawn}" if drawn else "asks for lit_loader.get_epoch()"
+        raise OptionError(
+            f"{type(self.dataset).__name__} {what} in sample {short_repr(indices[0])}, and "
+            "CachedDataset would keep what it drew for all epochs: move it behind the cache, as in "
+            "CachedDataset(dataset, memory).map(augment)"
+        )
+
+    def _keep(self, number: int, sample: Any) -> None:
+        store = self._store
+        if number in store:  # by another worker, meanwhile; or it cannot be read here
+            return
+        try:
+            entry = pack(number, sample)
+        except TransportError as error:
+            store.note(Note.NOT_KEPT, f"samples that hold such a thing are not kept: {error}")
+            return
+        if store.is_open:
+            store.put(number, entry)
+        self._to_disk(number, entry)
+
+    def _to_disk(self, number: int, entry: Bytes) -> None:
+        if self._folder is None or self._store.noted(Note.NOT_ON_DISK):
+            return
+        try:
+            self._folder.put(number, entry)
+        except OSError as error:
+            self._store.note(
+                Note.NOT_ON_DISK,
+                f"{self._folder.path} takes no more samples ({error.strerror}): the others are "
+                "kept in memory only, or made anew each time",
+            )
+
+    # --- the rest ---
+
+    def map(self, function: Callable[[Any], Any]) -> MappedDataset:
+        """Return a dataset of ``function(sample)``, which is called each time: to augment."""
+        return MappedDataset(self, function)
+
+    def figures(self) -> CacheFigures:
+        """Say what the cache holds and has spared, in all processes together."""
+        return self._store.figures()
+
+    def __repr__(self) -> str:
+        kept, store = self._store.total(Counter.KEPT), self._store
+        where = "" if self.directory is None else f", directory={str(self.directory)!r}"
+        return (
+            f"{type(self).__name__}({type(self.dataset).__name__}, {kept:,} of {store.length:,} "
+            f"samples in {store.used / 1e6:,.1f} of {store.limit / 1e6:,.1f} MB{where})"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or "dataset" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.dataset, name)
+
+    def __copy__(self) -> CachedDataset:
+        other = type(self).__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        return other
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {**self.__dict__}
+        if get_spawning_popen() is None:
+            del state["_store"], state["_folder"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if "_store" not in state:
+            self._open()
+
+
+def _check_is_finite(dataset: Any) -> None:
+    name = type(dataset).__name__
+    if isinstance(dataset, IterableDataset):
+        raise OptionError(
+            "CachedDataset keeps samples by their index, which an IterableDataset does not have: "
+            f"use a map-style dataset, or cache what it reads, got {name}"
+        )
+    if not (hasattr(type(dataset), "__getitem__") and hasattr(type(dataset), "__len__")):
+        raise OptionError(f"dataset must have __getitem__ and __len__ to be cached, got {name}")
+    if callable(getattr(dataset, "set_epoch", None)):
+        raise OptionError(
+            "dataset must give the same samples in every epoch to be cached, and it has set_epoch: "
+            f"cache what lies below it, got {name}"
+        )

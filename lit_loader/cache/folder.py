@@ -1,0 +1,190 @@
+"""Entries on disk: one file a sample, in a folder that outlives the run.
+
+::
+
+    directory/<key>-<fingerprint>/about.txt       what it holds
+                                  000012/12345    entry of sample 12345, with its checksum
+                                  new/            files that are being written
+
+A file is written under ``new`` and then renamed, so several runs may fill a folder at once. One
+that a machine has left torn as it went down is known by its checksum, and made again. Entries may
+be unpickled: the folder must belong to this user, and be writable for nobody else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import platform
+import re
+import stat
+import time
+import types
+import weakref
+from multiprocessing import reduction
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from lit_loader.cache.entry import MISSING, UNIT, seal, unpack, whole
+from lit_loader.errors import OptionError
+
+__all__ = ["Folder", "fingerprint"]
+
+Bytes = npt.NDArray[np.uint8]
+
+_VERSION: Final = 1
+_EACH: Final = 1000  # samples in a folder of its own
+_NEW: Final = "new"
+_STALE: Final = 3600
+"""Seconds after which a file that was not finished is taken for one of a process that is dead."""
+
+_READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+_WRITE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class Folder:
+    """One folder. Goes along when a process is started, by any start method.
+
+    Args:
+        directory: Where it lies, or is made.
+        key: The user's name for the data and the way they are made.
+        dataset: What makes the samples.
+
+    Raises:
+        OptionError: It belongs to another user, or others may write into it.
+        OSError: It cannot be made.
+    """
+
+    def __init__(self, directory: Path, key: str, dataset: Any) -> None:
+        print_ = fingerprint(key, dataset)
+        path = directory / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', key)[:80]}-{print_}"
+        directory.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+        self.path = path
+        self._own(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW))
+        status = os.fstat(self._fd)
+        if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o022:
+            raise OptionError(
+                f"directory holds {path}, which others may write into, and what is read from it "
+                "may run code: remove it, or choose another directory, got "
+                f"directory={str(directory)!r}"
+            )
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(_NEW, 0o700, dir_fd=self._fd)
+        self._made: set[str] = set()
+        self._number = 0
+        self._sweep()
+        if not (path / "about.txt").exists():
+            self._write("about.txt", f"{key}\n{_about(dataset)}\n".encode())
+
+    def _own(self, fd: int) -> None:
+        self._fd = fd
+        weakref.finalize(self, os.close, fd).atexit = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return object.__new__, (Folder,), (reduction.DupFd(self._fd), self.path)
+
+    def __setstate__(self, state: tuple[Any, Path]) -> None:
+        data, self.path = state
+        self._made, self._number = set(), 0
+        self._own(data.detach())
+
+    def _sweep(self) -> None:
+        """Remove what processes that were killed have not finished."""
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(self.path / _NEW):
+                if time.time() - entry.stat(follow_symlinks=False).st_mtime > _STALE:
+                    os.unlink(entry.path)
+
+    def get(self, index: int) -> tuple[Any, Bytes | None]:
+        """Return the sample of this index, and its entry; `MISSING` if it is not there."""
+        try:
+            fd = os.open(f"{index // _EACH:06}/{index}", _READ, dir_fd=self._fd)
+        except OSError:
+            return MISSING, None
+        try:
+            size = os.fstat(fd).st_size
+            if size < UNIT or size % UNIT:
+                return MISSING, None
+            entry = np.empty(size, np.uint8)
+            read = 0
+            while read < size:
+                more = os.preadv(fd, [entry[read:].data], read)
+                if not more:
+                    return MISSING, None
+                read += more
+        except OSError:
+            return MISSING, None
+        finally:
+            os.close(fd)
+        if not whole(entry):
+            return MISSING, None
+        return unpack(index, entry, entry.data, 0, size), entry
+
+    def put(self, index: int, entry: Bytes) -> None:
+        """Write a sample's entry; one that is there already is replaced.
+
+        Raises:
+            OSError: No room, or another reason why it cannot be written.
+        """
+        seal(entry)
+        folder = f"{index // _EACH:06}"
+        if folder not in self._made:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(folder, 0o700, dir_fd=self._fd)
+            self._made.add(folder)
+        self._write(f"{folder}/{index}", entry.data)
+
+    def _write(self, name: str, data: bytes | memoryview) -> None:
+        self._number += 1
+        new = f"{_NEW}/{platform.node()}-{os.getpid()}-{time.monotonic_ns()}-{self._number}"
+        fd = os.open(new, _WRITE, 0o600, dir_fd=self._fd)
+        try:
+            try:
+                left = memoryview(data)
+                while left:
+                    left = left[os.write(fd, left) :]
+            finally:
+                os.close(fd)
+            os.rename(new, name, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(new, dir_fd=self._fd)
+            raise
+
+
+def fingerprint(key: str, dataset: Any) -> str:
+    """Give, in 16 characters, what entries on disk must agree in.
+
+    That is the format, the kind of machine, the key, the dataset's class, its length, and the code
+    of that class's own methods. Files, parameters and other functions are for the key to name.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    for part in (_VERSION, platform.machine(), key, _about(dataset)):
+        digest.update(repr(part).encode())
+    for base in type(dataset).__mro__:
+        if base.__module__.partition(".")[0] not in ("builtins", "typing", "torch"):
+            for name, member in sorted(vars(base).items()):
+                member = getattr(member, "__func__", member)
+                if isinstance(member, types.FunctionType):
+                    digest.update(f"{name} {_code(member.__code__)}".encode())
+    return digest.hexdigest()
+
+
+def _about(dataset: Any) -> str:
+    return f"{type(dataset).__module__}.{type(dataset).__qualname__} of {len(dataset)} samples"
+
+
+def _code(code: types.CodeType) -> list[Any]:
+    """What a function does, without the lines on which it stands."""
+    constants = [
+        _code(each) if isinstance(each, types.CodeType) else repr(each)
+        for each in code.co_consts
+        if not isinstance(each, frozenset)  # in salted order
+    ]
+    return [code.co_code, code.co_names, constants]

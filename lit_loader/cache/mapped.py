@@ -1,0 +1,37 @@
+"""`MappedDataset`: what comes behind a cache, and is done anew each time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch.utils.data import Dataset
+
+__all__ = ["MappedDataset"]
+
+
+class MappedDataset(Dataset[Any]):
+    """A dataset whose samples go through a function.
+
+    Args:
+        dataset: A map-style dataset.
+        function: Called with each sample, each time.
+    """
+
+    def __init__(self, dataset: Any, function: Callable[[Any], Any]) -> None:
+        self.dataset = dataset
+        self.function = function
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.function(self.dataset[index])
+
+    @property
+    def __getitems__(self) -> Callable[[Sequence[Any]], list[Any]] | None:
+        """Reads a batch's samples at once; None where the dataset cannot."""
+        many = getattr(self.dataset, "__getitems__", None)
+        if many is None:
+            return None
+        return lambda indices: [self.function(sample) for sample in many(indices)]

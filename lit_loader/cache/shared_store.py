@@ -1,0 +1,319 @@
+"""Entries in one nameless file that all workers share, found by the sample's index.
+
+::
+
+    file  │ notes │ counters │ index: one word a sample │ entries, one behind the other ... │
+                                 place │ size                        the file's position ▲
+
+* **Space is taken by moving the file's own position**, which all processes share: the kernel adds
+  to it in one step. There is no lock, so none that a killed process could hold. What a process has
+  taken and not filled when it is killed is lost, and nothing else.
+* **An entry is published by one word**, the last that is written. It is aligned, so a reader sees
+  none or all of it, and behind it bytes that do not change any more.
+* Entries are written by ``pwrite``: no memory and no room are errors there, and not signals.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import mmap
+import os
+import tempfile
+import weakref
+from enum import IntEnum
+from multiprocessing import reduction
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from lit_loader.cache.entry import MISSING, UNIT, unpack
+from lit_loader.system.cgroups import memory_limits
+from lit_loader.system.shared_file import address_space_left, nameless_file, round_up
+
+__all__ = ["CacheFigures", "Counter", "Note", "SharedStore"]
+
+Bytes = npt.NDArray[np.uint8]
+
+_LABEL: Final = "lit_loader cache"
+_WORD: Final = 8
+_NOTES: Final = 64  # bytes
+_ROWS: Final = 1024  # of counters; a process has that of its number, modulo so many
+_ROW: Final = 8  # words
+_INDEX: Final = _NOTES + _ROWS * _ROW * _WORD
+
+_SIZE_BITS: Final = 28
+_SIZE_MASK: Final = (1 << _SIZE_BITS) - 1
+_MOST: Final = _SIZE_MASK * UNIT
+
+_LOOK: Final = 32 << 20
+"""Bytes after which a process asks again how much memory is left."""
+
+_SPARED: Final = 256 << 20
+"""Bytes of memory that are left to others, at least; and so is a part of what there is."""
+
+_SPARED_PART: Final = 20
+
+_MANY: Final = 16
+"""Entries that find no room, in one process, before none is tried any more."""
+
+_log = logging.getLogger("lit_loader.cache")
+
+
+class Note(IntEnum):
+    """What is noted once for all processes, and said by the one that notes it."""
+
+    FULL = 0
+    NO_MEMORY = 1
+    NOT_KEPT = 2
+    NOT_ON_DISK = 3
+
+
+class Counter(IntEnum):
+    """What a process counts."""
+
+    FROM_MEMORY = 0
+    FROM_DISK = 1
+    MADE = 2
+    KEPT = 3
+    KEPT_BYTES = 4
+
+
+class CacheFigures(NamedTuple):
+    """What caches hold and have spared, over all processes.
+
+    Attributes:
+        hits: Samples that were given from memory or from disk.
+        misses: Samples that were made.
+        bytes: Bytes of memory that are in use.
+        lacking: Bytes of memory more that would hold all samples, as far as can be told from those
+            that are held; 0 while there is room.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    bytes: int = 0
+    lacking: int = 0
+
+
+_DEPTH: Final = 6
+_ITEMS: Final = 64
+
+
+class SharedStore:
+    """The file. Goes along when a process is started, by any start method.
+
+    Args:
+        length: Number of samples.
+        limit: Bytes that entries may take.
+
+    Raises:
+        OSError: There is no memory, or no descriptor.
+    """
+
+    _close: weakref.finalize[[int], Any] | None = None
+
+    def __init__(self, length: int, limit: int) -> None:
+        self.length, self.limit = length, limit
+        self._sparse = self._open()
+        fd = self._fd
+        self._begin = round_up(_INDEX + length * _WORD)
+        if not self._sparse and hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(fd, 0, self._begin)
+        else:
+            os.ftruncate(fd, self._begin)
+        os.lseek(fd, self._begin, os.SEEK_SET)
+        self._map()
+
+    def _open(self) -> bool:
+        """Open the file; returns whether it is sparse memory."""
+        fd, sparse = nameless_file(_LABEL)
+        self._own(fd)
+        if sparse:
+            # A memfd as it is made has a position that newer kernels do not move in one step; one
+            # that was opened has.
+            try:
+                self._own(os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC))
+            except OSError:  # without /proc
+                with tempfile.TemporaryFile(prefix="lit_loader-") as file:
+                    self._own(os.dup(file.fileno()))
+                return False
+        return sparse
+
+    def _own(self, fd: int) -> None:
+        """Take over a descriptor: it is closed once, when this object dies or cannot be made."""
+        if self._close is not None:
+            self._close()
+        self._fd = fd
+        self._close = weakref.finalize(self, os.close, fd)
+        self._close.atexit = False  # a process that ends closes it itself
+
+    def _map(self) -> None:
+        """Map the table, to be written; and the entries, to be read, if there is room for that."""
+        table = memoryview(mmap.mmap(self._fd, self._begin))
+        self._notes = table[:_NOTES].cast("Q")
+        self._counters = table[_NOTES:_INDEX].cast("Q")
+        self._index = table[_INDEX : _INDEX + self.length * _WORD].cast("Q")
+        self._row = -1
+        self._looked = self._too_large = 0
+        self._memory: Bytes | None = None
+        end = self._begin + round_up(self.limit)
+        left = address_space_left()
+        if self._sparse and self.limit and (left is None or end < left // 4):
+            with contextlib.suppress(OSError, ValueError):
+                if os.fstat(self._fd).st_size < end:
+                    os.ftruncate(self._fd, end)
+                entries = mmap.mmap(self._fd, end, access=mmap.ACCESS_READ)
+                self._view = memoryview(entries)
+                self._memory = np.frombuffer(entries, np.uint8)
+        _stores.add(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = reduction.DupFd(self._fd), self.length, self.limit, self._sparse, self._begin
+        return object.__new__, (SharedStore,), state
+
+    def __setstate__(self, state: tuple[Any, int, int, bool, int]) -> None:
+        data, self.length, self.limit, self._sparse, self._begin = state
+        self._own(data.detach())
+        self._map()
+
+    def forked(self) -> None:
+        """Count in a row of its own from now on."""
+        self._row = -1
+
+    # --- entries ---
+
+    def get(self, index: int) -> Any:
+        """Return the sample of this index, `MISSING` if it is not there."""
+        word = self._index[index]
+        if not word:
+            return MISSING
+        start, size = word >> _SIZE_BITS, (word & _SIZE_MASK) * UNIT
+        if self._memory is not None:
+            return unpack(index, self._memory, self._view, start * UNIT, size)
+        entry = np.empty(size, np.uint8)
+        if os.preadv(self._fd, [entry.data], start * UNIT) < size:
+            return MISSING
+        return unpack(index, entry, entry.data, 0, size)
+
+    def __contains__(self, index: int) -> bool:
+        return self._index[index] != 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether entries are still taken; one that is too large for what is left may not be."""
+        return self.limit > 0 and not self._notes[Note.FULL] and not self._notes[Note.NO_MEMORY]
+
+    def put(self, index: int, entry: Bytes) -> bool:
+        """Keep a sample's entry, unless another process has done so meanwhile.
+
+        Returns:
+            Whether there is an entry of this sample now.
+        """
+        if self._index[index]:
+            return True
+        size = len(entry)
+        if size > _MOST or not self._has_room(size):
+            return False
+        # Two that write the same sample at this very moment both take space, and the later word
+        # counts: they are equal.
+        start = os.lseek(self._fd, size, os.SEEK_CUR) - size
+        if start + size > self._begin + self.limit:
+            return False
+        try:
+            written = 0
+            while written < size:
+                written += os.pwrite(self._fd, entry[written:].data, start + written)
+        except OSError as error:
+            self.note(Note.NO_MEMORY, f"{error.strerror}: {self._extent()}")
+            return False
+        self._index[index] = (start // UNIT) << _SIZE_BITS | (size // UNIT)
+        self.count(Counter.KEPT)
+        self.count(Counter.KEPT_BYTES, size)
+        return True
+
+    def _has_room(self, size: int) -> bool:
+        used = self.used
+        if used + size > self.limit:
+            # A smaller one may still find its place, unless this is one as most are.
+            self._too_large += 1
+            kept = self.total(Counter.KEPT)
+            if size * kept <= 2 * used or self._too_large > _MANY:
+                self.note(Note.FULL, f"memory={self.limit} bytes are full: {self._extent()}")
+            return False
+        self._looked -= size
+        if self._looked < 0:
+            self._looked = _LOOK
+            left, spared = _memory_left()
+            if left < spared + size:
+                self.note(
+                    Note.NO_MEMORY,
+                    f"only {left / 1e9:.1f} GB of memory are left here: {self._extent()}",
+                )
+                return False
+        return True
+
+    def _extent(self) -> str:
+        kept = self.total(Counter.KEPT)
+        return (
+            f"{kept} of {self.length} samples are kept ({self.used / 1e9:.2f} GB), the others are "
+            "made anew each time"
+        )
+
+    @property
+    def used(self) -> int:
+        """Bytes that entries have taken."""
+        return min(self.limit, os.lseek(self._fd, 0, os.SEEK_CUR) - self._begin)
+
+    def figures(self) -> CacheFigures:
+        """Say what is held, and what that has spared."""
+        hits = self.total(Counter.FROM_MEMORY) + self.total(Counter.FROM_DISK)
+        kept, lacking = self.total(Counter.KEPT), 0
+        if kept and self.limit and not self.is_open:
+            lacking = self.total(Counter.KEPT_BYTES) * max(0, self.length - kept) // kept
+        return CacheFigures(hits, self.total(Counter.MADE), self.used, lacking)
+
+    # --- counters and notes ---
+
+    def count(self, counter: Counter, number: int = 1) -> None:
+        """Count something, in this process's row."""
+        row = self._row
+        if row < 0:
+            row = self._row = os.getpid() % _ROWS * _ROW
+        self._counters[row + counter] += number
+
+    def total(self, counter: Counter) -> int:
+        """Add up what all processes have counted; two of the same row may miss some."""
+        return sum(self._counters[counter::_ROW].tolist())
+
+    def noted(self, note: Note) -> bool:
+        """Whether something was noted, by any process."""
+        return bool(self._notes[note])
+
+    def note(self, note: Note, text: str) -> None:
+        """Note something, and log it as a line: once, in whichever process it happens first."""
+        if not self._notes[note]:
+            self._notes[note] = 1
+            _log.warning("CachedDataset: %s", text)
+
+
+def _memory_left() -> tuple[int, int]:
+    """Bytes of memory that may still be used here, and how many of them are to be left."""
+    limits = memory_limits()
+    left, whole = limits.available or (1 << 62), 0
+    if limits.limit is not None and limits.used is not None:
+        whole = limits.limit
+        left = min(left, limits.limit - limits.used)
+    return left, max(_SPARED, whole // _SPARED_PART)
+
+
+_stores: weakref.WeakSet[SharedStore] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    for store in list(_stores):
+        store.forked()
+
+
+os.register_at_fork(after_in_child=_in_child)

@@ -1,0 +1,83 @@
+"""`ShownLoader`: writes down for viewers in other processes what a loader's iterator begins.
+
+The workers' page (`transport/loader_page.py`) is read by ``lit-loader-top``. What changes from
+batch to batch is written by the session (`iteration/session.py`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from lit_loader.batch.sample_errors import SampleError
+from lit_loader.transport.loader_page import LoaderPage
+
+__all__ = ["ShownLoader"]
+
+_WRAPPERS = 3
+"""Datasets around another one that are named."""
+
+
+class ShownLoader:
+    """Tells viewers in other processes of a loader.
+
+    Args:
+        loader: The loader.
+        internals: The same loader's (`iteration/internals.py`).
+    """
+
+    def __init__(self, loader: Any, internals: Any) -> None:
+        self._loader = loader
+        self._internals = internals
+
+    def begin(self, page: LoaderPage, start: Any, size: tuple[int, int]) -> None:
+        """Write that an iterator has the workers of this page.
+
+        Args:
+            page: The workers'.
+            start: What the iterator has learned of its epoch (`sampling/epochs.py`).
+            size: How many workers there are, and how many batches may be asked for ahead.
+        """
+        loader, internals = self._loader, self._internals
+        plan = internals.plan
+        if internals.page is not page:
+            page.describe(
+                internals.role,
+                _name(loader.dataset),
+                loader.batch_size if isinstance(loader.batch_size, int) else 0,
+                internals.replica or (0, 1) if plan is None else (plan.rank, plan.num_replicas),
+                size[1],
+            )
+            if internals.page is not None:
+                page.follow(internals.page)
+            internals.page = page
+        page.begin_epoch(start.epoch, start.position.now().delivered, _length(plan))
+
+    def errors(self, errors: Sequence[SampleError]) -> None:
+        """Write that samples could not be read."""
+        page = self._internals.page
+        if page is not None and page.pid == os.getpid():  # in a forked copy it is the parent's
+            page.bad_samples([str(error) for error in errors])
+
+
+def _name(dataset: object) -> str:
+    """Name a dataset, and the one in it: ``Subset of Images``."""
+    names: list[str] = []
+    while len(names) < _WRAPPERS:
+        names.append(type(dataset).__name__)
+        inner = getattr(dataset, "__dict__", {}).get("dataset")
+        if not isinstance(inner, Dataset):
+            break
+        dataset = inner
+    return " of ".join(names)
+
+
+def _length(plan: Any) -> int:
+    """Batches of an epoch; -1: not known."""
+    try:
+        return -1 if plan is None else len(plan)
+    except Exception:  # a sampler of the user's, perhaps without a length
+        return -1

@@ -1,0 +1,203 @@
+"""``lit-loader-top [PID]``: once, as text or JSON, or live, until ``q``.
+
+rich is imported only where something is drawn; torch is not at all: the viewer starts quickly.
+
+Exit codes: 0; 1: there is nothing to be seen; 2: arguments are refused, or rich is missing; 130:
+Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+from lit_loader.top.discovery import NotFound
+from lit_loader.top.snapshot import Training, Worker
+from lit_loader.top.watch import Watch
+
+__all__ = ["command", "main"]
+
+NAME: Final = "lit-loader-top"
+
+_RICH: Final = (
+    f"{NAME} draws with rich, which is not installed: pip install 'lit_loader[top]' "
+    "(--json does without)"
+)
+
+
+def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        NAME,
+        description="What the loaders and workers of a running training are at; it is not touched.",
+        epilog="While it runs: q quits, up and down choose a worker, s shows its Python stack.",
+    )
+    parser.add_argument(
+        "pid",
+        nargs="?",
+        type=int,
+        help="a process of the training: it, one of its ranks or workers, or a launcher above; "
+        "without, all trainings of this user are listed",
+    )
+    parser.add_argument("--once", action="store_true", help="show it once")
+    parser.add_argument(
+        "--json", action="store_true", help="with --once: as JSON (the keys are documented)"
+    )
+    parser.add_argument(
+        "--stacks",
+        action="store_true",
+        help="with --once: also the Python stacks of workers that are stalled, which are sent a "
+        "signal for it",
+    )
+    parser.add_argument(
+        "--interval",
+        type=float,
+        default=1.0,
+        metavar="SECONDS",
+        help="between two looks; rates are those of one interval (default: 1)",
+    )
+    options = parser.parse_args(given)
+    if not 0 < options.interval <= 3600:
+        parser.error(f"--interval must be above 0 and at most 3600 seconds, got {options.interval}")
+    if options.json and not options.once:
+        parser.error("--json goes with --once")
+    if options.stacks and not options.once:
+        parser.error("--stacks goes with --once; while it runs, press s")
+    return options
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Show what is to be seen; returns the exit code."""
+    options = _arguments(given)
+    try:
+        if not options.json:
+            try:
+                import rich  # noqa: F401
+            except ImportError:
+                print(_RICH, file=sys.stderr)
+                return 2
+        if options.once or not sys.stdout.isatty():
+            return _once(options)
+        return _live(options)
+    except NotFound as reason:
+        if options.json:
+            json.dump(_report([], str(reason)), sys.stdout)
+            print()
+        print(f"{NAME}: {reason}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def command() -> None:
+    """``lit-loader-top``: ends with the exit code."""
+    sys.exit(main())
+
+
+def _once(options: argparse.Namespace) -> int:
+    watch = Watch(options.pid)
+    watch.look()
+    time.sleep(options.interval)
+    watch.every = options.stacks
+    trainings = watch.look()
+    if options.json:
+        json.dump(_report(trainings), sys.stdout, indent=2)
+        print()
+        return 0
+    from rich.console import Console
+
+    from lit_loader.top.picture import picture
+
+    console = Console()
+    console.print(picture(trainings, console.width))
+    stalled = [
+        worker.pid
+        for training in trainings
+        for loader in training.loaders()
+        for worker in loader.workers
+        if worker.stalled
+    ]
+    if stalled and not options.stacks:
+        print("add --stacks to see at which line the stalled workers are")
+    return 0
+
+
+def _report(trainings: Sequence[Training], error: str | None = None) -> dict[str, Any]:
+    """Give what ``--json`` prints: the fields of `top/snapshot.py`."""
+    return {
+        "format": 1,
+        "time": time.time(),
+        "error": error,
+        "trainings": [dataclasses.asdict(training) for training in trainings],
+    }
+
+
+def _live(options: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.live import Live
+
+    from lit_loader.top.keys import Keyboard
+    from lit_loader.top.picture import picture
+
+    console = Console()
+    watch = Watch(options.pid)
+    trainings = watch.look()
+    chosen: int | None = None
+    ended: str | None = None
+    with Keyboard() as keyboard, Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            size = console.size
+            drawn = picture(trainings, size.width, size.height, chosen, keys=True)
+            live.update(drawn, refresh=True)
+            began = time.monotonic()
+            key = " "
+            while key not in ("", "q", "s"):
+                key = keyboard.wait(began + options.interval - time.monotonic())
+                workers = _workers(trainings)
+                if key == "c":
+                    watch.clear()
+                    break
+                if key in ("up", "down") and workers:
+                    chosen = _next(workers, chosen, 1 if key == "down" else -1)
+                    break
+            if key == "q":
+                return 0
+            if key == "s":
+                chosen = chosen or _suspect(workers)
+                watch.clear()
+                watch.asked = {chosen} if chosen is not None else set()
+            elif key in ("up", "down"):
+                continue  # the same numbers, and rates, as before
+            try:
+                trainings = watch.look() or trainings
+            except NotFound as reason:
+                ended = str(reason)
+                break
+    console.print(picture(trainings, console.width))
+    print(f"{NAME}: {ended}", file=sys.stderr)
+    return 0
+
+
+def _workers(trainings: Sequence[Training]) -> list[Worker]:
+    """The workers that can be chosen, in the order in which they are shown."""
+    if len(trainings) != 1:
+        return []
+    loaders = trainings[0].loaders()
+    return [worker for loader in loaders for worker in loader.workers if worker.pid is not None]
+
+
+def _next(workers: Sequence[Worker], chosen: int | None, step: int) -> int | None:
+    pids = [worker.pid for worker in workers]
+    if chosen not in pids:
+        return pids[0 if step > 0 else -1]
+    return pids[(pids.index(chosen) + step) % len(pids)]
+
+
+def _suspect(workers: Sequence[Worker]) -> int | None:
+    """The worker that has been at something for longest."""
+    busy = [worker for worker in workers if worker.stage not in ("idle", "dead")]
+    return max(busy, key=lambda worker: worker.seconds or 0).pid if busy else None

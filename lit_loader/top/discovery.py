@@ -1,0 +1,205 @@
+"""Which processes are trainings, which of them belong together, and which one a number means.
+
+::
+
+    /proc/*/fd ─▶ loaders' files, and who has them open ─▶ boards ─▶ owners: training processes
+                                                                       ╰─ groups: trainings
+
+A loader's file is open in the training process and in all of its workers; the board in it says
+which one is the owner. Processes are one training if one of them has started the other, or a
+launcher has started both and has given them a place to meet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from lit_loader.top import processes
+from lit_loader.transport.board_view import BoardView, OtherFormat, read_board
+
+__all__ = ["Board", "NotFound", "find_boards", "grouped", "resolve"]
+
+_MEETING = (
+    ("TORCHELASTIC_RUN_ID", "MASTER_PORT"),
+    ("MASTER_ADDR", "MASTER_PORT"),
+    ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+    ("OMPI_COMM_WORLD_SIZE", "PMIX_NAMESPACE"),
+)
+"""Variables by which launchers let ranks find each other."""
+
+NO_LOADER = (
+    "no loader found: no process of {user} has a lit_loader DataLoader with workers at this moment "
+    "(one is seen from its first batch on; with num_workers=0, never)"
+)
+
+
+class NotFound(Exception):
+    """There is nothing to be shown; says why."""
+
+
+class Board(NamedTuple):
+    """A loader's file.
+
+    Attributes:
+        key: Its device and inode.
+        path: By which it can be opened.
+        owner: The training process.
+        view: What was read; None: it cannot be.
+        problem: Why not.
+        pids: Who has it open: by the number that the board knows a process by, that of here.
+    """
+
+    key: tuple[int, int]
+    path: str
+    owner: int
+    view: BoardView | None
+    problem: str | None
+    pids: dict[int, int]
+
+
+def find_boards(pids: Iterable[int]) -> list[Board]:
+    """Find the loaders whose files these processes have open."""
+    holders: dict[tuple[int, int], dict[int, str]] = {}
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for key, path in processes.files_of(pid).items():
+                holders.setdefault(key, {})[pid] = path
+    found = [_read(key, paths) for key, paths in holders.items()]
+    boards = [board for board in found if board is not None]
+    # A file that cannot be read is told of only where nothing else is: it may just be made.
+    told = {board.owner: board for board in boards if board.view is None}
+    told.update({board.owner: board for board in boards if board.view is not None})
+    return [board for board in boards if board.view is not None or told[board.owner] is board]
+
+
+def _read(key: tuple[int, int], paths: dict[int, str]) -> Board | None:
+    inner = {}
+    for pid in paths:
+        with contextlib.suppress(OSError):
+            inner[processes.inner_pid(pid)] = pid
+    for path in paths.values():
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            status = os.fstat(fd)
+            if (status.st_dev, status.st_ino) != key:
+                continue  # another file has come to lie under that descriptor
+            view = read_board(fd)
+        except OtherFormat as other:
+            owner = _eldest(paths)
+            if owner is None:
+                return None
+            return Board(key, path, owner, None, _explained(owner, other.format), inner)
+        except OSError:
+            continue
+        finally:
+            os.close(fd)
+        if view.pid not in inner:
+            return None  # the training has ended, and its workers are about to
+        return Board(key, path, inner[view.pid], view, None, inner)
+    return None
+
+
+def _eldest(pids: Iterable[int]) -> int | None:
+    ages = []
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            ages.append((processes.read_process(pid).started, pid))
+    return min(ages)[1] if ages else None
+
+
+def _explained(pid: int, found: int | None) -> str:
+    if found is None:
+        return (
+            "this loader has given no batch yet, or is of a lit_loader from before lit-loader-top"
+        )
+    try:
+        python = os.readlink(f"/proc/{pid}/exe")
+    except OSError:
+        python = "its python"
+    return (
+        f"this loader is of another version of lit_loader (board format {found}): look at it by "
+        f"that version's own viewer, {python} -m lit_loader.top {pid}"
+    )
+
+
+def grouped(pids: Iterable[int]) -> list[list[int]]:
+    """Put training processes together that are ranks of one training."""
+    groups: list[list[int]] = []
+    links = {pid: _links(pid) for pid in sorted(pids)}
+
+    def linked(one: int, other: int) -> bool:
+        (above, meeting), (above_other, meeting_other) = links[one], links[other]
+        return one in above_other or other in above or bool(meeting & meeting_other)
+
+    for pid in links:
+        near = [group for group in groups if any(linked(pid, other) for other in group)]
+        groups = [group for group in groups if group not in near]
+        groups.append(sorted([pid, *(other for group in near for other in group)]))
+    return groups
+
+
+def _links(pid: int) -> tuple[set[int], set[tuple[object, ...]]]:
+    """The ancestors of a process, and where it was told to meet others."""
+    above: set[int] = set()
+    meeting: set[tuple[object, ...]] = set()
+    with contextlib.suppress(OSError):
+        process = processes.read_process(pid)
+        command, parent = processes.command_of(pid), process.parent
+        environment = processes.environment_of(pid)
+        for names in _MEETING:
+            values = tuple(environment.get(name) for name in names)
+            if all(values):
+                meeting.add((names, *values))
+        # Ranks that Python has started, one beside the other: spawned, or forked and the same.
+        if "multiprocessing" in command or command == processes.command_of(parent):
+            meeting.add(("started by", parent))
+        while process.parent > 1:
+            process = processes.read_process(process.parent)
+            above.add(process.pid)
+    return above, meeting
+
+
+def resolve(pid: int, boards: Iterable[Board]) -> int:
+    """Find the training process that a number means.
+
+    Args:
+        pid: Of a training process, a worker, or a launcher or shell above it.
+        boards: All that were found.
+
+    Raises:
+        NotFound: There is no such process, it may not be looked at, or is no training.
+    """
+    try:
+        name = processes.read_process(pid).name
+        os.listdir(f"/proc/{pid}/fd")
+    except PermissionError:
+        user = processes.user_of(pid)
+        raise NotFound(
+            f"process {pid} belongs to {user}, and nobody else but root may look at it: "
+            f"sudo -u {user} lit-loader-top {pid}"
+        ) from None
+    except OSError:
+        raise NotFound(f"there is no process {pid}: lit-loader-top alone lists trainings") from None
+    owners = {board.owner for board in boards}
+    if pid in owners:
+        return pid
+    for board in boards:
+        if pid in board.pids.values():
+            return board.owner
+    below = owners.intersection(processes.descendants(pid))
+    trainings = grouped(below)
+    if len(trainings) > 1:
+        pids = ", ".join(str(group[0]) for group in trainings)
+        raise NotFound(f"process {pid} ({name}) has started several trainings: name one, of {pids}")
+    if trainings:
+        return trainings[0][0]
+    raise NotFound(
+        f"process {pid} ({name}) has no lit_loader DataLoader with workers at this moment (one is "
+        "seen from its first batch on; with num_workers=0, never)"
+    )

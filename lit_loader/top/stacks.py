@@ -1,0 +1,148 @@
+"""A worker's Python stacks: asked for by a signal, read from the worker's own file.
+
+::
+
+    viewer ─ SHOW_SIGNAL ─▶ worker: faulthandler writes ─▶ its file ◀─ /proc/PID/fd/N ─ viewer
+
+The worker goes on where it was; the pool has another signal and another file for its own purposes
+(`system/stack_dumps.py`). A process that is not prepared would die of the signal. So it is sent
+through a pidfd, and only after what that process has open and handles was looked at: a number that
+was given to another process meanwhile is never hit.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Final
+
+from lit_loader.system.stack_dumps import SHOW_SIGNAL, SHOWN
+from lit_loader.top import processes
+from lit_loader.top.snapshot import Frame
+
+__all__ = ["NoStacks", "ask", "parse"]
+
+_PATIENCE: Final = 1.0
+"""Seconds that a worker has to write."""
+
+_PAUSE: Final = 0.02
+"""Seconds in which nothing more has come, after which all has: it is written in one go."""
+
+_LONGEST: Final = 50_000
+"""Bytes of stacks that are read."""
+
+_FRAME: Final = re.compile(r'  File "(.*)", line (\d+|\?+) in (.*)')
+_INSTALLED: Final = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/|^<")
+
+
+class NoStacks(Exception):
+    """They are not to be had; says why."""
+
+
+def ask(pid: int, fd: int) -> str:
+    """Have a worker write its stacks, and return them.
+
+    Args:
+        pid: The worker.
+        fd: Its descriptor of the file that it writes them to.
+
+    Raises:
+        NoStacks: It has ended, or does not answer.
+    """
+    try:
+        pidfd = os.pidfd_open(pid)
+        try:
+            path = f"/proc/{pid}/fd/{fd}"
+            prepared = fd >= 0 and os.readlink(path) == f"/memfd:{SHOWN} (deleted)"
+            if not (prepared and processes.caught(pid, SHOW_SIGNAL)):
+                raise NoStacks("this process writes no stacks when it is asked")
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                begin = os.fstat(file).st_size
+                signal.pidfd_send_signal(pidfd, SHOW_SIGNAL)
+                return _written(pid, file, begin)
+            finally:
+                os.close(file)
+        finally:
+            os.close(pidfd)
+    except (ProcessLookupError, FileNotFoundError):
+        raise NoStacks("it has just ended") from None
+    except OSError as error:
+        raise NoStacks(f"it cannot be asked ({error})") from None
+
+
+def _written(pid: int, file: int, begin: int) -> str:
+    deadline = time.monotonic() + _PATIENCE
+    size = begin
+    while time.monotonic() < deadline:
+        time.sleep(_PAUSE)
+        size, before = os.fstat(file).st_size, size
+        if size > begin and size == before:
+            return os.pread(file, min(size - begin, _LONGEST), begin).decode(errors="replace")
+    if processes.read_process(pid).state in "TtD":
+        raise NoStacks(
+            "it did not answer: it is stopped, or in a system call that cannot be interrupted"
+        )
+    raise NoStacks(f"it did not answer within {_PATIENCE:g} s")
+
+
+def parse(text: str, pid: int) -> list[Frame]:
+    """Find the user's part of what a worker has written, and the line to look at.
+
+    Args:
+        text: The stacks of all of its threads, as faulthandler writes them.
+        pid: The worker: paths are those that it sees.
+
+    Returns:
+        The lines of the thread that makes batches, from the innermost one to where the loader calls
+        the user's code; all of them, if it is at the loader's own.
+    """
+    threads = [
+        frames
+        for part in re.split(r"\n(?=(?:Current thread|Thread) )", text)
+        if (frames := [_frame(match, pid) for match in _FRAME.finditer(part)])
+    ]
+    if not threads:
+        return []
+    mains = [thread for thread in threads if _loader_of(thread)]
+    thread = (mains or threads)[0]
+    own = _loader_of(thread)
+    theirs = [n for n, frame in enumerate(thread) if own and frame.file.startswith(own)]
+    shown = thread[: theirs[0]] if theirs and theirs[0] else thread
+    at = next((n for n, frame in enumerate(shown) if not _INSTALLED.search(frame.file)), None)
+    if theirs and theirs[0]:
+        # What the loader has called, if all of it is a library's.
+        shown[len(shown) - 1 if at is None else at].user = True
+    elif not theirs and at is not None:
+        shown[at].user = True
+    return shown
+
+
+def _loader_of(thread: list[Frame]) -> str:
+    """The folder of the package that this worker runs, with a slash; "": it is another thread."""
+    for frame in thread:
+        if frame.function == "worker_main":
+            return frame.file.removesuffix("worker/main.py")
+    return ""
+
+
+def _frame(match: re.Match[str], pid: int) -> Frame:
+    file, line, function = match.groups()
+    number = int(line) if line.isdigit() else 0
+    return Frame(file, number, function, _code(file, number, pid))
+
+
+def _code(file: str, number: int, pid: int) -> str:
+    """Read a line of a source file, as the worker sees it; "" if that is not possible."""
+    path = Path(f"/proc/{pid}/root{file}" if file.startswith("/") else f"/proc/{pid}/cwd/{file}")
+    try:
+        with path.open(encoding="utf-8", errors="replace") as source:
+            for place, text in enumerate(source, 1):
+                if place == number:
+                    return text.strip()
+    except OSError:
+        pass
+    return ""

@@ -1,0 +1,301 @@
+"""`Watch`: looks at trainings again and again, and computes rates from what has changed.
+
+::
+
+    boards, /proc ─▶ look ─▶ Training ▸ Rank ▸ Loader ▸ Worker (top/snapshot.py)
+                      ▲ │
+                      ╰─┴ the numbers of the last look
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterable
+from typing import Final
+
+from lit_loader.top import processes
+from lit_loader.top.discovery import (
+    NO_LOADER,
+    Board,
+    NotFound,
+    find_boards,
+    grouped,
+    resolve,
+)
+from lit_loader.top.findings import findings
+from lit_loader.top.snapshot import Event, Frame, Loader, Rank, Training, Worker
+from lit_loader.top.stacks import NoStacks, ask, parse
+from lit_loader.transport.board_view import BoardView, WorkerRow, read_board, read_index
+from lit_loader.transport.loader_page import RESTART
+from lit_loader.transport.status_board import Stage
+
+__all__ = ["STALLED", "Watch"]
+
+STALLED: Final = 5.0
+"""Seconds at one sample, or stage, after which a worker is said to be stalled."""
+
+_AGAIN: Final = 10
+"""Looks after which ranks are looked for that have come later."""
+
+_STAGES: Final = {
+    Stage.STARTING: "starting",
+    Stage.INITIALISING: "worker_init_fn",
+    Stage.IDLE: "idle",
+    Stage.FETCHING: "fetch",
+    Stage.COLLATING: "collate",
+    Stage.ENCODING: "encode",
+    Stage.LEFT: "leaving",
+}
+_DOING: Final = {
+    "R": "computing",
+    "S": "asleep",
+    "D": "waiting for a disk or the network, not to be interrupted",
+    "T": "stopped by a signal",
+    "t": "stopped by a debugger",
+}
+_WAITS: Final = {
+    "futex": "waiting for a lock, or another thread",
+    "pipe": "waiting for a pipe",
+    "nanosleep": "sleeping",
+    "nfs": "waiting for a network file system",
+    "rpc": "waiting for a network file system",
+    "sk_": "waiting for the network",
+    "tcp": "waiting for the network",
+    "inet": "waiting for the network",
+    "poll": "waiting for a file, a pipe or the network",
+    "wait4": "waiting for a process",
+}
+"""What functions of the kernel that a process waits in mean, by a part of their name."""
+
+_RANKS: Final = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "LOCAL_RANK")
+
+
+class Watch:
+    """Looks at one training, or at all of this user's.
+
+    Args:
+        pid: A process of the training; None: all.
+
+    Attributes:
+        asked: The workers that are to show their stacks at the next look, by their processes.
+        every: Whether at each look all are asked that are stalled.
+    """
+
+    def __init__(self, pid: int | None = None) -> None:
+        self._pid = pid
+        self._trainers: list[processes.Process] = []
+        self._looks = 0
+        self._last: dict[object, tuple[float, float, float]] = {}
+        self._now: dict[object, tuple[float, float, float]] = {}
+        self._answers: dict[int, tuple[list[Frame] | None, str | None, float]] = {}
+        self.asked: set[int] = set()
+        self.every = False
+
+    def clear(self) -> None:
+        """Forget the stacks that were asked for."""
+        self._answers.clear()
+
+    def look(self) -> list[Training]:
+        """Look once.
+
+        Raises:
+            NotFound: There is nothing to be seen; or what there was has ended.
+        """
+        boards = find_boards(self._near())
+        self._looks += 1
+        self._meet({board.owner for board in boards}, boards)
+        trainers = [process for process in self._trainers if _lives(process)]
+        if not trainers:
+            ended = ", ".join(str(process.pid) for process in self._trainers)
+            raise NotFound(f"the training has ended (pid {ended})")
+        self._trainers = trainers
+        self._now = {}
+        trainings = [
+            self._training(group, boards) for group in grouped(process.pid for process in trainers)
+        ]
+        self._last = self._now
+        return [training for training in trainings if training is not None]
+
+    def _near(self) -> Iterable[int]:
+        """The processes that are looked through: all, then mostly those of the training alone."""
+        if self._pid is None or not self._looks % _AGAIN:
+            return processes.own_pids()
+        near = {process.pid for process in self._trainers}
+        return near.union(*(processes.descendants(pid) for pid in near))
+
+    def _meet(self, owners: set[int], boards: list[Board]) -> None:
+        """Take note of training processes that are to be looked at from now on."""
+        known = {process.pid for process in self._trainers}
+        if self._pid is not None:
+            meant = known or {resolve(self._pid, boards)}
+            groups = grouped(owners | known)
+            owners = {pid for group in groups if meant.intersection(group) for pid in group}
+        for pid in sorted(owners - known):
+            with contextlib.suppress(OSError):
+                self._trainers.append(processes.read_process(pid))
+        if not self._trainers:
+            raise NotFound(NO_LOADER.format(user=processes.user_of(os.getpid())))
+
+    def _training(self, pids: list[int], boards: list[Board]) -> Training | None:
+        ranks = []
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                ranks.append(self._rank(pid, [board for board in boards if board.owner == pid]))
+        if not ranks:
+            return None
+        ranks.sort(key=lambda rank: (rank.rank or 0, rank.pid))
+        try:
+            first = ranks[0].pid
+            return Training(first, processes.command_of(first), processes.user_of(first), ranks)
+        except OSError:
+            return None
+
+    def _rank(self, pid: int, boards: list[Board]) -> Rank:
+        views = [board.view for board in boards if board.view is not None]
+        shared = [view for view in views if view.replicas > 1]
+        rank = Rank(pid, cpu=self._cpu(pid), memory=processes.memory_of(pid))
+        if shared:
+            rank.rank, rank.ranks = shared[0].rank, shared[0].replicas
+        else:
+            environment = processes.environment_of(pid)
+            number = next((environment[name] for name in _RANKS if name in environment), "")
+            rank.rank = int(number) if number.isdecimal() else None
+        boards = sorted(boards, key=lambda board: 0 if board.view is None else board.view.began)
+        rank.loaders = [self._loader(board) for board in boards]
+        return rank
+
+    def _cpu(self, pid: int) -> float | None:
+        process = processes.read_process(pid)
+        return self._rate((pid, process.started), process.cpu)[0]
+
+    def _rate(
+        self, key: object, count: float, other: float = 0.0
+    ) -> tuple[float, float] | tuple[None, None]:
+        """How much a second two numbers have grown since the last look; None: there was none."""
+        now = time.monotonic()
+        self._now[key] = now, count, other
+        if key not in self._last:
+            return None, None
+        then, before, other_before = self._last[key]
+        seconds = max(now - then, 1e-6)
+        return max(0.0, count - before) / seconds, max(0.0, other - other_before) / seconds
+
+    def _loader(self, board: Board) -> Loader:
+        view = board.view
+        if view is None:
+            return Loader(problem=board.problem)
+        now = time.monotonic_ns()
+        waits = (now - view.consumer) / 1e9 if view.consumer > 0 else 0.0
+        rate, share = self._rate(board.key, view.given, view.waited / 1e9 + waits)
+        loader = Loader(
+            role=view.role,
+            dataset=view.dataset,
+            state="waiting" if view.consumer > 0 else "computing" if view.consumer else "idle",
+            state_seconds=(now - abs(view.consumer)) / 1e9 if view.consumer else None,
+            epoch=view.epoch,
+            batches=view.given - view.base,
+            length=None if view.length < 0 else view.length,
+            batch_size=view.batch_size or None,
+            batches_per_second=rate,
+            wait_share=None if share is None else min(1.0, share),
+            ready=view.ready,
+            ahead=view.depth,
+            num_workers=view.workers,
+            restarts=view.restarts,
+            bad_samples=view.bad,
+            events=[
+                Event(event.time, "restart" if event.kind == RESTART else "bad sample", event.text)
+                for event in view.events
+            ],
+        )
+        with contextlib.suppress(OSError):
+            loader.shared_memory = os.stat(board.path).st_blocks * 512
+        indices = _indices(board, view)
+        for number, row in enumerate(view.rows):
+            gone = row.stage == Stage.LEFT and row.pid not in board.pids
+            if (row.pid and not gone) or number < view.workers:
+                loader.workers.append(self._worker(board, number, row, indices.get(number)))
+        loader.findings = findings(loader)
+        return loader
+
+    def _worker(self, board: Board, number: int, row: WorkerRow, index: int | None) -> Worker:
+        pid = board.pids.get(row.pid)
+        stage = _STAGES.get(row.stage, "?")
+        worker = Worker(number, pid or row.pid or None, stage, batch=row.batch, made=row.made)
+        if row.stage == Stage.FETCHING:
+            worker.sample, worker.index = row.position, index
+        since = max(row.since, row.started)
+        worker.seconds = (time.monotonic_ns() - since) / 1e9 if since else None
+        if row.pid and pid is None and row.stage == Stage.STARTING:
+            with contextlib.suppress(OSError):  # it has not opened the file yet
+                pid = processes.read_process(row.pid).pid
+        if row.pid and pid is None:
+            worker.stage = "dead"
+            return worker
+        if pid is None:
+            return worker
+        if stage not in ("idle", "leaving"):
+            worker.stalled = (worker.seconds or 0) >= STALLED
+        with contextlib.suppress(OSError):
+            process = processes.read_process(pid)
+            worker.doing = _DOING.get(process.state)
+            if stage == "idle" and process.state == "S":
+                worker.doing = "waiting for a task"
+            elif process.state == "S":
+                where = processes.waits_in(pid)
+                means = (text for part, text in _WAITS.items() if part in where)
+                worker.doing = next(means, worker.doing)
+            worker.cpu = self._cpu(pid)
+            worker.memory = processes.memory_of(pid)
+        if pid in self.asked or (self.every and worker.stalled):
+            self.asked.discard(pid)
+            self._answers[pid] = _answer(pid, row)
+        if pid in self._answers:
+            worker.stack, worker.stack_problem, worker.stack_time = self._answers[pid]
+        return worker
+
+
+def _answer(pid: int, row: WorkerRow) -> tuple[list[Frame] | None, str | None, float]:
+    """Ask a worker for its stacks; returns them, or why there are none, and the time."""
+    try:
+        return parse(ask(pid, row.stacks - 1), pid), None, time.time()
+    except NoStacks as problem:
+        return None, str(problem), time.time()
+
+
+def _lives(process: processes.Process) -> bool:
+    try:
+        now = processes.read_process(process.pid)
+    except OSError:
+        return False
+    return now.started == process.started and now.state not in "ZX"
+
+
+def _indices(board: Board, view: BoardView) -> dict[int, int]:
+    """Read which index each worker is at, by its number; only of those that are there still."""
+    found: dict[int, int] = {}
+    try:
+        fd = os.open(board.path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return found
+    try:
+        status = os.fstat(fd)
+        if (status.st_dev, status.st_ino) != board.key:
+            return found
+        for number, row in enumerate(view.rows):
+            index = read_index(fd, row)
+            if index is not None:
+                found[number] = index
+        after = read_board(fd).rows
+    except Exception:  # it has just been closed, and is another loader's
+        return {}
+    finally:
+        os.close(fd)
+    same = [_task(row) == _task(again) for row, again in zip(view.rows, after, strict=False)]
+    return {number: index for number, index in found.items() if same[number]}
+
+
+def _task(row: WorkerRow) -> tuple[int, ...]:
+    return row.stage, row.number, row.issue, row.made, row.indices_of, row.offset, row.nbytes

@@ -1,0 +1,133 @@
+"""`SharedLists`: the ``share`` option. A dataset's long lists, shared in memory by all workers.
+
+::
+
+    parent   dataset.files ── a list, stays as it is
+                │  ╰─▶ SharedList ──╮
+    fork        ╰─▶ launcher: put_in_place ─▶ workers     (its own copy of the object's attributes)
+    otherwise       pickled: instead of the list ─▶ workers
+
+A forked worker shares its parent's list only until it reads it: reading a Python object counts a
+reference, which copies its page. So the list that is replaced is kept, untouched, in the launcher:
+letting go of it would count down, and so copy, every record.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from typing import Any, Final
+
+from lit_loader.memory.shared_dict import SharedDict, has_plain_keys
+from lit_loader.memory.shared_list import SharedList, shared
+from lit_loader.seeding.plain_data import instance_dict, is_leaf
+
+__all__ = ["LONG", "SharedLists"]
+
+LONG: Final = 10_000
+"""Records of a list that is worth it."""
+
+_DEPTH: Final = 8
+_FEW: Final = 64
+"""Items of a container that is looked into."""
+
+_SCALARS: Final = frozenset({str, bytes, int, float, complex, bool, type(None)})
+_SAMPLE: Final = 1000
+_TUPLES: Final = 3  # within each other
+
+_log = logging.getLogger("lit_loader.share")
+
+
+class SharedLists:
+    """The long lists, tuples and dicts in the attributes of a dataset, and in those of its parts.
+
+    Only records that cannot be changed are shared (strings, numbers, tuples of them): of others a
+    worker would get a new one each time, and lose what it has written into it. Looks at attributes
+    without running code of the user's.
+
+    Args:
+        dataset: The dataset. It is not changed.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._places: list[tuple[dict[Any, Any] | list[Any], Any, Any]] = []
+        self._instead: dict[int, tuple[Any, SharedList | SharedDict]] = {}
+        self._seen: set[int] = set()
+        self._look(dataset, type(dataset).__name__, _DEPTH)
+
+    def _look(self, value: Any, path: str, depth: int) -> None:
+        """Find lists among the parts of an object."""
+        if depth == 0 or id(value) in self._seen or is_leaf(value):
+            return
+        self._seen.add(id(value))
+        holder: dict[Any, Any] | list[Any] | None = None
+        if type(value) in (dict, list):
+            holder = value if len(value) <= _FEW else None
+        elif not isinstance(value, type):
+            holder = instance_dict(value, type(value))
+        if holder is None:
+            return
+        for key, part in _items(holder):
+            name = f"{path}[{key!r:.40}]" if holder is value else f"{path}.{key}"
+            if type(part) in (list, tuple, dict) and len(part) >= LONG:
+                if self._share(part, name):
+                    self._places.append((holder, key, part))
+            elif type(part) not in _SCALARS:
+                self._look(part, name, depth - 1)
+
+    def _share(self, records: Any, name: str) -> bool:
+        if id(records) in self._instead:  # by another name
+            return True
+        mapping = type(records) is dict
+        if mapping and not has_plain_keys(records):
+            _log.info("share: %s is left alone: its keys are not all strings, or all int", name)
+            return False
+        values = list(records.values()) if mapping else records
+        if not _is_constant(values):
+            _log.info("share: %s is left alone: its records can be changed", name)
+            return False
+        put = SharedDict(records) if mapping else shared(records)
+        self._instead[id(records)] = (records, put)
+        _log.info(
+            "share: %s, %s records, takes %.1f MB for all workers, instead of up to %.1f MB in "
+            "each",
+            *(name, f"{len(records):,}", put.nbytes / 1e6),
+            (_size(values) + (_size(list(records)) if mapping else 0)) / 1e6,
+        )
+        return True
+
+    def instead(self, value: object) -> SharedList | SharedDict | None:
+        """Give what is pickled in an object's place; None: the object itself."""
+        found = self._instead.get(id(value))
+        return None if found is None else found[1]
+
+    def put_in_place(self) -> None:
+        """Put them into the dataset: in a process that is a fork of the one which made this."""
+        for holder, key, records in self._places:
+            if holder[key] is records:
+                holder[key] = self._instead[id(records)][1]
+
+
+def _items(holder: dict[Any, Any] | list[Any]) -> Iterator[tuple[Any, Any]]:
+    return iter(list(holder.items() if isinstance(holder, dict) else enumerate(holder)))
+
+
+def _is_constant(records: Any, depth: int = _TUPLES) -> bool:
+    """Whether all records are strings, numbers, or tuples of them."""
+    kinds = set(map(type, records))
+    if kinds <= _SCALARS:
+        return True
+    if depth == 0 or not kinds <= _SCALARS | {tuple}:
+        return False
+    return all(_is_constant(each, depth - 1) for each in records if type(each) is tuple)
+
+
+def _size(records: Any) -> float:
+    """Bytes that a list takes with its records, by some of them."""
+    some = records[:: max(1, len(records) // _SAMPLE)]
+    each = sum(
+        sys.getsizeof(record) + sum(map(sys.getsizeof, record if type(record) is tuple else ()))
+        for record in some
+    )
+    return float(sys.getsizeof(records) + each / len(some) * len(records))

@@ -1,0 +1,114 @@
+"""Datasets whose samples are decoded: what a cache is for, and what it must refuse."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+import lit_loader
+
+
+class Decoded(Dataset[Any]):
+    """Sample ``i`` tells ``i`` in many ways; notes in a folder how often each is made."""
+
+    def __init__(self, length: int = 26, notes: Path | None = None, width: int = 50) -> None:
+        self.length, self.notes, self.width = length, notes, width
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        if not 0 <= index < self.length:
+            raise IndexError(f"no sample {index}")
+        if self.notes is not None:
+            with open(self.notes / "made", "a") as file:
+                file.write(f"{index}\n")
+        return {
+            "image": torch.full((3, self.width), index % 251, dtype=torch.uint8),
+            "mask": np.arange(index, index + 7, dtype=np.float32),
+            "label": index,
+            "name": f"sample {index}",
+        }
+
+    def made(self) -> list[int]:
+        """The samples that were made, each as often as it was."""
+        assert self.notes is not None
+        path = self.notes / "made"
+        return sorted(map(int, path.read_text().split())) if path.exists() else []
+
+
+class ManyAtOnce(Decoded):
+    """The same, read by the batch."""
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        return [self[index] for index in indices]
+
+
+class Drawing(Dataset[torch.Tensor]):
+    """Draws from one generator, in each sample from ``first`` on."""
+
+    def __init__(self, source: str, first: int = 0) -> None:
+        self.source, self.first = source, first
+        self.rng = np.random.default_rng(3)
+        self.lazy: Any = None
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index >= self.first:
+            if self.source == "lazy" and self.lazy is None:
+                self.lazy = random.Random(1)
+            {
+                "random": random.random,
+                "gauss": lambda: random.gauss(0, 1),
+                "numpy.random": np.random.random,
+                "numpy.random normal": np.random.standard_normal,
+                "torch": lambda: torch.rand(2),
+                "seeds": lambda: torch.manual_seed(5),
+                "rng": self.rng.random,
+                "lazy": lambda: self.lazy.random(),
+                "epoch": lit_loader.get_epoch,
+                "nothing": lambda: random.Random(index).random(),
+            }[self.source]()
+        return torch.tensor([index])
+
+
+class Augment:
+    """Draws from all generators, its own among them, behind the cache; writes in place."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng()
+
+    def __call__(self, sample: Any) -> Any:
+        sample["image"] += 1  # what is given must be the reader's own
+        sample["mask"] *= 2
+        draws = [
+            random.random(),
+            np.random.random(),
+            float(torch.rand((), dtype=torch.float64)),
+            self.rng.random(),
+            lit_loader.get_epoch(),
+        ]
+        return {**sample, "draws": torch.tensor(draws, dtype=torch.float64)}
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Whether two samples are equal in every byte, kind and shape."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(equal, one, other))
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
+    return bool(one == other)

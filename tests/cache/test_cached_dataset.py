@@ -1,0 +1,421 @@
+"""`CachedDataset`: each sample is made once, whoever asks for it, and given equal ever after."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import pickle
+import random
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hydra.utils import instantiate
+from torch.utils.data import Dataset, Subset
+
+from lit_loader import CachedDataset, DataLoader, OptionError
+from lit_loader.cache import shared_store
+from lit_loader.cache.entry import pack
+from lit_loader.cache.mapped import MappedDataset
+from tests.cache.data import Augment, Decoded, Drawing, ManyAtOnce, equal
+from tests.support.samples import METHODS, Call, Counting, Rows, uncollated
+
+SIZE = len(pack(0, Decoded()[0]))
+"""Bytes that each sample takes."""
+
+
+def test_each_sample_is_made_once(tmp_path: Path) -> None:
+    plain = Decoded()
+    dataset = Decoded(notes=tmp_path)
+    cached = CachedDataset(dataset, "1 MB")
+    for _ in range(3):
+        assert all(equal(cached[index], plain[index]) for index in range(26))
+    assert dataset.made() == list(range(26))
+    assert cached.figures()[:2] == (52, 26)
+    assert 0 < cached.figures().bytes <= 10**6
+
+
+def test_what_is_given_may_be_written_into() -> None:
+    cached = CachedDataset(Decoded(), "1 MB")
+    for _ in range(3):
+        sample = cached[5]
+        sample["image"].fill_(77)
+        sample["mask"][:] = -1
+    assert equal(cached[5], Decoded()[5])
+
+
+def test_indices() -> None:
+    cached = CachedDataset(Decoded(), "1 MB")
+    assert len(cached) == 26
+    for index in (np.int64(3), torch.tensor(3)):
+        assert type(cached[index]["label"]) is int
+    assert cached.figures()[:2] == (1, 1)
+    for index in (26, -1):  # the dataset's own answers
+        with pytest.raises(IndexError, match=f"no sample {index}"):
+            cached[index]
+    named = CachedDataset(_Lookup(a=1, b=2), 1000)
+    assert named["a"] == 1
+    assert named.figures()[:2] == (0, 0)
+    assert CachedDataset([5, 6, 7], 1000)[-1] == 7
+
+
+class _Lookup(dict[str, int]):
+    pass
+
+
+def test_attributes_are_the_datasets() -> None:
+    cached = CachedDataset(Decoded(width=9), "1 MB")
+    assert cached.width == 9
+    with pytest.raises(AttributeError, match="nothing"):
+        cached.nothing  # noqa: B018
+    assert cached.__getitems__ is None
+    assert isinstance(cached, Dataset)
+    assert repr(cached) == "CachedDataset(Decoded, 0 of 26 samples in 0.0 of 1.0 MB)"
+
+
+def test_many_at_once(tmp_path: Path) -> None:
+    dataset = ManyAtOnce(notes=tmp_path)
+    cached = CachedDataset(dataset, "1 MB")
+    many: Any = cached.__getitems__
+    plain = Decoded()
+    for indices in ([1, 2, 3], [3, 2, 9, 9, np.int64(1)], [1, 2, 3, 9]):
+        assert equal(many(indices), [plain[int(index)] for index in indices])
+    assert dataset.made() == [1, 2, 3, 9, 9]
+    with pytest.raises(IndexError, match="no sample 26"):
+        many([1, 26])
+    loader = DataLoader(cached.map(Augment()), 4, num_workers=2, shuffle=True, seed=1)
+    assert sorted(n for batch in loader for n in batch["label"].tolist()) == list(range(26))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("persistent", [False, True], ids=["", "persistent"])
+def test_workers_share_it(method: str, persistent: bool, tmp_path: Path) -> None:
+    dataset = Decoded(notes=tmp_path)
+    cached = CachedDataset(dataset, "1 MB")
+    with DataLoader(
+        cached,
+        4,
+        num_workers=2,
+        multiprocessing_context=method,
+        persistent_workers=persistent,
+        shuffle=True,
+    ) as loader:
+        for _ in range(2 if method == "spawn" else 3):
+            labels = [n for batch in loader for n in batch["label"].tolist()]
+            assert sorted(labels) == list(range(26))
+    assert dataset.made() == list(range(26))
+    assert equal(cached[3], Decoded()[3])  # in this process, too
+    assert dataset.made() == list(range(26))
+    statistics = loader.statistics()
+    assert statistics.cache_misses == 26
+    assert statistics.cache_hits >= 26
+    assert statistics.cache_bytes == cached.figures().bytes > 0
+    assert "% from the cache" in str(statistics)
+
+
+def test_filled_before_the_fork() -> None:
+    cached = CachedDataset(Decoded(), "1 MB")
+    for index in range(26):
+        cached[index]
+    loader = DataLoader(Subset(cached, range(5, 20)), 4, num_workers=2)
+    assert [n for batch in loader for n in batch["label"].tolist()] == list(range(5, 20))
+    assert cached.figures()[:2] == (15, 26)
+
+
+def test_copies(tmp_path: Path) -> None:
+    dataset = Decoded(notes=tmp_path)
+    cached = CachedDataset(dataset, "1 MB")
+    cached[1]
+    assert equal(copy.copy(cached)[1], cached[1])
+    assert dataset.made() == [1]
+    for make in (copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))):
+        other = make(cached)
+        assert other.figures()[:2] == (0, 0)
+        assert equal(other[1], cached[1])
+        assert other.memory == cached.memory
+    assert dataset.made() == [1, 1, 1]
+
+
+def test_a_full_cache(tmp_path: Path) -> None:
+    dataset = Decoded(notes=tmp_path)
+    cached = CachedDataset(dataset, 10 * SIZE + 70)
+    loader = DataLoader(cached, 2, num_workers=2, shuffle=True, seed=3)
+    for _ in range(3):
+        labels = [n for batch in loader for n in batch["label"].tolist()]
+        assert sorted(labels) == list(range(26))
+    held = cached.figures()
+    assert all(equal(cached[index], Decoded()[index]) for index in range(26))
+    made = dataset.made()
+    assert 0 < held.bytes <= 10 * SIZE
+    once = sum(made.count(index) == 1 for index in range(26))
+    assert once == held.bytes // SIZE > 5
+    assert held.lacking == (26 - once) * SIZE
+
+
+def test_a_full_cache_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    cached = CachedDataset(Decoded(), 7 * SIZE + 70)
+    for _ in range(2):
+        for index in range(26):
+            cached[index]
+    assert [record.message for record in caplog.records] == [
+        "CachedDataset: memory=3206 bytes are full: 7 of 26 samples are kept (0.00 GB), the "
+        "others are made anew each time"
+    ]
+
+
+def test_a_large_sample_leaves_room_to_others() -> None:
+    sizes = [10, 10, 10_000, 10, 10]
+    cached = CachedDataset(Call(lambda index: torch.zeros(sizes[index]), 5), 4000)
+    for _ in range(2):
+        for index in range(5):
+            cached[index]
+    assert cached.figures()[:2] == (4, 6)
+
+
+def test_little_memory_left(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cached = CachedDataset(Decoded(), "1 GB")
+    cached[0]
+    monkeypatch.setattr(shared_store, "_memory_left", lambda: (10**8, 2 * 10**8))
+    cached._store._looked = 0
+    for _ in range(2):
+        assert all(equal(cached[index], Decoded()[index]) for index in range(26))
+    assert cached.figures()[:2] == (2, 51)
+    [record] = caplog.records
+    assert record.message.startswith("CachedDataset: only 0.1 GB of memory are left here: 1 of 26")
+
+
+def test_no_memory_while_it_is_written(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cached = CachedDataset(Decoded(), "1 GB")
+    real, calls = os.pwrite, []
+
+    def full(fd: int, data: Any, offset: int) -> int:
+        calls.append(offset)
+        if len(calls) > 6:
+            raise OSError(28, "No space left on device")
+        return real(fd, data[: len(data) // 2] if len(calls) % 2 else data, offset)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    for _ in range(2):
+        assert all(equal(cached[index], Decoded()[index]) for index in range(26))
+    assert cached.figures()[:2] == (3, 49)
+    [record] = caplog.records
+    assert record.message.startswith("CachedDataset: No space left on device: 3 of 26")
+
+
+def test_without_a_mapping_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under ulimit -v, and where there is no memfd."""
+    monkeypatch.setattr(shared_store, "address_space_left", lambda: 10**6)
+    cached = CachedDataset(Decoded(), "1 GB")
+    for _ in range(2):
+        assert all(equal(cached[index], Decoded()[index]) for index in range(26))
+    assert cached._store._memory is None
+    assert cached.figures()[:2] == (26, 26)
+
+
+def test_in_an_ordinary_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    cached = CachedDataset(Decoded(), "1 MB")
+    loader = DataLoader(cached, 4, num_workers=2)
+    for _ in range(2):
+        assert [n for batch in loader for n in batch["label"].tolist()] == list(range(26))
+    assert cached.figures()[:2] == (26, 26)
+    assert not cached._store._sparse
+
+
+@pytest.mark.parametrize(
+    ("source", "named"),
+    [
+        ("random", "random"),
+        ("gauss", "random"),
+        ("numpy.random", "numpy.random"),
+        ("numpy.random normal", "numpy.random"),
+        ("torch", "torch"),
+        ("seeds", "torch"),
+        ("rng", "Drawing.rng"),
+        ("lazy", "Drawing.lazy"),
+    ],
+)
+@pytest.mark.parametrize("first", [0, 4])
+def test_random_numbers_are_refused(source: str, named: str, first: int) -> None:
+    np.random.seed(1)
+    np.random.standard_normal()  # one is in reserve
+    random.seed(1)
+    random.gauss(0, 1)
+    cached = CachedDataset(Drawing(source, first), "1 MB")
+    for index in range(first):
+        cached[index]
+    for _ in range(1 if source == "seeds" else 2):
+        with pytest.raises(OptionError, match=rf"Drawing draws from \(or seeds\) {named}") as error:
+            cached[first]
+        assert f"in sample {first}" in str(error.value)
+    assert cached.figures().bytes == 64 * 3 * first
+
+
+def test_the_epoch_is_refused() -> None:
+    with pytest.raises(OptionError, match="asks for lit_loader.get_epoch"):
+        CachedDataset(Drawing("epoch"), "1 MB")[0]
+    with pytest.raises(OptionError, match="it has set_epoch"):
+        CachedDataset(_Told(), "1 MB")
+
+
+class _Told(Rows):
+    def set_epoch(self, epoch: int) -> None:
+        pass
+
+
+def test_numbers_of_its_own_that_are_the_same_each_time_are_not() -> None:
+    cached = CachedDataset(Drawing("nothing"), "1 MB")
+    assert [int(cached[index]) for index in range(12)] == list(range(12))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("policy", ["raise", "skip"])
+def test_random_numbers_are_refused_in_a_loader(workers: int, policy: str) -> None:
+    cached = CachedDataset(Drawing("torch", 5), "1 MB")
+    with (
+        DataLoader(cached, 4, num_workers=workers, on_sample_error=policy) as loader,
+        pytest.raises(OptionError, match="move it behind the cache"),
+    ):
+        list(loader)
+
+
+def test_bad_samples_are_not_kept() -> None:
+    tries: list[int] = []
+
+    def make(index: int) -> int:
+        tries.append(index)
+        if index == 3 and tries.count(3) < 3:
+            raise OSError("not now")
+        return index
+
+    cached = CachedDataset(Call(make, 6), "1 MB")
+    loader = DataLoader(cached, 2, sample_retries=3, retry_backoff=0, collate_fn=uncollated)
+    assert [n for batch in loader for n in batch] == list(range(6))
+    assert [n for batch in loader for n in batch] == list(range(6))
+    assert tries.count(3) == 3
+    assert len(tries) == 8
+
+
+def test_what_cannot_be_kept_is_made_each_time(caplog: pytest.LogCaptureFixture) -> None:
+    cached = CachedDataset(Call(lambda index: (lambda: index) if index % 2 else index, 6), 10_000)
+    for _ in range(2):
+        assert [cached[index]() if index % 2 else cached[index] for index in range(6)] == [
+            *range(6)
+        ]
+    assert cached.figures()[:2] == (3, 9)
+    [record] = caplog.records
+    assert "samples that hold such a thing are not kept: batch: <function" in record.message
+
+
+def test_refusals(tmp_path: Path) -> None:
+    for arguments, message in {
+        (Counting(), 1000): "IterableDataset",
+        (Rows(), "much"): "memory must be a number of bytes, or text such as '2 GB'",
+        (Rows(), -1): "memory must be a whole number",
+        (Rows(), 0): "memory=0 keeps nothing without a directory",
+        (Rows(), 1000, tmp_path): "directory and key are given together",
+        (Rows(), 1000, None, "v1"): "directory and key are given together",
+        (Rows, 1000): "got the class Rows itself",
+    }.items():
+        with pytest.raises(OptionError, match=message):
+            CachedDataset(*arguments)
+    with pytest.raises(OptionError, match="__getitem__ and __len__"):
+        CachedDataset(_Endless(), 1000)
+
+
+class _Endless(Dataset[int]):
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+@pytest.mark.parametrize(
+    ("given", "nbytes"),
+    [("2 GB", 2 * 10**9), ("512MiB", 512 << 20), ("1.5 kB", 1500), ("70", 70), (np.int64(5), 5)],
+)
+def test_amounts(given: Any, nbytes: int) -> None:
+    assert CachedDataset(Rows(), given).memory == nbytes
+
+
+def test_made_by_hydra() -> None:
+    cached = instantiate(
+        {
+            "_target_": "lit_loader.CachedDataset",
+            "memory": "1 MB",
+            "dataset": {"_target_": "tests.cache.data.Decoded", "length": 3},
+        }
+    )
+    assert type(cached) is CachedDataset
+    assert equal(cached[2], Decoded()[2])
+
+
+def test_threads() -> None:
+    cached = CachedDataset(Decoded(200), "1 MB")
+    wrong: list[int] = []
+
+    def read() -> None:
+        wrong.extend(i for i in range(200) if not equal(cached[i], Decoded(200)[i]))
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert all(equal(cached[i], Decoded(200)[i]) for i in range(200))
+
+
+def test_nothing_is_left() -> None:
+    def descriptors() -> int:
+        gc.collect()
+        return len(os.listdir("/proc/self/fd"))
+
+    before = descriptors()
+    caches = [CachedDataset(Decoded(), "1 MB") for _ in range(3)]
+    assert all(each[0]["label"] == 0 for each in caches)
+    caches.append(copy.copy(caches[0]))
+    assert descriptors() > before
+    del caches
+    assert descriptors() == before
+
+
+def test_mapped() -> None:
+    mapped = MappedDataset(Rows(5), lambda row: int(row[0]) * 10)
+    assert [mapped[index] for index in range(len(mapped))] == [0, 10, 20, 30, 40]
+    assert mapped.__getitems__ is None
+    many: Any = MappedDataset(ManyAtOnce(), lambda sample: sample["label"]).__getitems__
+    assert many([3, 4]) == [3, 4]
+
+
+def test_found_in_what_wraps_it() -> None:
+    first, second = (CachedDataset(Rows(8), 4000) for _ in range(2))
+    mixed: Any = torch.utils.data.ConcatDataset([first, Subset(second, [1, 2]), first])
+    loader = DataLoader(mixed, 3)
+    assert len(list(loader)) == 6
+    statistics = loader.statistics()
+    assert (statistics.cache_hits, statistics.cache_misses) == (8, 10)
+    assert DataLoader(Rows(3)).statistics().cache_misses == 0
+    other: Any = _Wrapping({"all": [first]})
+    assert DataLoader(other).statistics().cache_misses == 0  # in no dataset's attribute
+    other = _Wrapping([_Wrapping(first)])
+    assert DataLoader(other).statistics().cache_misses == 8
+
+
+class _Wrapping:
+    """A dataset, though not by its class."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> int:
+        return index

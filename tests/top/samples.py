@@ -1,0 +1,62 @@
+"""What tests of the viewer look at: a dataset that waits at a sample, and a training with it.
+
+As a program: ``samples.py FOLDER`` trains until its end, and prints a digest of its batches.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch.utils.data import Dataset
+
+from lit_loader import DataLoader
+
+BAD, DEADLY, SLOW = 3, 9, 37
+
+
+class Samples(Dataset):
+    """64 samples: one cannot be read, one ends its worker once, one waits for a gate (a FIFO)."""
+
+    def __init__(self, folder: Path) -> None:
+        self.gate, self.survived = folder / "gate", folder / "survived"
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == BAD:
+            raise OSError("no such picture")
+        if index == DEADLY and not self.survived.exists():
+            self.survived.touch()
+            os._exit(3)
+        if index == SLOW and self.gate.exists():
+            self.wait_for_storage()
+        return torch.rand(4) + index
+
+    def wait_for_storage(self) -> None:
+        print("waiting", flush=True)
+        with self.gate.open() as gate:
+            gate.read()
+
+
+def loader_of(folder: Path, num_workers: int = 2) -> DataLoader[torch.Tensor]:
+    return DataLoader(
+        Samples(folder), batch_size=4, num_workers=num_workers, seed=5, on_sample_error="replace"
+    )
+
+
+def digest(batches: Iterator[torch.Tensor]) -> str:
+    found = hashlib.sha256()
+    for batch in batches:
+        found.update(batch.numpy().tobytes())
+    return found.hexdigest()
+
+
+if __name__ == "__main__":
+    with loader_of(Path(sys.argv[1])) as loader:
+        print(digest(iter(loader)), flush=True)

@@ -1,0 +1,234 @@
+"""Loaders of the test's own process, looked at: counts, deaths, other formats, who is whose."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import struct
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import Subset
+
+from lit_loader import DataLoader
+from lit_loader.errors import WorkerRestartWarning
+from lit_loader.system.stack_dumps import SHOW_SIGNAL
+from lit_loader.top import discovery, processes
+from lit_loader.top.discovery import NotFound
+from lit_loader.top.processes import files_of
+from lit_loader.top.snapshot import Loader
+from lit_loader.top.stacks import NoStacks, ask
+from lit_loader.top.watch import Watch
+from lit_loader.transport.loader_page import FORMAT, MAGIC
+from lit_loader.transport.status_board import ROW_BYTES
+from tests.support.programs import start_program
+from tests.top.samples import Samples, loader_of
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "survived").touch()
+    return tmp_path
+
+
+@pytest.fixture
+def loader(folder: Path) -> Iterator[DataLoader[Any]]:
+    with DataLoader(
+        Subset(Samples(folder), range(10, 58)), batch_size=4, num_workers=2, seed=5,
+        persistent_workers=True,
+    ) as loader:  # fmt: skip
+        yield loader
+
+
+def seen() -> Loader:
+    [training] = Watch(os.getpid()).look()
+    [rank] = [rank for rank in training.ranks if rank.pid == os.getpid()]
+    [loader] = rank.loaders
+    return loader
+
+
+def until(true: Callable[[Loader], bool]) -> Loader:
+    deadline = time.monotonic() + 20
+    while not true(found := seen()):
+        assert time.monotonic() < deadline, found
+    return found
+
+
+def full(found: Loader) -> bool:
+    """As many are ready as may be, and no worker has anything to do."""
+    return found.ready == 4 and all(worker.stage == "idle" for worker in found.workers)
+
+
+def test_batches_are_counted(loader: DataLoader[Any]) -> None:
+    with pytest.raises(NotFound, match="has no lit_loader DataLoader with workers at this moment"):
+        seen()
+    iterator = iter(loader)
+    for given in range(1, 13):
+        next(iterator)
+        found = until(full)  # at the epoch's end, with the next one's
+        assert (found.epoch, found.batches, found.length) == (0, given, 12)
+        assert found.state == "computing"
+    assert found.dataset == "Subset of Samples"
+    assert next(iterator, None) is None
+    assert seen().state == "idle"
+    iterator = iter(loader)
+    next(iterator)
+    found = until(full)
+    assert (found.epoch, found.batches) == (1, 1)
+
+
+def test_counts_are_right_after_an_epoch_that_was_left(loader: DataLoader[Any]) -> None:
+    for _ in range(3):
+        iterator = iter(loader)
+        next(iterator)
+    found = until(full)
+    assert (found.epoch, found.batches) == (2, 1)
+    state = loader.state_dict()
+    del iterator
+    loader.load_state_dict(state)
+    iterator = iter(loader)
+    next(iterator)
+    assert (seen().epoch, seen().batches) == (2, 2)
+
+
+def test_rates_are_of_what_has_changed(loader: DataLoader[Any]) -> None:
+    iterator = iter(loader)
+    next(iterator)
+    view = Watch(os.getpid())
+    [first] = view.look()[0].loaders()
+    assert first.batches_per_second is None and first.wait_share is None
+    assert first.workers[0].cpu is None
+    for _ in range(5):
+        next(iterator)
+    [second] = view.look()[0].loaders()
+    assert second.batches_per_second is not None and second.batches_per_second > 0
+    assert second.wait_share is not None and 0 <= second.wait_share <= 1
+    assert second.workers[0].cpu is not None
+    [third] = view.look()[0].loaders()
+    assert third.batches_per_second == 0 and third.wait_share == 0
+
+
+def test_a_worker_that_has_died(loader: DataLoader[Any]) -> None:
+    iterator = iter(loader)
+    next(iterator)
+    victim = until(full).workers[1].pid
+    assert victim is not None
+    pidfd = os.pidfd_open(victim)
+    os.kill(victim, signal.SIGKILL)
+    assert select.select([pidfd], [], [], 20)[0]
+    os.close(pidfd)
+    found = seen()
+    assert (found.workers[1].stage, found.workers[1].pid) == ("dead", victim)
+    assert found.findings[0].startswith(f"worker 1 (pid {victim}) has died; another one takes its")
+    with pytest.warns(WorkerRestartWarning):
+        while not seen().restarts:  # not missed as long as the other one's results come in
+            assert len(list(loader)) == 12
+        iterator = iter(loader)
+        next(iterator)
+    found = until(full)
+    assert found.workers[1].pid != victim and found.restarts == 1
+    assert found.events[-1].kind == "restart" and "SIGKILL" in found.events[-1].text
+
+
+def test_workers_come_and_go(loader: DataLoader[Any]) -> None:
+    iterator = iter(loader)
+    next(iterator)
+    loader.resize(4)
+    next(iterator)
+    found = until(lambda found: len(found.workers) == 4 and found.ready == 8)
+    assert (found.num_workers, found.ahead) == (4, 8)
+    loader.resize(1)
+    for _ in range(10):  # when the last of them leave, depends on when results are taken in
+        next(iterator)
+    found = until(lambda found: found.ready == 2)
+    assert (found.num_workers, found.ahead, found.batches) == (1, 2, 12)
+    assert found.findings == [] and found.restarts == 0
+
+
+def test_counts_go_on_where_workers_do_not_outlive_an_epoch(folder: Path) -> None:
+    with loader_of(folder) as loader:
+        assert len(list(loader)) == 16
+        iterator = iter(loader)
+        next(iterator)
+        found = seen()
+        assert (found.epoch, found.batches, found.bad_samples) == (1, 1, 2)
+        assert [event.kind for event in found.events] == ["bad sample", "bad sample"]
+
+
+def test_other_formats(loader: DataLoader[Any]) -> None:
+    iterator = iter(loader)
+    next(iterator)
+    [path] = files_of(os.getpid()).values()
+    fd = os.open(path, os.O_RDWR)
+
+    def problem(magic: int) -> str:
+        os.pwrite(fd, struct.pack("=q", magic), ROW_BYTES - 8)
+        return seen().problem or ""
+
+    try:
+        assert problem(MAGIC | FORMAT) == ""
+        assert "of another version of lit_loader (board format 9)" in problem(MAGIC | 9)
+        assert f"-m lit_loader.top {os.getpid()}" in problem(MAGIC | 9)
+        assert "has given no batch yet, or is of a lit_loader from before" in problem(0)
+    finally:
+        problem(MAGIC | FORMAT)
+        os.close(fd)
+
+
+def test_a_process_that_is_none_of_a_training(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("print('here', flush=True)\ninput()\n")
+    with start_program(program, stdin=-1) as other:
+        assert other.stdout is not None and other.stdout.readline() == "here\n"
+        with pytest.raises(NotFound, match=f"process {other.pid} .* has no lit_loader DataLoader"):
+            Watch(other.pid).look()
+        # It would die of the signal, were it sent.
+        with pytest.raises(NoStacks, match="this process writes no stacks when it is asked"):
+            ask(other.pid, 1)
+        assert not processes.caught(other.pid, SHOW_SIGNAL)
+        other.communicate("\n", timeout=60)
+        assert other.returncode == 0
+    with pytest.raises(NoStacks, match="it has just ended"):
+        ask(other.pid, 1)
+    with pytest.raises(NotFound, match=f"there is no process {other.pid}"):
+        Watch(other.pid).look()
+
+
+def test_nothing_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "own_pids", lambda: iter(()))
+    with pytest.raises(NotFound, match="no loader found: no process of .* has a lit_loader"):
+        Watch().look()
+
+
+def test_another_user_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str) -> list[str]:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(discovery.os, "listdir", refuse)
+    monkeypatch.setattr(processes, "own_pids", lambda: iter(()))
+    with pytest.raises(
+        NotFound, match="process 1 belongs to .*, and nobody else but root may look at it: sudo"
+    ):
+        Watch(1).look()
+
+
+def test_ranks_are_found_together(
+    loader: DataLoader[Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program is a process below this one, as ranks are that the first one starts."""
+    iterator = iter(loader)
+    next(iterator)
+    os.mkfifo(folder / "gate")
+    with start_program(Path(__file__).with_name("samples.py"), folder) as other:
+        assert other.stdout is not None and other.stdout.readline() == "waiting\n"
+        [training] = Watch(other.pid).look()
+        assert {rank.pid for rank in training.ranks} == {os.getpid(), other.pid}
+        monkeypatch.setattr(discovery, "_links", lambda pid: (set(), set()))
+        assert len(Watch().look()) >= 2
+        other.kill()

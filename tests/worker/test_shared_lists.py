@@ -1,0 +1,264 @@
+"""The ``share`` option: long lists of the dataset, once in memory for all workers."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import logging
+import operator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+from lit_loader import DataLoader
+from lit_loader.memory import shared_dict
+from lit_loader.memory.shared_dict import SharedDict
+from lit_loader.memory.shared_list import SharedList, SharedTuple, shared
+from lit_loader.worker.shared_lists import LONG, SharedLists
+from tests.support.samples import METHODS, worker_pids
+
+N = LONG + 5
+
+LISTS: dict[str, Any] = {
+    "ints": list(range(N)),
+    "floats": [n / 3 for n in range(N)],
+    "strings": [f"file {n}" for n in range(N)],
+    "large numbers": [2**70 + n for n in range(N)],
+    "tuples": [(f"file {n}", n, (None, True)) for n in range(N)],
+    "mixed": [n if n % 2 else str(n) for n in range(N)],
+    "a tuple": tuple(range(N)),
+    "bools": [n % 3 == 0 for n in range(N)],
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_it_reads_alike(name: str) -> None:
+    plain = LISTS[name]
+    view = shared(plain)
+    assert type(view) is (SharedTuple if type(plain) is tuple else SharedList)
+    assert len(view) == N
+    for index in (0, 7, -1, -N):
+        assert view[index] == plain[index]
+        assert type(view[index]) is type(plain[index])
+    for part in (slice(3, 9), slice(None, None, -4000), slice(5, 5)):
+        assert view[part] == plain[part]
+        assert type(view[part]) is type(plain)
+    assert list(view) == list(plain)
+    assert view == plain
+    assert plain == view
+    assert view != plain[:-1]
+    assert view + plain[:1] == plain + plain[:1]
+    assert plain[:1] + view == plain[:1] + plain
+    assert view == shared(plain)
+    assert plain[9] in view
+    assert view.index(plain[9]) == plain.index(plain[9])
+    assert view.count(plain[9]) == plain.count(plain[9])
+    for bad in (N, -N - 1):
+        with pytest.raises(IndexError):
+            view[bad]
+    with pytest.raises(TypeError):
+        view[0] = 1  # type: ignore[index]
+    with pytest.raises(AttributeError):
+        view.append(1)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        {f"key {n}\udcff": (n, str(n)) for n in range(N)},
+        {n * 2**52 - 7: n / 2 for n in range(N)},
+    ],
+    ids=["str", "int"],
+)
+def test_a_dict_reads_alike(plain: dict[Any, Any]) -> None:
+    view = SharedDict(plain)
+    assert len(view) == N
+    assert list(view) == list(plain)
+    assert list(view.items()) == list(plain.items())
+    assert [view[key] for key in plain] == list(plain.values())
+    assert view == plain
+    assert plain == view
+    assert view.copy() == plain
+    assert list(reversed(view))[:3] == list(reversed(plain))[:3]
+    assert (view | {"x": 1}) == (plain | {"x": 1})
+    for key in (*list(plain)[:2], "key 1", 5, -7, -7.0, -6.5, np.int64(-7), True, None, (1,), b"x"):
+        assert (key in view) == (key in plain), key
+        assert view.get(key, "not there") == plain.get(key, "not there")
+    with pytest.raises(KeyError, match="no such"):
+        view["no such"]
+    for write in (lambda: view.__getitem__([]), lambda: operator.setitem(view, 1, 2)):
+        with pytest.raises(TypeError):
+            write()
+
+
+def test_keys_of_the_same_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_dict, "_hash", lambda key: len(key))
+    view = SharedDict({"a": 1, "b": 2, "cc": 3})
+    assert [view[key] for key in "ab"] == [1, 2]
+    assert "c" not in view
+    assert view["cc"] == 3
+    assert "ccc" not in view
+
+
+class Files(Dataset[Any]):
+    """Long lists in places of all kinds; samples tell what the worker sees."""
+
+    def __init__(self, length: int = N) -> None:
+        self.files = [f"file {n}" for n in range(length)]
+        self.same = self.files
+        self.parts = {"train": {"labels": tuple(range(length))}}
+        self.inner: Any = Subset(TensorDataset(torch.arange(length)), list(range(length)))
+        self.records = [{"n": n} for n in range(length)]
+        self.by_name = {f"file {n}": n for n in range(length)}
+        self.by_kind = {n if n % 2 else str(n): n for n in range(length)}
+        self.short = list(range(LONG - 1))
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Any:
+        kinds = [
+            type(each).__name__
+            for each in (
+                *(self.files, self.same, self.parts["train"]["labels"]),
+                *(self.inner.indices, self.records, self.by_name, self.by_kind, self.short),
+            )
+        ]
+        values = (self.files[index], self.parts["train"]["labels"][-index - 1])
+        assert self.by_name[f"file {index}"] == index
+        return kinds, self.same is self.files, *values, self.inner[index][0].item()
+
+
+def uncollated(samples: Any) -> Any:
+    return samples
+
+
+SHARED = [*("SharedList", "SharedList", "SharedTuple", "SharedList", "list"), "SharedDict"]
+SHARED += ["dict", "list"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_in_workers_only(method: str) -> None:
+    dataset = Files()
+    before = {name: id(value) for name, value in vars(dataset).items()}
+    with DataLoader(
+        dataset,
+        4,
+        num_workers=2,
+        multiprocessing_context=method,
+        collate_fn=uncollated,
+        share=True,
+    ) as loader:
+        for _ in range(1 if method == "spawn" else 2):
+            samples = [sample for batch in loader for sample in batch]
+            assert samples == [
+                (SHARED, True, f"file {n}", N - 1 - n, n) for n in range(len(dataset))
+            ]
+    assert {name: id(value) for name, value in vars(dataset).items()} == before
+    assert type(dataset.files) is type(dataset.inner.indices) is list
+
+
+def test_not_unless_asked_for() -> None:
+    loader = DataLoader(Files(), 4, num_workers=1, collate_fn=uncollated)
+    assert next(iter(loader))[0][0] == ["list"] * 2 + ["tuple"] + ["list"] * 2 + ["dict"] * 2 + [
+        "list"
+    ]
+
+
+def test_a_table_stays_one() -> None:
+    dataset = Subset(TensorDataset(torch.arange(N)), list(range(N)))
+    with DataLoader(dataset, 5000, num_workers=1, share=True) as loader:
+        assert torch.cat([rows for (rows,) in loader]).tolist() == list(range(N))
+
+
+def test_what_was_done_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "lit_loader.share"):
+        SharedLists(Files())
+    first, *others = [record.message for record in caplog.records]
+    assert first.startswith(f"share: Files.files, {N:,} records, takes 0.3 MB for all workers, ins")
+    assert [message.split(",")[0] for message in others] == [
+        "share: Files.parts['train']['labels']",
+        "share: Files.inner.indices",
+        "share: Files.records is left alone: its records can be changed",
+        "share: Files.by_name",
+        "share: Files.by_kind is left alone: its keys are not all strings",
+    ]
+
+
+def test_modules_and_classes_are_not_looked_into() -> None:
+    class Strange(Dataset[int]):
+        everything = LISTS["ints"]
+
+        def __init__(self) -> None:
+            self.module, self.kind, self.me = logging, Strange, self
+
+    logging.long_list = LISTS["ints"]  # type: ignore[attr-defined]
+    try:
+        assert not SharedLists(Strange())._instead
+    finally:
+        del logging.long_list  # type: ignore[attr-defined]
+
+
+class Growing(Dataset[int]):
+    """The example of PyTorch's issue 13246: a long list of Python's numbers, read at random."""
+
+    def __init__(self, length: int) -> None:
+        self.data = [n + 1_000_000 for n in range(length)]
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> int:
+        return self.data[index]
+
+
+def private(pid: int) -> int:
+    """Bytes that a process has for itself alone: made there, or copied by writing to them."""
+    return sum(part.private_dirty for part in psutil.Process(pid).memory_maps())
+
+
+def after_each_epoch(share: bool, length: int = 200_000) -> list[int]:
+    """Bytes that a worker has for itself, after each of three shuffled epochs."""
+    gc.collect()
+    sizes = []
+    with DataLoader(
+        Growing(length),
+        2000,
+        shuffle=True,
+        num_workers=1,
+        persistent_workers=True,
+        prefetch_next_epoch=False,
+        share=share,
+    ) as loader:
+        for _ in range(3):
+            iterator = iter(loader)
+            [worker] = [pid for _ in itertools.islice(iterator, 1) for pid in worker_pids(iterator)]
+            assert sum(len(batch) for batch in iterator) == length - 2000
+            sizes.append(private(worker))
+    return sizes
+
+
+def test_a_list_of_numbers_stays_where_it_is() -> None:
+    nbytes = 200_000 * 32
+    copied, shared_ = after_each_epoch(share=False), after_each_epoch(share=True)
+    assert min(copied) - max(shared_) > nbytes / 2
+    assert max(shared_) - shared_[0] < nbytes / 10
+
+
+def test_what_workers_write_raises(tmp_path: Path) -> None:
+    with (
+        DataLoader(_Writing(), 2, num_workers=1, share=True) as loader,
+        pytest.raises(AttributeError, match="append"),
+    ):
+        list(loader)
+
+
+class _Writing(Files):
+    def __getitem__(self, index: int) -> Any:
+        self.files.append("more")
+        return index
