@@ -133,10 +133,7 @@ class WorkerPool:
             self.wake()
 
     def adapt(self) -> None:
-        """Bring a :meth:`resize` about, as the thread that receives does by itself; if none does.
-
-        Whoever has nothing in hand and is to leave has left when this returns, if that is soon.
-        """
+        """Bring a :meth:`resize` about where no thread receives, which does it by itself."""
         if self.closed:
             return
         self._resizer.adapt()
@@ -162,8 +159,7 @@ class WorkerPool:
     @property
     def settled(self) -> bool:
         """Whether there are just as many as there are to be, all of them up."""
-        workers = self._workers
-        return not workers.starting and len(workers.started) == self.num_workers
+        return not self._workers.starting and len(self._workers.started) == self.num_workers
 
     @property
     def started(self) -> list[int]:
