@@ -47,7 +47,7 @@ __all__ = ["MOST_WORKERS", "WorkerPool"]
 MOST_WORKERS: Final = 1024
 """Workers that a pool may grow to, if it was not begun with more: rows of its status board."""
 
-_MOMENT: Final = 0.1
+_MOMENT: Final = 0.5
 """Seconds that :meth:`WorkerPool.adapt` takes at most for workers that are at nothing."""
 
 
@@ -264,10 +264,7 @@ class WorkerPool:
                 return message
 
     def replace(
-        self,
-        worker: int,
-        points: Mapping[int, Any] | None = None,
-        skip_task: int | None = None,
+        self, worker: int, points: Mapping[int, Any] | None = None, skip_task: int | None = None
     ) -> None:
         """Put a new process in the place of a worker that has ended, and give it what that had.
 

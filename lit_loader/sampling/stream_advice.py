@@ -40,8 +40,9 @@ def ignored_share(dataset: Any, readers: int, sharded: bool) -> str:
         "and ranks"
     )
     return (
-        f"{type(dataset).__name__} is iterated by {readers} readers ({kind}) and has not asked "
-        f"which of them it serves, so that every sample comes {readers} times: unless that is "
+        f"{type(dataset).__name__} is iterated by {readers} readers ({kind}) "
+        f"and has not asked which of them it serves, so that every sample comes {readers} times: "
+        "unless that is "
         "meant, let __iter__ (of a mixture: that of each source) use "
         f"lit_loader.get_shard(){more}"
     )

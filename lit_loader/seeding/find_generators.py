@@ -6,6 +6,7 @@ workers that pull their tasks such a generator would make results depend on who 
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import random
@@ -87,14 +88,19 @@ class HeldGenerators:
         Args:
             generators: The copy's, in the order of ``generators``.
         """
-        held = HeldGenerators()
-        held.paths, held.generators = self.paths, [*generators]
-        held._reseeds = [
+        held = copy.copy(self)
+        held.put_in_place(generators)
+        return held
+
+    def put_in_place(self, generators: Sequence[Any]) -> None:
+        """Take these for those that were found, and look at no place from now on."""
+        self.generators = [*generators]
+        self._reseeds = [
             (name, _reseeder(generator))  # type: ignore[misc]
             for (name, _), generator in zip(self._reseeds, generators, strict=True)
         ]
-        held._searched.take()  # nothing: what may change in a copy is not noticed
-        return held
+        self._places, self._searched = [], SearchedPlaces()
+        self._searched.take()
 
     @property
     def states(self) -> list[Any]:

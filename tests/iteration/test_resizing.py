@@ -176,8 +176,8 @@ def test_the_number_comes_about_and_is_given_back() -> None:
             more = worker_pids(iterator)
             assert more[:2] == first
             loader.resize(2)
-            wait_gone(more[2:])
             until(lambda: next(iterator) is not None and len(worker_pids(iterator)) == 2)
+            wait_gone(more[2:])
             assert worker_pids(iterator) == first
         assert len(os.listdir("/proc/self/fd")) == files
 
