@@ -19,7 +19,7 @@ import copy
 import multiprocessing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.context import BaseContext
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch.utils.data import DataLoader as TorchLoader
@@ -46,6 +46,7 @@ from lit_loader.seeding.seeds import BaseSeed
 from lit_loader.statistics.recorder import Recorder
 from lit_loader.statistics.records import LoaderStatistics
 from lit_loader.system.processors import advice_if_too_many
+from lit_loader.tuning.num_workers import NumWorkers
 
 __all__ = ["DataLoader", "recorder_of"]
 
@@ -76,6 +77,7 @@ class DataLoader(TorchLoader[T_co]):
     worker_init_fn: Callable[[int], object] | None  # type: ignore[assignment]
     generator: torch.Generator | None
     batch_sampler: Iterable[Any] | None
+    num_workers = NumWorkers()
     seed: int | None
     seeding: str
     reseed_fn: Callable[[Any, int], object] | None
@@ -109,7 +111,7 @@ class DataLoader(TorchLoader[T_co]):
         shuffle: bool | None = None,
         sampler: Iterable[Any] | None = None,
         batch_sampler: Iterable[Any] | None = None,
-        num_workers: int = 0,
+        num_workers: int | Literal["auto"] = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         pin_memory: bool = False,
         drop_last: bool = False,
@@ -150,15 +152,14 @@ class DataLoader(TorchLoader[T_co]):
         config = config.with_samplers_for(dataset)
         # An object of its own: samplers hold it, and would hold the loader in a cycle otherwise.
         base_seed = BaseSeed(config.seed, config.generator, (config.num_replicas or 1) > 1)
-        rank, replicas = config.rank, config.num_replicas
-        replica = None if rank is None or replicas is None else (rank, replicas)
-        self._internals = LoaderInternals(base_seed, replica, config.num_shards)
+        self._internals = LoaderInternals(base_seed, config.replica, config.num_shards)
 
         self.dataset = dataset
         for name, value in config.as_kwargs().items():
             if name not in SHOWN_OTHERWISE:
                 setattr(self, name, value)
-        if (self.num_workers or self.remote_workers) and self.prefetch_factor is None:
+        local = config.num_workers not in (0, "auto")
+        if (local or self.remote_workers) and self.prefetch_factor is None:
             self.prefetch_factor = DEFAULT_PREFETCH
         if config.batch_sampler is not None:
             self.batch_size = None
@@ -213,7 +214,7 @@ class DataLoader(TorchLoader[T_co]):
     def check_worker_number_rationality(self) -> None:
         """Warn if there are more workers than processors that this process may use."""
         advice = advice_if_too_many(self.num_workers)
-        if advice is not None:
+        if advice is not None and self._internals.auto is None:
             self._internals.warn_once(advice)
 
     @property
@@ -355,16 +356,15 @@ class DataLoader(TorchLoader[T_co]):
         """Change the number of workers now, also while they are at work in the midst of an epoch.
 
         No batch changes, is lost or is made twice. New workers take part as soon as they are up;
-        those that are too many finish what they have in hand, and end. Any thread may call this, at
-        any time; it does not wait. (Setting ``loader.num_workers`` counts from the next iterator.)
+        those that are too many finish what they have, and end. Any thread may call this; it does
+        not wait. (Setting ``loader.num_workers`` counts from the next iterator.)
 
         Args:
             num_workers: How many there are to be. To 0, and from 0, from the next iterator on.
             prefetch_factor: Batches in flight for each worker; None: as before.
 
         Raises:
-            OptionError: The number is part of the data (IterableDataset, ``seeding="worker"``); or
-                it is 0 while an iterator has workers.
+            OptionError: It is part of the data; or it is 0 while an iterator has workers.
         """
         workers = check_option("num_workers", num_workers)
         resize(self, self._internals, workers, check_option("prefetch_factor", prefetch_factor))

@@ -26,7 +26,7 @@ import torch
 
 from lit_loader.errors import LoaderError, PinMemoryError
 
-__all__ = ["PinMemoryThread", "find_accelerator", "pin_batch", "pin_tensor"]
+__all__ = ["PinMemoryThread", "choose", "find_accelerator", "pin_batch", "pin_tensor"]
 
 T = TypeVar("T")
 
@@ -52,6 +52,25 @@ def find_accelerator(device: str = "") -> int | None:
         if index is not None:
             return index
     return torch.accelerator.current_device_index()
+
+
+def choose(
+    device: str, warn: Callable[[str], object]
+) -> tuple[Callable[[Any], Any] | None, int | None]:
+    """Choose what pins a loader's batches, and for which accelerator; None, None: nothing does.
+
+    Args:
+        device: As in :func:`find_accelerator`.
+        warn: Called with a text where there is no accelerator.
+    """
+    index = find_accelerator(device)
+    if index is None:
+        warn(
+            "pin_memory=True has no effect: there is no accelerator to pin memory for; set it to "
+            "False on this machine"
+        )
+        return None, None
+    return pin_batch, index
 
 
 def pin_batch(batch: Any) -> Any:

@@ -65,6 +65,7 @@ class BatchSpec:
         num_replicas: Processes that share the dataset.
         tolerance: What is done about samples that cannot be read.
         own_order: Whether the indices are the loader's own, and range over the whole dataset.
+        timed: Whether workers measure their processor time, batch by batch.
         share: Whether workers are to have the dataset's long lists in shared memory.
         num_shards: Readers of an iterable dataset, of all ranks together, whatever the number of
             workers; 0: each worker is one.
@@ -83,6 +84,7 @@ class BatchSpec:
     num_replicas: int
     tolerance: Tolerance
     own_order: bool
+    timed: bool = False
     share: bool = False
     num_shards: int = 0
 

@@ -85,7 +85,7 @@ def _carrying(
     unpack(os.read(reading, SIZE))
     unpack_indices(np.frombuffer(pack_indices(indices), np.uint8))
     at, nbytes = encode(batch, writer)
-    os.write(writing, pack(Result(Status.BATCH, *[0] * 13)))
+    os.write(writing, pack(Result(Status.BATCH, *[0] * 15)))
     unpack(os.read(reading, SIZE))
     decode(writer.memory, at, nbytes)
     return time.perf_counter() - began

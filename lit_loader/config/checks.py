@@ -25,7 +25,7 @@ from lit_loader.errors import OptionError
 __all__ = [
     *("exception_classes", "flag", "function", "generator", "is_factory", "is_iterable"),
     *("indices", "memory_size", "number", "one_of", "or_none", "seconds", "start_method"),
-    *("text", "whole_number"),
+    *("text", "whole_number", "workers"),
 ]
 
 
@@ -81,6 +81,16 @@ def whole_number(
     if number < (number if low is None else low) or number >= below:
         refuse(name, constraint, value)
     return number
+
+
+def workers(name: str, value: Any) -> Any:
+    """Check a number of workers: a whole number, or "auto"."""
+    if isinstance(value, str) and plain(value) == "auto":
+        return "auto"
+    try:
+        return whole_number(name, value, low=0)
+    except OptionError:
+        refuse(name, "a whole number of at least 0, or 'auto'", plain(value))
 
 
 def memory_size(name: str, value: Any) -> int:

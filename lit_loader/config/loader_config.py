@@ -14,9 +14,10 @@ import dataclasses
 import difflib
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from lit_loader.config import checks
+from lit_loader.config.combinations import check_sharding, check_workers
 from lit_loader.config.ray_workers import RayWorkers, check_use, remote_from
 from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError
@@ -43,8 +44,10 @@ class LoaderConfig:
             None: every index once.
         batch_sampler: Iterable of lists of indices, or a callable that makes one from the
             dataset; takes the place of batch_size, shuffle, sampler and drop_last.
-        num_workers: Worker processes; 0: samples are loaded in the calling process.
-            ``loader.resize(n)`` changes it while they are at work.
+        num_workers: Worker processes; 0: samples are loaded in the calling process; "auto": as
+            many as are found to help, while it runs, by what batches cost (map-style datasets;
+            ``loader.num_workers`` is the number of the moment). ``loader.resize(n)`` changes it
+            while they are at work.
         collate_fn: Turns a list of samples into a batch; None: `default_collate`, or
             `default_convert` where batch_size is None.
         pin_memory: Copy batches into page-locked memory before they are given out.
@@ -59,7 +62,8 @@ class LoaderConfig:
         generator: A torch.Generator: its initial seed takes the place of torch's where seed is
             None, and it may be shared with samplers.
         prefetch_factor: Batches in flight for each worker (8 workers × 2 = 16 batches); None: 2
-            with workers, nothing ahead without.
+            with workers, nothing ahead without; with ``num_workers="auto"`` 2 or more, as batches
+            differ in what they take.
         persistent_workers: Keep the workers alive from epoch to epoch.
         pin_memory_device: Deprecated in torch, kept for old programs: the accelerator whose
             memory is pinned for; "": the current one.
@@ -121,7 +125,7 @@ class LoaderConfig:
     shuffle: bool | None = None
     sampler: Any = None
     batch_sampler: Any = None
-    num_workers: int = 0
+    num_workers: int | Literal["auto"] = 0
     collate_fn: Callable[..., Any] | None = None
     pin_memory: bool = False
     drop_last: bool = False
@@ -161,8 +165,8 @@ class LoaderConfig:
         if self.remote_workers and self.remote is None:
             object.__setattr__(self, "remote", RayWorkers())
         self._check_batching()
-        self._check_workers()
-        self._check_sharding()
+        check_workers(self)
+        check_sharding(self)
         self._check_sample_errors()
 
     def __repr__(self) -> str:
@@ -206,58 +210,6 @@ class LoaderConfig:
                 "got drop_last=True and batch_size=None"
             )
 
-    def _check_workers(self) -> None:
-        if self.remote_workers and self.seeding == "worker":
-            raise OptionError(
-                "remote_workers needs batches that do not depend on who makes them: set seeding to "
-                f"'batch' or 'sample', got seeding='worker', remote_workers={self.remote_workers}"
-            )
-        if self.num_workers or self.remote_workers:
-            return
-        for name in ("persistent_workers", "prefetch_factor", "timeout", "multiprocessing_context"):
-            value, default = getattr(self, name), getattr(LoaderConfig, name)
-            if value != default:
-                raise OptionError(
-                    f"{name} needs worker processes: set num_workers to at least 1 or leave "
-                    f"{name} at {default!r} (a preset may have set it: in Hydra, "
-                    f"lit_loader/loader@loader=debug is without workers), got "
-                    f"{name}={short_repr(value)} and num_workers=0"
-                )
-
-    def _check_sharding(self) -> None:
-        if (self.rank is None) != (self.num_replicas is None):
-            raise OptionError(
-                "rank and num_replicas are given together or not at all, "
-                f"got rank={self.rank} and num_replicas={self.num_replicas}"
-            )
-        if self.rank is not None and self.rank >= (self.num_replicas or 0):
-            raise OptionError(
-                "rank must be less than num_replicas, "
-                f"got rank={self.rank} and num_replicas={self.num_replicas}"
-            )
-        shards, replicas = self.num_shards, self.num_replicas or 1
-        if shards is None:
-            return
-        if shards % replicas:
-            fitting = [replicas * max(1, shards // replicas + more) for more in (0, 1)]
-            raise OptionError(
-                "num_shards must be a multiple of num_replicas, so that all ranks serve as many "
-                f"readers: use {' or '.join(map(str, dict.fromkeys(fitting)))}, "
-                f"got num_shards={shards} and num_replicas={replicas}"
-            )
-        if replicas > 1 and self.shard_tail != "keep":
-            raise OptionError(
-                f"shard_tail={self.shard_tail!r} is not done for the readers of num_shards, whose "
-                "lengths are not known: pass shard_tail='keep', and let all ranks come to as many "
-                "batches (shards of equal length, or Trainer(limit_train_batches=...)), got "
-                f"num_shards={shards} and num_replicas={replicas}"
-            )
-        if self.seeding == "worker":
-            raise OptionError(
-                "num_shards makes readers that do not depend on workers: set seeding to 'batch' or "
-                f"'sample', got num_shards={shards} and seeding='worker'"
-            )
-
     def _check_sample_errors(self) -> None:
         if self.max_sample_errors is not None and self.on_sample_error == "raise":
             raise OptionError(
@@ -265,6 +217,12 @@ class LoaderConfig:
                 "'skip' or 'replace' or leave max_sample_errors at None, "
                 f"got max_sample_errors={self.max_sample_errors} and on_sample_error='raise'"
             )
+
+    @property
+    def replica(self) -> tuple[int, int] | None:
+        """This process's number among those that share the data, and how many they are."""
+        ours, all_of_them = self.rank, self.num_replicas
+        return None if ours is None or all_of_them is None else (ours, all_of_them)
 
     def check_dataset_kind(self, iterable: bool) -> None:
         """Refuses what the dataset's kind, or a missing package, rules out; call it once known.
@@ -274,8 +232,8 @@ class LoaderConfig:
 
         Raises:
             OptionError: For an iterable-style dataset shuffle, sampler or batch_sampler is set,
-                bad samples are to be replaced, or there are remote workers; for a map-style one
-                num_shards is set; remote workers lack Ray.
+                bad samples are to be replaced, there are remote workers, or the number of workers
+                is to be found; for a map-style one num_shards is set; remote workers lack Ray.
         """
         if iterable and self.on_sample_error == "replace":
             raise OptionError(
@@ -285,6 +243,11 @@ class LoaderConfig:
         if self.remote_workers:
             check_use(self.remote_workers, iterable)
             self.remote.check_installed()
+        if iterable and self.num_workers == "auto":
+            raise OptionError(
+                "num_workers='auto' does not apply to an IterableDataset, which is read in shares "
+                "that workers keep: set num_workers to a number, got num_workers='auto'"
+            )
         if self.num_shards is not None and not iterable:
             raise OptionError(
                 "num_shards applies to an IterableDataset; the batches of a map-style dataset "
@@ -333,6 +296,10 @@ class LoaderConfig:
                 near = difflib.get_close_matches(name, known, n=1)
                 advice = f"did you mean {near[0]!r}?" if near else f"options are {', '.join(known)}"
                 raise OptionError(f"unknown option {name!r}: {advice}")
+        workers = options.get("num_workers")
+        if isinstance(workers, str) and workers.isdecimal():
+            # Of an environment variable, say: Hydra converts what is a number and nothing else.
+            options["num_workers"] = int(workers)
         return cls(**options)
 
     def as_kwargs(self) -> dict[str, Any]:
@@ -366,7 +333,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "shuffle": checks.or_none(checks.flag),
     "sampler": checks.or_none(checks.indices),
     "batch_sampler": checks.or_none(checks.indices),
-    "num_workers": partial(checks.whole_number, low=0),
+    "num_workers": checks.workers,
     "collate_fn": checks.or_none(checks.function),
     "pin_memory": checks.flag,
     "drop_last": checks.flag,

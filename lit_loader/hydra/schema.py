@@ -6,7 +6,7 @@ Imports neither torch nor Hydra; `hydra/searchpath_plugin.py` registers what it 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from lit_loader.config.loader_config import LoaderConfig
 
@@ -28,5 +28,7 @@ def hydra_schema() -> type:
     ]
     for field in dataclasses.fields(LoaderConfig):
         hint = hints[field.name] if hints[field.name] in simple else Any
+        if hints[field.name] == int | Literal["auto"]:
+            hint = int | str  # OmegaConf knows no Literal; which string, the config checks
         fields.append((field.name, hint, dataclasses.field(default=field.default)))
     return dataclasses.make_dataclass("LoaderSchema", fields)

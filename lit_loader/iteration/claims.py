@@ -19,6 +19,7 @@ from lit_loader.iteration.outstanding import OutstandingTasks
 from lit_loader.pool.recovery import Recovery
 from lit_loader.pool.worker_pool import WorkerPool
 from lit_loader.sampling.epoch_batches import UpcomingBatch
+from lit_loader.statistics.records import BatchRecord
 
 __all__ = ["Claim", "PoolHost", "Release", "WorkerRequest"]
 
@@ -66,6 +67,9 @@ class Claim(NamedTuple):
 
 class PoolHost(Host, Protocol):
     """What an iterator that uses workers needs of its loader."""
+
+    def note(self, record: BatchRecord, workers: WorkerPool | None) -> None:
+        """Record a batch that is given out, by these workers if they are there still."""
 
     @property
     def shards(self) -> Shards | None:

@@ -91,6 +91,8 @@ class Delivery(NamedTuple):
             step,
             result.slowest,
             indices[at] if type(indices) is list and at < len(indices) else indices,
+            result.processor,
+            result.queued,
         )
 
 

@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import multiprocessing
+import math
 import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from multiprocessing.context import BaseContext
 from typing import Any, Final
 
 from lit_loader.accelerator import pin_memory as pinning
@@ -49,8 +48,11 @@ from lit_loader.sampling.orders import EpochOrder
 from lit_loader.sampling.stream_advice import broken_promise, ignored_share
 from lit_loader.sampling.unsharded import advice_if_unsharded
 from lit_loader.seeding.generator_watch import GeneratorWatch
-from lit_loader.statistics.records import LoaderStatistics
+from lit_loader.statistics.records import BatchRecord, LoaderStatistics
 from lit_loader.system.interrupts import HeldBack
+from lit_loader.system.processors import usable_processors
+from lit_loader.tuning.num_workers import why_not_resized
+from lit_loader.system.start_method import default_context
 
 __all__ = ["DEFAULT_PREFETCH", "LoaderHost"]
 
@@ -69,7 +71,7 @@ class LoaderHost:
     def __init__(self, loader: Any, internals: LoaderInternals) -> None:
         self._loader = loader
         self._internals = internals
-        self.recorder = internals.recorder
+        self.recorder, self.auto = internals.recorder, internals.auto
         self.max_sample_errors = loader.max_sample_errors
         self.promised = internals.promised
         self.shown = ShownLoader(loader, internals)
@@ -89,18 +91,19 @@ class LoaderHost:
         return internals.lock
 
     @property
-    def _iterable(self) -> bool:
+    def iterable(self) -> bool:
+        """Whether the dataset is an iterable one."""
         return self._internals.plan is None
 
     @property
-    def _assigned(self) -> bool:
+    def assigned(self) -> bool:
         """Whether a worker's tasks are its own, instead of being pulled by the next free one."""
-        return self._iterable or self._loader.seeding == "worker"
+        return self.iterable or self._loader.seeding == "worker"
 
     @property
     def _readers(self) -> int:
         """This rank's readers of an iterable dataset; 0 for a map-style one."""
-        if not self._iterable:
+        if not self.iterable:
             return 0
         shards = self.shards
         return max(1, self._loader.num_workers) if shards is None else len(shards.mine)
@@ -113,7 +116,9 @@ class LoaderHost:
     @property
     def _depth(self) -> int:
         loader = self._loader
-        depth: int = (loader.prefetch_factor or DEFAULT_PREFETCH) * loader.num_workers
+        auto = self._internals.auto
+        usual = DEFAULT_PREFETCH if auto is None else auto.setting.prefetch
+        depth: int = (loader.prefetch_factor or usual) * loader.num_workers
         return depth + (0 if self._lanes is None else self._lanes.count)
 
     @property
@@ -132,12 +137,7 @@ class LoaderHost:
 
     def why_not_resized(self) -> str | None:
         """Say why the number of workers cannot be changed while they live; None: it can be."""
-        if self._iterable:
-            whose = "one for each of its workers" if self.shards is None else "which workers keep"
-            return f"an IterableDataset is read in shares, {whose}"
-        if self._assigned:
-            return "with seeding='worker' the number of workers is part of the data"
-        return None
+        return why_not_resized(self.iterable, self.shards is not None, self.assigned)
 
     @property
     def replica(self) -> tuple[int, int]:
@@ -153,7 +153,9 @@ class LoaderHost:
         """Make the iterator that this host is for."""
         loader, internals = self._loader, self._internals
         internals.follow_samplers(loader)
-        pin, device = self._pinning()
+        pin, device = None, None
+        if loader.pin_memory:
+            pin, device = pinning.choose(loader.pin_memory_device, internals.warn_once)
         self.recorder.first_remote = MOST_WORKERS if loader.remote_workers else None
         workers = loader.num_workers or loader.remote_workers
         if workers == 0 or (loader.num_workers and pin is None and self._best_in_process()):
@@ -166,7 +168,7 @@ class LoaderHost:
             depth=self._depth,
             num_workers=workers,
             in_order=loader.in_order,
-            turns=(self._readers or loader.num_workers) if self._assigned else 0,
+            turns=(self._readers or loader.num_workers) if self.assigned else 0,
             timeout=loader.timeout,
             max_restarts=loader.max_worker_restarts,
             budgeted=loader.memory_budget is not None,
@@ -178,17 +180,6 @@ class LoaderHost:
         internals.iterators.add(iterator)
         return iterator
 
-    def _pinning(self) -> tuple[Callable[[Any], Any] | None, int | None]:
-        if not self._loader.pin_memory:
-            return None, None
-        device = pinning.find_accelerator(self._loader.pin_memory_device)
-        if device is None:
-            self._internals.warn_once(
-                "pin_memory=True has no effect: there is no accelerator to pin memory for; set it "
-                "to False on this machine"
-            )
-        return (None if device is None else pinning.pin_batch), device
-
     def _best_in_process(self) -> bool:
         """Whether batches are so quickly made that workers would only be in the way."""
         loader, internals = self._loader, self._internals
@@ -197,7 +188,10 @@ class LoaderHost:
         if internals.best_in_process is None:
             table, plan = self.spec().table(), internals.plan
             internals.best_in_process = table is not None and faster_in_process(
-                table, len(loader.dataset), 1 if plan is None else plan.size, loader.num_workers
+                table,
+                len(loader.dataset),
+                1 if plan is None else plan.size,
+                loader.num_workers if internals.auto is None else math.ceil(usable_processors()),
             )
         return internals.best_in_process
 
@@ -206,7 +200,7 @@ class LoaderHost:
         loader, internals = self._loader, self._internals
         if not loader.check_exactness or internals.checked:
             return None
-        if in_process and self._iterable:
+        if in_process and self.iterable:
             internals.warn_once(
                 "check_exactness needs num_workers of at least 1 for an IterableDataset: it would "
                 "be iterated twice in this process"
@@ -222,12 +216,12 @@ class LoaderHost:
 
         remake = made_here(begin)
         if not in_process:
-            workers = loader.num_workers if self._iterable else 0
+            workers = loader.num_workers if self.iterable else 0
             # One worker serves all readers, where these are no workers.
             workers = min(workers, 1) if internals.num_shards else workers
             remake = made_by_pool(self._start_pool, workers, loader.timeout)
         return ExactnessCheck(
-            loader.check_exactness, remake, internals.warn_once, note, from_start=self._iterable
+            loader.check_exactness, remake, internals.warn_once, note, from_start=self.iterable
         )
 
     # --- batches ---
@@ -239,7 +233,7 @@ class LoaderHost:
         rank, num_replicas = self.replica
         return BatchSpec(
             dataset=loader.dataset,
-            iterable=self._iterable,
+            iterable=self.iterable,
             batch_size=loader.batch_size,
             batched=loader.batch_sampler is not None,
             drop_last=loader.drop_last,
@@ -257,6 +251,7 @@ class LoaderHost:
                 transient=TRANSIENT_ERRORS if transient is None else transient,
             ),
             own_order=plan is not None and isinstance(plan.source, EpochOrder),
+            timed=self._internals.auto is not None,
             share=loader.share,
             num_shards=self._internals.num_shards,
         )
@@ -287,7 +282,7 @@ class LoaderHost:
         loader, internals = self._loader, self._internals
         if internals.replica is None:
             shown = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-            advice = advice_if_unsharded(loader.dataset, shown, self._iterable)
+            advice = advice_if_unsharded(loader.dataset, shown, self.iterable)
             if advice is not None:
                 internals.warn_once(advice)
         advice, internals.advice_at_start = internals.advice_at_start, None
@@ -307,7 +302,7 @@ class LoaderHost:
         if not (self._loader.prefetch_next_epoch and self._loader.persistent_workers):
             return None
         plan = self._internals.plan
-        if plan is None or self._assigned:  # assigned: generators go on from batch to batch
+        if plan is None or self.assigned:  # assigned: generators go on from batch to batch
             return None
         return lookahead(plan, epoch)
 
@@ -334,24 +329,37 @@ class LoaderHost:
         return WorkerPool(
             self.spec(),
             num_workers,
-            self._loader.multiprocessing_context or _default_context(),
+            self._loader.multiprocessing_context or default_context(),
             in_flight=self._depth,
             seed=seed,
-            assigned=self._assigned,
+            assigned=self.assigned,
             memory_budget=self._loader.memory_budget,
             lanes=lanes,
             readers=self._readers,
         )
 
+    def note(self, record: BatchRecord, workers: WorkerPool | None) -> None:
+        """Record a batch that is given out; and have another number of workers, if that helps."""
+        self.recorder.add(record)
+        auto = self.auto
+        if auto is None or not auto.add(record) or workers is None or self.assigned:
+            return
+        loader, name = self._loader, type(self._loader.dataset).__name__
+        if auto is self._internals.auto and auto.decide(workers, name, loader.memory_budget):
+            self._internals.resize(*self.size)
+
     def statistics(self, memory: bool) -> LoaderStatistics:
         """Say where the time went, since the loader was made, and what memory it takes now."""
         with self.lock:
+            auto = self._internals.auto
             connected = [each for each in self._internals.iterators if each.connected]
             pools = {pool for each in connected if (pool := each.pool) is not None}
             statistics = self.recorder.summary(
                 ready=sum(iterator.ready for iterator in connected),
                 shared_memory=sum(pool.shared_memory for pool in pools),
                 memory=memory_use({*pools, self._internals.workers.pool}) if memory else None,
+                num_workers=self._loader.num_workers,
+                why_so_many="" if auto is None else auto.setting.reason,
             )
         return dataclasses.replace(statistics, **figures_of(self._loader.dataset))
 
@@ -386,15 +394,3 @@ class LoaderHost:
         readers = self._readers * self.replica[1]
         text = ignored_share(self._loader.dataset, readers, self.shards is not None)
         self._internals.warn_once(text)
-
-
-def _default_context() -> BaseContext:
-    """Python's default context, if it is one that can start workers.
-
-    joblib's loky sets a start method of its own in its processes, under which even an explicit
-    "spawn" fails in the child: there, workers are forked.
-    """
-    method = multiprocessing.get_start_method(allow_none=True)
-    if method is not None and method not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("fork")
-    return multiprocessing.get_context()

@@ -29,6 +29,7 @@ from lit_loader.seeding.generator_watch import GeneratorWatch
 from lit_loader.seeding.seeds import BaseSeed
 from lit_loader.statistics.recorder import Recorder
 from lit_loader.transport.loader_page import LoaderPage
+from lit_loader.tuning.auto_workers import AutoWorkers
 
 __all__ = ["LoaderInternals"]
 
@@ -53,6 +54,7 @@ class LoaderInternals:
         epochs: Which epoch comes next, and where in it.
         promised: Samples of an iterable dataset, once ``len(loader)`` has asked for them.
         copies_to: The device to copy batches to while the one before is computed on, and how.
+        auto: Sets the number of workers, with ``num_workers="auto"``; else None.
         checked: Whether ``check_exactness`` has compared its batches.
         reads_again: Whether resuming reads again what has been given out before.
         advice_at_start: What to warn of when the next epoch begins.
@@ -75,6 +77,7 @@ class LoaderInternals:
         self.epochs = Epochs(None, base_seed)
         self.promised: int | None = None
         self.copies_to: tuple[torch.device, Move] | None = None
+        self.auto: AutoWorkers | None = None
         self.checked = self.reads_again = False
         self.advice_at_start: str | None = None
         self.role = ""
@@ -93,7 +96,7 @@ class LoaderInternals:
 
     def __getstate__(self) -> dict[str, Any]:
         state = {name: part for name, part in vars(self).items() if name not in _OF_THE_PROCESS}
-        return {**state, "epochs": copy.copy(self.epochs)}
+        return {**state, "epochs": copy.copy(self.epochs), "auto": copy.copy(self.auto)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -108,6 +111,26 @@ class LoaderInternals:
     def renew_lock(self) -> None:
         """Let a forked child have its own: a thread of the parent's may hold the one it has."""
         self.lock, self.lock_pid = threading.RLock(), os.getpid()
+
+    def set_auto(self, auto: bool) -> None:
+        """Have the number of workers set by what batches cost, or not."""
+        if auto != (self.auto is not None):
+            self.auto = AutoWorkers() if auto else None
+
+    def resize(self, num_workers: int, depth: int) -> None:
+        """Tell all that have workers how many there are to be, and how many batches ahead."""
+        self.resizes += 1  # before they are looked for: of one that is begun now, or found
+        for iterator in self.alive():
+            iterator.resize(num_workers, depth)
+        self.workers.resize(num_workers, depth)
+
+    def alive(self) -> list[MultiProcessIterator[Any]]:
+        """The iterators with workers that are alive; another thread may be making one."""
+        while True:
+            try:
+                return list(self.iterators)
+            except RuntimeError:  # it was
+                continue
 
     def make_plan(self, loader: Any) -> None:
         """Make the plan, and count the epochs from the first one."""
@@ -135,7 +158,8 @@ class LoaderInternals:
             parts[-1] = f"batch_sampler={type(_behind(loader.batch_sampler)).__name__}"
         elif self.plan is not None:
             parts.append(f"sampler={type(_behind(loader.sampler)).__name__}")
-        parts.append(f"num_workers={loader.num_workers}")
+        auto = "" if self.auto is None else "auto, now "
+        parts.append(f"num_workers={auto}{loader.num_workers}")
         if loader.remote_workers:
             parts.append(f"remote_workers={loader.remote_workers}")
         if loader.num_replicas is not None:

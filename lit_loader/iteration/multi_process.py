@@ -177,7 +177,7 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         if self._pin is None:  # else the pin-memory thread has decoded it meanwhile
             wait -= ready.decode
         step = asked - self._given if self._given else 0
-        self._host.recorder.add(ready.record(start.epoch, asked, wait, step, self._indices))
+        self._host.note(ready.record(start.epoch, asked, wait, step, self._indices), self.pool)
         self._given = given
         if self._session is not None:
             self._session.page.gave(given, given - asked)

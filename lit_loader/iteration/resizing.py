@@ -21,7 +21,6 @@ from typing import Any
 from lit_loader.errors import OptionError
 from lit_loader.iteration.host import DEFAULT_PREFETCH, LoaderHost
 from lit_loader.iteration.internals import LoaderInternals
-from lit_loader.iteration.multi_process import MultiProcessIterator
 from lit_loader.pool.pipes import PoolClosed
 from lit_loader.pool.worker_pool import MOST_WORKERS, WorkerPool
 from lit_loader.system.interrupts import HeldBack
@@ -44,7 +43,7 @@ def resize(
         OptionError: The number is part of the data, or cannot be had now.
     """
     host = LoaderHost(loader, internals)
-    running = _alive(internals)
+    running = internals.alive()
     _check(host, num_workers, any(each.connected for each in running))
     if prefetch_factor is None and num_workers and loader.prefetch_factor is None:
         prefetch_factor = DEFAULT_PREFETCH
@@ -54,10 +53,7 @@ def resize(
     if num_workers == 0:
         host.end_idle_workers()
         return
-    internals.resizes += 1  # before the pools are looked for: of one that is begun now, or found
-    for iterator in _alive(internals):
-        iterator.resize(*host.size)
-    internals.workers.resize(*host.size)
+    internals.resize(*host.size)
     _do_it_here(internals, host.lock)
 
 
@@ -79,15 +75,6 @@ def _check(host: LoaderHost, num_workers: int, running: bool) -> None:
             "resize(0): resize to 1, or set loader.num_workers = 0, which counts from the next "
             "epoch on"
         )
-
-
-def _alive(internals: LoaderInternals) -> list[MultiProcessIterator[Any]]:
-    """The iterators with workers that are alive; another thread may be making one."""
-    while True:
-        try:
-            return list(internals.iterators)
-        except RuntimeError:  # it was
-            continue
 
 
 def _do_it_here(internals: LoaderInternals, lock: threading.RLock) -> None:
@@ -113,5 +100,5 @@ def _is_held_here(lock: threading.RLock) -> bool:
 
 def _not_received_from(internals: LoaderInternals) -> list[WorkerPool]:
     """The pools that no thread of their own receives from."""
-    pools = [each.unattended for each in _alive(internals)]
+    pools = [each.unattended for each in internals.alive()]
     return [pool for pool in [*pools, internals.workers.idle] if pool is not None]

@@ -87,6 +87,9 @@ class BaseDataModule(LightningDataModule):
             options["batch_sampler"] = wrappable_by_lightning(options["batch_sampler"])
         loader = DataLoader(dataset, **options)
         loader._internals.role = split
+        auto = loader._internals.auto
+        if auto is not None and self.trainer is not None:
+            auto.ranks = self.trainer.num_devices
         if self.device_prefetch and self.trainer is not None:
             loader.copy_ahead(self.trainer.strategy.root_device, move_data_to_device)
         self._loaders.add(loader)

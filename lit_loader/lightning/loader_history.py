@@ -75,7 +75,7 @@ class LoaderHistory:
         self._steps = steps
         self._recorder = Recorder()
         self._kept: deque[BatchRecord] = deque(maxlen=keep)
-        self._before = self._first = LoaderStatistics()
+        self._before = self._first = self._last = LoaderStatistics()
         self._cache: dict[str, Any] = dict.fromkeys(_CACHE, 0)
         self._num_workers = 0
         self._persistent = False
@@ -92,7 +92,8 @@ class LoaderHistory:
 
     def end(self, loader: DataLoader[Any]) -> None:
         """Take in no more of that loader."""
-        now = loader.statistics()
+        now = self._last = loader.statistics()
+        self._num_workers = loader.num_workers
         recorder_of(loader).listener = None
         sums = self._recorder
         sums.worker_restarts += now.worker_restarts - self._first.worker_restarts
@@ -121,12 +122,18 @@ class LoaderHistory:
     def interval(self, loader: DataLoader[Any]) -> dict[str, float]:
         """Returns the figures since the last call; none if there was no batch."""
         before, self._before = self._before, loader.statistics()
+        self._num_workers = loader.num_workers  # it may be another than before
         return interval_figures(before, self._before, self._num_workers)
 
     def report(self) -> LoaderReport:
         """Returns the report on all batches so far."""
         self._sum_up()
-        statistics = replace(self._recorder.summary(), **self._cache)
+        statistics = replace(
+            self._recorder.summary(
+                num_workers=self._num_workers, why_so_many=self._last.why_so_many
+            ),
+            **self._cache,
+        )
         transfer, step = self._steps.times()
         words = verdict(
             statistics,
@@ -164,8 +171,8 @@ def interval_figures(
         num_workers: Its worker processes.
 
     Returns:
-        ``wait_ms``, ``wait_fraction``, ``ready``, ``worker_busy``, ``worker_restarts`` and
-        ``sample_errors``; empty if there was no batch between them.
+        ``wait_ms``, ``wait_fraction``, ``ready``, ``num_workers``, ``worker_busy``,
+        ``worker_restarts`` and ``sample_errors``; empty if there was no batch between them.
     """
     batches = after.batches - before.batches
     if not batches:
@@ -176,6 +183,7 @@ def interval_figures(
         "wait_ms": 1e3 * waited / batches,
         "wait_fraction": _fraction(waited, seconds),
         "ready": float(after.ready),
+        "num_workers": float(num_workers),
         "worker_busy": _fraction(busy, seconds * max(1, num_workers)),
         "worker_restarts": float(after.worker_restarts - before.worker_restarts),
         "sample_errors": float(after.sample_errors - before.sample_errors),

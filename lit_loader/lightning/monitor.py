@@ -35,7 +35,7 @@ class LoaderMonitor(Callback):
     left alone. Once in ``log_every_n_steps`` steps, and for a validation loop at its end, the
     Trainer's loggers get the figures of that interval: ``loader/wait_ms`` (for a batch, mean),
     ``loader/wait_fraction`` (of the time), ``loader/ready`` (batches that are made and wait, at
-    that moment), ``loader/worker_busy`` (fraction, mean over the workers),
+    that moment), ``loader/num_workers``, ``loader/worker_busy`` (fraction, mean over the workers),
     ``loader/worker_restarts`` and ``loader/sample_errors``. Those of validation begin with
     ``loader/val/``; where a loop has several loaders, ``loader/`` is followed by a loader's key or
     position. The progress bar shows the training loop's wait, as ``wait %``.

@@ -36,6 +36,7 @@ from lit_loader.lightning.trainer_progress import (
     saved_states,
 )
 from lit_loader.loader import DataLoader
+from lit_loader.tuning.auto_workers import AutoWorkers
 
 __all__ = ["LoaderStateCallback", "put_first", "train_loaders"]
 
@@ -55,6 +56,7 @@ class LoaderStateCallback(Callback):
 
     def __init__(self) -> None:
         self._to_restore: list[dict[str, Any]] = []
+        self._workers_hint: list[Any] = []
         self._resumes = False
         self._rank_states = RankStates()
         self._loaders: list[DataLoader[Any]] = []  # found once an epoch: that takes 50 µs
@@ -71,8 +73,12 @@ class LoaderStateCallback(Callback):
         Returns:
             Primitives, for `restore`; empty if there is nothing to remember.
         """
-        states = self._to_restore or [loader.state_dict() for loader in train_loaders(trainer)]
-        return {"train": states} if states else {}
+        loaders = train_loaders(trainer)
+        states = self._to_restore or [loader.state_dict() for loader in loaders]
+        if not states:
+            return {}
+        found = self._workers_hint or [workers_found(loader) for loader in loaders]
+        return {"train": states, "workers": found} if any(found) else {"train": states}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Keeps states for the training loaders of the fit that begins next.
@@ -91,6 +97,9 @@ class LoaderStateCallback(Callback):
         ):
             raise damaged("train must be a list of the training loaders' states", states)
         self._to_restore = list(states)
+        # A hint, and no part of the position: whatever it is, the data is the same.
+        hint = state.get("workers")
+        self._workers_hint = hint if isinstance(hint, list) and len(hint) == len(states) else []
 
     def restore_single(self, loader: DataLoader[Any]) -> None:
         """Restores a training loader that was just made, if it is the only one.
@@ -100,6 +109,7 @@ class LoaderStateCallback(Callback):
         """
         if len(self._to_restore) == 1:
             loader.load_state_dict(self._to_restore[0])
+            self._begin_with_workers([loader])
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Becomes the Trainer's first callback, and forgets what an earlier fit was to restore."""
@@ -145,6 +155,8 @@ class LoaderStateCallback(Callback):
         between = self._resumes and begin_next_epoch(trainer.fit_loop)
         loaders = self._loaders = train_loaders(trainer)
         states, self._to_restore = self._to_restore, []
+        self._begin_with_workers(loaders)
+        self._workers_hint = []
         if states and len(states) != len(loaders):
             raise StateError(
                 f"the checkpoint has the positions of {len(states)} training loaders, but there "
@@ -159,6 +171,13 @@ class LoaderStateCallback(Callback):
         if not ahead:
             self._set_epoch(trainer)
         self._commit(ahead)
+
+    def _begin_with_workers(self, loaders: Sequence[DataLoader[Any]]) -> None:
+        """Have loaders that set their number of workers begin with the one of the checkpoint."""
+        for loader, workers in zip(loaders, self._workers_hint, strict=False):
+            auto = auto_workers_of(loader)
+            if auto is not None and isinstance(workers, int):
+                auto.begin_with(workers)
 
     def _restore_loaders(
         self, trainer: Trainer, states: Sequence[dict[str, Any]], ahead: bool, between: bool
@@ -223,6 +242,17 @@ class LoaderStateCallback(Callback):
     def _commit(self, ahead: bool, within: bool = False) -> None:
         for loader in self._loaders:
             loader.commit(ahead, within)
+
+
+def auto_workers_of(loader: DataLoader[Any]) -> AutoWorkers | None:
+    """What sets a loader's number of workers; None: a number was given."""
+    return loader._internals.auto
+
+
+def workers_found(loader: DataLoader[Any]) -> int:
+    """The number of workers that a loader has found for itself; 0: none."""
+    auto = auto_workers_of(loader)
+    return auto.setting.workers if auto is not None and auto.measured else 0
 
 
 def put_first(callback: Callback, trainer: Trainer) -> None:

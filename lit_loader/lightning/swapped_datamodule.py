@@ -220,6 +220,8 @@ class SwappedDataModule(BaseDataModule):
             # torch's default for prefetch_factor depends on the workers, and looks like a user's
             # choice; without them none of these means anything.
             options = {key: value for key, value in options.items() if key not in _FOR_WORKERS}
+        elif self.overrides.get("num_workers") == "auto" and loader.prefetch_factor == 2:
+            del options["prefetch_factor"]  # torch's default, likewise
         try:
             config = LoaderConfig.from_options(**{**options, **self.overrides})
             return self._make(name.removesuffix("_dataloader"), loader.dataset, config)

@@ -139,10 +139,7 @@ class WorkerPool:
             self.wake()
 
     def adapt(self) -> None:
-        """Bring a :meth:`resize` about, as the thread that receives does by itself; if none does.
-
-        Whoever has nothing in hand and is to leave has left when this returns, if that is soon.
-        """
+        """Bring a :meth:`resize` about where no thread receives, which does it by itself."""
         if self.closed:
             return
         self._resizer.adapt()
@@ -164,6 +161,11 @@ class WorkerPool:
     def num_workers(self) -> int:
         """How many there are to be; while that is coming about, a few more or fewer live."""
         return self._resizer.wanted
+
+    @property
+    def settled(self) -> bool:
+        """Whether there are just as many as there are to be, all of them up."""
+        return not self._workers.starting and len(self._workers.started) == self.num_workers
 
     @property
     def started(self) -> list[int]:

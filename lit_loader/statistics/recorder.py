@@ -40,9 +40,9 @@ STRAGGLER: Final = 5
 
 STAGES: Final = ("fetch", "collate", "encode", "wait", "decode", "pin", "step")
 
-_NUMBERS: Final = slice(1, -1)
-"""The fields of a record that fit into int64: all but the first, the epoch, which is any integer,
-and the last, a sample's index, which is any object."""
+_NUMBERS: Final = slice(1, BatchRecord._fields.index("slowest_index"))
+"""The fields of a record that are summed up and fit into int64: from after the first, the epoch,
+which is any integer, to before a sample's index, which is any object."""
 
 
 class Stopwatch:
@@ -116,6 +116,7 @@ class Recorder:
         self._records: list[BatchRecord] = []
         self._stages = Stopwatch(len(STAGES))
         self._samples = self._nbytes = 0
+        self._timed = self._processor = self._queued = 0
         self._waited = self._step = self._starts = self._startup = self._stragglers = 0
         self._workers: dict[int, NDArray[np.int64]] = {}
         self._slow: list[tuple[int, SlowSample]] = []
@@ -150,10 +151,17 @@ class Recorder:
         self._step += int(column["step"].sum())
         self._starts += int(first.sum())
         self._startup += int(waited[first].sum())
+        self._note_processors(records)
         self._note_workers(column)
         self._note_slow_samples(column, records)
         if self.listener is not None:
             self.listener(records)
+
+    def _note_processors(self, records: Sequence[BatchRecord]) -> None:
+        timed = [record for record in records if record.processor]
+        self._timed += sum(each.fetch + each.collate + each.encode for each in timed)
+        self._processor += sum(each.processor for each in timed)
+        self._queued += sum(each.queued for each in timed)
 
     def _note_workers(self, column: dict[str, NDArray[np.int64]]) -> None:
         busy = column["fetch"] + column["collate"] + column["encode"]
@@ -198,9 +206,14 @@ class Recorder:
         self._slow = list(distinct.values())
 
     def summary(
-        self, ready: int = 0, shared_memory: int = 0, memory: MemoryUse | None = None
+        self,
+        ready: int = 0,
+        shared_memory: int = 0,
+        memory: MemoryUse | None = None,
+        num_workers: int = 0,
+        why_so_many: str = "",
     ) -> LoaderStatistics:
-        """Returns the statistics of all batches so far."""
+        """Returns the statistics of all batches so far; the arguments are as they say of now."""
         self.flush()
         seconds = max(self._waited + self._step, 1) / 1e9
         workers = tuple(
@@ -239,6 +252,10 @@ class Recorder:
             remote_nbytes=int(self._remote[1]),
             transit=int(self._remote[2]) / 1e9,
             memory=memory,
+            num_workers=num_workers,
+            why_so_many=why_so_many,
+            processor_fraction=self._processor / max(1, self._timed),
+            queued_fraction=self._queued / max(1, self._timed),
         )
 
 

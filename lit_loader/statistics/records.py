@@ -46,6 +46,8 @@ class BatchRecord(NamedTuple):
         step: How long the consumer was busy since the batch before; 0 for an iterator's first.
         slowest: Reading its slowest sample; 0: not known.
         slowest_index: That sample's index; None: not known.
+        processor: Processor time of the worker's process, all threads, for it; 0: not measured.
+        queued: How long the worker waited for a processor meanwhile; 0: not measured.
     """
 
     epoch: int
@@ -65,6 +67,8 @@ class BatchRecord(NamedTuple):
     step: int
     slowest: int
     slowest_index: Any
+    processor: int = 0
+    queued: int = 0
 
     @property
     def waited(self) -> int:
@@ -234,6 +238,11 @@ class LoaderStatistics:
         transit: Seconds, summed over them, in which nobody was at such a batch between its order
             and its arrival: on the way, or waiting behind another one.
         memory: What memory all of it takes; None unless it was asked for.
+        num_workers: Worker processes, when this was taken.
+        why_so_many: Why, with ``num_workers="auto"``; else "".
+        processor_fraction: Processor time of the workers, as part of the time in which they made
+            batches (with threads of the dataset's it may be more than 1); 0: not measured.
+        queued_fraction: Part of that time in which they waited for a processor; 0: not measured.
     """
 
     batches: int = 0
@@ -268,6 +277,10 @@ class LoaderStatistics:
     remote_nbytes: int = 0
     transit: float = 0.0
     memory: MemoryUse | None = None
+    num_workers: int = 0
+    why_so_many: str = ""
+    processor_fraction: float = 0.0
+    queued_fraction: float = 0.0
 
     def __str__(self) -> str:
         """One line for a reader; the repr has everything."""

@@ -84,6 +84,7 @@ def verdict(
             f"the trainer waited {_percent(fraction)} of the time",
             _cause(statistics, num_workers, cores, persistent_workers),
         ]
+    parts += _chosen(statistics, cores)
     parts += _cache(statistics)
     parts += _transfer(statistics, transfer)
     parts += _accidents(statistics)
@@ -173,7 +174,9 @@ def _workers(statistics: LoaderStatistics, num_workers: int, cores: int | None) 
             f"{_percent(others)}: give the workers equal shares"
         )
     text = f"workers were {_percent(busy)} busy, {_percent(share)} of it {_PLACES[stage]}: "
-    if cores is None or num_workers < cores:
+    if statistics.why_so_many:
+        text += _CHEAPER[stage]
+    elif cores is None or num_workers < cores:
         text += f"add workers or {_CHEAPER[stage]}"
     else:
         text += _CHEAPER[stage]
@@ -193,6 +196,26 @@ def _parent(statistics: LoaderStatistics) -> str:
         return f"the pin-memory thread was {busy} busy, mostly {_IN_PARENT[stage]}"
     share = statistics.decode.total / statistics.waited
     return f"{_percent(share)} of that {_IN_PARENT['decode']}" if share >= MOST else ""
+
+
+def _chosen(statistics: LoaderStatistics, cores: int | None) -> list[str]:
+    """How many workers were found to be right, and why: what ``num_workers="auto"`` has done."""
+    if not statistics.why_so_many:
+        return []
+    workers = _counted(statistics.num_workers, "worker", "workers")
+    of = "" if cores is None else f" on {_counted(cores, 'processor', 'processors')}"
+    text = f"{workers}{of} in the end: {statistics.why_so_many}"
+    if statistics.processor_fraction:
+        queued = statistics.queued_fraction
+        computing = min(statistics.processor_fraction, 1 - queued)
+        text += f" (workers computed for {_percent(computing)} of their time"
+        if queued >= LITTLE:
+            text += f", waited for a processor for {_percent(queued)}"
+        storage = 1 - computing - queued
+        if storage >= LITTLE:
+            text += f", for storage or network {_percent(storage)}"
+        text += ")"
+    return [text]
 
 
 def _transfer(statistics: LoaderStatistics, transfer: StageTimes | None) -> list[str]:

@@ -1,10 +1,12 @@
-"""How much memory a process has for itself."""
+"""How much memory a process has for itself, and how much is left for more of them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["own_memory"]
+from lit_loader.system.cgroups import memory_limits
+
+__all__ = ["memory_left", "own_memory"]
 
 
 def own_memory(pid: int | str = "self") -> int | None:
@@ -28,3 +30,16 @@ def own_memory(pid: int | str = "self") -> int | None:
         if line.startswith("Pss_Anon:"):
             return int(line.split()[1]) * 1024
     return None
+
+
+def memory_left(root: Path = Path("/")) -> int | None:
+    """Bytes that this process's cgroup and the machine have left; None: not known.
+
+    Args:
+        root: Where ``proc`` and ``sys`` lie.
+    """
+    limits = memory_limits(root=root)
+    left = [] if limits.available is None else [limits.available]
+    if limits.limit is not None and limits.used is not None:
+        left.append(max(0, limits.limit - limits.used))
+    return min(left, default=None)

@@ -1,15 +1,23 @@
-"""How many processors may be used: of the machine's, those that affinity and cgroups leave."""
+"""Processors: how many may be used (affinity, cgroups, other ranks), what a process has had."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import os
+import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 from lit_loader.system.cgroups import cgroup_folders
 
-__all__ = ["advice_if_too_many", "usable_processors"]
+__all__ = [
+    *("ProcessorClock", "advice_if_too_many", "processors_of_this_rank", "usable_processors"),
+]
+
+_RANKS_HERE: Final = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+"""Variables in which launchers say how many processes of a job there are on this machine."""
 
 
 def usable_processors(root: Path = Path("/")) -> float:
@@ -18,13 +26,40 @@ def usable_processors(root: Path = Path("/")) -> float:
     Args:
         root: Where ``proc`` and ``sys`` lie.
     """
-    cores = float(os.cpu_count() or 1)
-    with contextlib.suppress(AttributeError, OSError):  # Linux only; refused in some sandboxes
-        cores = float(len(os.sched_getaffinity(0)))
+    cores = _affinity()
     for folder, _ in cgroup_folders("cpu", root / "proc" / "self", root):
         quota = _quota(folder)
         cores = cores if quota is None else min(cores, quota)
     return cores
+
+
+def processors_of_this_rank(
+    ranks: int | None = None, environment: Mapping[str, str] = os.environ
+) -> float:
+    """Processors for this process and its children, where other ranks of a job are beside it.
+
+    They are divided equally, unless the launcher has done so: by an affinity that is no more than
+    a rank's part of the machine.
+
+    Args:
+        ranks: Processes of the job on this machine; None: as the launcher's variables say.
+        environment: Where these are.
+    """
+    if ranks is None:
+        said = (environment.get(name, "") for name in _RANKS_HERE)
+        ranks = next((int(text) for text in said if text.isdecimal()), 1)
+    ranks = max(1, ranks)
+    machine, affinity = float(os.cpu_count() or 1), _affinity()
+    usable = usable_processors()
+    divided = affinity <= machine / ranks
+    # A quota, of a container say, is for all of them.
+    return min(affinity, usable / ranks if usable < affinity or not divided else usable)
+
+
+def _affinity() -> float:
+    with contextlib.suppress(AttributeError, OSError):  # Linux only; refused in some sandboxes
+        return float(len(os.sched_getaffinity(0)))
+    return float(os.cpu_count() or 1)
 
 
 def advice_if_too_many(num_workers: int) -> str | None:
@@ -50,3 +85,46 @@ def _quota(folder: Path) -> float | None:
         if microseconds > 0:
             return microseconds / int((folder / "cpu.cfs_period_us").read_text())
     return None
+
+
+class ProcessorClock:
+    """What this process has of the processors from a start on; to be made in its main thread.
+
+    Args:
+        on: Whether it measures (which takes some microseconds), or says 0 for everything.
+    """
+
+    def __init__(self, on: bool) -> None:
+        self._on = on
+        self._schedstat: int | None = None
+        self._began = (0, 0)
+        if on:
+            with contextlib.suppress(OSError, ValueError):  # Linux only, and not in every kernel
+                fd = os.open("/proc/self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+                _queued(fd)
+                self._schedstat = fd
+
+    def start(self) -> None:
+        """Begin to measure."""
+        if self._on:
+            self._began = self._read()
+
+    def used(self) -> tuple[int, int]:
+        """Processor time of all threads, and how long the main one has waited for a processor.
+
+        Returns:
+            Nanoseconds; the second is 0 where the kernel does not say.
+        """
+        if not self._on:
+            return 0, 0
+        used, queued = self._read()
+        return used - self._began[0], queued - self._began[1]
+
+    def _read(self) -> tuple[int, int]:
+        queued = 0 if self._schedstat is None else _queued(self._schedstat)
+        return time.process_time_ns(), queued
+
+
+def _queued(schedstat: int) -> int:
+    _, queued, _ = os.pread(schedstat, 64, 0).split()
+    return int(queued)

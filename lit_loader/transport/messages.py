@@ -163,6 +163,8 @@ class Result(NamedTuple):
         encode: Nanoseconds that it was writing the batch into the slot.
         slowest: Nanoseconds of the sample that took longest; 0 where samples are read all at once.
         slowest_at: Position of that sample in the batch.
+        processor: Nanoseconds of processor time, of all of the process's threads; 0: not measured.
+        queued: Nanoseconds that the worker waited for a processor; 0: not measured.
     """
 
     status: int
@@ -179,6 +181,8 @@ class Result(NamedTuple):
     encode: int = 0
     slowest: int = 0
     slowest_at: int = 0
+    processor: int = 0
+    queued: int = 0
 
 
 class Up(NamedTuple):
@@ -235,7 +239,7 @@ _FIELDS: Final[dict[type[Message], str]] = {
     Grant: "Iqqq",
     Stop: "",
     Up: "H",
-    Result: "BHI11q",
+    Result: "BHI13q",
     Ack: "HI",
     Grow: "HIqqq",
     Spare: "H",

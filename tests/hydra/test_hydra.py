@@ -106,7 +106,7 @@ def test_schema_is_registered_outside_of_the_loader_group() -> None:
     [
         ("loader.num_worker=4", "Key 'num_worker' not in 'LoaderSchema'"),
         ("data.val.num_worker=4", "Key 'num_worker' not in 'LoaderSchema'"),
-        ("loader.num_workers=two", "Value 'two' of type 'str' could not be converted to Integer"),
+        ("loader.num_workers=2.5", "Value '2.5' of type 'float' is incompatible with type hint"),
         ("loader.shuffle=maybe", "Value 'maybe' is not a valid bool"),
         ("loader.batch_size=1.5", "could not be converted to Integer"),
     ],
@@ -122,7 +122,8 @@ def test_refused_while_composing(application: Compose, override: str, message: s
     [
         (["+loader.nun_workers=4"], "unknown option 'nun_workers': did you mean 'num_workers'?"),
         (["+data.val.batchsize=4"], "unknown option 'batchsize': did you mean 'batch_size'?"),
-        (["loader.num_workers=-1"], "num_workers must be a whole number of at least 0, got num_"),
+        (["loader.num_workers=-1"], "num_workers must be a whole number of at least 0, or 'auto'"),
+        (["loader.num_workers=two"], "of at least 0, or 'auto', got num_workers='two'"),
         (["loader.persistent_workers=true"], "persistent_workers needs worker processes: set num_"),
         (["loader.collate_fn=my.collate"], "in Hydra as {_target_: hydra.utils.get_method, path: "),
         (["loader.seeding=sampel"], "seeding must be one of 'batch', 'sample', 'worker'"),

@@ -75,8 +75,8 @@ def test_sweep_over_presets(program: Path, tmp_path: Path) -> None:
     told = jobs(tmp_path)
     workers = {preset: told[number]["num_workers"] for number, preset in enumerate(PRESETS)}
     assert workers == {
-        "debug": 0, "default": 0, "fragile_data": 2, "reproducible": 2, "throughput": 4,
-        "workers": 2,
+        "auto": "auto", "debug": 0, "default": 0, "fragile_data": 2, "reproducible": 2,
+        "throughput": 4, "workers": 2,
     }  # fmt: skip
     assert all(job["batches"] == told[0]["batches"] for job in told.values())
     assert [len(batch) for batch in told[0]["batches"]] == [5, 5, 2]

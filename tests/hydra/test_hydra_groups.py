@@ -127,7 +127,7 @@ def test_preset_loads(application: Compose, preset: str) -> None:
             warnings.filterwarnings("ignore", "pin_memory=True has no effect")
         batches, loader = epochs(cfg)
     own = instantiate(cfg.loader)
-    assert (loader.num_workers, loader.seeding) == (own.num_workers, own.seeding)
+    assert (vars(loader)["num_workers"], loader.seeding) == (own.num_workers, own.seeding)
     # None of them changes which samples come together, or their order.
     assert plain(batches) == plain(epochs(application("loader.batch_size=5", "loader.seed=3"))[0])
 

@@ -40,7 +40,8 @@ from tests.support.samples import Counting
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 
 FIGURES = {
-    "wait_ms", "wait_fraction", "ready", "worker_busy", "worker_restarts", "sample_errors",
+    "wait_ms", "wait_fraction", "ready", "num_workers", "worker_busy", "worker_restarts",
+    "sample_errors",
 }  # fmt: skip
 
 
@@ -117,6 +118,7 @@ def test_interval_figures_are_differences() -> None:
         "wait_ms": pytest.approx(100.0),
         "wait_fraction": pytest.approx(0.25),
         "ready": 2.0,
+        "num_workers": 4.0,
         "worker_busy": pytest.approx(0.25),
         "worker_restarts": 2.0,
         "sample_errors": 0.0,

@@ -19,7 +19,7 @@ from tests.parity.test_torch_class import DATA, Numbers, ids
 
 DOCUMENTED = {
     *("set_epoch", "state_dict", "load_state_dict", "commit"),
-    *("statistics", "close", "copy_ahead"),
+    *("statistics", "close", "copy_ahead", "resize"),
 }
 """Methods that torch's class does not have; the options, as attributes, come on top."""
 

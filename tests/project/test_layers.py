@@ -26,6 +26,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "accelerator": (),
     "checkpoint": ("system",),
     "memory": ("system",),
+    "tuning": ("statistics", "system"),
     "hydra": ("config",),
     "transport": ("memory",),
     "cache": ("transport", "config", "seeding", "system"),
@@ -36,23 +37,16 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "remote": ("worker", "batch", "transport", "memory", "config", "seeding", "system"),
     "pool": ("worker", "batch", "transport", "memory", "system"),
     "iteration": (
-        *(
-            "pool",
-            "remote",
-            "batch",
-            "sampling",
-            "transport",
-            "checkpoint",
-            "statistics",
-            "accelerator",
-        ),
-        *("cache", "seeding", "system"),
+        *("pool", "remote", "batch", "sampling", "transport", "checkpoint", "statistics"),
+        *("accelerator", "cache", "seeding", "system", "tuning"),
     ),
     "loader": (
         *("iteration", "sampling", "checkpoint", "statistics", "accelerator", "config", "seeding"),
-        "system",
+        *("system", "tuning"),
     ),
-    "lightning": ("loader", "sampling", "checkpoint", "statistics", "config", "system"),
+    "lightning": (
+        *("loader", "sampling", "checkpoint", "statistics", "tuning", "config", "system"),
+    ),
     "bench": ("loader", "statistics", "hydra", "config", "seeding", "system"),
     "top": ("transport", "system"),
 }

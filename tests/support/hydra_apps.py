@@ -21,7 +21,7 @@ CONF = ROOT / "conf" / "lit_loader"
 GROUPS = {
     "loader": {
         *("debug", "default", "fragile_data", "inherit"),
-        *("reproducible", "throughput", "workers"),
+        *("auto", "reproducible", "throughput", "workers"),
     },
     "sampler": {"mixture", "token_budget", "weighted", "with_replacement"},
     "collate": {"list", "pad"},

@@ -43,6 +43,7 @@ CASES: Final[Mapping[str, CaseInfo]] = {
     "busy": CaseInfo("a consumer that holds the GIL for 5 ms at a time"),
     "memory": CaseInfo("memory of all processes together (PSS) over 3 epochs of a list"),
     "growth": CaseInfo("cost of a batch against bytes, tensors, workers, dataset length"),
+    "workers": CaseInfo('num_workers="auto" beside fixed numbers, from a start at nothing'),
     "exactness": CaseInfo("what checkpoints, resuming and seeding cost"),
 }
 

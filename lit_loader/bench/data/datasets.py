@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 __all__ = [
     "Arrays",
     "Block",
+    "Costing",
     "Jittering",
     "LargeObject",
     "ManyTensors",
@@ -184,6 +185,34 @@ class Sleeping(Dataset[int]):
 
     def __getitem__(self, index: int) -> int:
         time.sleep(self.seconds[index])
+        return index
+
+
+class Costing(Dataset[int]):
+    """Samples that take a processor for a while, and wait for a while; others later on.
+
+    Args:
+        length: Number of samples.
+        before: Seconds of processor time and of waiting, of the first samples.
+        after: The same, of the others.
+        at: The first of these.
+    """
+
+    def __init__(
+        self, length: int, before: tuple[float, float], after: tuple[float, float], at: int
+    ) -> None:
+        self._length, self._costs, self._at = length, (before, after), at
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> int:
+        computing, waiting = self._costs[index >= self._at]
+        if waiting:
+            time.sleep(waiting)
+        end = time.thread_time() + computing
+        while time.thread_time() < end:
+            pass
         return index
 
 

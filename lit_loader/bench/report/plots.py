@@ -29,6 +29,10 @@ _COLOURS: Final = {
 }
 
 
+def _colour(name: str) -> str:
+    return _COLOURS.get(name, "#7f7f7f")  # what is no loader, a number of workers say
+
+
 def write(directory: Path, measurements: Sequence[Measurement], grid: Grid | None) -> list[str]:
     """Write a picture of each case that has figures; returns the files' names."""
     names = []
@@ -91,7 +95,7 @@ def _panel(axes: Axes, unit: str, measurements: Sequence[Measurement]) -> None:
             else:
                 spread = [[figure.median - figure.low], [figure.high - figure.median]]
                 axes.barh(
-                    place, figure.median, 0.8, color=_COLOURS[name], label=name, xerr=spread,
+                    place, figure.median, 0.8, color=_colour(name), label=name, xerr=spread,
                     error_kw={"lw": 0.8, "ecolor": "0.3"},
                 )  # fmt: skip
                 axes.annotate(
@@ -135,7 +139,7 @@ def _lines(measurements: Sequence[Measurement]) -> Figure:
             found = [(m.x, spread) for m in points if m.x and (spread := m.figure(name))]
             if not found:
                 continue
-            style = {"color": "black", "ls": "--"} if name == LIMIT else {"color": _COLOURS[name]}
+            style = {"color": "black", "ls": "--"} if name == LIMIT else {"color": _colour(name)}
             xs = [x for x, _ in found]
             axes.plot(xs, [s.median for _, s in found], marker="o", ms=4, label=name, **style)
             axes.fill_between(
@@ -172,7 +176,7 @@ def _grid(grid: Grid) -> Figure:
             if found:
                 axes.plot(
                     [x for x, _ in found], [grid.samples / s.median for _, s in found],
-                    marker="o", ms=4, color=_COLOURS[name], ls=style,
+                    marker="o", ms=4, color=_colour(name), ls=style,
                     label=f"{name}, prefetch_factor {prefetch}",
                 )  # fmt: skip
     chosen = grid.chosen

@@ -1,0 +1,1 @@
+"""Decides how many workers a loader has, from what its batches cost."""

@@ -1,0 +1,52 @@
+"""`NumWorkers`: a loader's ``num_workers``, always a whole number, and how it was asked for.
+
+What was asked for, a number or "auto", is what the loader's ``__dict__`` has: so Lightning, which
+builds a loader anew of its attributes, and copies ask for the same. With "auto" the number is the
+one of the moment, of `tuning/auto_workers.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from lit_loader.errors import OptionError
+
+__all__ = ["NumWorkers", "why_not_resized"]
+
+_NAME = "num_workers"
+
+
+class NumWorkers:
+    """The attribute, of the loader's class."""
+
+    def __get__(self, loader: Any, owner: type) -> int:
+        if loader is None:
+            return self  # type: ignore[return-value]
+        auto = loader._internals.auto
+        return vars(loader)[_NAME] if auto is None else auto.setting.workers  # type: ignore[no-any-return]
+
+    def __set__(self, loader: Any, value: int | Literal["auto"]) -> None:
+        internals = loader._internals
+        if value == "auto" and _NAME in vars(loader):  # else the constructor has seen to it
+            reason = loader._host.why_not_resized()
+            if reason is not None:
+                raise OptionError(f"{reason}: set a number, got num_workers='auto'")
+            loader._host.end_idle_workers()  # they measure nothing
+        internals.set_auto(value == "auto")
+        vars(loader)[_NAME] = value
+
+
+def why_not_resized(iterable: bool, sharded: bool, assigned: bool) -> str | None:
+    """Say why the number of workers cannot be changed while they live; None: it can be.
+
+    Args:
+        iterable: Whether the dataset is an iterable one.
+        sharded: Whether it is read with ``num_shards``.
+        assigned: Whether each worker's tasks are its own.
+    """
+    if iterable:
+        whose = "which workers keep" if sharded else "one for each of its workers"
+        return f"an IterableDataset is read in shares, {whose}"
+    if assigned:
+        return "with seeding='worker' the number of workers is part of the data"
+    return None

@@ -1,0 +1,261 @@
+"""Loads that the controller is tried on, and what its rivals do with them; prints a table.
+
+Run ``python -m tests.tuning.loads`` for the table. Every load is simulated (`simulation.py`): 200
+batches from a start at nothing, then the throughput of 300 more.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lit_loader.statistics.records import BatchRecord
+from lit_loader.tuning.controller import Controller, Setting
+from lit_loader.tuning.estimate import Bounds, Load
+from lit_loader.tuning.window import Window
+from tests.tuning.simulation import Draw, Loader, Machine, Work, draws
+
+FIXED = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 32, 40, 48)
+"""Fixed numbers of workers that are compared with."""
+
+
+def _still(now: float) -> float:
+    return 0.0
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A load on a machine.
+
+    Attributes:
+        name: What it is.
+        processors: Of the machine.
+        work: What batches take.
+        neighbour: Processors that other programs would keep busy.
+        ranks: Loaders alike, on the same machine.
+    """
+
+    name: str
+    processors: float
+    work: Work
+    neighbour: Callable[[float], float] = _still
+    ranks: int = 1
+
+    def machine(self) -> Machine:
+        machine = Machine(self.processors, self.neighbour)
+        machine.loaders = [Loader(self.work) for _ in range(self.ranks)]
+        return machine
+
+
+def changing(before: Draw, after: Draw, at: int = 100) -> Draw:
+    return lambda number: before(number) if number < at else after(number)
+
+
+@functools.cache
+def scenes(seed: int = 0) -> dict[str, Scene]:
+    """The loads by name, with other numbers for each seed."""
+
+    def d(mean: float, spread: float = 0.0) -> Draw:
+        drawn = next(numbers)
+        return draws(1000 * seed + drawn, mean, spread)
+
+    numbers = itertools.count()
+    some, quick, nothing = 0.3, d(0.001), d(0)
+    decode = Work(d(0.05, some), nothing, quick)
+    found = [
+        Scene("decoding", 8, decode),
+        Scene("decoding, 16 processors", 16, decode),
+        Scene("decoding, 2 processors", 2, Work(d(0.02, 0.2), nothing, d(0.005))),
+        Scene("slow consumer", 8, Work(d(0.05, some), nothing, d(0.02, 0.1))),
+        Scene("very slow consumer", 8, Work(d(0.001, some), nothing, d(0.01))),
+        Scene("consumer that computes", 4, Work(d(0.03, some), nothing, d(0.01), trainer=1)),
+        Scene("storage", 4, Work(d(0.004, some), d(0.08, 0.5), d(0.002))),
+        Scene("storage, slow consumer", 4, Work(d(0.004, some), d(0.08, 0.5), d(0.01))),
+        Scene("storage, 2 processors", 2, Work(d(0.001, some), d(0.02, 0.5), d(0.002))),
+        Scene("narrow storage", 8, Work(d(0.002, some), d(0.02, some), quick, channels=5)),
+        Scene("mixed", 4, Work(d(0.02, some), d(0.02, 0.5), d(0.003))),
+        Scene("stragglers", 8, Work(d(0.03, 1.5), nothing, d(0.01))),
+        Scene(
+            "decoding, then storage",
+            4,
+            Work(
+                changing(d(0.02, some), d(0.002, some)),
+                changing(nothing, d(0.05, some)),
+                d(0.003),
+            ),
+        ),
+        Scene(
+            "storage, then decoding",
+            4,
+            Work(
+                changing(d(0.002, some), d(0.02, some)),
+                changing(d(0.05, some), nothing),
+                d(0.003),
+            ),
+        ),
+        Scene(
+            "consumer gets quicker",
+            8,
+            Work(d(0.03, some), nothing, changing(d(0.02, 0.1), d(0.006, 0.1))),
+        ),
+        Scene(
+            "consumer gets slower",
+            8,
+            Work(d(0.03, some), nothing, changing(d(0.006, 0.1), d(0.02, 0.1))),
+        ),
+        Scene("busy neighbour, 2 of 8", 8, decode, lambda now: 2.0),
+        Scene("busy neighbour, 4 of 8", 8, decode, lambda now: 4.0),
+        Scene(
+            "busy neighbour, slow consumer",
+            8,
+            Work(d(0.05, some), nothing, d(0.015)),
+            lambda now: 8.0,
+        ),
+        Scene(
+            "a neighbour comes",
+            8,
+            Work(d(0.03, some), nothing, d(0.006)),
+            lambda now: 6.0 * (now > 1),
+        ),
+        Scene("two ranks", 8, decode, ranks=2),
+        Scene("two ranks, slow consumer", 8, Work(d(0.05, some), nothing, d(0.025, 0.1)), ranks=2),
+    ]
+    return {scene.name: scene for scene in found}
+
+
+WARM, MEASURED = 200, 500
+"""Batches from a start at nothing, and those whose throughput counts."""
+
+
+def _measured(machine: Machine) -> float:
+    """Batches per second that are made for the first loader, after the first 200."""
+    first = machine.loaders[0]
+    machine.run(lambda: first.given >= WARM)
+    began, before = machine.now, first.made
+    machine.run(lambda: first.given >= WARM + MEASURED)
+    return (first.made - before) / (machine.now - began)
+
+
+@functools.cache
+def fixed(name: str, workers: int, seed: int = 0) -> float:
+    """Throughput with so many workers."""
+    machine = scenes(seed)[name].machine()
+    for loader in machine.loaders:
+        loader.resize(workers, 2 * workers)
+    return _measured(machine)
+
+
+class Tuned:
+    """A loader set by a controller.
+
+    Attributes:
+        decided: Batch, workers, prefetch factor and reason of each decision.
+        throughput: Batches per second, after the first 200.
+    """
+
+    def __init__(self, machine: Machine, loader: Loader, controller: Any, bounds: Bounds) -> None:
+        self.machine, self.loader, self.controller = machine, loader, controller
+        self.bounds, self.throughput = bounds, 0.0
+        self.window = Window()
+        self.settled = False
+        self.before = (0.0, 0.0)
+        self.decided: list[tuple[int, int, int, str]] = []
+        loader.on_batch = self.on_batch
+        self._set()
+
+    def _set(self) -> None:
+        setting = self.controller.setting
+        self.settled = False
+        self.loader.resize(setting.workers, setting.workers * setting.prefetch)
+        self.decided.append((self.loader.given, setting.workers, setting.prefetch, setting.reason))
+
+    def on_batch(self, record: BatchRecord) -> None:
+        now = self.machine.now
+        if not self.settled:
+            if not self.loader.settled:
+                return
+            self.settled = True
+            self.window.begin(round(now * 1e9))
+            self.before = now, self.loader.trainer_seconds
+        self.window.add(record)
+        if len(self.window) < self.controller.window:
+            return
+        then, trained = self.before
+        used = (self.loader.trainer_seconds - trained) / max(now - then, 1e-9)
+        self.before = now, self.loader.trainer_seconds
+        old = self.controller.setting
+        new = self.controller.decide(self.window.take(old.workers, used), self.bounds)
+        if (old.workers, old.prefetch) != (new.workers, new.prefetch):
+            self._set()
+
+
+def tuned(name: str, make: Callable[[], Any] = Controller, seed: int = 0) -> Tuned:
+    """The first loader of a load, set by a controller."""
+    scene = scenes(seed)[name]
+    machine = scene.machine()
+    bounds = Bounds(scene.processors / scene.ranks, 64, 1000)
+    first, *_ = [Tuned(machine, loader, make(), bounds) for loader in machine.loaders]
+    first.throughput = _measured(machine)
+    return first
+
+
+def best(name: str, seed: int = 0) -> tuple[int, float]:
+    """The least fixed number that is within 2 % of the best, and the best's throughput."""
+    rates = {workers: fixed(name, workers, seed) for workers in FIXED}
+    most = max(rates.values())
+    return min(n for n, rate in rates.items() if rate >= 0.98 * most), most
+
+
+class HillClimbing:
+    """A rival: one more, as long as that makes it quicker; else one less; and so on."""
+
+    def __init__(self) -> None:
+        self.setting = Setting(1, 2, "")
+        self._step, self._rate = 1, 0.0
+
+    @property
+    def window(self) -> int:
+        return 16
+
+    def decide(self, load: Load, bounds: Bounds) -> Setting:
+        if load.rate < 1.01 * self._rate:
+            self._step = -self._step
+        self._rate = load.rate
+        workers = max(1, min(self.setting.workers + self._step, bounds.most))
+        self.setting = Setting(workers, 2, "")
+        return self.setting
+
+
+def main(wanted: Sequence[str] = ()) -> None:
+    """Print the table; of one load, every decision."""
+    seeds = range(5)
+    print(f"{'of the best fixed number':32s} best   auto    (least)  workers    climbing  cores")
+    for name, scene in scenes().items():
+        if not all(word in name for word in wanted):
+            continue
+        rivals: dict[str, list[float]] = {"auto": [], "climbing": [], "cores": []}
+        workers, bests = [], []
+        for seed in seeds:
+            number, most = best(name, seed)
+            found = tuned(name, seed=seed)
+            bests.append(number)
+            workers.append(found.decided[-1][1])
+            rivals["auto"].append(found.throughput / most)
+            rivals["climbing"].append(tuned(name, HillClimbing, seed).throughput / most)
+            rivals["cores"].append(fixed(name, int(scene.processors), seed) / most)
+            if wanted:
+                print(*found.decided, sep="\n")
+        mean = {rival: sum(parts) / len(parts) for rival, parts in rivals.items()}
+        print(
+            f"{name:32s} {min(bests):2d}-{max(bests):<2d}  {mean['auto']:.2f}    "
+            f"({min(rivals['auto']):.2f})   {min(workers):2d}-{max(workers):<2d}      "
+            f"{mean['climbing']:.2f}      {mean['cores']:.2f}"
+        )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,206 @@
+"""A machine with loaders on it, simulated: for tests of what is decided from measurements.
+
+Every loader has workers, an in-order window of batches and a consumer. Workers and consumers share
+the machine's processors, equally, with other programs; what waits for storage shares its channels.
+One event after another, in simulated seconds; the same numbers in every run.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from lit_loader.statistics.records import BatchRecord
+
+Draw = Callable[[int], float]
+"""A number for each batch."""
+
+
+class Work(NamedTuple):
+    """What a loader's batches take.
+
+    Attributes:
+        compute: Seconds of processor time.
+        storage: Seconds of waiting for storage, where that is free.
+        step: Seconds of the consumer.
+        channels: Batches that storage serves at full speed at a time; more share it.
+        trainer: Processors that the consumer keeps busy in its steps.
+    """
+
+    compute: Draw
+    storage: Draw
+    step: Draw
+    channels: float = math.inf
+    trainer: float = 0.0
+
+
+@dataclass
+class _Job:
+    """Something that has seconds left to be worked on, at a speed that depends on the others."""
+
+    left: float
+    batch: int
+    stage: str  # "start", "storage", "compute", "step"
+    worker: int = -1
+    queued: float = 0.0
+    began: float = 0.0
+    computed: float = 0.0
+
+
+@dataclass
+class Loader:
+    """A loader on a machine.
+
+    Attributes:
+        work: What its batches take.
+        on_batch: Called with the record of each batch that is given out.
+        start: Seconds until a new worker takes its first batch.
+        given: Batches given out.
+        made: Batches made.
+        trainer_seconds: Processor time of the consumer.
+    """
+
+    work: Work
+    on_batch: Callable[[BatchRecord], object] = lambda record: None
+    start: float = 0.1
+    workers: int = 0
+    depth: int = 1
+    given: int = 0
+    made: int = 0
+    sent: int = 0
+    trainer_seconds: float = 0.0
+    idle: list[int] = field(default_factory=list)
+    leaving: int = 0
+    jobs: list[_Job] = field(default_factory=list)
+    done: dict[int, tuple[int, float, float, float, float]] = field(default_factory=dict)
+    asked: float = 0.0
+    stepping: bool = False
+    step: float = 0.0
+    started: int = 0
+
+    def resize(self, workers: int, depth: int) -> None:
+        """Have so many workers and batches ahead from now on; who leaves finishes what it has."""
+        more = workers - self.workers
+        self.workers, self.depth = workers, depth
+        if more > 0:
+            back = min(more, self.leaving)
+            self.leaving -= back
+            for _ in range(more - back):
+                self.jobs.append(_Job(self.start, -1, "start", self.started))
+                self.started += 1
+        else:
+            self.leaving -= more
+
+    @property
+    def settled(self) -> bool:
+        """Whether all its workers are there, and none besides."""
+        return not self.leaving and not any(job.stage == "start" for job in self.jobs)
+
+
+class Machine:
+    """Loaders that share processors.
+
+    Args:
+        processors: How many there are.
+        neighbour: Processors that other programs would keep busy, by the time.
+    """
+
+    def __init__(self, processors: float, neighbour: Callable[[float], float]) -> None:
+        self.processors, self.neighbour = processors, neighbour
+        self.now = 0.0
+        self.loaders: list[Loader] = []
+
+    def run(self, ended: Callable[[], bool]) -> None:
+        """Let time pass until the condition is true."""
+        while not ended():
+            for loader in self.loaders:
+                self._issue(loader)
+            self._pass_time()
+
+    def _issue(self, loader: Loader) -> None:
+        while loader.leaving and loader.idle:
+            loader.idle.pop()
+            loader.leaving -= 1
+        while loader.idle and loader.sent - loader.given < loader.depth:
+            batch, loader.sent = loader.sent, loader.sent + 1
+            left = loader.work.storage(batch)
+            loader.jobs.append(_Job(left, batch, "storage", loader.idle.pop(0), began=self.now))
+
+    def _speeds(self) -> Iterator[tuple[Loader, _Job, float]]:
+        wanted = self.neighbour(self.now)
+        for loader in self.loaders:
+            for job in loader.jobs:
+                wanted += job.stage == "compute"
+                wanted += loader.work.trainer if job.stage == "step" else 0.0
+        share = min(1.0, self.processors / wanted) if wanted else 1.0
+        for loader in self.loaders:
+            reading = sum(job.stage == "storage" for job in loader.jobs)
+            for job in loader.jobs:
+                if job.stage == "storage":
+                    speed = min(1.0, loader.work.channels / reading)
+                elif job.stage == "compute" or (job.stage == "step" and loader.work.trainer):
+                    speed = share
+                else:
+                    speed = 1.0
+                yield loader, job, speed
+
+    def _pass_time(self) -> None:
+        speeds = list(self._speeds())
+        passed = min(job.left / speed for _, job, speed in speeds)
+        self.now += passed
+        for loader, job, speed in speeds:
+            job.left -= passed * speed
+            if job.stage == "compute":
+                job.queued += passed * (1 - speed)
+            elif job.stage == "step":
+                loader.trainer_seconds += passed * speed * loader.work.trainer
+        for loader, job, _ in speeds:
+            if job.left <= 1e-12:
+                self._end(loader, job)
+        for loader in self.loaders:
+            self._give(loader)
+
+    def _end(self, loader: Loader, job: _Job) -> None:
+        if job.stage == "storage":
+            job.stage, job.computed = "compute", loader.work.compute(job.batch)
+            job.left = job.computed
+            return
+        loader.jobs.remove(job)
+        if job.stage == "step":
+            loader.stepping, loader.asked = False, self.now
+            return
+        loader.idle.append(job.worker)
+        if job.stage == "compute":
+            took = self.now - job.began
+            loader.made += 1
+            loader.done[job.batch] = (job.worker, job.began, took, job.computed, job.queued)
+
+    def _give(self, loader: Loader) -> None:
+        if loader.stepping or loader.given not in loader.done:
+            return
+        batch = loader.given
+        worker, began, took, computed, queued = loader.done.pop(batch)
+        record = BatchRecord(
+            *(0, batch, worker, 1, 0, round(began * 1e9), round(took * 1e9), 0, 0),
+            *(0, round(loader.asked * 1e9), round((self.now - loader.asked) * 1e9), 0, 0),
+            *(round(loader.step * 1e9), 0, None, round(computed * 1e9), round(queued * 1e9)),
+        )
+        loader.given += 1
+        loader.step, loader.stepping = loader.work.step(batch), True
+        loader.jobs.append(_Job(loader.step, batch, "step"))
+        loader.on_batch(record)
+
+
+def draws(seed: int, mean: float, spread: float = 0.0) -> Draw:
+    """Gamma-distributed numbers, a function of a batch's number."""
+
+    def draw(number: int) -> float:
+        if not mean or not spread:
+            return mean
+        shape = 1 / spread**2
+        return random.Random(seed * 1_000_003 + number).gammavariate(shape, mean / shape)
+
+    return draw

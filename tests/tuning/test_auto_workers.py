@@ -1,0 +1,226 @@
+"""``num_workers="auto"`` with real workers: the same bytes, the number of the moment, copies."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import pickle
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset
+
+from lit_loader import DataLoader, OptionError
+from lit_loader.config.loader_config import LoaderConfig
+from lit_loader.system import processors
+from lit_loader.system.process_memory import memory_left, own_memory
+from lit_loader.system.processors import ProcessorClock, processors_of_this_rank
+from lit_loader.tuning import auto_workers
+from lit_loader.tuning.auto_workers import AutoWorkers
+from lit_loader.tuning.controller import Setting
+from lit_loader.tuning.estimate import Bounds, Load
+
+
+class Drawing(Dataset[torch.Tensor]):
+    """Samples that draw from the global generator: other bytes if anything is another batch's."""
+
+    def __len__(self) -> int:
+        return 240
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.cat([torch.tensor([float(index)]), torch.rand(3)])
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(range(8))
+
+
+class Random:
+    """A controller that decides anything, often."""
+
+    def __init__(self, seed: int) -> None:
+        self._dice = random.Random(seed)
+        self.setting = Setting(2, 2, "by chance")
+        self.window = 3
+        self.loads: list[tuple[Load, Bounds]] = []
+
+    def is_quiet(self, load: Load) -> bool:
+        return False
+
+    def decide(self, load: Load, bounds: Bounds) -> Setting:
+        self.loads.append((load, bounds))
+        self.setting = Setting(self._dice.randint(1, 5), self._dice.randint(1, 3), "by chance")
+        return self.setting
+
+
+def by_chance(loader: DataLoader[Any], monkeypatch: pytest.MonkeyPatch, seed: int = 0) -> Random:
+    monkeypatch.setattr(auto_workers, "LEAST", 0)
+    controller = Random(seed)
+    auto = loader._internals.auto
+    assert auto is not None
+    auto._controller = controller  # type: ignore[assignment]
+    return controller
+
+
+def batches(loader: DataLoader[Any], epochs: int = 2) -> list[bytes]:
+    return [batch.numpy().tobytes() for _ in range(epochs) for batch in loader]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"persistent_workers": True},
+        {},
+        {"seeding": "sample", "prefetch_factor": 1},
+        {"persistent_workers": True, "memory_budget": 1 << 16},
+        {"multiprocessing_context": "spawn", "persistent_workers": True},
+    ],
+    ids=["persistent", "each epoch", "by the sample", "budget", "spawn"],
+)
+def test_resized_at_any_moment_with_the_bytes_of_one_process(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    common: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seed": 5}
+    alone = DataLoader(Drawing(), **common, seeding=options.get("seeding", "batch"))
+    with DataLoader(Drawing(), num_workers="auto", **common, **options) as loader:
+        controller = by_chance(loader, monkeypatch)
+        numbers = set()
+        for epoch in range(500):
+            found = []
+            for batch in loader:
+                found.append(batch.numpy().tobytes())
+                numbers.add(loader.num_workers)
+                assert type(loader.num_workers) is int
+            assert found == batches(alone, 1)
+            if epoch and len(controller.loads) > 2:  # spawned workers take their time
+                break
+        assert controller.loads and len(numbers) > 1
+    for load, bounds in controller.loads:
+        assert load.processor > 0 and load.worker > 0 and load.step > 0
+        assert bounds.processors > 0 and bounds.most >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_resized_by_many_a_chance(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = DataLoader(Drawing(), 2, shuffle=True, seed=seed)
+    with DataLoader(
+        Drawing(), 2, True, num_workers="auto", seed=seed, persistent_workers=seed % 2 > 0
+    ) as loader:
+        by_chance(loader, monkeypatch, seed)
+        assert batches(loader, 3) == batches(alone, 3)
+
+
+def test_it_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "lit_loader.tuning")
+    with DataLoader(Drawing(), 4, num_workers="auto") as loader:
+        by_chance(loader, monkeypatch)
+        batches(loader)
+        told = loader.statistics()
+        assert (told.num_workers, told.why_so_many) == (loader.num_workers, "by chance")
+        assert told.processor_fraction > 0 and 0 <= told.queued_fraction <= 1
+    assert "Drawing: 2 -> " in caplog.text and "workers, 2 -> " in caplog.text
+
+
+def test_copies_and_rebuilt_loaders_are_auto_again() -> None:
+    loader = DataLoader(Drawing(), 4, num_workers="auto", persistent_workers=True)
+    assert vars(loader)["num_workers"] == "auto"
+    auto = loader._internals.auto
+    assert auto is not None
+    auto.begin_with(3)
+    data = pytest.importorskip("lightning.fabric.utilities.data")
+    copies = [copy.copy(loader), copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))]
+    for again in [*copies, data._update_dataloader(loader, loader.sampler)]:
+        assert vars(again)["num_workers"] == "auto"
+        assert again._internals.auto is not auto
+        assert again.num_workers in (2, 3)
+    assert [again.num_workers for again in copies] == [3, 3, 3]
+    assert "num_workers=auto, now 3" in repr(loader)
+
+
+def test_a_number_may_take_its_place_and_the_other_way_round() -> None:
+    with DataLoader(Drawing(), 4, num_workers="auto", persistent_workers=True, seed=3) as loader:
+        iterator = iter(loader)
+        first = [next(iterator).numpy().tobytes()]
+        loader.resize(1)
+        assert (loader.num_workers, loader._internals.auto) == (1, None)
+        first += [batch.numpy().tobytes() for batch in iterator]
+        assert first == batches(DataLoader(Drawing(), 4, seed=3), 1)
+        loader.num_workers = "auto"
+        assert loader._internals.auto is not None
+        assert len(batches(loader, 1)) == 60
+        assert loader.statistics().processor_fraction > 0
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "text"),
+    [
+        (Drawing(), {"seeding": "worker"}, "batches that do not depend on who makes them"),
+        (Stream(), {}, "does not apply to an IterableDataset, which is read in shares"),
+        (Drawing(), {"num_workers": "all"}, "a whole number of at least 0, or 'auto', got num_"),
+    ],
+)
+def test_refused(dataset: Any, options: dict[str, Any], text: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        DataLoader(dataset, 4, **{"num_workers": "auto", **options})
+    assert text in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_refused_later() -> None:
+    for loader in (DataLoader(Stream(), 4), DataLoader(Drawing(), 4, seeding="worker")):
+        with pytest.raises(OptionError, match="set a number, got num_workers='auto'"):
+            loader.num_workers = "auto"
+        assert loader.num_workers == 0
+
+
+def test_a_number_in_text_comes_from_hydra() -> None:
+    assert LoaderConfig.from_options(num_workers="3").num_workers == 3
+    assert LoaderConfig.from_options(num_workers="auto").num_workers == "auto"
+
+
+def test_no_warning_and_no_prefetch_factor_of_its_own(recwarn: pytest.WarningsRecorder) -> None:
+    loader = DataLoader(Drawing(), 4, num_workers="auto")
+    assert loader.prefetch_factor is None and not recwarn.list
+
+
+def test_too_few_workers_that_can_be_started_are_a_bound() -> None:
+    class Two:
+        settled = True
+        pids = (os.getpid(), os.getpid())
+
+    auto = AutoWorkers(5)
+    assert auto.decide(Two(), "", None) is None
+    assert auto._bounds(Two(), 0, None).most == 2
+
+
+def test_processors_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(processors, "usable_processors", lambda: len(os.sched_getaffinity(0)))
+
+    def found(affinity: int, **environment: str) -> float:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(affinity)))
+        return processors_of_this_rank(environment=environment)
+
+    assert found(64) == 64
+    assert found(64, LOCAL_WORLD_SIZE="4") == 16
+    assert found(16, LOCAL_WORLD_SIZE="4") == 16  # the launcher has divided them
+    assert found(32, LOCAL_WORLD_SIZE="4") == 8  # part of the machine, for all four
+    assert found(64, LOCAL_WORLD_SIZE="many") == 64
+
+
+def test_what_a_process_has_of_memory_and_processors() -> None:
+    clock = ProcessorClock(on=True)
+    clock.start()
+    sum(range(100_000))
+    used, queued = clock.used()
+    assert used > 0 and queued >= 0
+    assert ProcessorClock(on=False).used() == (0, 0)
+    mine = own_memory(os.getpid())
+    assert mine is None or mine > 1 << 20
+    assert own_memory(2**22 + 1) is None
+    left = memory_left()
+    assert left is None or left > 0

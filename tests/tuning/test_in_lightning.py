@@ -1,0 +1,105 @@
+"""``num_workers="auto"`` under Lightning's Trainer, in a checkpoint, and from Hydra's options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("lightning")
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
+from lightning.pytorch.loggers import CSVLogger
+
+from lit_loader import LoaderDataModule, LoaderMonitor
+from lit_loader.statistics.records import LoaderStatistics, StageTimes, WorkerTimes
+from lit_loader.statistics.verdict import verdict
+from lit_loader.tuning import auto_workers
+from tests.tuning.test_auto_workers import Random
+
+DATA = RandomDataset(32, 240)
+
+
+def module(**options: Any) -> LoaderDataModule:
+    return LoaderDataModule(
+        {"train": DATA},
+        {"batch_size": 4, "seed": 1, "num_workers": "auto", "persistent_workers": True, **options},
+    )
+
+
+class Seen(BoringModel):
+    validation_step = None  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: list[bytes] = []
+
+    def training_step(self, batch: Any, index: int) -> Any:
+        self.batches.append(batch.numpy().tobytes())
+        return super().training_step(batch, index)
+
+
+def fit(data: LoaderDataModule, folder: Path, epochs: int = 1, **options: Any) -> tuple[Any, Seen]:
+    trainer = Trainer(
+        max_epochs=epochs, accelerator="cpu", default_root_dir=folder, log_every_n_steps=10,
+        logger=CSVLogger(folder), enable_progress_bar=False, enable_model_summary=False,
+        limit_val_batches=0, enable_checkpointing=False,
+    )  # fmt: skip
+    monitor = LoaderMonitor(print_verdict=False)
+    trainer.callbacks.append(monitor)  # type: ignore[attr-defined]
+    model = Seen()
+    trainer.fit(model, datamodule=data, **options)
+    return trainer, model
+
+
+def test_a_fit_is_the_same_is_told_and_leaves_a_hint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, alone = fit(module(num_workers=0, persistent_workers=False), tmp_path / "alone", 2)
+    monkeypatch.setattr(auto_workers, "LEAST", 0)
+    monkeypatch.setattr(auto_workers, "Controller", lambda workers: Random(workers))
+    trainer, found = fit(module(), tmp_path / "auto", 2)
+    assert found.batches == alone.batches
+    log = (Path(trainer.logger.log_dir) / "metrics.csv").read_text()
+    assert "loader/num_workers" in log
+    monitor = next(each for each in trainer.callbacks if isinstance(each, LoaderMonitor))
+    (report,) = monitor.reports
+    assert "in the end: by chance (workers computed for" in report.verdict
+
+    loader = trainer.train_dataloader
+    path = tmp_path / "auto.ckpt"
+    trainer.save_checkpoint(path)
+    saved = torch.load(path, weights_only=False)
+    (hint,) = saved["LoaderDataModule"]["workers"]
+    assert hint == loader.num_workers
+    assert "workers" not in loader.state_dict()
+
+    begun: list[int] = []
+    monkeypatch.setattr(
+        auto_workers.AutoWorkers, "begin_with", lambda self, workers: begun.append(workers)
+    )
+    fit(module(), tmp_path / "resumed", 3, ckpt_path=path)
+    assert hint in begun
+
+
+def test_the_ranks_of_the_machine_are_the_trainers(tmp_path: Path) -> None:
+    data = module()
+    trainer, _ = fit(data, tmp_path)
+    assert trainer.train_dataloader._internals.auto.ranks == 1
+
+
+def test_the_verdict_names_the_number_and_what_bounds_it() -> None:
+    statistics = LoaderStatistics(
+        batches=100, seconds=10.0, waited=3.0, wait_fraction=0.3, starts=1,
+        workers=(WorkerTimes(0, 100, 400, 9.0, 0.9),),
+        fetch=StageTimes(total=70.0, mean=0.7), num_workers=8,
+        why_so_many="more than 8 did not help", processor_fraction=0.05, queued_fraction=0.02,
+    )  # fmt: skip
+    words = verdict(statistics, num_workers=8, cores=16)
+    assert words.endswith(
+        "8 workers on 16 processors in the end: more than 8 did not help (workers computed for 5 % "
+        "of their time, waited for a processor for 2 %, for storage or network 93 %)"
+    )
