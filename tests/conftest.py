@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from lit_loader.system import processors
 from tests.support import programs
 from tests.support.huge_pages import collapse
 from tests.support.kinds import mark_kinds
@@ -167,7 +168,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 @pytest.fixture(autouse=True)
 def processors_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loaders of a few workers are advised of nothing, however few processors there are."""
-    monkeypatch.setattr("lit_loader.system.processors.usable_processors", lambda: 64.0)
+    advise = processors.advice_if_too_many
+    monkeypatch.setattr(
+        "lit_loader.loader.advice_if_too_many",
+        lambda num_workers: advise(num_workers) if num_workers > 64 else None,
+    )
 
 
 @pytest.fixture(autouse=True)

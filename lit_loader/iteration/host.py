@@ -18,7 +18,7 @@ import math
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final
 
 from lit_loader.accelerator import pin_memory as pinning
@@ -51,8 +51,8 @@ from lit_loader.seeding.generator_watch import GeneratorWatch
 from lit_loader.statistics.records import BatchRecord, LoaderStatistics
 from lit_loader.system.interrupts import HeldBack
 from lit_loader.system.processors import usable_processors
-from lit_loader.tuning.num_workers import why_not_resized
 from lit_loader.system.start_method import default_context
+from lit_loader.tuning.num_workers import why_not_resized
 
 __all__ = ["DEFAULT_PREFETCH", "LoaderHost"]
 

@@ -116,7 +116,7 @@ finally:
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
-        ("loader.num_", "loader.num_replicas= loader.num_workers="),
+        ("loader.num_", "loader.num_replicas= loader.num_shards= loader.num_workers="),
         ("loader.on_sample_error=skip loader.max_s", "loader.max_sample_errors="),
         ("lit_loader/sa", "lit_loader/sampler="),
         ("lit_loader/sampler=w", "lit_loader/sampler=weighted lit_loader/sampler=with_replacement"),

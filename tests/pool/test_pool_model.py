@@ -497,8 +497,10 @@ class PoolMachine(RuleBasedStateMachine):
     def _run_to_the_end(self) -> None:
         """Whatever has happened, workers that are left alone finish everything."""
         wanted = [*range(self.num_workers)]
-        for _ in range(60):
-            for number in range(3):
+        for turn in range(60):
+            # In turns, as the kernel wakes who has waited longest: else an Attend that is meant for
+            # the last would be taken by the first, time after time.
+            for number in range(turn, turn + 3):
                 self.step(number, 8)
             if self.resuming:
                 self.resumed([])
