@@ -21,13 +21,14 @@ CONF = ROOT / "conf" / "lit_loader"
 GROUPS = {
     "loader": {
         *("debug", "default", "fragile_data", "inherit"),
-        *("auto", "reproducible", "throughput", "workers"),
+        *("auto", "cluster", "reproducible", "throughput", "workers"),
     },
+    "remote": {"ray"},
     "sampler": {"mixture", "token_budget", "weighted", "with_replacement"},
     "collate": {"list", "pad"},
     "callbacks": {"monitor", "state"},
 }
-PRESETS = sorted(GROUPS["loader"] - {"inherit"})
+PRESETS = sorted(GROUPS["loader"] - {"inherit", "cluster"})  # which needs Ray
 
 # The dataset of a project that has a file for it.
 DATA = """
