@@ -57,7 +57,12 @@ def resize(
     _do_it_here(internals, host.lock)
 
 
-def _check(host: LoaderHost, num_workers: int, running: bool) -> None:
+def _check(host: LoaderHost, num_workers: Any, running: bool) -> None:
+    if num_workers == "auto":
+        raise OptionError(
+            "a loader is resized to a number of workers, got resize('auto'): set "
+            "loader.num_workers = 'auto', which counts from the next epoch on"
+        )
     reason = host.why_not_resized()
     if reason is not None:
         raise OptionError(
