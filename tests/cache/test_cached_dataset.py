@@ -102,6 +102,8 @@ def test_workers_share_it(method: str, persistent: bool, tmp_path: Path) -> None
         num_workers=2,
         multiprocessing_context=method,
         persistent_workers=persistent,
+        # Two that make the same sample at once both make it: the first epoch is to be over first.
+        prefetch_next_epoch=False,
         shuffle=True,
     ) as loader:
         for _ in range(2 if method == "spawn" else 3):
