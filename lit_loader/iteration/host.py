@@ -282,7 +282,7 @@ class LoaderHost:
         loader, internals = self._loader, self._internals
         if internals.replica is None:
             shown = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-            advice = advice_if_unsharded(loader.dataset, shown, self.iterable)
+            advice = advice_if_unsharded(loader.dataset, shown, self.iterable, internals.num_shards)
             if advice is not None:
                 internals.warn_once(advice)
         advice, internals.advice_at_start = internals.advice_at_start, None

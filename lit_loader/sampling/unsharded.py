@@ -17,13 +17,16 @@ _OWN_SHARE: Final = (
 """Attributes of samplers and datasets that take the share of their rank by themselves."""
 
 
-def advice_if_unsharded(dataset: Any, sampler: Any, iterable: bool) -> str | None:
+def advice_if_unsharded(
+    dataset: Any, sampler: Any, iterable: bool, num_shards: int = 0
+) -> str | None:
     """Say what to pass, if several processes would read the same.
 
     Args:
         dataset: The loader's.
         sampler: What its indices, or batches of indices, come from.
         iterable: Whether the dataset is iterated.
+        num_shards: Its readers, where their number is given; 0: each worker is one.
 
     Returns:
         A line for a warning; None: there is one process, or something looks as if it sharded.
@@ -36,6 +39,14 @@ def advice_if_unsharded(dataset: Any, sampler: Any, iterable: bool) -> str | Non
         return None
     if any(_shards_itself(each) for each in (dataset, sampler, getattr(sampler, "sampler", None))):
         return None
+    if num_shards:
+        # Not the words below: a dataset that splits by get_shard() does take a share by itself.
+        return (
+            f"each of the {world} processes of this job reads all {num_shards} shards of "
+            f"{type(dataset).__name__}: pass num_replicas=torch.distributed.get_world_size(), "
+            "rank=torch.distributed.get_rank() and shard_tail='keep', or num_replicas=1, rank=0 "
+            "if they are to, for the dataset splits by ranks besides"
+        )
     who = type(dataset if iterable else getattr(sampler, "sampler", sampler)).__name__
     share = ", and let __iter__ take its share by lit_loader.get_shard()" if iterable else ""
     return (
