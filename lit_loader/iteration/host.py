@@ -41,6 +41,7 @@ from lit_loader.iteration.multi_process import MultiProcessIterator
 from lit_loader.iteration.persistent_workers import temporary
 from lit_loader.pool.shown_loader import ShownLoader
 from lit_loader.pool.worker_pool import MOST_WORKERS, WorkerPool
+from lit_loader.ranks.shard_tail import ROUNDS_AHEAD, ShardTail, tail_of
 from lit_loader.remote.starter import RemoteLanes
 from lit_loader.sampling.epoch_batches import UpcomingBatch, expected_batches, lookahead
 from lit_loader.sampling.epochs import EpochStart
@@ -119,7 +120,10 @@ class LoaderHost:
         auto = self._internals.auto
         usual = DEFAULT_PREFETCH if auto is None else auto.setting.prefetch
         depth: int = (loader.prefetch_factor or usual) * loader.num_workers
-        return depth + (0 if self._lanes is None else self._lanes.count)
+        depth += 0 if self._lanes is None else self._lanes.count
+        # A round is given out when all of it is there.
+        whole = self.shards is not None and loader.shard_tail == "drop"
+        return max(depth, ROUNDS_AHEAD * self._readers) if whole else depth
 
     @property
     def _lanes(self) -> RemoteLanes | None:
@@ -287,15 +291,15 @@ class LoaderHost:
                 internals.warn_once(advice)
         advice, internals.advice_at_start = internals.advice_at_start, None
         # Of loaders without length, Lightning takes a batch before any callback comes to act.
-        if advice is not None and self._has_length():
-            internals.warn_once(advice)
+        if advice is not None:
+            with contextlib.suppress(TypeError, NotImplementedError):
+                len(loader)
+                internals.warn_once(advice)
         return internals.epochs.begin(self._readers)
 
-    def _has_length(self) -> bool:
-        try:
-            return len(self._loader) >= 0
-        except (TypeError, NotImplementedError):
-            return False
+    def tail(self, start: EpochStart) -> ShardTail | None:
+        """Begin to agree with other ranks on a stream's end; None: there is no need."""
+        return tail_of(self._loader, self.shards, self._internals.talks, start.position.now())
 
     def lookahead(self, epoch: int) -> Iterator[UpcomingBatch] | None:
         """Foresee the batches of the epochs after this one; None: nothing is made ahead."""

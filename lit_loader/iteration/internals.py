@@ -21,6 +21,7 @@ from lit_loader.checkpoint.reader_states import Shards
 from lit_loader.describe import program_stacklevel
 from lit_loader.iteration.multi_process import MultiProcessIterator
 from lit_loader.iteration.persistent_workers import PersistentWorkers
+from lit_loader.ranks.job_store import Talks
 from lit_loader.sampling.batch_plan import BatchPlan
 from lit_loader.sampling.epochs import Epochs
 from lit_loader.sampling.sharded_sampler import ShardedSampler
@@ -33,7 +34,7 @@ from lit_loader.tuning.auto_workers import AutoWorkers
 
 __all__ = ["LoaderInternals"]
 
-_OF_THE_PROCESS: Final = ("lock", "lock_pid", "workers", "iterators", "watch", "page")
+_OF_THE_PROCESS: Final = ("lock", "lock_pid", "workers", "iterators", "watch", "page", "talks")
 
 
 class LoaderInternals:
@@ -63,6 +64,7 @@ class LoaderInternals:
         resizes: Counts how often the number of workers was changed while they live.
         workers: Those that outlive an iterator.
         iterators: With workers, all that are alive.
+        talks: With the other ranks, on the ends of its epochs.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class LoaderInternals:
         self.iterators: weakref.WeakSet[MultiProcessIterator[Any]] = weakref.WeakSet()
         self.watch: GeneratorWatch | None = None
         self.page: LoaderPage | None = None
+        self.talks = Talks()
 
     def __getstate__(self) -> dict[str, Any]:
         state = {name: part for name, part in vars(self).items() if name not in _OF_THE_PROCESS}

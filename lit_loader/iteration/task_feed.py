@@ -80,6 +80,9 @@ class SamplerFeed:
         if outstanding.owed == len(outstanding.tasks):
             outstanding.lookahead = None  # else this epoch is all issued, and the next begun
 
+    def restart(self) -> None:
+        """Begin anew after an end that was none: there is no such."""
+
     def _draw(self) -> Task | None:
         """Draw the sampler's next batch; None: it is not to be sent, or there is none."""
         start, batches, position = self._start, self._batches, self._position
@@ -158,8 +161,8 @@ class ReaderFeed:
         self.epoch_issued = False
         self.error: Exception | None = None
 
-    def start_readers(self) -> None:
-        """Begin where the batches delivered last have left the readers.
+    def restart(self) -> None:
+        """Begin where the batches delivered last have left the readers, or where they begin again.
 
         What had come in and is not delivered is made again: a reader has one place only.
         """
@@ -167,8 +170,12 @@ class ReaderFeed:
         self.epoch_issued = False
         position = self._start.position
         points = [position.reader(reader) for reader in range(self._num_readers)]
-        self._turn = first_turn(points)
-        self._first = {reader: point for reader, point in enumerate(points) if point.batches}
+        self._turn = first_turn(points, position.padding)
+        self._first = {
+            reader: point
+            for reader, point in enumerate(points)
+            if point.batches or point.before  # it has ended where it is now
+        }
 
     def points(self, num_workers: int, worker: int) -> dict[int, ReadPoint]:
         """Give where each reader is to begin again that one of so many workers serves."""

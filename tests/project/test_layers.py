@@ -29,6 +29,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "tuning": ("statistics", "system"),
     "hydra": ("config",),
     "transport": ("memory",),
+    "ranks": ("checkpoint",),
     "cache": ("transport", "config", "seeding", "system"),
     "batch": ("transport", "checkpoint", "config", "seeding", "system"),
     "sampling": ("checkpoint", "config", "seeding", "system"),
@@ -38,7 +39,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "pool": ("worker", "batch", "transport", "memory", "system"),
     "iteration": (
         *("pool", "remote", "batch", "sampling", "transport", "checkpoint", "statistics"),
-        *("accelerator", "cache", "seeding", "system", "tuning"),
+        *("accelerator", "cache", "ranks", "seeding", "system", "tuning"),
     ),
     "loader": (
         *("iteration", "sampling", "checkpoint", "statistics", "accelerator", "config", "seeding"),
