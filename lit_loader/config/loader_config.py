@@ -83,7 +83,8 @@ class LoaderConfig:
             worker of each rank is a reader, as with torch.
         shard_tail: What the ranks do with samples that cannot be split evenly: "pad" repeats some,
             "drop" leaves them off, "keep" gives each sample once (ranks may differ in length). With
-            num_shards there is "keep" alone.
+            num_shards: "pad" lets a rank's readers begin again until all ranks have as many
+            batches; "drop" ends the epoch before the first round that some reader has no batch for.
         max_worker_restarts: Workers that may be replaced in an epoch after they died or hung;
             0: their death is raised at once.
         on_sample_error: What becomes of a sample whose reading raises an exception: "raise" it;

@@ -21,10 +21,10 @@ from datetime import timedelta
 from typing import Any, Final
 
 import torch.distributed
-from torch.distributed import distributed_c10d
 
 from lit_loader.checkpoint.merged_states import merge_states
 from lit_loader.errors import StateError
+from lit_loader.ranks.job_store import common_store
 
 __all__ = ["RankStates"]
 
@@ -66,8 +66,7 @@ class RankStates:
         distributed = torch.distributed
         if not partial or not (distributed.is_available() and distributed.is_initialized()):
             return [*states]
-        # Private reach: the store by which the ranks have found each other.
-        store = distributed_c10d._get_default_store()
+        store = common_store()
         place = f"lit_loader/{self.fits}/{epoch}/{step}/{self._times}"
         ranks, own = _ranks(partial[0]), _rank(partial[0])
         if own:

@@ -18,10 +18,16 @@ from torch.distributed import distributed_c10d
 
 from lit_loader.errors import LoaderError
 
-__all__ = ["JobStore", "Talks"]
+__all__ = ["JobStore", "Talks", "common_store"]
 
 _connections: dict[Any, Any] = {}
 _loaders: Counter[str] = Counter()  # of each kind
+
+
+def common_store() -> Any:
+    """The store by which the ranks of this job have found each other."""
+    # Private reach: torch gives no public way to it.
+    return distributed_c10d._get_default_store()
 
 
 class Talks:
@@ -90,8 +96,7 @@ class JobStore:
                 f"job of torch.distributed, which is {there} here: call init_process_group first, "
                 "pass shard_tail='keep', or give the dataset shard_length(index, count)"
             )
-        # Private reach: the store by which the ranks have found each other.
-        store = distributed_c10d._get_default_store()
+        store = common_store()
         if store not in _connections:
             # Its own: another thread may wait for something, and hold the job's meanwhile.
             _connections.clear()

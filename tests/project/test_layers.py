@@ -46,7 +46,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("system", "tuning"),
     ),
     "lightning": (
-        *("loader", "sampling", "checkpoint", "statistics", "tuning", "config", "system"),
+        *("loader", "sampling", "checkpoint", "ranks", "statistics", "tuning", "config", "system"),
     ),
     "bench": ("loader", "statistics", "hydra", "config", "seeding", "system"),
     "top": ("transport", "system"),
