@@ -176,7 +176,7 @@ def tail_of(loader: Any, shards: Shards | None, talks: Talks, start: Position) -
     counts = _promised(loader, shards.count, ranks, start) if ranks > 1 else None
     job = None
     if ranks > 1 and counts is None:
-        job = talks.begin(f"{name}/{shards.count}/{tail}", start.epoch, rank, ranks)
+        job = talks.begin(f"{name}/{shards.count}/{ranks}/{tail}", start.epoch, rank, ranks)
     where = f"epoch {start.epoch} of {name}"
     final = counts is not None
     agreement = Agreement(tail, rank, counts or [0] * ranks, final, job, where)
