@@ -299,7 +299,7 @@ class LoaderHost:
 
     def tail(self, start: EpochStart) -> ShardTail | None:
         """Begin to agree with other ranks on a stream's end; None: there is no need."""
-        return tail_of(self._loader, self.shards, self._internals.talks, start.position.now())
+        return tail_of(self._loader, self.shards, self._internals.talks, start.position)
 
     def lookahead(self, epoch: int) -> Iterator[UpcomingBatch] | None:
         """Foresee the batches of the epochs after this one; None: nothing is made ahead."""

@@ -70,7 +70,7 @@ class RankStates:
         place = f"lit_loader/{self.fits}/{epoch}/{step}/{self._times}"
         ranks, own = _ranks(partial[0]), _rank(partial[0])
         if own:
-            store.set(f"{place}/{own}", pickle.dumps(states))  # type: ignore[arg-type]
+            store.set(f"{place}/{own}", pickle.dumps(states))
             return [*states]
         try:
             others = [self._of(store, f"{place}/{rank}") for rank in range(1, ranks)]

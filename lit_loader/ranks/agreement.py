@@ -8,14 +8,16 @@
 
 Each rank says of how many batches it is sure, and when there will be no more. Whether there is a
 batch of a certain number for all ranks follows from what they have said, and not from when: all
-come to the same answer. Batches are counted from where the epoch was begun, or resumed.
+come to the same answer. Batches are counted from where the epoch was begun, or resumed; under
+"drop", where rounds count, those before are added, of which a rank may have more than another one:
+its lead, after a resume by another number of ranks in the midst of a round.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing import util
 from typing import Any, Final, Literal
 
@@ -41,6 +43,7 @@ class Agreement:
         final: Whether these are all of them.
         job: Where the ranks' words are; None: all is known, or there is one rank alone.
         where: Which epoch of what it is, for messages.
+        lead: Batches that this rank's readers have given before; only with ``"drop"``.
 
     Attributes:
         farewell: Lets the first rank's process stay for the others, which still have to read.
@@ -56,12 +59,16 @@ class Agreement:
         final: bool,
         job: JobStore | None,
         where: str,
+        lead: int = 0,
     ) -> None:
         self._job, self._flags = job, ""
         self._needs_all = tail == "drop"
         self._rank, self._where = rank, where
         self._counts = [*counts]
         self._final = [final] * len(counts)
+        known = job is None or not self._needs_all
+        self._leads: list[int | None] = [lead if known else None] * len(counts)
+        self._leads[rank] = lead
         self._gone: set[int] = set()
         self._promised = counts[rank] if final else None
         self._sure = 0  # batches that are known to be admitted
@@ -70,7 +77,7 @@ class Agreement:
         """Say that this rank has so many batches.
 
         Args:
-            count: Since the epoch was begun, or resumed.
+            count: Since the epoch was begun, or resumed, and its lead.
             final: There are no more.
 
         Raises:
@@ -102,16 +109,39 @@ class Agreement:
         Raises:
             LoaderError: Another rank says nothing, or has left the epoch.
         """
+        number += max(self._all_leads())
         if number <= self._sure:
             return True
-        asked = time.monotonic()
-        pause = _SHORTEST
+        verdict = self._heard(number, self._verdict)
+        assert verdict is not None
+        return verdict
+
+    @property
+    def excess(self) -> int:
+        """By how much another rank's lead is larger; waits until that is known.
+
+        Raises:
+            LoaderError: Another rank says nothing, or has left the epoch.
+        """
+        own = self._leads[self._rank]
+        assert own is not None
+        return max(self._all_leads()) - own
+
+    def _all_leads(self) -> list[int]:
+        if None in self._leads:
+            self._write()
+            self._heard(1, lambda _: None if None in self._leads else True)
+        return self._leads  # type: ignore[return-value]
+
+    def _heard(self, number: int, verdict: Callable[[int], bool | None]) -> bool | None:
+        """Hear the others until there is a verdict on a number."""
+        asked, pause = time.monotonic(), _SHORTEST
         while True:
-            verdict = self._verdict(number)
-            if verdict is not None:
-                return verdict
+            found = verdict(number)
+            if found is not None:
+                return found
             self._hear()
-            if self._verdict(number) is None:
+            if verdict(number) is None:
                 self._check_others(number, time.monotonic() - asked)
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST)
@@ -137,7 +167,8 @@ class Agreement:
         for rank, word in enumerate(words):
             if word is None or rank == self._rank:
                 continue
-            count, _, flags = word.partition(" ")
+            count, flags, lead = word.split(" ")
+            self._leads[rank] = int(lead)
             # A word may be older than one before, where two processes have the same rank.
             self._counts[rank] = max(self._counts[rank], int(count))
             self._final[rank] |= _FINAL in flags
@@ -153,7 +184,8 @@ class Agreement:
         silent = [
             rank
             for rank, count in enumerate(self._counts)
-            if rank != self._rank and count < number and not self._final[rank]
+            if rank != self._rank
+            and (self._leads[rank] is None or (count < number and not self._final[rank]))
         ]
         left = [rank for rank in silent if rank in self._gone]
         if left:
@@ -180,7 +212,8 @@ class Agreement:
     def _write(self) -> None:
         assert self._job is not None
         try:
-            self._job.write(f"{self._counts[self._rank]} {self._flags}")
+            count, lead = self._counts[self._rank], self._leads[self._rank]
+            self._job.write(f"{count} {self._flags} {lead}")
         except RuntimeError as error:
             raise self._lost(error) from error
 
@@ -214,7 +247,7 @@ class Agreement:
         with contextlib.suppress(RuntimeError):
             while time.monotonic() < until:
                 words = self._job.read()
-                flags = [word.partition(" ")[2] for word in words if word is not None]
+                flags = [word.split(" ")[1] for word in words if word is not None]
                 if len(flags) == len(words) and all({_DONE, _GONE} & {*each} for each in flags):
                     return
                 time.sleep(_LONGEST)

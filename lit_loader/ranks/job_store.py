@@ -107,7 +107,7 @@ class JobStore:
         self._keys = [f"{self._place}/{each}" for each in range(replicas)]
         self._all_there = False
         self.first = distributed.get_rank() == 0
-        self.patience: float = store.timeout.total_seconds()  # type: ignore[attr-defined]
+        self.patience: float = store.timeout.total_seconds()
 
     def write(self, word: str) -> None:
         """Write this rank's word, in the place of the one before.

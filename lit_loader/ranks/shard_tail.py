@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from lit_loader.checkpoint.position import EpochPosition, Position, ReadPoint
+from lit_loader.checkpoint.position import EpochPosition, ReadPoint
 from lit_loader.checkpoint.reader_states import Shards
 from lit_loader.context import reading
 from lit_loader.describe import short_repr
@@ -99,6 +99,7 @@ class WholeRounds:
     def __init__(self, agreement: Agreement, points: Sequence[ReadPoint]) -> None:
         self._agreement = agreement
         self._begun = [point.batches for point in points]
+        self._lead = sum(self._begun)
         self._round = min(self._begun)
         self._full = 0  # batches since the start, in rounds that are full as far as is seen
         self._seen = 0  # batches since the start that are ready or given out
@@ -111,9 +112,10 @@ class WholeRounds:
         number = position.since + 1
         while not self._ended and (there := hold(False)) is not None:
             self._note(there)
-        while not self._ended and self._full < number:
+        needed = number + self._agreement.excess
+        while not self._ended and self._full < needed:
             self._note(bool(hold(True)))
-        return self._full >= number and self._agreement.admits(number)
+        return self._full >= needed and self._agreement.admits(number)
 
     def _note(self, batch: bool) -> None:
         if not batch:
@@ -125,11 +127,11 @@ class WholeRounds:
             self._round += 1
             if self._seen > self._full:
                 self._full = self._seen
-                self._agreement.tell(self._full)
+                self._agreement.tell(self._full + self._lead)
 
     def _end(self) -> None:
         self._ended = True
-        self._agreement.tell(self._full, final=True)
+        self._agreement.tell(self._full + self._lead, final=True)
 
     def given(self, position: EpochPosition) -> None:
         """Note that the batch that was admitted is there."""
@@ -156,7 +158,9 @@ class WholeRounds:
 ShardTail = Padding | WholeRounds
 
 
-def tail_of(loader: Any, shards: Shards | None, talks: Talks, start: Position) -> ShardTail | None:
+def tail_of(
+    loader: Any, shards: Shards | None, talks: Talks, start: EpochPosition
+) -> ShardTail | None:
     """Begin to agree on the end of an epoch; None: each rank simply comes to its own.
 
     Args:
@@ -171,30 +175,35 @@ def tail_of(loader: Any, shards: Shards | None, talks: Talks, start: Position) -
     tail = loader.shard_tail
     if shards is None or tail == "keep" or (tail == "pad" and shards.replicas == 1):
         return None
-    rank, ranks, points = shards.rank, shards.replicas, start.readers
+    rank, ranks, epoch = shards.rank, shards.replicas, start.start.epoch
+    points = start.now().readers
     name = type(loader.dataset).__name__
-    counts = _promised(loader, shards.count, ranks, start) if ranks > 1 else None
+    counts = None
+    if ranks > 1:
+        resumed = bool(start.start.readers)  # and so on all ranks
+        counts = _promised(loader, shards.count, ranks, epoch, resumed)
     job = None
     if ranks > 1 and counts is None:
-        job = talks.begin(f"{name}/{shards.count}/{ranks}/{tail}", start.epoch, rank, ranks)
-    where = f"epoch {start.epoch} of {name}"
+        job = talks.begin(f"{name}/{shards.count}/{ranks}/{tail}", epoch, rank, ranks)
+    where = f"epoch {epoch} of {name}"
     final = counts is not None
-    agreement = Agreement(tail, rank, counts or [0] * ranks, final, job, where)
+    lead = sum(point.batches for point in points) if tail == "drop" else 0
+    agreement = Agreement(tail, rank, counts or [0] * ranks, final, job, where, lead)
     if tail == "pad":
         return Padding(agreement, f"rank {rank} of {ranks} in {where}")
     return WholeRounds(agreement, points)
 
 
-def _promised(loader: Any, count: int, ranks: int, start: Position) -> list[int] | None:
+def _promised(loader: Any, count: int, ranks: int, epoch: int, resumed: bool) -> list[int] | None:
     """Give the batches of each rank, as the dataset's ``shard_length`` says; None: it is not known.
 
     After a resume it is not used: where the other ranks' readers are is not known to this one.
     """
     promised = getattr(loader.dataset, "shard_length", None)
-    if not callable(promised) or start.batches or loader.on_sample_error == "skip":
+    if not callable(promised) or resumed or loader.on_sample_error == "skip":
         return None
     place = reading.leave()
-    reading.epoch = start.epoch
+    reading.epoch = epoch
     try:
         samples = [promised(index, count) for index in range(count)]
     finally:

@@ -113,8 +113,8 @@ def test_subjects(store: HashStore) -> None:
     """One name for an epoch of a loader, and none twice; the last but one is forgotten."""
     mine, theirs = Talks(), Talks()
     for epoch in (0, 1, 0, 2):
-        mine.begin("Stream", epoch, 0, 2).write("1 ")
-        theirs.begin("Stream", epoch, 0, 2).write("1 ")
+        mine.begin("Stream", epoch, 0, 2).write("1  0")
+        theirs.begin("Stream", epoch, 0, 2).write("1  0")
     assert store.num_keys() == 4
 
 

@@ -110,7 +110,7 @@ def case(kind: str, tail: str, workers: int, stages: list[Any], rank: int) -> li
 def run(rank: int, ranks: int, port: int, folder: Path, cases: list[Any]) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=600))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
     found = [case(*each, rank) for each in cases]
     (folder / f"{rank}.json").write_text(json.dumps(found))
