@@ -243,10 +243,11 @@ class LoaderConfig:
         if self.remote_workers:
             check_use(self.remote_workers, iterable)
             self.remote.check_installed()
-        if iterable and self.num_workers == "auto":
+        if iterable and self.num_workers == "auto" and self.num_shards is None:
             raise OptionError(
-                "num_workers='auto' does not apply to an IterableDataset, which is read in shares "
-                "that workers keep: set num_workers to a number, got num_workers='auto'"
+                "num_workers='auto' does not apply to an IterableDataset without num_shards, whose "
+                "data depends on the number of workers: pass num_shards, or set num_workers to a "
+                "number, got num_workers='auto'"
             )
         if self.num_shards is not None and not iterable:
             raise OptionError(

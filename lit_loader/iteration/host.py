@@ -109,6 +109,11 @@ class LoaderHost:
         return max(1, self._loader.num_workers) if shards is None else len(shards.mine)
 
     @property
+    def _turns(self) -> int:
+        """Those who take turns in making batches; 0: any worker makes any."""
+        return (self._readers or self._loader.num_workers) if self.assigned else 0
+
+    @property
     def shards(self) -> Shards | None:
         """Which readers are this rank's; None: there are no ``num_shards``."""
         return self._internals.shards
@@ -166,9 +171,8 @@ class LoaderHost:
         iterator: MultiProcessIterator[Any] = MultiProcessIterator(
             self,
             depth=self._depth,
-            num_workers=workers,
             in_order=loader.in_order,
-            turns=(self._readers or loader.num_workers) if self.assigned else 0,
+            turns=self._turns,
             timeout=loader.timeout,
             max_restarts=loader.max_worker_restarts,
             budgeted=loader.memory_budget is not None,
@@ -332,17 +336,16 @@ class LoaderHost:
             self._loader.multiprocessing_context or default_context(),
             in_flight=self._depth,
             seed=seed,
-            assigned=self.assigned,
+            turns=self._turns,
             memory_budget=self._loader.memory_budget,
             lanes=lanes,
-            readers=self._readers,
         )
 
     def note(self, record: BatchRecord, workers: WorkerPool | None) -> None:
         """Record a batch that is given out; and have another number of workers, if that helps."""
         self.recorder.add(record)
         auto = self.auto
-        if auto is None or not auto.add(record) or workers is None or self.assigned:
+        if auto is None or not auto.add(record) or workers is None:
             return
         loader, name = self._loader, type(self._loader.dataset).__name__
         if auto is self._internals.auto and auto.decide(workers, name, loader.memory_budget):
