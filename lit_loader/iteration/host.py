@@ -341,14 +341,15 @@ class LoaderHost:
             lanes=lanes,
         )
 
-    def note(self, record: BatchRecord, workers: WorkerPool | None) -> None:
+    def note(self, record: BatchRecord, workers: WorkerPool | None, again: bool) -> None:
         """Record a batch that is given out; and have another number of workers, if that helps."""
         self.recorder.add(record)
         auto = self.auto
-        if auto is None or not auto.add(record) or workers is None:
+        if auto is None or not auto.add(record, again) or workers is None:
             return
         loader, name = self._loader, type(self._loader.dataset).__name__
-        if auto is self._internals.auto and auto.decide(workers, name, loader.memory_budget):
+        bounds = loader.memory_budget, self._readers
+        if auto is self._internals.auto and auto.decide(workers, name, *bounds):
             self._internals.resize(*self.size)
 
     def statistics(self, memory: bool) -> LoaderStatistics:

@@ -173,7 +173,9 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         if self._pin is None:  # else the pin-memory thread has decoded it meanwhile
             wait -= ready.decode
         step = asked - self._given if self._given else 0
-        self._host.note(ready.record(start.epoch, asked, wait, step, self._indices), self.pool)
+        record = ready.record(start.epoch, asked, wait, step, self._indices)
+        again = start.batches is None and ready.made is not None and ready.made.state is None
+        self._host.note(record, self.pool, again)
         self._given = given
         if self._session is not None:
             self._session.page.gave(given, given - asked)

@@ -235,7 +235,19 @@ class Return(NamedTuple):
 
 
 Message = (
-    Task | Attend | Resume | Proceed | Grant | Part | Stop | Up | Result | Ack | Grow | Spare | Return
+    Task
+    | Attend
+    | Resume
+    | Proceed
+    | Grant
+    | Part
+    | Stop
+    | Up
+    | Result
+    | Ack
+    | Grow
+    | Spare
+    | Return
 )
 
 

@@ -609,6 +609,27 @@ def test_who_is_wanted_again_before_it_has_left(machine: PoolMachine) -> None:
     assert machine.simulation.workers[1] is not first
 
 
+def test_who_dies_while_it_leaves_and_its_reader_is_ahead_elsewhere(machine: PoolMachine) -> None:
+    """The reader is brought back to what was lost, and then forth again."""
+    machine.begin(num_workers=2, depth=8, turns=2)
+    machine.submit(4)
+    machine.resize(1, at_once=True)
+    machine.submit(2)  # reader 1 goes on in worker 0; what worker 1 has, it may still make
+    machine.kill_and_replace(1, meanwhile=[], give_up=False)
+    machine.submit(2)
+
+
+def test_who_has_left_and_is_wanted_again(machine: PoolMachine) -> None:
+    """It is sent tasks when it has just looked for the last time: another makes them."""
+    machine.begin(num_workers=2, depth=8, turns=2)
+    for worker in range(2):
+        machine.step(worker, 8)
+    machine.resize(1, at_once=True)
+    machine.step(1, 2)  # wakes up, and finds that it is to leave
+    machine.resize(2, at_once=True)
+    machine.submit(4)
+
+
 def check(examples: int) -> None:
     run_state_machine_as_test(
         PoolMachine,
