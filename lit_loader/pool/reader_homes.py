@@ -90,7 +90,7 @@ class ReaderHomes:
         """
         before = [*self._homes]
         served: dict[int, list[int]] = {worker: [] for worker in sorted(workers)}
-        homeless = []
+        homeless: list[int] = []
         for reader, home in enumerate(self._homes):
             served.get(home, homeless).append(reader)
 

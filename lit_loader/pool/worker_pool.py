@@ -62,8 +62,8 @@ class WorkerPool:
         context: How to start them.
         in_flight: Tasks that may be in flight at the same time.
         seed: Base seed of the workers' own seeds.
-        turns: Batch ``n`` is for the reader (of an iterable dataset) or the worker whose turn it is,
-            ``n % turns``; 0: for whichever worker is free.
+        turns: Batch ``n`` is for reader ``n % turns`` of an iterable dataset, or for the worker of
+            that number; 0: for whichever worker is free.
         slot_bytes: Bytes a slot, None for the arena's own choice.
         memory_budget: Bytes of shared memory to stay within, None for no limit.
         lanes: Workers besides these, with higher numbers, that stand for some elsewhere; or None.
