@@ -230,6 +230,24 @@ def test_a_relay_that_is_killed_is_replaced(here: int, tmp_path: Path) -> None:
     assert "was killed by SIGKILL. Another one was started, and nothing is lost." in warned[0]
 
 
+@pytest.mark.parametrize("here", [0, 1])
+def test_the_workers_here_are_resized_beside_remote_ones(here: int, tmp_path: Path) -> None:
+    remote = ThreadWorkers(str(tmp_path))
+    with loader_of(Drawn(), here, 2, remote) as loader:
+        compare_until(lambda: remote.count("made") > 0, loader, Drawn())
+        loader.set_epoch(0)
+        expected, batches = next(epochs(Drawn())), iter(loader)
+        found = [frozen(next(batches)) for _ in range(5)]
+        for number in (3, 1):
+            loader.resize(number)
+            found += [frozen(next(batches)) for _ in range(5)]
+        found += [frozen(batch) for batch in batches]
+        assert found == expected
+        made = remote.count("made")
+        loader.set_epoch(0)
+        compare_until(lambda: remote.count("made") > made, loader, Drawn())
+
+
 @pytest.mark.slow
 def test_relays_that_are_killed_again_and_again_are_done_without(tmp_path: Path) -> None:
     remote = ThreadWorkers(str(tmp_path), kills_relay_at=tuple(range(LENGTH)), in_flight=1)
