@@ -48,6 +48,7 @@ from lit_loader.sampling.orders import EpochOrder
 from lit_loader.sampling.stream_advice import broken_promise, ignored_share
 from lit_loader.sampling.unsharded import advice_if_unsharded
 from lit_loader.seeding.generator_watch import GeneratorWatch
+from lit_loader.statistics.elsewhere import Elsewhere
 from lit_loader.statistics.records import BatchRecord, LoaderStatistics
 from lit_loader.system.interrupts import HeldBack
 from lit_loader.system.processors import usable_processors
@@ -128,7 +129,8 @@ class LoaderHost:
 
     @property
     def _lanes(self) -> RemoteLanes | None:
-        return RemoteLanes.of(self._loader.remote, self._loader.remote_workers)
+        remote, count = self._loader.remote, self._loader.remote_workers
+        return RemoteLanes(remote, count, self.recorder.nodes) if count else None
 
     @property
     def size(self) -> tuple[int, int]:
@@ -161,7 +163,9 @@ class LoaderHost:
         pin, device = None, None
         if loader.pin_memory:
             pin, device = pinning.choose(loader.pin_memory_device, internals.warn_once)
-        self.recorder.first_remote = MOST_WORKERS if loader.remote_workers else None
+        if loader.remote_workers and self.recorder.elsewhere is None:
+            flight, nodes = loader.remote.in_flight, self.recorder.nodes
+            self.recorder.elsewhere = Elsewhere(MOST_WORKERS, flight, nodes)
         workers = loader.num_workers or loader.remote_workers
         if workers == 0 or (loader.num_workers and pin is None and self._best_in_process()):
             spec = self._spec_of_workers if workers else None
