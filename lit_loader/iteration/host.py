@@ -19,7 +19,7 @@ import os
 import threading
 import warnings
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any
 
 from lit_loader.accelerator import pin_memory as pinning
 from lit_loader.accelerator.device_copy import DeviceCopy
@@ -35,7 +35,7 @@ from lit_loader.iteration.base import LoaderIterator
 from lit_loader.iteration.claims import Claim, WorkerRequest
 from lit_loader.iteration.exactness_check import ExactnessCheck, made_by_pool, made_here
 from lit_loader.iteration.in_process import InProcessIterator
-from lit_loader.iteration.internals import LoaderInternals
+from lit_loader.iteration.internals import DEFAULT_PREFETCH, LoaderInternals
 from lit_loader.iteration.memory_use import memory_use
 from lit_loader.iteration.multi_process import MultiProcessIterator
 from lit_loader.iteration.persistent_workers import temporary
@@ -55,10 +55,7 @@ from lit_loader.system.processors import usable_processors
 from lit_loader.system.start_method import default_context
 from lit_loader.tuning.num_workers import why_not_resized
 
-__all__ = ["DEFAULT_PREFETCH", "LoaderHost"]
-
-DEFAULT_PREFETCH: Final = 2
-"""Batches in flight for each worker, unless ``prefetch_factor`` says otherwise."""
+__all__ = ["LoaderHost"]
 
 
 class LoaderHost:
@@ -262,6 +259,7 @@ class LoaderHost:
             timed=self._internals.auto is not None,
             share=loader.share,
             num_shards=self._internals.num_shards,
+            ahead=self._internals.ahead(loader),
         )
 
     def _spec_of_workers(self) -> BatchSpec:

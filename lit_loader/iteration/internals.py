@@ -31,7 +31,10 @@ from lit_loader.statistics.recorder import Recorder
 from lit_loader.transport.loader_page import LoaderPage
 from lit_loader.tuning.auto_workers import AutoWorkers
 
-__all__ = ["LoaderInternals"]
+__all__ = ["DEFAULT_PREFETCH", "LoaderInternals"]
+
+DEFAULT_PREFETCH: Final = 2
+"""Batches in flight for each worker, unless ``prefetch_factor`` says otherwise."""
 
 _OF_THE_PROCESS: Final = ("lock", "lock_pid", "workers", "iterators", "watch", "page")
 
@@ -101,6 +104,11 @@ class LoaderInternals:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._begin_in_this_process()
+
+    def ahead(self, loader: Any) -> int:
+        """How many of its readers a worker may begin the next epoch of."""
+        kept = loader.persistent_workers and loader.prefetch_next_epoch and self.num_shards
+        return (loader.prefetch_factor or DEFAULT_PREFETCH) if kept else 0
 
     @property
     def shards(self) -> Shards | None:

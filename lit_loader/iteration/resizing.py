@@ -19,8 +19,8 @@ import threading
 from typing import Any
 
 from lit_loader.errors import OptionError
-from lit_loader.iteration.host import DEFAULT_PREFETCH, LoaderHost
-from lit_loader.iteration.internals import LoaderInternals
+from lit_loader.iteration.host import LoaderHost
+from lit_loader.iteration.internals import DEFAULT_PREFETCH, LoaderInternals
 from lit_loader.pool.pipes import PoolClosed
 from lit_loader.pool.worker_pool import MOST_WORKERS, WorkerPool
 from lit_loader.system.interrupts import HeldBack
