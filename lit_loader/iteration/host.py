@@ -17,6 +17,7 @@ import dataclasses
 import math
 import os
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from typing import Any, Final
@@ -53,6 +54,7 @@ from lit_loader.system.interrupts import HeldBack
 from lit_loader.system.processors import usable_processors
 from lit_loader.system.start_method import default_context
 from lit_loader.tuning.num_workers import why_not_resized
+from lit_loader.tuning.turns import TURNS
 
 __all__ = ["DEFAULT_PREFETCH", "LoaderHost"]
 
@@ -72,6 +74,7 @@ class LoaderHost:
         self._loader = loader
         self._internals = internals
         self.recorder, self.auto = internals.recorder, internals.auto
+        self._turn = internals.turn
         self.max_sample_errors = loader.max_sample_errors
         self.promised = internals.promised
         self.shown = ShownLoader(loader, internals)
@@ -287,15 +290,10 @@ class LoaderHost:
                 internals.warn_once(advice)
         advice, internals.advice_at_start = internals.advice_at_start, None
         # Of loaders without length, Lightning takes a batch before any callback comes to act.
-        if advice is not None and self._has_length():
-            internals.warn_once(advice)
+        with contextlib.suppress(TypeError, NotImplementedError):
+            if advice is not None and len(self._loader) >= 0:
+                internals.warn_once(advice)
         return internals.epochs.begin(self._readers)
-
-    def _has_length(self) -> bool:
-        try:
-            return len(self._loader) >= 0
-        except (TypeError, NotImplementedError):
-            return False
 
     def lookahead(self, epoch: int) -> Iterator[UpcomingBatch] | None:
         """Foresee the batches of the epochs after this one; None: nothing is made ahead."""
@@ -315,6 +313,7 @@ class LoaderHost:
 
     def claim(self, request: WorkerRequest) -> Claim:
         """Give workers to an iterator, for it alone."""
+        self._turn.come_back(time.monotonic_ns())
         workers = self._loader.num_workers or (0 if self._lanes else 1)  # 0: from the next one on
         if not self._loader.persistent_workers:
             return temporary(self._start_pool(request.seed, workers, self._lanes))
@@ -341,6 +340,8 @@ class LoaderHost:
     def note(self, record: BatchRecord, workers: WorkerPool | None) -> None:
         """Record a batch that is given out; and have another number of workers, if that helps."""
         self.recorder.add(record)
+        if TURNS.whose is not self._turn or record.asked >= TURNS.due:
+            TURNS.look(self._turn, record.asked)
         auto = self.auto
         if auto is None or not auto.add(record) or workers is None or self.assigned:
             return
@@ -358,8 +359,8 @@ class LoaderHost:
                 ready=sum(iterator.ready for iterator in connected),
                 shared_memory=sum(pool.shared_memory for pool in pools),
                 memory=memory_use({*pools, self._internals.workers.pool}) if memory else None,
-                num_workers=self._loader.num_workers,
-                why_so_many="" if auto is None else auto.setting.reason,
+                num_workers=self._turn.workers(self._loader.num_workers),
+                why_so_many="" if auto is None else self._turn.why(auto.setting.reason),
             )
         return dataclasses.replace(statistics, **figures_of(self._loader.dataset))
 

@@ -19,8 +19,10 @@ from torch.utils.data import IterableDataset
 from lit_loader.accelerator.device_copy import Move
 from lit_loader.checkpoint.reader_states import Shards
 from lit_loader.describe import program_stacklevel
+from lit_loader.iteration.giving_way import LoaderTurn
 from lit_loader.iteration.multi_process import MultiProcessIterator
 from lit_loader.iteration.persistent_workers import PersistentWorkers
+from lit_loader.pool.worker_pool import WorkerPool
 from lit_loader.sampling.batch_plan import BatchPlan
 from lit_loader.sampling.epochs import Epochs
 from lit_loader.sampling.sharded_sampler import ShardedSampler
@@ -33,7 +35,7 @@ from lit_loader.tuning.auto_workers import AutoWorkers
 
 __all__ = ["LoaderInternals"]
 
-_OF_THE_PROCESS: Final = ("lock", "lock_pid", "workers", "iterators", "watch", "page")
+_OF_THE_PROCESS: Final = ("lock", "lock_pid", "workers", "iterators", "watch", "page", "turn")
 
 
 class LoaderInternals:
@@ -63,6 +65,7 @@ class LoaderInternals:
         resizes: Counts how often the number of workers was changed while they live.
         workers: Those that outlive an iterator.
         iterators: With workers, all that are alive.
+        turn: By which it is known whether it is iterated, or another loader of this process.
     """
 
     def __init__(
@@ -93,6 +96,7 @@ class LoaderInternals:
         self.iterators: weakref.WeakSet[MultiProcessIterator[Any]] = weakref.WeakSet()
         self.watch: GeneratorWatch | None = None
         self.page: LoaderPage | None = None
+        self.turn = LoaderTurn(self)
 
     def __getstate__(self) -> dict[str, Any]:
         state = {name: part for name, part in vars(self).items() if name not in _OF_THE_PROCESS}
@@ -131,6 +135,11 @@ class LoaderInternals:
                 return list(self.iterators)
             except RuntimeError:  # it was
                 continue
+
+    def pools(self) -> set[WorkerPool]:
+        """All of the loader's workers."""
+        pools = [*(each.pool for each in self.alive()), self.workers.pool]
+        return {pool for pool in pools if pool is not None}
 
     def make_plan(self, loader: Any) -> None:
         """Make the plan, and count the epochs from the first one."""
