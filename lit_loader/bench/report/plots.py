@@ -186,6 +186,12 @@ def _grid(grid: Grid) -> Figure:
             chosen.num_workers, grid.samples / spread.median, "o", ms=13, mfc="none", mec="black",
             label="use this",
         )  # fmt: skip
+    spread = grid.auto and grid.auto.figure("lit_loader")
+    if grid.auto and spread:
+        axes.plot(
+            grid.auto.num_workers, grid.samples / spread.median, "*", ms=12, color="black",
+            label='num_workers="auto"',
+        )  # fmt: skip
     axes.set_xticks(sorted({p.num_workers for p in grid.points}))
     axes.set_ylim(bottom=0)
     axes.set_xlabel("num_workers")
