@@ -103,6 +103,7 @@ SOME = {
     "start": "rows=fork\\,",
     "memory": "rows=list\\, in",
     "growth": "rows=00 ",
+    "workers": "rows=decoding\\,",
 }
 
 

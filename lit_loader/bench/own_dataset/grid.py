@@ -9,7 +9,6 @@ again, before it is clocked, it may find its number, from the one of the round b
 
 from __future__ import annotations
 
-import copy
 import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -181,8 +180,6 @@ class Grid:
             if self._auto_loader is None:
                 config = self._config.merged(num_workers="auto", persistent_workers=True)
                 self._auto_loader = DataLoader(self._dataset, **config.as_kwargs())
-            else:  # which begins with the number that was found
-                self._auto_loader = copy.copy(self._auto_loader)
             with self._auto_loader as loader:
                 begin = time.perf_counter()
                 epoch = iter(loader)
