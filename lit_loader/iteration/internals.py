@@ -6,6 +6,7 @@ changes after a loader's construction is in here, and not set on the loader itse
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import threading
@@ -19,9 +20,9 @@ from torch.utils.data import IterableDataset
 from lit_loader.accelerator.device_copy import Move
 from lit_loader.checkpoint.reader_states import Shards
 from lit_loader.describe import program_stacklevel
-from lit_loader.iteration.giving_way import LoaderTurn
 from lit_loader.iteration.multi_process import MultiProcessIterator
 from lit_loader.iteration.persistent_workers import PersistentWorkers
+from lit_loader.pool.pipes import PoolClosed
 from lit_loader.pool.worker_pool import WorkerPool
 from lit_loader.sampling.batch_plan import BatchPlan
 from lit_loader.sampling.epochs import Epochs
@@ -32,6 +33,7 @@ from lit_loader.seeding.seeds import BaseSeed
 from lit_loader.statistics.recorder import Recorder
 from lit_loader.transport.loader_page import LoaderPage
 from lit_loader.tuning.auto_workers import AutoWorkers
+from lit_loader.tuning.giving_way import LoaderTurn
 
 __all__ = ["LoaderInternals"]
 
@@ -140,6 +142,14 @@ class LoaderInternals:
         """All of the loader's workers."""
         pools = [*(each.pool for each in self.alive()), self.workers.pool]
         return {pool for pool in pools if pool is not None}
+
+    def adapt(self, wait: bool) -> None:
+        """Do what a resize asks for, with the workers that no thread receives from."""
+        pools = [*(each.unattended for each in self.alive()), self.workers.idle]
+        with contextlib.suppress(PoolClosed):  # a signal's handler may close the loader
+            for pool in pools:
+                if pool is not None:
+                    pool.adapt(wait)
 
     def make_plan(self, loader: Any) -> None:
         """Make the plan, and count the epochs from the first one."""

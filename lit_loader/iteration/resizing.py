@@ -17,10 +17,10 @@ from __future__ import annotations
 from typing import Any
 
 from lit_loader.errors import OptionError
-from lit_loader.iteration.giving_way import do_it_here
 from lit_loader.iteration.host import DEFAULT_PREFETCH, LoaderHost
 from lit_loader.iteration.internals import LoaderInternals
 from lit_loader.pool.worker_pool import MOST_WORKERS
+from lit_loader.tuning.giving_way import do_it_here
 
 __all__ = ["resize"]
 

@@ -16,7 +16,7 @@ at its next ``next()``; what its workers had made ahead is there still, so that 
   so training and validation hand over, and have together about as many workers as one of them.
   Who was wanted again soon is given twice the time.
 
-It knows no process and no clock: `iteration/giving_way.py` parks, the moments come from outside.
+It knows no process and no clock: `tuning/giving_way.py` parks, the moments come from outside.
 """
 
 from __future__ import annotations

@@ -16,8 +16,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
 
 from lit_loader import LoaderDataModule
-from lit_loader.iteration import giving_way
-from lit_loader.tuning import auto_workers, turns
+from lit_loader.tuning import auto_workers, giving_way, turns
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -16,8 +16,7 @@ import torch
 from lit_loader import DataLoader
 from lit_loader.accelerator import pin_memory as pinning
 from lit_loader.errors import WorkerRestartWarning
-from lit_loader.iteration import giving_way
-from lit_loader.tuning import turns
+from lit_loader.tuning import giving_way, turns
 from tests.iteration.test_resizing import until
 from tests.parity.tools import Gate, wait_gone
 from tests.support.faults import Noisy, outcomes

@@ -1,8 +1,8 @@
 """`LoaderTurn`: parks the workers of a loader that nobody iterates while another one is.
 
-Used by `tuning/turns.py`, which says when. The thread that iterates the other loader is here, and
-takes this one's lock if it is free: then no one is in its ``next()``. Only the number of workers
-changes, as by `iteration/resizing.py`: what they were asked for stays outstanding.
+`tuning/turns.py` says when. The thread that iterates the other loader is here, and takes this one's
+lock if it is free: then no one is in its ``next()``. Only the number of workers changes, as by
+`iteration/resizing.py`: what they were asked for stays outstanding.
 """
 
 from __future__ import annotations
@@ -11,17 +11,13 @@ import contextlib
 import logging
 import threading
 import weakref
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Collection
+from typing import Final, Protocol
 
 from lit_loader.errors import LoaderError
-from lit_loader.pool.pipes import PoolClosed
-from lit_loader.pool.worker_pool import WorkerPool
 from lit_loader.system.interrupts import HeldBack
+from lit_loader.tuning.auto_workers import AutoWorkers
 from lit_loader.tuning.turns import FORKED, STARTED, Turn
-
-if TYPE_CHECKING:
-    from lit_loader.iteration.internals import LoaderInternals
 
 __all__ = ["LoaderTurn", "do_it_here"]
 
@@ -31,62 +27,90 @@ KEPT: Final = 1
 _LOG: Final = logging.getLogger("lit_loader.tuning")
 
 
+class Pool(Protocol):
+    """What is asked of a loader's workers (`pool/worker_pool.py`)."""
+
+    def resize(self, num_workers: int) -> None:
+        """Change the number of workers."""
+
+    @property
+    def leaving(self) -> bool:
+        """Whether more live than there are to be."""
+
+    @property
+    def forks(self) -> bool:
+        """Whether they are forked."""
+
+
+class Loader(Protocol):
+    """What is asked of a loader (`iteration/internals.py`)."""
+
+    lock: threading.RLock
+    auto: AutoWorkers | None
+    role: str
+
+    def pools(self) -> Collection[Pool]:
+        """All of its workers."""
+
+    def adapt(self, wait: bool) -> None:
+        """Do what a resize asks for, with the workers that no thread receives from."""
+
+
 class LoaderTurn(Turn):
     """One loader's turn. Parks it if it has ``num_workers="auto"``: then the number is our choice.
 
     Args:
-        internals: The loader's, which holds this: no cycle is to delay the end of its workers.
+        loader: The loader, which holds this: no cycle is to delay the end of its workers.
     """
 
-    def __init__(self, internals: LoaderInternals) -> None:
+    def __init__(self, loader: Loader) -> None:
         super().__init__()
-        self._internals = weakref.ref(internals)
+        self._loader = weakref.ref(loader)
         self._before = KEPT
 
     @property
     def usual(self) -> int:
         """See there, as below: longer where each worker starts an interpreter."""
-        internals = self._internals()
-        forked = internals is None or all(pool.forks for pool in internals.pools())
+        loader = self._loader()
+        forked = loader is None or all(pool.forks for pool in loader.pools())
         return FORKED if forked else STARTED
 
     def park(self, now: int) -> bool:
         """Let all leave but those that are kept."""
-        internals = self._internals()
-        auto = None if internals is None else internals.auto
-        if internals is None or auto is None or not internals.pools():
+        loader = self._loader()
+        auto = None if loader is None else loader.auto
+        if loader is None or auto is None or not loader.pools():
             return False
 
         def tell() -> None:
             self.parked, self._before = now, auto.setting.workers
             auto.unsettle()
-            for pool in internals.pools():
+            for pool in loader.pools():
                 pool.resize(KEPT)
 
-        if not do_it_here(internals, internals.lock, tell, wait=False):
+        if not do_it_here(loader, loader.lock, tell, wait=False):
             return False
-        name = internals.role or "a loader"
+        name = loader.role or "a loader"
         _LOG.info("%s: %d -> %d workers: another loader is iterated", name, self._before, KEPT)
         return True
 
     def settle(self) -> bool:
         """See to those that are leaving."""
-        internals = self._internals()
-        if internals is None:
+        loader = self._loader()
+        if loader is None:
             return True
-        do_it_here(internals, internals.lock, wait=False)
-        return not any(pool.leaving for pool in internals.pools())
+        do_it_here(loader, loader.lock, wait=False)
+        return not any(pool.leaving for pool in loader.pools())
 
     def unpark(self) -> None:
         """Want as many as before; the thread that comes to receive starts them."""
-        internals = self._internals()
-        if internals is None:
+        loader = self._loader()
+        if loader is None:
             return
-        auto = internals.auto
-        if auto is not None:
-            auto.unsettle()
-            self._before = auto.setting.workers
-        for pool in internals.pools():
+        if loader.auto is not None:
+            loader.auto.unsettle()
+            self._before = loader.auto.setting.workers
+        for pool in loader.pools():
             pool.resize(self._before)
 
     def workers(self, usual: int) -> int:
@@ -99,7 +123,7 @@ class LoaderTurn(Turn):
 
 
 def do_it_here(
-    internals: LoaderInternals,
+    loader: Loader,
     lock: threading.RLock,
     tell: Callable[[], object] = int,
     wait: bool = True,
@@ -107,7 +131,7 @@ def do_it_here(
     """Have the processes started and ended now that a resize asks for.
 
     Args:
-        internals: The loader's.
+        loader: The loader.
         lock: The same loader's.
         tell: Called first.
         wait: Whether to see it through, for a moment.
@@ -118,11 +142,10 @@ def do_it_here(
     if _is_held_here(lock) or not lock.acquire(blocking=False):
         return False
     try:
-        # A signal's handler may close the loader. A worker's death is for who waits for its work.
-        with HeldBack(), contextlib.suppress(PoolClosed, LoaderError, OSError):
+        # A worker's death, and what cannot be started, is for who waits for their work.
+        with HeldBack(), contextlib.suppress(LoaderError, OSError):
             tell()
-            for pool in _not_received_from(internals):
-                pool.adapt(wait)
+            loader.adapt(wait)
     finally:
         lock.release()
     return True
@@ -135,9 +158,3 @@ def _is_held_here(lock: threading.RLock) -> bool:
     except RuntimeError:
         return False
     return True
-
-
-def _not_received_from(internals: LoaderInternals) -> list[WorkerPool]:
-    """The pools that no thread of their own receives from."""
-    pools = [each.unattended for each in internals.alive()]
-    return [pool for pool in [*pools, internals.workers.idle] if pool is not None]
