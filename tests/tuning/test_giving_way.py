@@ -20,7 +20,7 @@ from lit_loader.tuning import giving_way, turns
 from tests.iteration.test_resizing import until
 from tests.parity.tools import Gate, wait_gone
 from tests.support.faults import Noisy, outcomes
-from tests.support.samples import Call, ints
+from tests.support.samples import Call, Counting, ints
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -161,7 +161,16 @@ def test_an_epoch_begun_ahead_is_adopted(tmp_path: Path) -> None:
 
 
 def test_numbers_that_were_asked_for_stay() -> None:
-    """Only those with "auto" give way; to any."""
+    """Only those with "auto" give way, to any; and no stream, whose readers would move."""
+    with (
+        DataLoader(Counting(4000), num_workers="auto", num_shards=2) as loader,
+        made(24, 1, persistent_workers=True) as other,
+    ):
+        iterator = iter(loader)
+        next(iterator)
+        for _ in range(4):
+            outcomes(other)
+        assert not loader._internals.turn.parked
     with made(num_workers=2) as loader, made(24, 1, persistent_workers=True) as other:
         iterator = iter(loader)
         next(iterator)
