@@ -34,6 +34,7 @@ from lit_loader.transport.status_board import Progress
 __all__ = ["ShardLoader"]
 
 _MASK: Final = 0xFFFF_FFFF_FFFF_FFFF
+_START: Final = ReadPoint()
 
 
 class ShardLoader:
@@ -57,14 +58,21 @@ class ShardLoader:
         # one that is looked at (a search takes long), after its set_epoch.
         self._alike: bool | None = None
         self._readers: dict[int, BatchLoader | None] = {}  # None: it has come to its end
+        self._next: dict[int, int] = {}  # the batch that each can go on with
         self.samples = 0
         """Samples of the batch made last."""
 
     def begin_epoch(self) -> None:
         """Forget the readers: each begins anew with its next :meth:`load`."""
         self._readers.clear()
+        self._next.clear()
         if callable(getattr(self._spec.dataset, "set_epoch", None)):
             self._alike = None
+
+    def part_with(self, reader: int) -> None:
+        """Close a reader: another process serves it from now on."""
+        self._readers.pop(reader, None)
+        self._next.pop(reader, None)
 
     def end_epoch(self) -> list[str]:
         """Give the notes for the user at the end of an epoch: none."""
@@ -99,8 +107,8 @@ class ShardLoader:
         """Make the batch ``number``.
 
         Args:
-            indices: A :class:`ReadPoint`: its reader is to begin (again) there; None: it goes on,
-                or begins at its start.
+            indices: A :class:`ReadPoint`: its reader is to begin (again) there; None: it goes on.
+                One that is not open here, or is at another place, begins at its start.
             number: The batch's turn among those of this rank's readers.
             epoch: The epoch.
             seed: Base seed of the epoch.
@@ -113,7 +121,10 @@ class ShardLoader:
             Cancelled: The batch is no longer wanted.
         """
         reader = number % self._spec.num_readers
+        if self._next.get(reader) != number and indices is None:
+            indices = _START
         loader = self._reader(reader, indices)
+        self._next[reader] = number + self._spec.num_readers
         if loader is None:
             raise EndOfData
         share, count = self.whose(number)
@@ -136,9 +147,9 @@ class ShardLoader:
 
     def _reader(self, reader: int, point: ReadPoint | None) -> BatchLoader | None:
         """Give what makes a reader's batches; None: it has come to its end."""
-        if point is not None or reader not in self._readers:
+        if point is not None:
             loader = None
-            if point is None or not point.ended:
+            if not point.ended:
                 dataset, self._generators = self._copies.make()
                 spec, watch = dataclasses.replace(self._spec, dataset=dataset), None
                 if self._alike:

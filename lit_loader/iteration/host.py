@@ -48,6 +48,7 @@ from lit_loader.sampling.orders import EpochOrder
 from lit_loader.sampling.stream_advice import broken_promise, ignored_share
 from lit_loader.sampling.unsharded import advice_if_unsharded
 from lit_loader.seeding.generator_watch import GeneratorWatch
+from lit_loader.statistics.elsewhere import Elsewhere
 from lit_loader.statistics.records import BatchRecord, LoaderStatistics
 from lit_loader.system.interrupts import HeldBack
 from lit_loader.system.processors import usable_processors
@@ -109,6 +110,11 @@ class LoaderHost:
         return max(1, self._loader.num_workers) if shards is None else len(shards.mine)
 
     @property
+    def _turns(self) -> int:
+        """Those who take turns in making batches; 0: any worker makes any."""
+        return (self._readers or self._loader.num_workers) if self.assigned else 0
+
+    @property
     def shards(self) -> Shards | None:
         """Which readers are this rank's; None: there are no ``num_shards``."""
         return self._internals.shards
@@ -123,7 +129,8 @@ class LoaderHost:
 
     @property
     def _lanes(self) -> RemoteLanes | None:
-        return RemoteLanes.of(self._loader.remote, self._loader.remote_workers)
+        remote, count = self._loader.remote, self._loader.remote_workers
+        return RemoteLanes(remote, count, self.recorder.nodes) if count else None
 
     @property
     def size(self) -> tuple[int, int]:
@@ -156,7 +163,9 @@ class LoaderHost:
         pin, device = None, None
         if loader.pin_memory:
             pin, device = pinning.choose(loader.pin_memory_device, internals.warn_once)
-        self.recorder.first_remote = MOST_WORKERS if loader.remote_workers else None
+        if loader.remote_workers and self.recorder.elsewhere is None:
+            flight, nodes = loader.remote.in_flight, self.recorder.nodes
+            self.recorder.elsewhere = Elsewhere(MOST_WORKERS, flight, nodes)
         workers = loader.num_workers or loader.remote_workers
         if workers == 0 or (loader.num_workers and pin is None and self._best_in_process()):
             spec = self._spec_of_workers if workers else None
@@ -166,9 +175,8 @@ class LoaderHost:
         iterator: MultiProcessIterator[Any] = MultiProcessIterator(
             self,
             depth=self._depth,
-            num_workers=workers,
             in_order=loader.in_order,
-            turns=(self._readers or loader.num_workers) if self.assigned else 0,
+            turns=self._turns,
             timeout=loader.timeout,
             max_restarts=loader.max_worker_restarts,
             budgeted=loader.memory_budget is not None,
@@ -332,20 +340,20 @@ class LoaderHost:
             self._loader.multiprocessing_context or default_context(),
             in_flight=self._depth,
             seed=seed,
-            assigned=self.assigned,
+            turns=self._turns,
             memory_budget=self._loader.memory_budget,
             lanes=lanes,
-            readers=self._readers,
         )
 
-    def note(self, record: BatchRecord, workers: WorkerPool | None) -> None:
+    def note(self, record: BatchRecord, workers: WorkerPool | None, again: bool) -> None:
         """Record a batch that is given out; and have another number of workers, if that helps."""
         self.recorder.add(record)
         auto = self.auto
-        if auto is None or not auto.add(record) or workers is None or self.assigned:
+        if auto is None or not auto.add(record, again) or workers is None:
             return
         loader, name = self._loader, type(self._loader.dataset).__name__
-        if auto is self._internals.auto and auto.decide(workers, name, loader.memory_budget):
+        bounds = loader.memory_budget, self._readers
+        if auto is self._internals.auto and auto.decide(workers, name, *bounds):
             self._internals.resize(*self.size)
 
     def statistics(self, memory: bool) -> LoaderStatistics:

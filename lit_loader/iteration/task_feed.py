@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from lit_loader.checkpoint.position import ReadPoint
 from lit_loader.checkpoint.reader_states import Shards
 from lit_loader.iteration.outstanding import OutstandingTasks
 from lit_loader.sampling.epoch_batches import EpochBatches, UpcomingBatch
@@ -169,11 +168,6 @@ class ReaderFeed:
         points = [position.reader(reader) for reader in range(self._num_readers)]
         self._turn = first_turn(points)
         self._first = {reader: point for reader, point in enumerate(points) if point.batches}
-
-    def points(self, num_workers: int, worker: int) -> dict[int, ReadPoint]:
-        """Give where each reader is to begin again that one of so many workers serves."""
-        readers, position = range(worker, self._num_readers, num_workers), self._start.position
-        return {reader: position.reader(reader) for reader in readers}
 
     def take(self) -> Task | None:
         """Give the next task to be sent, which is outstanding from now on; None: there is none."""

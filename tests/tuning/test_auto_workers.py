@@ -7,11 +7,13 @@ import logging
 import os
 import pickle
 import random
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from lit_loader import DataLoader, OptionError
 from lit_loader.config.loader_config import LoaderConfig
@@ -39,11 +41,29 @@ class Stream(IterableDataset[int]):
         return iter(range(8))
 
 
+class Endless(Sampler[int]):
+    """Indices of an epoch that goes on until workers were decided about twice more.
+
+    Workers are up sooner or later: an epoch of so many batches may be over before they are.
+    """
+
+    def __init__(self) -> None:
+        self.decided: Sequence[Any] = ()
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.epoch += 1
+        dice, enough = random.Random(self.epoch), len(self.decided) + 2
+        while len(self.decided) < enough:
+            yield from (dice.randrange(240) for _ in range(4))
+
+
 class Random:
     """A controller that decides anything, often."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, most: int = 5) -> None:
         self._dice = random.Random(seed)
+        self._most = most
         self.setting = Setting(2, 2, "by chance")
         self.window = 3
         self.loads: list[tuple[Load, Bounds]] = []
@@ -53,13 +73,17 @@ class Random:
 
     def decide(self, load: Load, bounds: Bounds) -> Setting:
         self.loads.append((load, bounds))
-        self.setting = Setting(self._dice.randint(1, 5), self._dice.randint(1, 3), "by chance")
+        self.setting = Setting(
+            self._dice.randint(1, self._most), self._dice.randint(1, 3), "by chance"
+        )
         return self.setting
 
 
-def by_chance(loader: DataLoader[Any], monkeypatch: pytest.MonkeyPatch, seed: int = 0) -> Random:
+def by_chance(
+    loader: DataLoader[Any], monkeypatch: pytest.MonkeyPatch, seed: int = 0, most: int = 5
+) -> Random:
     monkeypatch.setattr(auto_workers, "LEAST", 0)
-    controller = Random(seed)
+    controller = Random(seed, most)
     auto = loader._internals.auto
     assert auto is not None
     auto._controller = controller  # type: ignore[assignment]
@@ -84,21 +108,25 @@ def batches(loader: DataLoader[Any], epochs: int = 2) -> list[bytes]:
 def test_resized_at_any_moment_with_the_bytes_of_one_process(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    common: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seed": 5}
-    alone = DataLoader(Drawing(), **common, seeding=options.get("seeding", "batch"))
-    with DataLoader(Drawing(), num_workers="auto", **common, **options) as loader:
-        controller = by_chance(loader, monkeypatch)
+    common: dict[str, Any] = {"batch_size": 4, "seed": 5}
+    alone = DataLoader(
+        Drawing(), **common, sampler=Endless(), seeding=options.get("seeding", "batch")
+    )
+    sampler = Endless()
+    with DataLoader(Drawing(), num_workers="auto", sampler=sampler, **common, **options) as loader:
+        # Spawned workers take seconds to be up, of a processor that others want as well.
+        spawned = "multiprocessing_context" in options
+        controller = by_chance(loader, monkeypatch, most=3 if spawned else 5)
+        sampler.decided = controller.loads
         numbers = set()
-        for epoch in range(500):
+        for _ in range(1 if spawned else 3):
             found = []
             for batch in loader:
                 found.append(batch.numpy().tobytes())
                 numbers.add(loader.num_workers)
                 assert type(loader.num_workers) is int
-            assert found == batches(alone, 1)
-            if epoch and len(controller.loads) > 2:  # spawned workers take their time
-                break
-        assert controller.loads and len(numbers) > 1
+            assert found == [batch.numpy().tobytes() for batch in islice(alone, len(found))]
+        assert len(controller.loads) >= 2 * sampler.epoch and len(numbers) > 1
     for load, bounds in controller.loads:
         assert load.processor > 0 and load.worker > 0 and load.step > 0
         assert bounds.processors > 0 and bounds.most >= 1
@@ -117,9 +145,10 @@ def test_resized_by_many_a_chance(seed: int, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_it_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "lit_loader.tuning")
-    with DataLoader(Drawing(), 4, num_workers="auto") as loader:
-        by_chance(loader, monkeypatch)
-        batches(loader)
+    sampler = Endless()
+    with DataLoader(Drawing(), 4, num_workers="auto", sampler=sampler) as loader:
+        sampler.decided = by_chance(loader, monkeypatch).loads
+        batches(loader, 1)
         told = loader.statistics()
         assert (told.num_workers, told.why_so_many) == (loader.num_workers, "by chance")
         assert told.processor_fraction > 0 and 0 <= told.queued_fraction <= 1
@@ -160,7 +189,7 @@ def test_a_number_may_take_its_place_and_the_other_way_round() -> None:
     ("dataset", "options", "text"),
     [
         (Drawing(), {"seeding": "worker"}, "batches that do not depend on who makes them"),
-        (Stream(), {}, "does not apply to an IterableDataset, which is read in shares"),
+        (Stream(), {}, "does not apply to an IterableDataset without num_shards, whose"),
         (Drawing(), {"num_workers": "all"}, "a whole number of at least 0, or 'auto', got num_"),
     ],
 )
