@@ -170,17 +170,14 @@ class InProcessIterator(LoaderIterator[T_co]):
         try:
             raise error
         finally:
-            del error  # or its traceback would hold this frame, and this frame it
+            del error  # whose traceback holds this frame
 
     def _make(
         self, loader: _Making, start: EpochStart, ahead: bool = False
     ) -> tuple[int, Any] | None:
         """Make the next batch; returns its number with it, None if its reader has ended.
 
-        Args:
-            loader: Makes it.
-            start: Where the epoch began.
-            ahead: Whether its turn is yet to come, so that nothing is noted in the position.
+        Ahead of its turn, nothing is noted in the position.
         """
         task = self._next_task(start)
         self._progress.begin()

@@ -22,7 +22,7 @@ from lit_loader.errors import LoaderError
 from lit_loader.ranks.agreement import Agreement
 from lit_loader.ranks.job_store import Talks
 
-__all__ = ["Padding", "ShardTail", "WholeRounds", "tail_of"]
+__all__ = ["Padding", "ShardTail", "WholeRounds", "least_depth", "tail_of"]
 
 Hold = Callable[[bool], bool | None]
 """Has the next outcome ready ahead of its turn: called with whether to wait for it. Returns whether
@@ -156,6 +156,11 @@ class WholeRounds:
 
 
 ShardTail = Padding | WholeRounds
+
+
+def least_depth(shards: Shards | None, tail: str) -> int:
+    """How many batches workers must be ahead at least: a round is given when all of it is there."""
+    return ROUNDS_AHEAD * len(shards.mine) if shards is not None and tail == "drop" else 0
 
 
 def tail_of(

@@ -131,7 +131,11 @@ class _Suspended:
         self._generator = generator
 
     def __iter__(self) -> Iterator[Any]:
-        return (each for each in _referents(self._generator) if type(each) not in _FRAMES)
+        held = _referents(self._generator)
+        for frame in [each for each in held if type(each) is types.FrameType]:  # Python 3.10
+            known = (frame.f_globals, frame.f_builtins)
+            held += [each for each in _referents(frame) if not any(each is one for one in known)]
+        return (each for each in held if type(each) not in _FRAMES)
 
 
 def _of_generator(

@@ -190,9 +190,17 @@ def seed_worker(seed: int) -> None:
         seed: ``base_seed + worker_id`` (taken modulo 2**64), which ``torch.initial_seed()`` gives
             from now on, as torch documents it.
     """
-    if torch.accelerator.current_accelerator() is not None:
+    if _has_accelerator():
         torch.manual_seed(seed & _MASK)  # their generators, too, for which it takes locks
     seed_streams(seed)
+
+
+def _has_accelerator() -> bool:
+    """Whether torch knows of an accelerator; asks no driver, for this may be a forked process."""
+    try:
+        return torch.accelerator.current_accelerator() is not None
+    except RuntimeError:  # what torch 2.6 says where there is none
+        return False
 
 
 def await_draws() -> None:

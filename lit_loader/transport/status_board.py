@@ -8,7 +8,8 @@ workers that those with higher numbers are to leave. There are rows for more wor
 a pool may grow, and rows that were never written cost nothing.
 
 A row also has what only a viewer in another process asks for (`transport/board_view.py`): the
-worker's process, how many tasks it has done, where the indices of its batch lie.
+worker's process, how many tasks it has done, where the indices of its batch lie; instead of these,
+for one that stands for a worker on another machine, that machine's name.
 """
 
 from __future__ import annotations
@@ -25,16 +26,20 @@ __all__ = [
     "WORKERS_AT",
     "BoardRow",
     "Cancelled",
+    "EarlyProgress",
     "Progress",
     "Stage",
     "StatusBoard",
     "board_bytes",
+    "node_of",
 ]
 
 _WORDS: Final = 16  # two cache lines a row: rows of different workers never share one
 _GENERATION, _ISSUE, _WORKERS = range(3)
 _STAGE, _NUMBER, _POSITION, _SINCE, _COPY = range(5)
 _MADE, _PID, _STARTED, _STACKS, _INDICES = range(5, 10)  # and two words after the last
+_NODE_BYTES: Final = 8 * (_WORDS - _INDICES)
+_ELSEWHERE: Final = -1  # in the place of a descriptor for stacks: a name follows, and no indices
 _PACK_INDICES: Final = struct.Struct("@3q").pack_into  # native: a word at a time
 
 ROW_BYTES: Final = _WORDS * 8
@@ -85,6 +90,14 @@ class BoardRow(NamedTuple):
     position: int
     since: int
     issue: int = 0
+
+
+def node_of(row: bytes) -> str | None:
+    """Read, out of a copy of a row, which machine it stands for; None: this one."""
+    words = ROW.unpack_from(row)
+    if words[_STACKS] != _ELSEWHERE:
+        return None
+    return row[8 * _INDICES :].rstrip(b"\0").decode(errors="replace")
 
 
 def board_bytes(num_workers: int) -> int:
@@ -197,6 +210,27 @@ class Progress:
         return self._at if self._at >= 0 else None
 
 
+class EarlyProgress(Progress):
+    """Progress of a batch that is made before its epoch begins, and so its generation.
+
+    It is not wanted any more when the worker is to leave, or all are to end.
+    """
+
+    __slots__ = ()
+
+    def step(self, position: int) -> None:
+        """Note a sample, as :meth:`Progress.step` does.
+
+        Raises:
+            Cancelled: The worker is to leave.
+        """
+        words = self._words
+        if (self._position - _POSITION) // _WORDS > words[_WORKERS]:
+            raise Cancelled
+        self.generation = words[_GENERATION]
+        super().step(position)
+
+
 class StatusBoard:
     """Reads and writes the rows of the board.
 
@@ -273,6 +307,14 @@ class StatusBoard:
         place = 8 * ((worker + 1) * _WORDS + _INDICES)
         _PACK_INDICES(self._memory, place, number, offset, nbytes)
 
+    def is_elsewhere(self, worker: int, node: str) -> None:
+        """Write that what ``worker`` stands for is on another machine; "": it is not known yet."""
+        row = (worker + 1) * _WORDS
+        start = 8 * (row + _INDICES)
+        name = node.encode(errors="replace")[:_NODE_BYTES].ljust(_NODE_BYTES, b"\0")
+        self._memory[start : start + _NODE_BYTES] = name
+        self._words[row + _STACKS] = _ELSEWHERE
+
     def count(self, worker: int) -> None:
         """Count a task that ``worker`` has sent the result of."""
         self._words[(worker + 1) * _WORDS + _MADE] += 1
@@ -290,6 +332,10 @@ class StatusBoard:
     def progress(self, worker: int) -> Progress:
         """Give ``worker`` what it reports its samples by."""
         return Progress(self._words, (worker + 1) * _WORDS)
+
+    def early_progress(self, worker: int) -> EarlyProgress:
+        """Give ``worker`` what it reports those by that are read before their epoch begins."""
+        return EarlyProgress(self._words, (worker + 1) * _WORDS)
 
     def read(self, worker: int) -> BoardRow:
         """Copy a worker's row."""

@@ -122,6 +122,8 @@ class Matrix(np.ndarray):
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_is_not_mapped_is_carried_as_ever(name: str) -> None:
     make, maskable = OTHERS[name]
+    if name == "texts" and not hasattr(np.dtypes, "StringDType"):
+        pytest.skip("NumPy 2")
     array = make()
     found = carried(array, most=1 << 30)
     assert type(found) is type(array)
