@@ -189,7 +189,7 @@ def test_a_reader_with_a_state_moves_for_a_few_batches(early: bool, tmp_path: Pa
     data = Noted(tmp_path, 40_000, stateful=True)
     with DataLoader(data, 1, num_workers=1, num_shards=SHARDS, prefetch_factor=8) as loader:
         batches = iter(loader)
-        found = [next(batches) for _ in range(20 if early else 2_000)]
+        found = [next(batches) for _ in range(20 if early else 500)]
         loader.resize(2, prefetch_factor=4)
         found += come_up(loader, batches, 2)
         found += [next(batches) for _ in range(40)]
@@ -201,6 +201,26 @@ def test_a_reader_with_a_state_moves_for_a_few_batches(early: bool, tmp_path: Pa
     again = sum(times.values()) - len(times)
     assert len({process for _, process in data.read()}) == 2
     assert 0 < again <= moves * (1 + outstanding + 1)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_resume_reads_no_more_late_than_early(workers: int, tmp_path: Path) -> None:
+    """Of each reader the last batch that was given out, and those that are asked for."""
+    for done in (40, 3_960):
+        folder = tmp_path / str(done)
+        folder.mkdir()
+        data = Noted(folder, 4_000, stateful=True)
+        options: dict[str, Any] = {"batch_size": 10, "num_shards": SHARDS}
+        with DataLoader(Noted(tmp_path, 4_000, True), **options) as loader:
+            for _ in itertools.islice(loader, done // 10):
+                pass
+            state = loader.state_dict()
+        with DataLoader(data, num_workers=workers, **options) as loader:
+            loader.load_state_dict(state)
+            first = next(iter(loader))
+        assert first.flatten().tolist() == [*range(done, done + 10 * SHARDS, SHARDS)]
+        # With workers all readers are at work, and the first one is asked for its next batch.
+        assert len(data.read()) <= (2 if workers == 0 else 2 * SHARDS + 1) * 10
 
 
 def test_as_few_readers_as_possible_move() -> None:
