@@ -17,6 +17,7 @@ import dataclasses
 import math
 import os
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -48,11 +49,13 @@ from lit_loader.sampling.orders import EpochOrder
 from lit_loader.sampling.stream_advice import broken_promise, ignored_share
 from lit_loader.sampling.unsharded import advice_if_unsharded
 from lit_loader.seeding.generator_watch import GeneratorWatch
+from lit_loader.statistics.elsewhere import Elsewhere
 from lit_loader.statistics.records import BatchRecord, LoaderStatistics
 from lit_loader.system.interrupts import HeldBack
 from lit_loader.system.processors import usable_processors
 from lit_loader.system.start_method import default_context
 from lit_loader.tuning.num_workers import why_not_resized
+from lit_loader.tuning.turns import TURNS
 
 __all__ = ["LoaderHost"]
 
@@ -68,7 +71,7 @@ class LoaderHost:
     def __init__(self, loader: Any, internals: LoaderInternals) -> None:
         self._loader = loader
         self._internals = internals
-        self.recorder, self.auto = internals.recorder, internals.auto
+        self.recorder, self.auto, self._turn = internals.recorder, internals.auto, internals.turn
         self.max_sample_errors = loader.max_sample_errors
         self.promised = internals.promised
         self.shown = ShownLoader(loader, internals)
@@ -125,7 +128,8 @@ class LoaderHost:
 
     @property
     def _lanes(self) -> RemoteLanes | None:
-        return RemoteLanes.of(self._loader.remote, self._loader.remote_workers)
+        remote, count = self._loader.remote, self._loader.remote_workers
+        return RemoteLanes(remote, count, self.recorder.nodes) if count else None
 
     @property
     def size(self) -> tuple[int, int]:
@@ -158,7 +162,9 @@ class LoaderHost:
         pin, device = None, None
         if loader.pin_memory:
             pin, device = pinning.choose(loader.pin_memory_device, internals.warn_once)
-        self.recorder.first_remote = MOST_WORKERS if loader.remote_workers else None
+        if loader.remote_workers and self.recorder.elsewhere is None:
+            flight, nodes = loader.remote.in_flight, self.recorder.nodes
+            self.recorder.elsewhere = Elsewhere(MOST_WORKERS, flight, nodes)
         workers = loader.num_workers or loader.remote_workers
         if workers == 0 or (loader.num_workers and pin is None and self._best_in_process()):
             spec = self._spec_of_workers if workers else None
@@ -289,24 +295,17 @@ class LoaderHost:
                 internals.warn_once(advice)
         advice, internals.advice_at_start = internals.advice_at_start, None
         # Of loaders without length, Lightning takes a batch before any callback comes to act.
-        if advice is not None and self._has_length():
-            internals.warn_once(advice)
+        with contextlib.suppress(TypeError, NotImplementedError):
+            if advice is not None and len(self._loader) >= 0:
+                internals.warn_once(advice)
         return internals.epochs.begin(self._readers)
-
-    def _has_length(self) -> bool:
-        try:
-            return len(self._loader) >= 0
-        except (TypeError, NotImplementedError):
-            return False
 
     def lookahead(self, epoch: int) -> Iterator[UpcomingBatch] | None:
         """Foresee the batches of the epochs after this one; None: nothing is made ahead."""
-        if not (self._loader.prefetch_next_epoch and self._loader.persistent_workers):
-            return None
-        plan = self._internals.plan
-        if plan is None or self.assigned:  # assigned: generators go on from batch to batch
-            return None
-        return lookahead(plan, epoch)
+        loader, plan = self._loader, self._internals.plan
+        ahead = loader.prefetch_next_epoch and loader.persistent_workers
+        # Assigned: generators go on from batch to batch.
+        return lookahead(plan, epoch) if ahead and plan is not None and not self.assigned else None
 
     def expected_batches(self, epoch: int) -> Iterator[Any]:
         """Foresee the indices of an epoch's batches, as they would be issued now."""
@@ -317,15 +316,15 @@ class LoaderHost:
 
     def claim(self, request: WorkerRequest) -> Claim:
         """Give workers to an iterator, for it alone."""
+        self._turn.come_back(time.monotonic_ns())
         workers = self._loader.num_workers or (0 if self._lanes else 1)  # 0: from the next one on
+
+        def start() -> WorkerPool:
+            return self._start_pool(request.seed, workers, self._lanes)
+
         if not self._loader.persistent_workers:
-            return temporary(self._start_pool(request.seed, workers, self._lanes))
-        return self._internals.workers.claim(
-            request,
-            lambda: self._start_pool(request.seed, workers, self._lanes),
-            workers,
-            self.expected_batches,
-        )
+            return temporary(start())
+        return self._internals.workers.claim(request, start, workers, self.expected_batches)
 
     def _start_pool(self, seed: int, num_workers: int, lanes: Any = None) -> WorkerPool:
         return WorkerPool(
@@ -342,6 +341,8 @@ class LoaderHost:
     def note(self, record: BatchRecord, workers: WorkerPool | None, again: bool) -> None:
         """Record a batch that is given out; and have another number of workers, if that helps."""
         self.recorder.add(record)
+        if TURNS.whose is not self._turn or record.asked >= TURNS.due:
+            TURNS.look(self._turn, record.asked)
         auto = self.auto
         if auto is None or not auto.add(record, again) or workers is None:
             return
@@ -360,8 +361,8 @@ class LoaderHost:
                 ready=sum(iterator.ready for iterator in connected),
                 shared_memory=sum(pool.shared_memory for pool in pools),
                 memory=memory_use({*pools, self._internals.workers.pool}) if memory else None,
-                num_workers=self._loader.num_workers,
-                why_so_many="" if auto is None else auto.setting.reason,
+                num_workers=self._turn.workers(self._loader.num_workers),
+                why_so_many="" if auto is None else self._turn.why(auto.setting.reason),
             )
         return dataclasses.replace(statistics, **figures_of(self._loader.dataset))
 
@@ -387,12 +388,11 @@ class LoaderHost:
 
     def warn_of_broken_promise(self, promised: int, samples: int) -> None:
         """Warn that an iterable dataset gives more samples than its length says."""
-        dataset, workers = self._loader.dataset, self._loader.num_workers
-        text = broken_promise(dataset, promised, samples, workers)
+        loader = self._loader
+        text = broken_promise(loader.dataset, promised, samples, loader.num_workers)
         warnings.warn(text, stacklevel=program_stacklevel())
 
     def warn_of_ignored_share(self) -> None:
         """Warn, once, that an iterable dataset gives all of its readers the same."""
-        readers = self._readers * self.replica[1]
-        text = ignored_share(self._loader.dataset, readers, self.shards is not None)
-        self._internals.warn_once(text)
+        dataset, readers = self._loader.dataset, self._readers * self.replica[1]
+        self._internals.warn_once(ignored_share(dataset, readers, self.shards is not None))

@@ -73,7 +73,7 @@ class LoaderHistory:
         self.count = 0
         self._new: list[BatchRecord] = []
         self._steps = steps
-        self._recorder = Recorder()
+        self._recorder = self._source = Recorder()
         self._kept: deque[BatchRecord] = deque(maxlen=keep)
         self._before = self._first = self._last = LoaderStatistics()
         self._cache: dict[str, Any] = dict.fromkeys(_CACHE, 0)
@@ -84,6 +84,7 @@ class LoaderHistory:
     def begin(self, loader: DataLoader[Any]) -> None:
         """Take in the records of a loader from now on."""
         self._num_workers, self._persistent = loader.num_workers, loader.persistent_workers
+        self._source = recorder_of(loader)
         # A loader without length has given out its first batch already; one that was used before
         # has given out batches that do not belong to this loop.
         recorder_of(loader).listener = self._take_since_began
@@ -111,6 +112,7 @@ class LoaderHistory:
 
     def _sum_up(self) -> None:
         new, self._new = self._new, []
+        self._recorder.elsewhere = self._source.elsewhere
         if new:
             self._recorder.extend(new)
             self._kept.extend(new)
@@ -172,21 +174,37 @@ def interval_figures(
 
     Returns:
         ``wait_ms``, ``wait_fraction``, ``ready``, ``num_workers``, ``worker_busy``,
-        ``worker_restarts`` and ``sample_errors``; empty if there was no batch between them.
+        ``worker_restarts`` and ``sample_errors``; with remote workers also ``remote_fraction`` (of
+        the batches), ``remote_mb_per_s`` and ``transit_ms`` (for a remote batch); empty if there
+        was no batch between them.
     """
     batches = after.batches - before.batches
     if not batches:
         return {}
     waited, seconds = after.waited - before.waited, after.seconds - before.seconds
     busy = sum(w.busy for w in after.workers) - sum(w.busy for w in before.workers)
+    num_remote = sum(node.workers for node in after.nodes)
     return {
         "wait_ms": 1e3 * waited / batches,
         "wait_fraction": _fraction(waited, seconds),
         "ready": float(after.ready),
         "num_workers": float(num_workers),
-        "worker_busy": _fraction(busy, seconds * max(1, num_workers)),
+        "worker_busy": _fraction(busy, seconds * max(1, num_workers + num_remote)),
         "worker_restarts": float(after.worker_restarts - before.worker_restarts),
         "sample_errors": float(after.sample_errors - before.sample_errors),
+        **(_from_elsewhere(before, after, seconds) if num_remote else {}),
+    }
+
+
+def _from_elsewhere(
+    before: LoaderStatistics, after: LoaderStatistics, seconds: float
+) -> dict[str, float]:
+    batches = after.remote_batches - before.remote_batches
+    nbytes = after.remote_nbytes - before.remote_nbytes
+    return {
+        "remote_fraction": _fraction(batches, after.batches - before.batches),
+        "remote_mb_per_s": nbytes / 1e6 / seconds if seconds > 0 else 0.0,
+        "transit_ms": 1e3 * (after.transit - before.transit) / max(1, batches),
     }
 
 

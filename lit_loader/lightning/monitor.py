@@ -36,7 +36,9 @@ class LoaderMonitor(Callback):
     Trainer's loggers get the figures of that interval: ``loader/wait_ms`` (for a batch, mean),
     ``loader/wait_fraction`` (of the time), ``loader/ready`` (batches that are made and wait, at
     that moment), ``loader/num_workers``, ``loader/worker_busy`` (fraction, mean over the workers),
-    ``loader/worker_restarts`` and ``loader/sample_errors``. Those of validation begin with
+    ``loader/worker_restarts`` and ``loader/sample_errors``; with remote workers also
+    ``loader/remote_fraction`` (of the batches), ``loader/remote_mb_per_s`` and
+    ``loader/transit_ms`` (for a batch of theirs, mean). Those of validation begin with
     ``loader/val/``; where a loop has several loaders, ``loader/`` is followed by a loader's key or
     position. The progress bar shows the training loop's wait, as ``wait %``.
 

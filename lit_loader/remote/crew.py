@@ -52,6 +52,7 @@ class Member:
 
     Attributes:
         role: Which worker it is.
+        place: Its place among them.
         hand: Its handle; None: it is lost.
         node: Name of its machine; "": not known.
         up: Whether it has come up.
@@ -59,8 +60,9 @@ class Member:
         tickets: The orders that it has, in order.
     """
 
-    def __init__(self, role: Role) -> None:
+    def __init__(self, place: int, role: Role) -> None:
         self.role = role
+        self.place = place
         self.hand: Hand | None = None
         self.node = ""
         self.up = self.silent = False
@@ -99,7 +101,7 @@ class Crew:
         tell: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.members = [Member(role) for role in roles]
+        self.members = [Member(place, role) for place, role in enumerate(roles)]
         self._engine = engine
         self._in_flight = in_flight
         self._patience = patience
@@ -146,11 +148,15 @@ class Crew:
 
     # --- orders ---
 
-    def with_room(self) -> Member | None:
-        """The worker to be given the next order: the one with the fewest; None: none has room."""
+    def with_room(self, may: Callable[[Member], bool] = lambda member: True) -> Member | None:
+        """The worker to be given the next order: the one with the fewest; None: none has room.
+
+        Args:
+            may: Says whether a worker can be given one besides.
+        """
         found, least = None, self._in_flight
         for member in self.members:
-            if member.up and not member.silent and len(member.tickets) < least:
+            if member.up and not member.silent and len(member.tickets) < least and may(member):
                 found, least = member, len(member.tickets)
         return found
 

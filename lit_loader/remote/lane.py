@@ -89,12 +89,17 @@ class Lane:
         self._made: Made | None = None  # waits for a larger slot
         self._began = 0
         desk.board.enter(worker, Stage.IDLE, -1)
+        desk.board.is_elsewhere(worker, "")
         desk.send(Up(worker))
 
     @property
     def free(self) -> bool:
         """Whether it may take a task."""
         return self.task is None and not self._held
+
+    def serves(self, node: str) -> None:
+        """Show which machine its remote worker is on."""
+        self._desk.board.is_elsewhere(self.worker, node)
 
     def attend(self) -> bool:
         """Read one control message and do what it says; returns False when it is to stop."""
@@ -177,6 +182,7 @@ class Lane:
                 made.slowest_at,
             )
         )
+        self._desk.board.count(self.worker)
         self._drop()
 
     def fail(self, error: Exception) -> None:

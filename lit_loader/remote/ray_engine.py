@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import socket
 from concurrent.futures import Future
 from typing import Any, Final, cast
 
@@ -27,6 +29,9 @@ __all__ = ["RayEngine"]
 
 _SIGNS: Final = "signs of life"
 """The concurrency group of an actor that answers while it makes a batch."""
+
+_KNOCK: Final = 10.0
+"""Seconds that the head of a cluster has to accept a connection."""
 
 
 class RayHand:
@@ -91,6 +96,7 @@ class RayEngine:
         config = self._config
         if not ray.is_initialized():
             try:
+                _knock(config.address)
                 ray.init(
                     address=config.address,
                     runtime_env=None if config.runtime_env is None else dict(config.runtime_env),
@@ -162,3 +168,16 @@ class RayEngine:
                 hand.end()
             self._payload = self._actor = None
             ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """See that somebody listens there: Ray itself may wait for ever where nobody does.
+
+    Raises:
+        OSError: Nobody does.
+    """
+    if address == "auto":  # else found by its processes, which run
+        address = os.environ.get("RAY_ADDRESS", "")
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), _KNOCK).close()

@@ -40,7 +40,7 @@ from lit_loader.remote.crew import Crew, Member
 from lit_loader.remote.engine import Engine, Hello, Made, Order, UnreachableError
 from lit_loader.remote.lane import Desk, Lane
 from lit_loader.remote.second_look import SecondLook
-from lit_loader.remote.wires import EXACTNESS, FINAL, GONE, OPEN, RESTART, Plan, Wires
+from lit_loader.remote.wires import EXACTNESS, FINAL, GONE, NODE, OPEN, RESTART, Plan, Wires
 from lit_loader.system.stack_dumps import write_stacks_to
 from lit_loader.transport.messages import SIZE, Attend, Spare, Task, Up, unpack
 from lit_loader.transport.status_board import StatusBoard
@@ -101,6 +101,7 @@ class Relay:
         self._plan = plan
         self._calls: deque[Callable[[], None]] = deque()
         self._lanes: dict[int, Lane] = {}  # by control pipe
+        self._lanes_of: dict[int, list[Lane]] = {}  # by a remote worker's place
         self._orders: dict[int, tuple[Lane, Task, Order]] = {}  # by ticket
         self._blamed: dict[int, int] = {}
         self._code: int | None = None
@@ -212,7 +213,11 @@ class Relay:
             self._code = 0
             return
         worker, generation = OPEN.unpack(data)
-        self._lanes[fds[0]] = Lane(worker, fds[0], generation, self._desk)
+        lane = self._lanes[fds[0]] = Lane(worker, fds[0], generation, self._desk)
+        if self._crew is not None:
+            place = (worker - self._plan.first) // self._plan.config.in_flight
+            self._lanes_of.setdefault(place, []).append(lane)
+            lane.serves(self._crew.members[place].node)
         self._poll.register(fds[0], select.POLLIN)
 
     def _make_calls(self) -> None:
@@ -221,10 +226,14 @@ class Relay:
 
     def _wants_tasks(self) -> bool:
         crew = self._crew
-        return crew is not None and crew.with_room() is not None and self._free_lane() is not None
+        return crew is not None and crew.with_room(self._has_lane) is not None
 
-    def _free_lane(self) -> Lane | None:
-        return next((lane for lane in self._lanes.values() if lane.free), None)
+    def _free_lane(self, member: Member) -> Lane | None:
+        lanes = self._lanes_of.get(member.place, ())
+        return next((lane for lane in lanes if lane.free), None)
+
+    def _has_lane(self, member: Member) -> bool:
+        return self._free_lane(member) is not None
 
     def _take_tasks(self) -> None:
         """Take tasks while there is a lane and a worker for one.
@@ -236,7 +245,8 @@ class Relay:
         crew = self._crew
         while self._code is None and crew is not None:
             self._attend_all(0)
-            member, lane = crew.with_room(), self._free_lane()
+            member = crew.with_room(self._has_lane)
+            lane = None if member is None else self._free_lane(member)
             if member is None or lane is None:
                 return
             try:
@@ -289,6 +299,9 @@ class Relay:
     def came_up(self, member: Member, hello: Hello) -> None:
         """A remote worker has come up."""
         self._look_again.meet(hello)
+        self._say(NODE, f"{member.place} {hello.node}")
+        for lane in self._lanes_of.get(member.place, ()):
+            lane.serves(hello.node)
 
     # --- having none ---
 

@@ -21,6 +21,7 @@ import signal
 import socket
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from multiprocessing.connection import wait as wait_for
 from typing import Any, Final
 
@@ -29,7 +30,7 @@ from lit_loader.errors import ExactnessWarning
 from lit_loader.remote.engine import Role
 from lit_loader.remote.payload import pack_spec
 from lit_loader.remote.relay import relay_main
-from lit_loader.remote.wires import EXACTNESS, FINAL, OPEN, Plan, Wires
+from lit_loader.remote.wires import EXACTNESS, FINAL, NODE, OPEN, Plan, Wires
 from lit_loader.system.pickling import importable_main
 from lit_loader.system.shared_file import nameless_file, write_all
 from lit_loader.worker.payload import Links
@@ -51,20 +52,17 @@ class RemoteLanes:
     Args:
         config: Where remote workers come from: a `RayWorkers`, or the like of it.
         remote_workers: How many there are to be.
+        nodes: Is told which machine each of them is on, by its place among them.
 
     Attributes:
         count: How many lanes: one for each batch that a remote worker may have.
     """
 
-    def __init__(self, config: Any, remote_workers: int) -> None:
+    def __init__(self, config: Any, remote_workers: int, nodes: dict[int, str]) -> None:
         self._config = config
         self._remote_workers = remote_workers
+        self._nodes = nodes
         self.count: int = remote_workers * config.in_flight
-
-    @classmethod
-    def of(cls, config: Any, remote_workers: int) -> RemoteLanes | None:
-        """Make them, if there are to be any."""
-        return cls(config, remote_workers) if remote_workers else None
 
     def starter(self, here: Starter, links: Links, first: int, spec: BatchSpec) -> Starter:
         """Give what starts all workers: those here, and the lanes.
@@ -75,19 +73,21 @@ class RemoteLanes:
         here_are = links.num_workers
         total = here_are + self._remote_workers
         roles = [Role(each, total, links.seed + each) for each in range(here_are, total)]
-        return _MixedStarter(here, links, first, Plan(self._config, roles, here_are == 0), spec)
+        plan = Plan(self._config, roles, first, here_are == 0)
+        return _MixedStarter(here, links, plan, spec, self._nodes)
 
 
 class _MixedStarter:
     """Starts workers of this machine, and lanes."""
 
     def __init__(
-        self, here: Starter, links: Links, first: int, plan: Plan, spec: BatchSpec
+        self, here: Starter, links: Links, plan: Plan, spec: BatchSpec, nodes: dict[int, str]
     ) -> None:
         self._here = here
         self._links = links
-        self._first = first
+        self._first = plan.first
         self._plan = plan
+        self._nodes = nodes
         self._relays = 0
         self._relay: _Relay | None = None
         self.notices: deque[Notice] = here.notices
@@ -123,9 +123,9 @@ class _MixedStarter:
         self._relays += 1
         plan = self._plan
         if self._relays >= _RELAYS:
-            plan = Plan(None, plan.roles, plan.alone)
+            plan = replace(plan, config=None)
         last = self._relays == _RELAYS - 1
-        self._relay = _Relay(self._links, self._payload, plan, self.notices, last)
+        self._relay = _Relay(self._links, self._payload, plan, self.notices, self._nodes, last)
         return self._relay
 
     def came_up(self) -> None:
@@ -152,7 +152,13 @@ class _Relay:
     """A relay, from this side."""
 
     def __init__(
-        self, links: Links, payload: int, plan: Plan, notices: deque[Notice], last: bool
+        self,
+        links: Links,
+        payload: int,
+        plan: Plan,
+        notices: deque[Notice],
+        nodes: dict[int, str],
+        last: bool,
     ) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         assert links.tasks is not None
@@ -172,6 +178,7 @@ class _Relay:
         self.process = DirectWorker(process)
         self._requests = ours
         self._notices = notices
+        self._nodes = nodes
         self._plan = plan
         self._last = last
         self._final: str | None = None
@@ -198,6 +205,9 @@ class _Relay:
             kind, text = pickle.loads(data)
             if kind == FINAL:
                 self._final = text
+            elif kind == NODE:
+                place, _, node = text.partition(" ")
+                self._nodes[int(place)] = node
             else:
                 self._notices.append(ExactnessWarning(text) if kind == EXACTNESS else text)
 

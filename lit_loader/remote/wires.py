@@ -10,13 +10,13 @@ from typing import Any, Final
 
 from lit_loader.remote.engine import Engine, Role
 
-__all__ = ["EXACTNESS", "FINAL", "GONE", "OPEN", "RESTART", "Plan", "Wires"]
+__all__ = ["EXACTNESS", "FINAL", "GONE", "NODE", "OPEN", "RESTART", "Plan", "Wires"]
 
 OPEN: Final = struct.Struct("<II")
 """Open a lane: its number, the generation it begins with; its control pipe comes along."""
 
-RESTART, EXACTNESS, FINAL = "restart", "exactness", "final"
-"""What kind a message for the consumer is."""
+RESTART, EXACTNESS, FINAL, NODE = "restart", "exactness", "final", "node"
+"""What kind a message for the consumer is; the last one has a remote worker's place and machine."""
 
 GONE: Final = os.EX_UNAVAILABLE
 """Exit code of a relay that can have no remote workers, and has said so."""
@@ -30,11 +30,13 @@ class Plan:
         config: A `RayWorkers`, or another object whose ``engine()`` makes an `Engine`; None: there
             are to be no remote workers any more, and the lanes only answer.
         roles: The remote workers.
+        first: Number of the first lane; each remote worker has ``config.in_flight`` of them.
         alone: Whether there are no workers on this machine.
     """
 
     config: Any
     roles: list[Role]
+    first: int
     alone: bool
 
     def engine(self) -> Engine:

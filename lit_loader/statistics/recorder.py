@@ -18,13 +18,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from lit_loader.statistics.elsewhere import Elsewhere, node_times, worker_times
 from lit_loader.statistics.records import (
     BatchRecord,
     LoaderStatistics,
     MemoryUse,
     SlowSample,
     StageTimes,
-    WorkerTimes,
 )
 
 __all__ = ["WINDOW", "Recorder", "Stopwatch"]
@@ -103,15 +103,16 @@ class Recorder:
         sample_errors: As in `LoaderStatistics`.
         sample_retries: As in `LoaderStatistics`.
         last: The record of the batch given out last, or None.
-        first_remote: The workers from this number on are on other machines; None: there are none.
+        elsewhere: The workers that are on other machines; None: there are none.
+        nodes: Which machine each of those is on, by its place among them.
         listener: Called with every full window of records, and by `flush` with the rest; or None.
     """
 
     def __init__(self) -> None:
         self.worker_restarts = self.sample_errors = self.sample_retries = 0
         self.last: BatchRecord | None = None
-        self.first_remote: int | None = None
-        self._remote: NDArray[np.int64] = np.zeros(3, np.int64)  # batches, bytes, transit
+        self.elsewhere: Elsewhere | None = None
+        self.nodes: dict[int, str] = {}
         self.listener: Callable[[Sequence[BatchRecord]], object] | None = None
         self._records: list[BatchRecord] = []
         self._stages = Stopwatch(len(STAGES))
@@ -165,18 +166,11 @@ class Recorder:
 
     def _note_workers(self, column: dict[str, NDArray[np.int64]]) -> None:
         busy = column["fetch"] + column["collate"] + column["encode"]
-        if self.first_remote is not None:
-            remote = column["worker"] >= self.first_remote
-            transit = column["arrived"] - column["began"] - busy
-            self._remote += (
-                int(remote.sum()),
-                int(column["nbytes"][remote].sum()),
-                int(np.maximum(transit[remote], 0).sum()),
-            )
+        transit = np.maximum(column["arrived"] - column["began"] - busy, 0)
+        table = np.stack([np.ones_like(busy), column["samples"], busy, column["nbytes"], transit])
         for worker in set(column["worker"].tolist()):
-            mine = column["worker"] == worker
-            sums = (int(mine.sum()), int(column["samples"][mine].sum()), int(busy[mine].sum()))
-            self._workers[worker] = self._workers.get(worker, np.zeros(3, np.int64)) + sums
+            sums = table[:, column["worker"] == worker].sum(axis=1)
+            self._workers[worker] = self._workers.get(worker, np.zeros(5, np.int64)) + sums
 
     def _note_slow_samples(
         self, column: dict[str, NDArray[np.int64]], records: Sequence[BatchRecord]
@@ -216,18 +210,8 @@ class Recorder:
         """Returns the statistics of all batches so far; the arguments are as they say of now."""
         self.flush()
         seconds = max(self._waited + self._step, 1) / 1e9
-        workers = tuple(
-            WorkerTimes(
-                worker=worker,
-                batches=batches,
-                samples=samples,
-                busy=busy / 1e9,
-                busy_fraction=min(1.0, busy / 1e9 / seconds),
-            )
-            for worker, (batches, samples, busy) in sorted(
-                (worker, mine.tolist()) for worker, mine in self._workers.items()
-            )
-        )
+        workers = worker_times(self._workers, self.elsewhere, seconds)
+        nodes = node_times(workers)
         stages: dict[str, Any] = dict(zip(STAGES, self._stages.times(), strict=True))
         return LoaderStatistics(
             batches=self._stages.count,
@@ -248,9 +232,10 @@ class Recorder:
             sample_errors=self.sample_errors,
             sample_retries=self.sample_retries,
             shared_memory=shared_memory,
-            remote_batches=int(self._remote[0]),
-            remote_nbytes=int(self._remote[1]),
-            transit=int(self._remote[2]) / 1e9,
+            remote_batches=sum(node.batches for node in nodes),
+            remote_nbytes=sum(node.nbytes for node in nodes),
+            transit=sum(node.transit for node in nodes),
+            nodes=nodes,
             memory=memory,
             num_workers=num_workers,
             why_so_many=why_so_many,

@@ -18,6 +18,7 @@ __all__ = [
     "LoaderStatistics",
     "LoaderTrace",
     "MemoryUse",
+    "NodeTimes",
     "SlowSample",
     "StageTimes",
     "StepRecord",
@@ -141,11 +142,15 @@ class WorkerTimes:
     """What one worker did.
 
     Attributes:
-        worker: Its number; -1: the consumer's own process.
+        worker: Its number; -1: the consumer's own process. Those of remote workers begin at 1024.
         batches: Batches it made.
         samples: Samples in them.
         busy: Seconds that it was making them.
         busy_fraction: ``busy`` as part of the statistics' ``seconds``.
+        node: The machine of a remote worker, the last one if it was on several; "": this machine.
+        nbytes: Bytes of its batches.
+        transit: Seconds that a remote worker's batches were in transit, summed up (as in
+            `LoaderStatistics`).
     """
 
     worker: int
@@ -153,6 +158,32 @@ class WorkerTimes:
     samples: int
     busy: float
     busy_fraction: float
+    node: str = ""
+    nbytes: int = 0
+    transit: float = 0.0
+
+
+@dataclass(frozen=True)
+class NodeTimes:
+    """What the remote workers of one machine did.
+
+    Attributes:
+        node: Its name.
+        workers: How many of them have made batches.
+        batches: Batches they made.
+        samples: Samples in them.
+        nbytes: Bytes of them, which came over the network.
+        busy: Seconds that they were making them, summed up.
+        transit: Seconds that these were in transit, summed up (as in `LoaderStatistics`).
+    """
+
+    node: str
+    workers: int
+    batches: int
+    samples: int
+    nbytes: int
+    busy: float
+    transit: float
 
 
 @dataclass(frozen=True)
@@ -237,6 +268,7 @@ class LoaderStatistics:
         remote_nbytes: Their bytes, which came over the network.
         transit: Seconds, summed over them, in which nobody was at such a batch between its order
             and its arrival: on the way, or waiting behind another one.
+        nodes: What each other machine did, by name.
         memory: What memory all of it takes; None unless it was asked for.
         num_workers: Worker processes, when this was taken.
         why_so_many: Why, with ``num_workers="auto"``; else "".
@@ -276,6 +308,7 @@ class LoaderStatistics:
     remote_batches: int = 0
     remote_nbytes: int = 0
     transit: float = 0.0
+    nodes: tuple[NodeTimes, ...] = ()
     memory: MemoryUse | None = None
     num_workers: int = 0
     why_so_many: str = ""
@@ -291,7 +324,8 @@ class LoaderStatistics:
         if [made.worker for made in self.workers] == [-1]:
             makers = "this process"
         if self.remote_batches:
-            makers += f" ({_counted(self.remote_batches, 'remote batch', 'es')})"
+            nodes = _counted(len(self.nodes), "node")
+            makers += f" ({_counted(self.remote_batches, 'batch', 'es')} from {nodes})"
         return (
             f"{_counted(self.batches, 'batch', 'es')} ({_counted(self.samples, 'sample')}) in "
             f"{self.seconds:.3g} s; waited {self.wait_fraction:.0%} of it; {makers} "

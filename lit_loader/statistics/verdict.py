@@ -6,6 +6,7 @@ Used by `LoaderMonitor` for what it prints at the end of a fit. The first rule t
     … mostly for first batches          ─▶ keep the workers, or start them faster
     … and there are no workers          ─▶ have some
     … a few samples take most of it     ─▶ these samples
+    … and remote workers were not busy  ─▶ the way from them (`statistics/network.py`)
     … and the workers were busy         ─▶ more of them, or the stage that takes longest
     … one of them was, the others not   ─▶ unequal shares
     … and the parent itself was busy    ─▶ decode, or the pin-memory thread
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from lit_loader.statistics.network import came_from, network_limits
 from lit_loader.statistics.records import LoaderStatistics, StageTimes
 
 __all__ = ["verdict"]
@@ -84,6 +86,7 @@ def verdict(
             f"the trainer waited {_percent(fraction)} of the time",
             _cause(statistics, num_workers, cores, persistent_workers),
         ]
+    parts += came_from(statistics)
     parts += _chosen(statistics, cores)
     parts += _cache(statistics)
     parts += _transfer(statistics, transfer)
@@ -95,17 +98,19 @@ def _cause(
     statistics: LoaderStatistics, num_workers: int, cores: int | None, persistent_workers: bool
 ) -> str:
     """Why the trainer waited, and what would help."""
+    everywhere = num_workers + sum(node.workers for node in statistics.nodes)
     for found in (
         _startup(statistics, num_workers, persistent_workers),
         _no_workers(statistics, num_workers),
         _stragglers(statistics),
-        _workers(statistics, num_workers, cores),
+        network_limits(statistics),
+        _workers(statistics, everywhere, cores),
         _parent(statistics),
     ):
         if found:
             return found
     return (
-        f"workers were only {_percent(_busy(statistics, num_workers))} busy, and the training "
+        f"workers were only {_percent(_busy(statistics, everywhere))} busy, and the training "
         "process was not held up either: raise prefetch_factor, so that more batches are ready "
         "when the trainer asks"
     )
@@ -136,7 +141,7 @@ def _startup(statistics: LoaderStatistics, num_workers: int, persistent_workers:
 
 def _no_workers(statistics: LoaderStatistics, num_workers: int) -> str:
     """Advice for a loader without workers; else ""."""
-    if num_workers:
+    if num_workers or statistics.remote_batches:
         return ""
     own = {name: getattr(statistics, name).total for name in ("fetch", "collate", "pin")}
     stage = max(own, key=own.__getitem__)
@@ -176,6 +181,8 @@ def _workers(statistics: LoaderStatistics, num_workers: int, cores: int | None) 
     text = f"workers were {_percent(busy)} busy, {_percent(share)} of it {_PLACES[stage]}: "
     if statistics.why_so_many:
         text += _CHEAPER[stage]
+    elif statistics.nodes:
+        text += f"raise remote_workers or {_CHEAPER[stage]}"
     elif cores is None or num_workers < cores:
         text += f"add workers or {_CHEAPER[stage]}"
     else:

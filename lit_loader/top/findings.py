@@ -26,6 +26,7 @@ _STAGES: Final = {
     "encode": "writing the batch into shared memory",
     "leaving": "leaving, as fewer are wanted now",
     "dead": "dead",
+    "remote": "waiting for another machine",
 }
 
 

@@ -166,7 +166,9 @@ def _loader_cells(loader: Loader, wide: bool, faults: bool) -> list[RenderableTy
         f"{loader.ready}/{loader.ahead}",
     ]
     if wide:
-        cells += [_count(loader.batch_size), str(loader.num_workers), _bytes(loader.shared_memory)]
+        elsewhere = f"+{len(loader.nodes)} nodes" if loader.remote_in_flight else ""
+        cells += [_count(loader.batch_size), f"{loader.num_workers}{elsewhere}"]
+        cells.append(_bytes(loader.shared_memory))
     if faults:
         for number, style in ((loader.restarts, "red"), (loader.bad_samples, "yellow")):
             cells.append(Text(f"{number:,}", style=style if number else "dim"))
@@ -219,7 +221,10 @@ def _worker_table(
     for worker in shown:
         mark = "›" if chosen is not None and worker.pid == chosen else ""
         style = _STYLES.get(worker.stage, "bold yellow" if worker.stalled else "")
-        cells = [f"{mark}{worker.worker}", *([_plain_pid(worker)] if wide else []), worker.stage]
+        stage = worker.stage
+        if worker.node:
+            stage = f"{stage} {_plain(worker.node).partition('.')[0]}"
+        cells = [f"{mark}{worker.worker}", *([_plain_pid(worker)] if wide else []), stage]
         cells += [_count(worker.batch), _count(worker.sample)]
         cells.append("–" if worker.index is None else str(worker.index))
         cells.append("–" if worker.seconds is None else duration(worker.seconds))

@@ -38,7 +38,8 @@ class Worker:
         worker: Its number.
         pid: Its process here; None: it has none.
         stage: ``"starting"``, ``"worker_init_fn"``, ``"idle"``, ``"fetch"``, ``"collate"``,
-            ``"encode"``, ``"leaving"``; ``"dead"``: it has ended and was not replaced yet.
+            ``"encode"``, ``"leaving"``; ``"dead"``: it has ended and was not replaced yet;
+            ``"remote"``: it stands for a batch that is being made on another machine.
         batch: The batch that it makes, by its number in the epoch; None: none.
         sample: The place in the batch of the sample that it reads; None: it reads none.
         index: That sample's index; None: not known, or no whole number.
@@ -48,6 +49,7 @@ class Worker:
         memory: Bytes of its own, without shared memory; None: not known.
         doing: What the system says of it: "computing", "asleep", …; None: not known.
         made: Batches made under its number.
+        node: The machine of a remote worker, "": it has not come up yet; None: it is here.
         stack: The innermost line first, as far as it is the user's; None: it was not asked for.
         stack_problem: Why there is none though it was asked for; None: there is, or it was not.
         stack_time: When it was asked for, in seconds since 1970; None: it was not.
@@ -65,6 +67,7 @@ class Worker:
     memory: int | None = None
     doing: str | None = None
     made: int = 0
+    node: str | None = None
     stack: list[Frame] | None = None
     stack_problem: str | None = None
     stack_time: float | None = None
@@ -103,7 +106,10 @@ class Loader:
         wait_share: Which part of the last interval the training has waited; None: not known yet.
         ready: Batches that are made and were not asked for.
         ahead: Batches that may be asked for ahead.
-        num_workers: How many workers it is to have.
+        num_workers: How many workers it is to have, on this machine.
+        remote_in_flight: Batches that remote workers may have at hand, at most.
+        remote_batches: Those that they have made.
+        nodes: Their machines.
         shared_memory: Bytes of real memory that batches lie in.
         restarts: Workers that were replaced.
         bad_samples: Samples that could not be read.
@@ -126,6 +132,9 @@ class Loader:
     ready: int = 0
     ahead: int = 0
     num_workers: int = 0
+    remote_in_flight: int = 0
+    remote_batches: int = 0
+    nodes: list[str] = field(default_factory=list)
     shared_memory: int = 0
     restarts: int = 0
     bad_samples: int = 0

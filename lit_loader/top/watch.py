@@ -215,8 +215,14 @@ class Watch:
         indices = _indices(board, view)
         for number, row in enumerate(view.rows):
             gone = row.stage == Stage.LEFT and row.pid not in board.pids
-            if (row.pid and not gone) or number < view.workers:
+            if row.node is not None:
+                loader.workers.append(_lane(number, row))
+            elif (row.pid and not gone) or number < view.workers:
                 loader.workers.append(self._worker(board, number, row, indices.get(number)))
+        lanes = [worker for worker in loader.workers if worker.node is not None]
+        loader.remote_in_flight = len(lanes)
+        loader.remote_batches = sum(lane.made for lane in lanes)
+        loader.nodes = sorted({lane.node for lane in lanes if lane.node})
         loader.findings = findings(loader)
         return loader
 
@@ -255,6 +261,16 @@ class Watch:
         if pid in self._answers:
             worker.stack, worker.stack_problem, worker.stack_time = self._answers[pid]
         return worker
+
+
+def _lane(number: int, row: WorkerRow) -> Worker:
+    """A batch that a remote worker may have at hand."""
+    busy = row.stage in Stage.BUSY
+    worker = Worker(number, None, "remote" if busy else "idle", row.batch, made=row.made)
+    worker.node = row.node
+    worker.seconds = (time.monotonic_ns() - row.since) / 1e9 if row.since else None
+    worker.doing = f"on node {row.node}" if row.node else "no remote worker has come up for it"
+    return worker
 
 
 def _answer(pid: int, row: WorkerRow) -> tuple[list[Frame] | None, str | None, float]:

@@ -23,7 +23,7 @@ from lit_loader.transport.loader_page import (
     PAGE_BYTES,
     TEXTS,
 )
-from lit_loader.transport.status_board import ROW, ROW_BYTES, WORKERS_AT, Stage
+from lit_loader.transport.status_board import ROW, ROW_BYTES, WORKERS_AT, Stage, node_of
 
 __all__ = ["BoardView", "Event", "OtherFormat", "WorkerRow", "read_board", "read_index"]
 
@@ -66,6 +66,7 @@ class WorkerRow(NamedTuple):
         indices_of: The task whose indices lie at ``offset``.
         offset: Where in the file.
         nbytes: How many bytes of them.
+        node: The machine of a remote worker, "": not known yet; None: it is of this machine.
     """
 
     stage: int
@@ -80,6 +81,7 @@ class WorkerRow(NamedTuple):
     indices_of: int
     offset: int
     nbytes: int
+    node: str | None = None
 
     @property
     def batch(self) -> int | None:
@@ -184,7 +186,7 @@ def read_board(fd: int) -> BoardView:
     (workers,) = _WORKERS.unpack_from(data, WORKERS_AT)
     written = max(len(data.rstrip(b"\0")), ROW_BYTES * (1 + min(workers, _MOST)))
     rows = [
-        WorkerRow._make(ROW.unpack_from(data, start))
+        _row(data[start : start + ROW_BYTES])
         for start in range(ROW_BYTES, min(written, len(data) - ROW_BYTES + 1), ROW_BYTES)
     ]
     numbers = NUMBERS.unpack_from(page)
@@ -194,6 +196,13 @@ def read_board(fd: int) -> BoardView:
     }
     fields = (*numbers[:12], *numbers[16:19], texts["role"], texts["dataset"], rows, _events(page))
     return BoardView._make((workers, *fields))
+
+
+def _row(data: bytes) -> WorkerRow:
+    row, node = WorkerRow(*ROW.unpack_from(data)), node_of(data)
+    if node is None:
+        return row
+    return row._replace(stacks=0, indices_of=-1, offset=0, nbytes=0, node=node)
 
 
 def _read_calmly(fd: int, begin: int) -> bytes:

@@ -8,7 +8,8 @@ workers that those with higher numbers are to leave. There are rows for more wor
 a pool may grow, and rows that were never written cost nothing.
 
 A row also has what only a viewer in another process asks for (`transport/board_view.py`): the
-worker's process, how many tasks it has done, where the indices of its batch lie.
+worker's process, how many tasks it has done, where the indices of its batch lie; instead of these,
+for one that stands for a worker on another machine, that machine's name.
 """
 
 from __future__ import annotations
@@ -30,12 +31,15 @@ __all__ = [
     "Stage",
     "StatusBoard",
     "board_bytes",
+    "node_of",
 ]
 
 _WORDS: Final = 16  # two cache lines a row: rows of different workers never share one
 _GENERATION, _ISSUE, _WORKERS = range(3)
 _STAGE, _NUMBER, _POSITION, _SINCE, _COPY = range(5)
 _MADE, _PID, _STARTED, _STACKS, _INDICES = range(5, 10)  # and two words after the last
+_NODE_BYTES: Final = 8 * (_WORDS - _INDICES)
+_ELSEWHERE: Final = -1  # in the place of a descriptor for stacks: a name follows, and no indices
 _PACK_INDICES: Final = struct.Struct("@3q").pack_into  # native: a word at a time
 
 ROW_BYTES: Final = _WORDS * 8
@@ -86,6 +90,14 @@ class BoardRow(NamedTuple):
     position: int
     since: int
     issue: int = 0
+
+
+def node_of(row: bytes) -> str | None:
+    """Read, out of a copy of a row, which machine it stands for; None: this one."""
+    words = ROW.unpack_from(row)
+    if words[_STACKS] != _ELSEWHERE:
+        return None
+    return row[8 * _INDICES :].rstrip(b"\0").decode(errors="replace")
 
 
 def board_bytes(num_workers: int) -> int:
@@ -294,6 +306,14 @@ class StatusBoard:
         """Write where the indices of task ``number`` lie, until its batch takes their place."""
         place = 8 * ((worker + 1) * _WORDS + _INDICES)
         _PACK_INDICES(self._memory, place, number, offset, nbytes)
+
+    def is_elsewhere(self, worker: int, node: str) -> None:
+        """Write that what ``worker`` stands for is on another machine; "": it is not known yet."""
+        row = (worker + 1) * _WORDS
+        start = 8 * (row + _INDICES)
+        name = node.encode(errors="replace")[:_NODE_BYTES].ljust(_NODE_BYTES, b"\0")
+        self._memory[start : start + _NODE_BYTES] = name
+        self._words[row + _STACKS] = _ELSEWHERE
 
     def count(self, worker: int) -> None:
         """Count a task that ``worker`` has sent the result of."""

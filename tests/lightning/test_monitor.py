@@ -12,6 +12,7 @@ import statistics as stdlib
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +31,7 @@ from lit_loader.errors import OptionError
 from lit_loader.lightning.loader_history import interval_figures
 from lit_loader.lightning.monitor import LoaderMonitor
 from lit_loader.loader import recorder_of
-from lit_loader.statistics.records import BatchRecord, LoaderStatistics, WorkerTimes
+from lit_loader.statistics.records import BatchRecord, LoaderStatistics, NodeTimes, WorkerTimes
 from tests.statistics.test_chrome_trace import by_track, check
 from tests.support.delays import DELAY, SAMPLES, Collate, Delayed, Wait, compute, sleep, timed
 from tests.support.lightning_runs import Noting, Points, quiet_trainer
@@ -124,6 +125,12 @@ def test_interval_figures_are_differences() -> None:
         "sample_errors": 0.0,
     }
     assert interval_figures(after, after, num_workers=4) == {}
+    node = NodeTimes("a", 2, batches=5, samples=5, nbytes=4_000_000, busy=1.0, transit=0.5)
+    sums = {"remote_batches": 5, "remote_nbytes": 4_000_000, "transit": 0.5}
+    remote = interval_figures(before, replace(after, nodes=(node,), **sums), num_workers=4)
+    assert remote["remote_mb_per_s"] == pytest.approx(4 / (after.seconds - before.seconds))
+    assert remote["transit_ms"] == 100
+    assert remote["remote_fraction"] == 5 / (after.batches - before.batches)
     assert interval_figures(statistics(), statistics(batches=1), 0)["wait_fraction"] == 0.0
 
 

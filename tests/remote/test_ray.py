@@ -14,12 +14,15 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import Dataset
 
 import lit_loader
 from lit_loader.errors import LoaderError, WorkerRestartWarning
@@ -44,12 +47,31 @@ psutil: Any = pytest.importorskip("psutil")
 ROOT = Path(__file__).parents[2]
 
 
+class Calm(Drawn):
+    """Leaves processors to nodes that are starting; an epoch takes a second."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        time.sleep(0.01)
+        return super().__getitem__(index)
+
+
+class Large(Dataset[Any]):
+    """Samples of 40 MB; three do not fit into a node's object store."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((40 << 20,), index, dtype=torch.uint8)
+
+
 class Node:
     """One node; the first is the head."""
 
-    def __init__(self, address: str | None, cpus: int, folder: str) -> None:
+    def __init__(self, address: str | None, cpus: int, folder: str, resources: str = "{}") -> None:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled"}
         options = [f"--num-cpus={cpus}", "--object-store-memory=100000000", "--disable-usage-stats"]
+        options += [f"--resources={resources}"]
         if address is None:
             with socket.socket() as free:
                 free.bind(("127.0.0.1", 0))
@@ -179,25 +201,44 @@ def test_faults(nodes: list[Node], fault: str, here: int) -> None:
 @pytest.mark.slow
 def test_a_node_is_lost_and_another_joins(nodes: list[Node]) -> None:
     nodes.append(Node(nodes[0].address, 2, ""))
-    with loader_of(Drawn(), 1, 4, at(nodes, patience=3.0)) as loader:
-        compare_until(lambda: bool(nodes[1].processes("RemoteWorker")), loader, Drawn())
+    with loader_of(Calm(), 1, 4, at(nodes, patience=3.0)) as loader:
+        compare_until(lambda: bool(nodes[1].processes("RemoteWorker")), loader, Calm())
         for process in nodes[1].processes(""):
             with contextlib.suppress(psutil.Error):
                 process.kill()
         loader.set_epoch(0)
-        compare_until(lambda: True, loader, Drawn())
+        compare_until(lambda: True, loader, Calm())
         nodes.append(Node(nodes[0].address, 2, ""))
         loader.set_epoch(0)
-        compare_until(lambda: bool(nodes[2].processes("RemoteWorker")), loader, Drawn())
+        compare_until(lambda: bool(nodes[2].processes("RemoteWorker")), loader, Calm())
+
+
+@pytest.mark.slow
+def test_an_object_store_that_is_full_loses_nothing(nodes: list[Node]) -> None:
+    with loader_of(Large(), 0, 2, at(nodes), batch_size=1, shuffle=False) as loader:
+        for _ in range(2):
+            for index, batch in enumerate(loader):
+                assert batch.shape == (1, 40 << 20) and bool((batch == index).all())
+    assert loader.statistics().remote_batches == 24
+
+
+@pytest.mark.slow
+def test_a_cluster_with_fewer_processors_is_told_of(nodes: list[Node]) -> None:
+    with loader_of(Calm(), 1, 4, at(nodes, patience=1.0)) as loader:
+        warned: list[str] = []
+        while not warned:
+            warned = compare_until(lambda: True, loader, Calm())
+            loader.set_epoch(0)
+    assert "of remote_workers=4 are up: the cluster has 2 processors on 1 node, " in warned[0]
 
 
 @pytest.mark.slow
 def test_the_head_is_lost(nodes: list[Node]) -> None:
-    with loader_of(Drawn(), 1, 2, at(nodes, patience=3.0)) as loader:
-        compare_until(lambda: joined(loader), loader, Drawn())
+    with loader_of(Calm(), 1, 2, at(nodes, patience=3.0)) as loader:
+        compare_until(lambda: joined(loader), loader, Calm())
         nodes[0].close()
         loader.set_epoch(0)
-        compare_until(lambda: True, loader, Drawn())
+        compare_until(lambda: True, loader, Calm())
 
 
 @pytest.mark.slow

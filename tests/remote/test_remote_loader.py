@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import platform
 import random
 import signal
 import warnings
@@ -13,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from torch.utils.data import Dataset
 
 import lit_loader
@@ -22,6 +25,8 @@ from lit_loader.errors import (
     WorkerDiedError,
     WorkerRestartWarning,
 )
+from lit_loader.top.picture import picture
+from lit_loader.top.watch import Watch
 from tests.support.remote_threads import ThreadWorkers
 
 LENGTH = 96
@@ -125,6 +130,29 @@ def test_batches_are_those_of_one_process(
     assert statistics.remote_batches > 0 and statistics.remote_nbytes > 0
     assert (statistics.remote_batches == statistics.batches) == (here == 0)
     assert remote.count("left") == 1
+    [node] = statistics.nodes
+    assert node.node == platform.node() and node.transit > 0
+    assert (node.batches, node.nbytes) == (statistics.remote_batches, statistics.remote_nbytes)
+    assert sum(worker.batches for worker in statistics.workers) == statistics.batches
+    there = [worker for worker in statistics.workers if worker.node]
+    assert len(there) == node.workers and {each.worker for each in there} <= {1024, 1025}
+
+
+def test_a_viewer_tells_remote_from_local(tmp_path: Path) -> None:
+    remote = ThreadWorkers(str(tmp_path))
+    with loader_of(Drawn(), 1, 2, remote) as loader:
+        compare_until(lambda: remote.count("made") > 0, loader, Drawn())
+        [training] = Watch(os.getpid()).look()
+        [seen] = [each for each in training.loaders() if each.remote_in_flight]
+        statistics = loader.statistics()
+        drawn = Console(record=True, width=140, file=io.StringIO())
+        drawn.print(picture([training], 140))
+    assert (seen.num_workers, seen.remote_in_flight) == (1, 4)
+    assert seen.nodes == [platform.node()]
+    assert seen.remote_batches >= statistics.remote_batches > 0
+    assert [each.worker for each in seen.workers if each.node is None] == [0]
+    text = drawn.export_text()
+    assert "1+1 nodes" in text and f"on node {platform.node()}" in text
 
 
 def test_a_state_says_nothing_of_remote_workers_and_is_resumed_without(tmp_path: Path) -> None:
@@ -228,6 +256,24 @@ def test_a_relay_that_is_killed_is_replaced(here: int, tmp_path: Path) -> None:
     assert len(warned) == 1, warned
     assert "The process for remote workers (pid" in warned[0]
     assert "was killed by SIGKILL. Another one was started, and nothing is lost." in warned[0]
+
+
+@pytest.mark.parametrize("here", [0, 1])
+def test_the_workers_here_are_resized_beside_remote_ones(here: int, tmp_path: Path) -> None:
+    remote = ThreadWorkers(str(tmp_path))
+    with loader_of(Drawn(), here, 2, remote) as loader:
+        compare_until(lambda: remote.count("made") > 0, loader, Drawn())
+        loader.set_epoch(0)
+        expected, batches = next(epochs(Drawn())), iter(loader)
+        found = [frozen(next(batches)) for _ in range(5)]
+        for number in (3, 1):
+            loader.resize(number)
+            found += [frozen(next(batches)) for _ in range(5)]
+        found += [frozen(batch) for batch in batches]
+        assert found == expected
+        made = remote.count("made")
+        loader.set_epoch(0)
+        compare_until(lambda: remote.count("made") > made, loader, Drawn())
 
 
 @pytest.mark.slow

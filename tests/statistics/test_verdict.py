@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
-from lit_loader.statistics.records import LoaderStatistics, SlowSample, StageTimes, WorkerTimes
+from lit_loader.statistics.records import (
+    LoaderStatistics,
+    NodeTimes,
+    SlowSample,
+    StageTimes,
+    WorkerTimes,
+)
 from lit_loader.statistics.verdict import verdict
 
 
@@ -35,6 +41,15 @@ def run(waited: float, *busy: float, **fields: Any) -> LoaderStatistics:
 
 def stages(fetch: float = 0, collate: float = 0, encode: float = 0) -> dict[str, StageTimes]:
     return {"fetch": lasted(fetch), "collate": lasted(collate), "encode": lasted(encode)}
+
+
+def elsewhere(busy: float, nbytes: int, transit: float) -> dict[str, Any]:
+    """One worker here, always busy, and two on a node; half of the batches are theirs."""
+    here = WorkerTimes(0, 500, 500, 100, 1.0)
+    there = [WorkerTimes(1024 + n, 250, 250, 100 * busy, busy, node="a.b") for n in range(2)]
+    node = NodeTimes("a.b", 2, 500, 500, 500 * nbytes, 200 * busy, transit)
+    sums = {"remote_batches": 500, "remote_nbytes": 500 * nbytes, "transit": transit}
+    return {"workers": (here, *there), "nodes": (node,), **sums}
 
 
 SLOW = (SlowSample(77, 0.055, 0, 3), SlowSample("a.png", 1.26, 0, 9), SlowSample(None, 1, 0, 1))
@@ -115,6 +130,30 @@ SLOW = (SlowSample(77, 0.055, 0, 3), SlowSample("a.png", 1.26, 0, 9), SlowSample
             "the trainer waited 40 % of the time; the pin-memory thread was 90 % busy, mostly "
             "rebuilding batches in the training process: return tensors or arrays, instead of "
             "objects that take long to unpickle",
+        ),
+        (
+            run(0.4, 0.5, **elsewhere(0.2, 150_000_000, 180.0)),
+            1,
+            "the trainer waited 40 % of the time; remote workers were only 20 % busy: the network, "
+            "or the process that takes batches in, is the limit (150 MB a batch, 5 a second; "
+            "10 GbE carries 7.7): send less, images as uint8, say, and convert and normalise them "
+            "in the model; 50 % of the batches (75 GB) came from 2 remote workers (a.b 500), each "
+            "360 ms in transit",
+        ),
+        (
+            run(0.4, 0.5, **elsewhere(0.2, 2_000, 180.0)),
+            1,
+            "the trainer waited 40 % of the time; remote workers were only 20 % busy: a batch of "
+            "2 kB is 360 ms on its way or waiting for it: raise remote.in_flight, or make "
+            "larger batches; 50 % of the batches (1 MB) came from 2 remote workers (a.b 500), each "
+            "360 ms in transit",
+        ),
+        (
+            run(0.4, 0.9, **elsewhere(0.9, 2_000, 10.0)),
+            1,
+            "the trainer waited 40 % of the time; workers were 93 % busy, 81 % of it in "
+            "__getitem__: raise remote_workers or make __getitem__ cheaper; 50 % of the batches "
+            "(1 MB) came from 2 remote workers (a.b 500), each 20 ms in transit",
         ),
         (
             run(0.1, 0.3, 0.3, decode=lasted(1.0)),
