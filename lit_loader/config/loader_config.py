@@ -104,8 +104,8 @@ class LoaderConfig:
         prefetch_next_epoch: Let workers that have nothing left to do in an epoch begin the next
             one, where they are persistent and the order is the loader's own (no sampler or
             batch_sampler, no seeding="worker", of iterable datasets those with num_shards). What
-            they made is dropped if that epoch, seed or position is not what comes next. False for datasets that are changed between epochs
-            through memory shared with the workers.
+            they made is dropped if that epoch, seed or position is not what comes next. False for
+            datasets that are changed between epochs through memory shared with the workers.
         check_exactness: So many of the first batches are made again, after others and, where there
             are workers, in another process. One warning names the first difference: something in
             the samples is not a function of seed and index. The samples are read twice. 0: none.
