@@ -71,13 +71,13 @@ def ways() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("kind", "keeps", "persistent", "method", "in_order"), [*ways()])
 def test_bytes(kind: str, keeps: bool, persistent: bool, method: str, in_order: bool) -> None:
-    chance = random.Random(f"{kind} {keeps} {persistent}")
+    chance, cheap = random.Random(f"{kind} {keeps} {persistent}"), method == "fork"
     with stream(
         kind, keeps, 2, persistent_workers=persistent, in_order=in_order,
         multiprocessing_context=method,
     ) as loader:  # fmt: skip
-        for expected in reference(kind, keeps):
-            found = [*resized(loader, chance)]
+        for expected in reference(kind, keeps)[: 2 if cheap else 1]:
+            found = [*resized(loader, chance, 6 if cheap else 3)]
             if not in_order:  # those of a reader come in order all the same
                 found, expected = (
                     [batch for shard in range(SHARDS) for batch in batches if of(shard, batch)]
