@@ -139,14 +139,14 @@ class WorkerPool:
         if not self.closed:
             self.wake()
 
-    def adapt(self) -> None:
-        """Bring a :meth:`resize` about where no thread receives, which does it by itself."""
+    def adapt(self, wait: bool = True) -> None:
+        """Bring a :meth:`resize` about where no thread receives; or what need not be waited for."""
         if self.closed:
             return
         self._resizer.adapt()
         kept: list[Message] = []
-        deadline = time.monotonic() + _MOMENT
-        while self._resizer.waited_for and time.monotonic() < deadline:
+        deadline = time.monotonic() + (_MOMENT if wait else 0)
+        while self._resizer.waited_for:
             try:
                 message = self._pipes.next(deadline)
             except Ended:
@@ -159,6 +159,8 @@ class WorkerPool:
                 self._resizer.not_needed()
             elif message is not None:
                 kept.append(message)
+            elif time.monotonic() >= deadline:
+                break
         self._pipes.arrived.extendleft(reversed(kept))
 
     @property
@@ -170,6 +172,16 @@ class WorkerPool:
     def settled(self) -> bool:
         """Whether there are just as many as there are to be, all of them up."""
         return not self._workers.starting and len(self._workers.started) == self.num_workers
+
+    @property
+    def leaving(self) -> bool:
+        """Whether more live than there are to be."""
+        return bool(self._workers.leaving)
+
+    @property
+    def forks(self) -> bool:
+        """Whether they are forked, which takes milliseconds."""
+        return self._workers.forks
 
     @property
     def started(self) -> list[int]:
@@ -224,17 +236,11 @@ class WorkerPool:
             indices: Its indices; for an iterable dataset where its reader is to begin, or None.
             epoch: Its epoch.
             seed: Base seed of the epoch.
-
-        Raises:
-            Exception: The indices cannot be pickled.
         """
         self._dispatcher.submit(number, indices, epoch, seed)
 
     def receive(self, timeout: float | None = None) -> Outcome | None:
-        """Wait for the next task to be done.
-
-        Args:
-            timeout: Seconds to wait at most; None waits for ever.
+        """Wait for the next task to be done, ``timeout`` seconds at most.
 
         Returns:
             The outcome, or None when the time is up or :meth:`wake` was called.
@@ -269,8 +275,7 @@ class WorkerPool:
                     raise death from None
                 self._resizer.part_with(death.worker)
                 return None
-            kind = type(message)
-            if kind is Up:
+            if (kind := type(message)) is Up:
                 self._resizer.came_up(message.worker)  # type: ignore[union-attr]
             elif kind is Spare:
                 self._resizer.not_needed()
@@ -347,10 +352,7 @@ class WorkerPool:
         self._handshake.begin(self.started)
 
     def resumed(self, timeout: float | None = None) -> bool | None:
-        """Wait until every worker has acknowledged the new epoch.
-
-        Args:
-            timeout: Seconds to wait at most; None waits for ever.
+        """Wait until every worker has acknowledged the new epoch, ``timeout`` seconds at most.
 
         Returns:
             True when all have, None when the time is up or :meth:`wake` was called.
@@ -358,8 +360,8 @@ class WorkerPool:
         Raises:
             WorkerDeath: A worker is gone.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
         assert self._handshake.missing is not None, "resume() comes first"
+        deadline = None if timeout is None else time.monotonic() + timeout
         while self._handshake.missing:
             message = self._next_message(deadline)
             if message is None:

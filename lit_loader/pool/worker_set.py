@@ -110,6 +110,11 @@ class WorkerSet:
         return sorted(self._own.processes)
 
     @property
+    def forks(self) -> bool:
+        """Whether they are forked."""
+        return self._starter.forks
+
+    @property
     def pids(self) -> list[int]:
         """Their process ids."""
         return [process.pid or 0 for _, process in sorted(self._own.processes.items())]

@@ -160,6 +160,7 @@ class _Worker:
     def run(self) -> None:
         """Serve until Stop, or until there are to be fewer workers."""
         while self._board.rest(self._id) or self._is_owed():
+            self._begin_ahead()
             message = self._receive()
             if isinstance(message, Task):
                 # Looked at before the task is announced on the board: one that the parent has seen
@@ -181,6 +182,12 @@ class _Worker:
         leaving = threading.Timer(LEAVE_GRACE, os._exit, (0,))
         leaving.daemon = True
         leaving.start()
+
+    def _begin_ahead(self) -> None:
+        """Begin the next epoch of readers that have ended, while nothing else is to be done."""
+        loader = self._loader
+        while isinstance(loader, ShardLoader) and loader.may_begin_ahead and not self._is_owed():
+            loader.begin_ahead(self._board.early_progress(self._id))
 
     def _is_owed(self) -> bool:
         """Whether a worker that is to leave has messages that no other one can take."""

@@ -19,6 +19,7 @@ from torch.utils.data import IterableDataset
 import lit_loader
 from lit_loader import DataLoader
 from lit_loader.pool.reader_homes import ReaderHomes
+from tests.parity.tools import Gate
 from tests.support.samples import METHODS
 from tests.support.shard_data import KINDS
 
@@ -229,6 +230,41 @@ def test_readers_wait_for_a_worker_that_is_not_up() -> None:
     assert homes.send(14) == (2, False)
     homes.settle([0], 1)
     assert homes.send(22) == (0, True)
+
+
+# Without order -----------------------------------------------------------------------------------
+
+
+class OneWaits(IterableDataset[torch.Tensor]):
+    """Reader 0 waits before its first sample, until the gate is open."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        shard, shards = lit_loader.get_shard()
+        if shard == 0:
+            assert self.gate.wait()
+        for number in range(shard, 100 * shards, shards):
+            yield torch.tensor([number])
+
+
+def test_a_slow_reader_delays_none_that_has_another_worker() -> None:
+    gate = Gate()
+    try:
+        with DataLoader(
+            OneWaits(gate), 1, num_workers=2, num_shards=4, in_order=False, prefetch_factor=3
+        ) as loader:
+            batches, odd = iter(loader), 0
+            while odd < 200:  # all that the second worker's readers have
+                number = int(next(batches))
+                assert number % 4, "the reader waits"
+                odd += number % 2
+            gate.open()
+            rest = [int(batch) for batch in batches]
+            assert [number for number in rest if number % 4 == 0] == [*range(0, 400, 4)]
+    finally:
+        gate.close()
 
 
 # By a controller ---------------------------------------------------------------------------------
