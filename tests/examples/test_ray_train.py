@@ -12,7 +12,7 @@ import pytest
 from tests.remote.test_ray import Node, nodes  # noqa: F401
 from tests.support.recipes import EXAMPLES
 
-pytestmark = [pytest.mark.slow, pytest.mark.process, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.process, pytest.mark.timeout(900)]
 
 pytest.importorskip("ray.train", exc_type=ImportError)
 
@@ -23,7 +23,7 @@ def train(tmp_path: Path, *arguments: str) -> str:
     script, folder = EXAMPLES / "ray_train.py", tmp_path / "out"
     command = [sys.executable, str(script), "--folder", str(folder), "--epochs", "2", *arguments]
     ended = subprocess.run(
-        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=500
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=800
     )
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
     assert (folder / "ray_train.png").read_bytes().startswith(b"\x89PNG")
