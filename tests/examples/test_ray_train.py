@@ -30,6 +30,16 @@ def train(tmp_path: Path, *arguments: str) -> str:
     return next(line for line in ended.stdout.splitlines() if "the samples of one process" in line)
 
 
+def wait_for(address: str, number: int) -> None:
+    """Waits until so many nodes are there."""
+    waiting = (
+        "import ray, sys, time\nray.init(sys.argv[1], log_to_driver=False)\n"
+        "while sum(node['Alive'] for node in ray.nodes()) < int(sys.argv[2]): time.sleep(0.1)"
+    )
+    command = [sys.executable, "-c", waiting, address, str(number)]
+    subprocess.run(command, check=True, capture_output=True, timeout=200)
+
+
 def test_a_rank_is_killed(tmp_path: Path) -> None:
     said = train(tmp_path, "--cpus", "4", "--kill-at", "45")
     assert "at all 66 steps" in said and "steps 41 to 66 on 2 ranks" in said
@@ -39,8 +49,9 @@ def test_a_node_is_killed_and_one_rank_goes_on(
     nodes: list[Node],  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    for _ in range(2):
+    for number in range(2):
         nodes.append(Node(nodes[0].address, 2, "", '{"rank": 1}'))
+        wait_for(nodes[0].address, 2 + number)
     said = train(
         tmp_path,
         *("--address", nodes[0].address, "--ranks", "1-2", "--rank-resources", "rank=1"),
