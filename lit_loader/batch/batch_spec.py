@@ -69,6 +69,7 @@ class BatchSpec:
         share: Whether workers are to have the dataset's long lists in shared memory.
         num_shards: Readers of an iterable dataset, of all ranks together, whatever the number of
             workers; 0: each worker is one.
+        ahead: Of these, how many a worker may begin the next epoch of when they have ended.
     """
 
     dataset: Any
@@ -87,6 +88,7 @@ class BatchSpec:
     timed: bool = False
     share: bool = False
     num_shards: int = 0
+    ahead: int = 0
 
     @property
     def num_readers(self) -> int:

@@ -45,9 +45,9 @@ class LoaderConfig:
         batch_sampler: Iterable of lists of indices, or a callable that makes one from the
             dataset; takes the place of batch_size, shuffle, sampler and drop_last.
         num_workers: Worker processes; 0: samples are loaded in the calling process; "auto": as
-            many as are found to help, while it runs, by what batches cost (map-style datasets;
-            ``loader.num_workers`` is the number of the moment). ``loader.resize(n)`` changes it
-            while they are at work.
+            many as are found to help, while it runs, by what batches cost (map-style datasets, and
+            iterable ones with num_shards; ``loader.num_workers`` is the number of the moment).
+            ``loader.resize(n)`` changes it while they are at work.
         collate_fn: Turns a list of samples into a batch; None: `default_collate`, or
             `default_convert` where batch_size is None.
         pin_memory: Copy batches into page-locked memory before they are given out.
@@ -243,10 +243,11 @@ class LoaderConfig:
         if self.remote_workers:
             check_use(self.remote_workers, iterable)
             self.remote.check_installed()
-        if iterable and self.num_workers == "auto":
+        if iterable and self.num_workers == "auto" and self.num_shards is None:
             raise OptionError(
-                "num_workers='auto' does not apply to an IterableDataset, which is read in shares "
-                "that workers keep: set num_workers to a number, got num_workers='auto'"
+                "num_workers='auto' does not apply to an IterableDataset without num_shards, whose "
+                "data depends on the number of workers: pass num_shards, or set num_workers to a "
+                "number, got num_workers='auto'"
             )
         if self.num_shards is not None and not iterable:
             raise OptionError(

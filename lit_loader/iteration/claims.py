@@ -68,8 +68,14 @@ class Claim(NamedTuple):
 class PoolHost(Host, Protocol):
     """What an iterator that uses workers needs of its loader."""
 
-    def note(self, record: BatchRecord, workers: WorkerPool | None) -> None:
-        """Record a batch that is given out, by these workers if they are there still."""
+    def note(self, record: BatchRecord, workers: WorkerPool | None, again: bool) -> None:
+        """Record a batch that is given out.
+
+        Args:
+            record: What it has cost.
+            workers: Who makes batches; None: they are gone.
+            again: Whether a reader that moves reads again what it has given.
+        """
 
     @property
     def shards(self) -> Shards | None:

@@ -167,9 +167,8 @@ def made_by_pool(start: Callable[[int, int], WorkerPool], workers: int, timeout:
         pool = start(first.seed, max(1, workers))
         try:
             for number in numbers:  # one at a time: no task is taken by another's turn
-                worker = number % workers if workers else None
                 task = task_number(first.epoch, number)
-                pool.submit(task, indices.get(number), first.epoch, first.seed, worker)
+                pool.submit(task, indices.get(number), first.epoch, first.seed)
                 outcome = _received(pool, timeout)
                 if outcome.memory is not None or outcome.failure is not None:
                     yield position_of(outcome.number), _batch(outcome)

@@ -17,9 +17,10 @@ import dataclasses
 import math
 import os
 import threading
+import time
 import warnings
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any
 
 from lit_loader.accelerator import pin_memory as pinning
 from lit_loader.accelerator.device_copy import DeviceCopy
@@ -35,7 +36,7 @@ from lit_loader.iteration.base import LoaderIterator
 from lit_loader.iteration.claims import Claim, WorkerRequest
 from lit_loader.iteration.exactness_check import ExactnessCheck, made_by_pool, made_here
 from lit_loader.iteration.in_process import InProcessIterator
-from lit_loader.iteration.internals import LoaderInternals
+from lit_loader.iteration.internals import DEFAULT_PREFETCH, LoaderInternals
 from lit_loader.iteration.memory_use import memory_use
 from lit_loader.iteration.multi_process import MultiProcessIterator
 from lit_loader.iteration.persistent_workers import temporary
@@ -54,11 +55,9 @@ from lit_loader.system.interrupts import HeldBack
 from lit_loader.system.processors import usable_processors
 from lit_loader.system.start_method import default_context
 from lit_loader.tuning.num_workers import why_not_resized
+from lit_loader.tuning.turns import TURNS
 
-__all__ = ["DEFAULT_PREFETCH", "LoaderHost"]
-
-DEFAULT_PREFETCH: Final = 2
-"""Batches in flight for each worker, unless ``prefetch_factor`` says otherwise."""
+__all__ = ["LoaderHost"]
 
 
 class LoaderHost:
@@ -72,7 +71,7 @@ class LoaderHost:
     def __init__(self, loader: Any, internals: LoaderInternals) -> None:
         self._loader = loader
         self._internals = internals
-        self.recorder, self.auto = internals.recorder, internals.auto
+        self.recorder, self.auto, self._turn = internals.recorder, internals.auto, internals.turn
         self.max_sample_errors = loader.max_sample_errors
         self.promised = internals.promised
         self.shown = ShownLoader(loader, internals)
@@ -108,6 +107,11 @@ class LoaderHost:
             return 0
         shards = self.shards
         return max(1, self._loader.num_workers) if shards is None else len(shards.mine)
+
+    @property
+    def _turns(self) -> int:
+        """Those who take turns in making batches; 0: any worker makes any."""
+        return (self._readers or self._loader.num_workers) if self.assigned else 0
 
     @property
     def shards(self) -> Shards | None:
@@ -170,9 +174,8 @@ class LoaderHost:
         iterator: MultiProcessIterator[Any] = MultiProcessIterator(
             self,
             depth=self._depth,
-            num_workers=workers,
             in_order=loader.in_order,
-            turns=(self._readers or loader.num_workers) if self.assigned else 0,
+            turns=self._turns,
             timeout=loader.timeout,
             max_restarts=loader.max_worker_restarts,
             budgeted=loader.memory_budget is not None,
@@ -258,6 +261,7 @@ class LoaderHost:
             timed=self._internals.auto is not None,
             share=loader.share,
             num_shards=self._internals.num_shards,
+            ahead=self._internals.ahead(loader),
         )
 
     def _spec_of_workers(self) -> BatchSpec:
@@ -291,24 +295,17 @@ class LoaderHost:
                 internals.warn_once(advice)
         advice, internals.advice_at_start = internals.advice_at_start, None
         # Of loaders without length, Lightning takes a batch before any callback comes to act.
-        if advice is not None and self._has_length():
-            internals.warn_once(advice)
+        with contextlib.suppress(TypeError, NotImplementedError):
+            if advice is not None and len(self._loader) >= 0:
+                internals.warn_once(advice)
         return internals.epochs.begin(self._readers)
-
-    def _has_length(self) -> bool:
-        try:
-            return len(self._loader) >= 0
-        except (TypeError, NotImplementedError):
-            return False
 
     def lookahead(self, epoch: int) -> Iterator[UpcomingBatch] | None:
         """Foresee the batches of the epochs after this one; None: nothing is made ahead."""
-        if not (self._loader.prefetch_next_epoch and self._loader.persistent_workers):
-            return None
-        plan = self._internals.plan
-        if plan is None or self.assigned:  # assigned: generators go on from batch to batch
-            return None
-        return lookahead(plan, epoch)
+        loader, plan = self._loader, self._internals.plan
+        ahead = loader.prefetch_next_epoch and loader.persistent_workers
+        # Assigned: generators go on from batch to batch.
+        return lookahead(plan, epoch) if ahead and plan is not None and not self.assigned else None
 
     def expected_batches(self, epoch: int) -> Iterator[Any]:
         """Foresee the indices of an epoch's batches, as they would be issued now."""
@@ -319,15 +316,15 @@ class LoaderHost:
 
     def claim(self, request: WorkerRequest) -> Claim:
         """Give workers to an iterator, for it alone."""
+        self._turn.come_back(time.monotonic_ns())
         workers = self._loader.num_workers or (0 if self._lanes else 1)  # 0: from the next one on
+
+        def start() -> WorkerPool:
+            return self._start_pool(request.seed, workers, self._lanes)
+
         if not self._loader.persistent_workers:
-            return temporary(self._start_pool(request.seed, workers, self._lanes))
-        return self._internals.workers.claim(
-            request,
-            lambda: self._start_pool(request.seed, workers, self._lanes),
-            workers,
-            self.expected_batches,
-        )
+            return temporary(start())
+        return self._internals.workers.claim(request, start, workers, self.expected_batches)
 
     def _start_pool(self, seed: int, num_workers: int, lanes: Any = None) -> WorkerPool:
         return WorkerPool(
@@ -336,20 +333,22 @@ class LoaderHost:
             self._loader.multiprocessing_context or default_context(),
             in_flight=self._depth,
             seed=seed,
-            assigned=self.assigned,
+            turns=self._turns,
             memory_budget=self._loader.memory_budget,
             lanes=lanes,
-            readers=self._readers,
         )
 
-    def note(self, record: BatchRecord, workers: WorkerPool | None) -> None:
+    def note(self, record: BatchRecord, workers: WorkerPool | None, again: bool) -> None:
         """Record a batch that is given out; and have another number of workers, if that helps."""
         self.recorder.add(record)
+        if TURNS.whose is not self._turn or record.asked >= TURNS.due:
+            TURNS.look(self._turn, record.asked)
         auto = self.auto
-        if auto is None or not auto.add(record) or workers is None or self.assigned:
+        if auto is None or not auto.add(record, again) or workers is None:
             return
         loader, name = self._loader, type(self._loader.dataset).__name__
-        if auto is self._internals.auto and auto.decide(workers, name, loader.memory_budget):
+        bounds = loader.memory_budget, self._readers
+        if auto is self._internals.auto and auto.decide(workers, name, *bounds):
             self._internals.resize(*self.size)
 
     def statistics(self, memory: bool) -> LoaderStatistics:
@@ -362,8 +361,8 @@ class LoaderHost:
                 ready=sum(iterator.ready for iterator in connected),
                 shared_memory=sum(pool.shared_memory for pool in pools),
                 memory=memory_use({*pools, self._internals.workers.pool}) if memory else None,
-                num_workers=self._loader.num_workers,
-                why_so_many="" if auto is None else auto.setting.reason,
+                num_workers=self._turn.workers(self._loader.num_workers),
+                why_so_many="" if auto is None else self._turn.why(auto.setting.reason),
             )
         return dataclasses.replace(statistics, **figures_of(self._loader.dataset))
 
@@ -389,12 +388,11 @@ class LoaderHost:
 
     def warn_of_broken_promise(self, promised: int, samples: int) -> None:
         """Warn that an iterable dataset gives more samples than its length says."""
-        dataset, workers = self._loader.dataset, self._loader.num_workers
-        text = broken_promise(dataset, promised, samples, workers)
+        loader = self._loader
+        text = broken_promise(loader.dataset, promised, samples, loader.num_workers)
         warnings.warn(text, stacklevel=program_stacklevel())
 
     def warn_of_ignored_share(self) -> None:
         """Warn, once, that an iterable dataset gives all of its readers the same."""
-        readers = self._readers * self.replica[1]
-        text = ignored_share(self._loader.dataset, readers, self.shards is not None)
-        self._internals.warn_once(text)
+        dataset, readers = self._loader.dataset, self._readers * self.replica[1]
+        self._internals.warn_once(ignored_share(dataset, readers, self.shards is not None))

@@ -6,6 +6,7 @@ changes after a loader's construction is in here, and not set on the loader itse
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import threading
@@ -21,6 +22,8 @@ from lit_loader.checkpoint.reader_states import Shards
 from lit_loader.describe import program_stacklevel
 from lit_loader.iteration.multi_process import MultiProcessIterator
 from lit_loader.iteration.persistent_workers import PersistentWorkers
+from lit_loader.pool.pipes import PoolClosed
+from lit_loader.pool.worker_pool import WorkerPool
 from lit_loader.sampling.batch_plan import BatchPlan
 from lit_loader.sampling.epochs import Epochs
 from lit_loader.sampling.sharded_sampler import ShardedSampler
@@ -30,10 +33,14 @@ from lit_loader.seeding.seeds import BaseSeed
 from lit_loader.statistics.recorder import Recorder
 from lit_loader.transport.loader_page import LoaderPage
 from lit_loader.tuning.auto_workers import AutoWorkers
+from lit_loader.tuning.giving_way import LoaderTurn
 
-__all__ = ["LoaderInternals"]
+__all__ = ["DEFAULT_PREFETCH", "LoaderInternals"]
 
-_OF_THE_PROCESS: Final = ("lock", "lock_pid", "workers", "iterators", "watch", "page")
+DEFAULT_PREFETCH: Final = 2
+"""Batches in flight for each worker, unless ``prefetch_factor`` says otherwise."""
+
+_OF_THE_PROCESS: Final = ("lock", "lock_pid", "workers", "iterators", "watch", "page", "turn")
 
 
 class LoaderInternals:
@@ -63,6 +70,7 @@ class LoaderInternals:
         resizes: Counts how often the number of workers was changed while they live.
         workers: Those that outlive an iterator.
         iterators: With workers, all that are alive.
+        turn: By which it is known whether it is iterated, or another loader of this process.
     """
 
     def __init__(
@@ -93,6 +101,7 @@ class LoaderInternals:
         self.iterators: weakref.WeakSet[MultiProcessIterator[Any]] = weakref.WeakSet()
         self.watch: GeneratorWatch | None = None
         self.page: LoaderPage | None = None
+        self.turn = LoaderTurn(self)
 
     def __getstate__(self) -> dict[str, Any]:
         state = {name: part for name, part in vars(self).items() if name not in _OF_THE_PROCESS}
@@ -101,6 +110,11 @@ class LoaderInternals:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._begin_in_this_process()
+
+    def ahead(self, loader: Any) -> int:
+        """How many of its readers a worker may begin the next epoch of."""
+        kept = loader.persistent_workers and loader.prefetch_next_epoch and self.num_shards
+        return (loader.prefetch_factor or DEFAULT_PREFETCH) if kept else 0
 
     @property
     def shards(self) -> Shards | None:
@@ -131,6 +145,19 @@ class LoaderInternals:
                 return list(self.iterators)
             except RuntimeError:  # it was
                 continue
+
+    def pools(self) -> set[WorkerPool]:
+        """All of the loader's workers."""
+        pools = [*(each.pool for each in self.alive()), self.workers.pool]
+        return {pool for pool in pools if pool is not None}
+
+    def adapt(self, wait: bool) -> None:
+        """Do what a resize asks for, with the workers that no thread receives from."""
+        pools = [*(each.unattended for each in self.alive()), self.workers.idle]
+        with contextlib.suppress(PoolClosed):  # a signal's handler may close the loader
+            for pool in pools:
+                if pool is not None:
+                    pool.adapt(wait)
 
     def make_plan(self, loader: Any) -> None:
         """Make the plan, and count the epochs from the first one."""

@@ -21,7 +21,6 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from functools import partial
 from typing import Any, TypeVar
 
 from lit_loader.accelerator.device_copy import DeviceCopy, Staged
@@ -50,9 +49,8 @@ class MultiProcessIterator(LoaderIterator[T_co]):
     Args:
         host: The loader.
         depth: Batches that may be outstanding at the same time.
-        num_workers: Worker processes.
         in_order: Whether batches come in the sampler's order, or as they are finished.
-        turns: Batch ``n`` is for worker ``n % turns % num_workers`` alone; 0: for any.
+        turns: Batch ``n`` is for reader ``n % turns``, or the worker of that number; 0: for any.
         timeout: Seconds without progress after which a worker hangs; 0: never.
         max_restarts: Workers that may be replaced after they died or hung.
         budgeted: Whether the workers have a memory budget, which is to be asked before a task.
@@ -69,7 +67,6 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         self,
         host: PoolHost,
         depth: int,
-        num_workers: int,
         in_order: bool,
         turns: int,
         timeout: float,
@@ -82,14 +79,13 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         super().__init__(host)
         self._host: PoolHost = host
         self._depth = depth
-        self._num_workers = num_workers
         self._turns = turns
         self._timeout = timeout or None
         self._max_restarts = max_restarts
         self._budgeted = budgeted
         self._copy, self._pin, self._device = copy, pin, device
         self._pid = os.getpid()
-        self._outstanding = OutstandingTasks(in_order)
+        self._outstanding = OutstandingTasks(in_order, turns)
         self._feed: TaskFeed | None = None
         self._session: Session | None = None
         self._indices: Any = None  # of the batch given out last
@@ -177,7 +173,9 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         if self._pin is None:  # else the pin-memory thread has decoded it meanwhile
             wait -= ready.decode
         step = asked - self._given if self._given else 0
-        self._host.note(ready.record(start.epoch, asked, wait, step, self._indices), self.pool)
+        record = ready.record(start.epoch, asked, wait, step, self._indices)
+        again = start.batches is None and ready.made is not None and ready.made.state is None
+        self._host.note(record, self.pool, again)
         self._given = given
         if self._session is not None:
             self._session.page.gave(given, given - asked)
@@ -249,6 +247,7 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         if resizes != self._host.resizes:  # meanwhile, and these were not found
             self.resize(*self._host.size)
         if isinstance(self._feed, ReaderFeed):
+            session.pool.read_from(start.position.reader)
             self._feed.start_readers()
         else:
             if claim.begun is None:
@@ -259,13 +258,12 @@ class MultiProcessIterator(LoaderIterator[T_co]):
 
     def _prepare(self, start: EpochStart) -> None:
         """Make, for the first session, what all others go on with."""
-        points, outstanding = None, self._outstanding
+        outstanding, iterable = self._outstanding, start.batches is None
         if start.batches is None:
-            feed = self._feed = ReaderFeed(start, outstanding, self._turns, self._host.shards)
-            points = partial(feed.points, self._num_workers)
+            self._feed = ReaderFeed(start, outstanding, self._turns, self._host.shards)
         else:
             self._feed = SamplerFeed(start, start.batches, outstanding, self._host.lookahead)
-        self.recovery = Recovery(self._max_restarts, self._timeout, points)
+        self.recovery = Recovery(self._max_restarts, self._timeout, iterable)
 
     def _begin_session(self, start: EpochStart, recovery: Recovery, claim: Claim) -> Session:
         """Take the workers over: from now on :meth:`disconnect` gives them back."""
@@ -301,9 +299,7 @@ class MultiProcessIterator(LoaderIterator[T_co]):
             self._send(number, indices, epoch, start.seed, pool)
 
     def _send(self, number: int, indices: Any, epoch: int, seed: int, pool: WorkerPool) -> None:
-        turn = position_of(number) % self._turns if self._turns else None
-        worker = None if turn is None else turn % self._num_workers
-        pool.submit(number, indices, epoch, seed, worker)
+        pool.submit(number, indices, epoch, seed)
 
     def _warn(self, pool: WorkerPool) -> None:
         """Warn of workers that were replaced, and of a budget that cannot be kept."""

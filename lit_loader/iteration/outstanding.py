@@ -32,6 +32,7 @@ class OutstandingTasks:
 
     Args:
         in_order: Whether batches are given out in the order in which they were asked for.
+        turns: Readers, each of which gives its own in order; 0: there are none.
 
     Attributes:
         tasks: Task number to indices, of what is not given out; those of later epochs come last.
@@ -45,15 +46,15 @@ class OutstandingTasks:
         given: The task whose outcome was given out last, and which is counted until :meth:`settle`.
     """
 
-    def __init__(self, in_order: bool) -> None:
-        self.in_order = in_order
+    def __init__(self, in_order: bool, turns: int = 0) -> None:
+        self.in_order, self._turns = in_order, turns
         self.generation = 0
         self.seed = 0
         self._begin()
 
     def _begin(self) -> None:
         self.tasks: dict[int, Any] = {}
-        self.buffer: ReorderBuffer[Outcome] = ReorderBuffer(self.in_order)
+        self.buffer: ReorderBuffer[Outcome] = ReorderBuffer(self.in_order, self._turns)
         self.ready: deque[Delivery] = deque()
         self.lookahead: Iterator[UpcomingBatch] | None = None
         self.owed = 0
@@ -117,7 +118,7 @@ class OutstandingTasks:
 
     def forget_results(self) -> None:
         """Forget what has come in, but not that it was asked for."""
-        self.buffer = ReorderBuffer(self.in_order)
+        self.buffer = ReorderBuffer(self.in_order, self._turns)
         self.ready.clear()
 
     def clear(self) -> None:

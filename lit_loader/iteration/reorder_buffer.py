@@ -21,13 +21,18 @@ class ReorderBuffer(Generic[T]):
     thread may call :meth:`expect` while another calls :meth:`put` and :meth:`pop`.
 
     Args:
-        in_order: True holds a result back until all before it are out; False never holds back.
+        in_order: True holds a result back until all before it are out; False never holds back,
+            but where there are readers.
+        turns: Number ``n`` is one of reader ``n % turns``, whose results come in order in any case;
+            0: there are no readers.
     """
 
-    def __init__(self, in_order: bool = True) -> None:
-        self._in_order = in_order
-        self._expected: deque[int] = deque()
+    def __init__(self, in_order: bool = True, turns: int = 0) -> None:
+        # All numbers of one line come in order: there is one for all, or one for each reader.
+        self._lines = 1 if in_order else turns
+        self._expected: dict[int, deque[int]] = {}
         self._arrived: dict[int, T] = {}
+        self.restart([])
 
     def __len__(self) -> int:
         """Results that are held at the moment."""
@@ -35,8 +40,8 @@ class ReorderBuffer(Generic[T]):
 
     def expect(self, number: int) -> None:
         """Announce that the result ``number`` comes after all that were announced before."""
-        if self._in_order:
-            self._expected.append(number)
+        if self._lines:
+            self._expected[number % self._lines].append(number)
 
     def restart(self, numbers: list[int]) -> list[int]:
         """Announce anew, in this order, all results that are still wanted.
@@ -46,7 +51,9 @@ class ReorderBuffer(Generic[T]):
             ``numbers`` are forgotten.
         """
         self._arrived = {n: self._arrived[n] for n in numbers if n in self._arrived}
-        self._expected = deque(numbers if self._in_order else ())
+        self._expected = {line: deque() for line in range(self._lines)}
+        for number in numbers:
+            self.expect(number)
         return [number for number in numbers if number not in self._arrived]
 
     def put(self, number: int, item: T) -> None:
@@ -57,11 +64,16 @@ class ReorderBuffer(Generic[T]):
         """Give out the next result, or None if it has not come in yet."""
         if not self._arrived:
             return None
-        if self._in_order:
-            number = self._expected[0]
-            if number not in self._arrived:
-                return None
-            self._expected.popleft()
-        else:
-            number = next(iter(self._arrived))
+        number = self._expected[0][0] if self._lines == 1 else self._first()
+        if number is None or number not in self._arrived:
+            return None
+        if self._lines:
+            self._expected[number % self._lines].popleft()
         return number, self._arrived.pop(number)
+
+    def _first(self) -> int | None:
+        """The result that came first, of those whose turn it may be."""
+        if not self._lines:
+            return next(iter(self._arrived))
+        heads = (n for n in self._arrived if self._expected[n % self._lines][0] == n)
+        return next(heads, None)

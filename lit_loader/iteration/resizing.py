@@ -14,16 +14,13 @@ just then compares the count of resizes (`iteration/multi_process.py`).
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from typing import Any
 
 from lit_loader.errors import OptionError
-from lit_loader.iteration.host import DEFAULT_PREFETCH, LoaderHost
-from lit_loader.iteration.internals import LoaderInternals
-from lit_loader.pool.pipes import PoolClosed
-from lit_loader.pool.worker_pool import MOST_WORKERS, WorkerPool
-from lit_loader.system.interrupts import HeldBack
+from lit_loader.iteration.host import LoaderHost
+from lit_loader.iteration.internals import DEFAULT_PREFETCH, LoaderInternals
+from lit_loader.pool.worker_pool import MOST_WORKERS
+from lit_loader.tuning.giving_way import do_it_here
 
 __all__ = ["resize"]
 
@@ -53,8 +50,9 @@ def resize(
     if num_workers == 0:
         host.end_idle_workers()
         return
+    internals.turn.parked = 0
     internals.resize(*host.size)
-    _do_it_here(internals, host.lock)
+    do_it_here(internals, host.lock)
 
 
 def _check(host: LoaderHost, num_workers: Any, running: bool) -> None:
@@ -80,30 +78,3 @@ def _check(host: LoaderHost, num_workers: Any, running: bool) -> None:
             "resize(0): resize to 1, or set loader.num_workers = 0, which counts from the next "
             "epoch on"
         )
-
-
-def _do_it_here(internals: LoaderInternals, lock: threading.RLock) -> None:
-    """Have the processes started and ended now, where no other thread is about to."""
-    if _is_held_here(lock) or not lock.acquire(blocking=False):
-        return  # someone is in next(): this thread, further up (a signal's handler), or another
-    try:
-        with HeldBack(), contextlib.suppress(PoolClosed):  # a signal's handler may close the loader
-            for pool in _not_received_from(internals):
-                pool.adapt()
-    finally:
-        lock.release()
-
-
-def _is_held_here(lock: threading.RLock) -> bool:
-    """Whether this very thread holds a lock."""
-    try:
-        threading.Condition(lock).notify_all()
-    except RuntimeError:
-        return False
-    return True
-
-
-def _not_received_from(internals: LoaderInternals) -> list[WorkerPool]:
-    """The pools that no thread of their own receives from."""
-    pools = [each.unattended for each in internals.alive()]
-    return [pool for pool in [*pools, internals.workers.idle] if pool is not None]

@@ -5,8 +5,6 @@ Numbers lie as they do in an array, other records pickled as in a `SharedSequenc
 
 from __future__ import annotations
 
-import mmap
-import os
 from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, SupportsIndex
@@ -32,11 +30,9 @@ class _Numbers(SharedSequence[Any]):
             self._finalizer()
             raise
 
-    def _open(self, length: int) -> None:
-        self._length = length
-        self._map = mmap.mmap(self._fd, os.fstat(self._fd).st_size, access=mmap.ACCESS_READ)
-        self._view = memoryview(self._map)
-        self._numbers = self._view.cast(self.CODE)
+    def _look(self, view: memoryview, length: int) -> None:
+        self._view, self._length = view, length
+        self._numbers = view.cast(self.CODE)
 
     def _record(self, number: int) -> Any:
         return self._numbers[number]

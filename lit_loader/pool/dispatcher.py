@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from lit_loader.errors import LoaderError
@@ -23,12 +23,14 @@ from lit_loader.pool.handshake import Handshake
 from lit_loader.pool.in_flight import InFlightTask, InFlightTasks
 from lit_loader.pool.outcome import Outcome
 from lit_loader.pool.pipes import Pipes
+from lit_loader.pool.reader_homes import ReaderHomes
 from lit_loader.transport.loader_page import LoaderPage
 from lit_loader.transport.messages import (
     Ack,
     Grant,
     Grow,
     Message,
+    Part,
     Result,
     Return,
     Spare,
@@ -53,12 +55,12 @@ class Dispatcher:
         page: Counts results, for viewers.
         pipes: Carry the messages.
         handshake: Has the generation of the tasks.
-        assigned: Whether tasks are sent to a worker by number instead of being pulled.
-        readers: Readers of an iterable dataset, to whom tasks belong in turn; 0: map-style.
+        homes: Which worker each task is for; None: tasks are pulled.
 
     Attributes:
         lock: Held while the tasks in flight, or their issue, change.
         any_done: Whether a task has ever been done.
+        point: Gives where a reader of an iterable dataset is; None: map-style.
     """
 
     def __init__(
@@ -68,17 +70,16 @@ class Dispatcher:
         page: LoaderPage,
         pipes: Pipes,
         handshake: Handshake,
-        assigned: bool,
-        readers: int = 0,
+        homes: ReaderHomes | None,
     ) -> None:
-        self._readers = readers
+        self._homes = homes
         self._arena = arena
         self._board = board
         self._page = page
         self._pipes = pipes
         self._handshake = handshake
-        self._in_flight = page.in_flight = InFlightTasks(arena, assigned)
-        self._points: dict[int, Any] = {}  # where readers that were replaced are to begin
+        self._in_flight = page.in_flight = InFlightTasks(arena, homes is not None)
+        self.point: Callable[[int], Any] | None = None
         self.lock = threading.RLock()
         self.any_done = False
 
@@ -90,17 +91,24 @@ class Dispatcher:
         """Note that a worker is gone, and no other in its place."""
         self._in_flight.leave(worker)
 
-    def submit(self, number: int, indices: Any, epoch: int, seed: int, worker: int | None) -> None:
+    def submit(self, number: int, indices: Any, epoch: int, seed: int) -> None:
         """Send a task; see :meth:`lit_loader.pool.worker_pool.WorkerPool.submit`."""
         with self.lock:
-            if self._points:
-                point = self._points.pop(self._reader(number), None)
-                indices = point if indices is None else indices
+            worker = None
+            if self._homes is not None:
+                turn = position_of(number)
+                worker, astray = self._homes.send(turn)
+                if astray and indices is None and self.point is not None:
+                    indices = self.point(self._homes.whose(turn))
             packed = b"" if indices is None else pack_indices(indices)
             self._send(InFlightTask(number, packed, epoch, seed, worker))
 
-    def _reader(self, number: int) -> int:
-        return position_of(number) % self._readers
+    def settle(self, workers: Collection[int], wanted: int) -> None:
+        """Divide readers among the workers that can take tasks; see :class:`ReaderHomes`."""
+        if self._homes is not None:
+            with self.lock:
+                for reader, worker in self._homes.settle(workers, wanted):
+                    self._pipes.send(Part(reader), worker)
 
     def _send(self, task: InFlightTask) -> None:
         """Send a task with a fresh slot."""
@@ -194,29 +202,25 @@ class Dispatcher:
             self._in_flight.issue += 1
             self._board.issue = self._in_flight.issue
 
-    def send_again(
-        self,
-        worker: int,
-        rows: Iterable[BoardRow],
-        points: Mapping[int, Any] | None,
-        succeeded: bool,
-    ) -> None:
+    def send_again(self, worker: int, rows: Iterable[BoardRow], succeeded: bool) -> None:
         """Send again what a worker that is gone may have had.
 
         Args:
             worker: Its number.
             rows: What all workers are doing, read after :meth:`begin_issue`: a worker that has not
                 announced a task by then finds that it is void.
-            points: Where its readers of an iterable dataset are to begin; None: map-style.
             succeeded: Whether there is a new process with its number.
         """
         lost = self._in_flight.take_lost(worker, rows, self._unhandled(), succeeded)
-        if points is not None:
-            self._points |= points
-            for task in lost:  # each reader's first one
-                point = self._points.pop(self._reader(task.number), None)
-                if point is not None:
-                    task.packed = pack_indices(point)
+        if self._homes is not None:
+            self._homes.lose(worker)
+            turns = [position_of(task.number) for task in lost]
+            for task, turn, (home, astray) in zip(
+                lost, turns, self._homes.send_again(turns), strict=True
+            ):
+                task.worker = home
+                if astray and self.point is not None:
+                    task.packed = pack_indices(self.point(self._homes.whose(turn)))
         for task in lost:
             self._send(task)
 
@@ -262,4 +266,5 @@ class Dispatcher:
         """Forget all tasks: every worker has."""
         self._in_flight.clear()
         self._page.settle()
-        self._points.clear()
+        if self._homes is not None:
+            self._homes.forget_places()

@@ -39,8 +39,7 @@ class Recovery:
     Args:
         max_restarts: Workers that may be replaced.
         timeout: Seconds without progress after which a worker hangs; None: never.
-        points: Gives where each of a worker's readers of an iterable dataset is to begin again;
-            None: map-style.
+        iterable: Whether batches are those of readers, which cannot pass over one.
 
     Attributes:
         assigned: Task number to indices, of the tasks in flight; for messages.
@@ -52,11 +51,11 @@ class Recovery:
         self,
         max_restarts: int,
         timeout: float | None,
-        points: Callable[[int], Mapping[int, Any]] | None,
+        iterable: bool,
     ) -> None:
         self._budget = RestartBudget(max_restarts)
         self._hangs = None if timeout is None else HangDetector(timeout)
-        self._points = points
+        self._iterable = iterable
         self.assigned: Mapping[int, Any] = {}
         self.restarts = 0
         self.notices: deque[Notice] = deque()
@@ -120,7 +119,7 @@ class Recovery:
             and self._budget.is_deadly(number)
         ):
             error = self._budget.given_up(number, fault, message)
-            if self._points is not None:  # a reader cannot pass over it
+            if self._iterable:
                 raise error from None
             self.restarts += 1
             pool.page.restarted(message)
@@ -133,5 +132,4 @@ class Recovery:
         self.restarts += 1
         self.notices.append(notice)
         pool.page.restarted(notice)
-        points = self._points and self._points(death.worker)
-        pool.replace(death.worker, points, None, death.others)
+        pool.replace(death.worker, None, death.others)

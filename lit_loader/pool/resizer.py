@@ -13,8 +13,7 @@ other that does (`pool/recovery.py`), but that no process takes its place.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from lit_loader.errors import LoaderError
 from lit_loader.pool.dispatcher import Dispatcher
@@ -22,6 +21,7 @@ from lit_loader.pool.handshake import Handshake
 from lit_loader.pool.pipes import Pipes
 from lit_loader.pool.worker_set import WorkerSet
 from lit_loader.system.interrupts import HeldBack
+from lit_loader.transport.messages import Proceed
 from lit_loader.transport.status_board import Stage, StatusBoard
 
 __all__ = ["Resizer"]
@@ -69,8 +69,10 @@ class Resizer:
         workers, wanted = self._workers, self.wanted
         if wanted != workers.num_workers:
             self._changed = True
-            self._board.workers = workers.num_workers = wanted
-            self._pipes.announce(len(workers.leaving))
+            with HeldBack(), self._dispatcher.lock:
+                self._board.workers = workers.num_workers = wanted
+                self.settle()  # who is to leave is sent no task from here on
+                self._call_away()
             self.start_more()
         left = [worker for worker in workers.leaving if workers.has_left(worker)]
         for worker in left:
@@ -78,6 +80,25 @@ class Resizer:
         if workers.leaving:
             self.due = True
         return bool(left)
+
+    def came_up(self, worker: int) -> None:
+        """Note that a worker has come up: others may be started, and it can take tasks."""
+        self._workers.came_up(worker)
+        self.settle()
+        self.start_more()
+
+    def settle(self) -> None:
+        """Divide the readers of an iterable dataset among the workers that are up and stay."""
+        workers = self._workers
+        self._dispatcher.settle(workers.able, workers.num_workers)
+
+    def _call_away(self) -> None:
+        """Wake those that are to leave: behind the tasks of its own that each still has."""
+        if self._pipes.shared_queue:
+            self._pipes.announce(len(self._workers.leaving))
+            return
+        for worker in self._workers.leaving:
+            self._pipes.send(Proceed(), worker)
 
     def start_more(self) -> None:
         """Start the workers that come next; not while a new epoch is announced to the others."""
@@ -101,17 +122,23 @@ class Resizer:
         workers, wanted = self._workers, self._workers.num_workers
         there = next(n for n in range(wanted + 1) if n not in workers.started)
         self._board.workers = workers.num_workers = self.wanted = there
+        self.settle()
         workers.notices.append(
             f"num_workers stays at {there} instead of {wanted}, and nothing is lost: {error}"
         )
 
     def part_with(self, worker: int) -> None:
         """Clear away what is left of a worker that has left."""
-        with HeldBack(), self._dispatcher.lock:
-            self._dispatcher.drop_void(worker)
+        dispatcher = self._dispatcher
+        with HeldBack(), dispatcher.lock:
+            dispatcher.drop_void(worker)
             self._workers.bury(worker)
             self._handshake.leave(worker)
-            self._dispatcher.leave(worker)
+            self.settle()
+            if self._pipes.shared_queue or self._handshake.missing is not None:
+                dispatcher.leave(worker)
+            else:  # wanted again when it was about to leave, it has tasks perhaps
+                dispatcher.send_again(worker, (), succeeded=False)
         self.start_more()  # it may be wanted again
 
     @property
@@ -120,14 +147,11 @@ class Resizer:
         board = self._board
         return any(board.read(worker).stage == Stage.IDLE for worker in self._workers.leaving)
 
-    def replace(
-        self, gone: Sequence[int], points: Mapping[int, Any] | None, skip_task: int | None
-    ) -> None:
+    def replace(self, gone: Sequence[int], skip_task: int | None) -> None:
         """Put a process in the place of one that has ended; see :meth:`WorkerPool.replace`.
 
         Args:
             gone: The workers that were in it.
-            points: Where each reader of the first is to begin.
             skip_task: Number of a task that is not to be done again.
         """
         workers, dispatcher, handshake = self._workers, self._dispatcher, self._handshake
@@ -146,6 +170,7 @@ class Resizer:
                     if resuming:  # before there is a new process: it may take messages at once
                         handshake.join(each)
                 workers.launch(gone, handshake.generation)
+                workers.take_tasks(gone)
                 for other in gone[1:]:
                     dispatcher.begin(other)
             elif resuming:
@@ -154,7 +179,7 @@ class Resizer:
             if not resuming:
                 if skip_task is not None:
                     dispatcher.withdraw(skip_task)
-                dispatcher.send_again(worker, workers.rows().values(), points, succeeded)
+                dispatcher.send_again(worker, workers.rows().values(), succeeded)
 
     def not_needed(self) -> None:
         """Hear that an Attend came to a worker that it meant nothing to; send another one."""

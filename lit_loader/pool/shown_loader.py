@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Protocol
 
 from torch.utils.data import Dataset
 
@@ -21,24 +21,90 @@ _WRAPPERS = 3
 """Datasets around another one that are named."""
 
 
+class Loader(Protocol):
+    """What is shown of a loader's options."""
+
+    @property
+    def dataset(self) -> object:
+        """What it reads."""
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples a batch; None: its sampler or dataset says so."""
+
+
+class Plan(Protocol):
+    """What is shown of the plan of its batches (`sampling/batch_plan.py`)."""
+
+    @property
+    def rank(self) -> int:
+        """Which of the replicas this process is."""
+
+    @property
+    def num_replicas(self) -> int:
+        """How many share the data."""
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+
+
+class Internals(Protocol):
+    """What is shown of what a loader keeps (`iteration/internals.py`)."""
+
+    role: str
+    page: LoaderPage | None
+    replica: tuple[int, int] | None
+
+    @property
+    def plan(self) -> Plan | None:
+        """None for an iterable dataset."""
+
+
+class Delivered(Protocol):
+    """How far an epoch is."""
+
+    @property
+    def delivered(self) -> int:
+        """Batches of it that were given out."""
+
+
+class Position(Protocol):
+    """Where an iterator is in its epoch."""
+
+    def now(self) -> Delivered:
+        """Where it is now."""
+
+
+class Start(Protocol):
+    """What an iterator has learned of its epoch (`sampling/epochs.py`)."""
+
+    @property
+    def epoch(self) -> int:
+        """Its number."""
+
+    @property
+    def position(self) -> Position:
+        """Where the iterator is."""
+
+
 class ShownLoader:
     """Tells viewers in other processes of a loader.
 
     Args:
         loader: The loader.
-        internals: The same loader's (`iteration/internals.py`).
+        internals: The same loader's.
     """
 
-    def __init__(self, loader: Any, internals: Any) -> None:
+    def __init__(self, loader: Loader, internals: Internals) -> None:
         self._loader = loader
         self._internals = internals
 
-    def begin(self, page: LoaderPage, start: Any, size: tuple[int, int]) -> None:
+    def begin(self, page: LoaderPage, start: Start, size: tuple[int, int]) -> None:
         """Write that an iterator has the workers of this page.
 
         Args:
             page: The workers'.
-            start: What the iterator has learned of its epoch (`sampling/epochs.py`).
+            start: The iterator's.
             size: How many workers there are, and how many batches may be asked for ahead.
         """
         loader, internals = self._loader, self._internals
@@ -75,7 +141,7 @@ def _name(dataset: object) -> str:
     return " of ".join(names)
 
 
-def _length(plan: Any) -> int:
+def _length(plan: Plan | None) -> int:
     """Batches of an epoch; -1: not known."""
     try:
         return -1 if plan is None else len(plan)

@@ -23,7 +23,7 @@ import multiprocessing
 import os
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.context import BaseContext
 from typing import Any, Final
 
@@ -34,6 +34,7 @@ from lit_loader.pool.dispatcher import Dispatcher
 from lit_loader.pool.handshake import Handshake
 from lit_loader.pool.outcome import Outcome, WorkerDeath
 from lit_loader.pool.pipes import Ended, Pipes
+from lit_loader.pool.reader_homes import ReaderHomes
 from lit_loader.pool.resizer import Resizer
 from lit_loader.pool.resources import PoolResources
 from lit_loader.pool.worker_set import WorkerSet, explain_limit
@@ -61,10 +62,10 @@ class WorkerPool:
         context: How to start them.
         in_flight: Tasks that may be in flight at the same time.
         seed: Base seed of the workers' own seeds.
-        assigned: Tasks are sent to a worker by number instead of being pulled.
+        turns: Batch ``n`` is for reader ``n % turns`` of an iterable dataset, or for the worker of
+            that number; 0: for whichever worker is free.
         slot_bytes: Bytes a slot, None for the arena's own choice.
         memory_budget: Bytes of shared memory to stay within, None for no limit.
-        readers: Readers of an iterable dataset, to whom tasks belong in turn; 0: map-style.
         lanes: Workers besides these, with higher numbers, that stand for some elsewhere; or None.
 
     Attributes:
@@ -82,10 +83,9 @@ class WorkerPool:
         context: BaseContext,
         in_flight: int,
         seed: int,
-        assigned: bool,
+        turns: int,
         slot_bytes: int | None = None,
         memory_budget: int | None = None,
-        readers: int = 0,
         lanes: Lanes | None = None,
     ) -> None:
         if multiprocessing.current_process().daemon:
@@ -104,9 +104,10 @@ class WorkerPool:
                 own = self._own = PoolResources(arena, board, self.page)
                 self._finalizer = weakref.finalize(self, own.close, unnoticed=True)
                 own.stacks.open()
-                pipes = self._pipes = Pipes(own, assigned)
+                pipes = self._pipes = Pipes(own, assigned=turns > 0)
                 handshake = self._handshake = Handshake(board, pipes)
-                tasks = Dispatcher(arena, board, self.page, pipes, handshake, assigned, readers)
+                homes = ReaderHomes(turns, num_workers) if turns else None
+                tasks = Dispatcher(arena, board, self.page, pipes, handshake, homes)
                 workers = WorkerSet(
                     own, pipes, board, arena, spec, num_workers, context, seed, lanes, rows
                 )
@@ -124,12 +125,12 @@ class WorkerPool:
         """Change the number of workers; any thread may, at any time, and does not wait for it.
 
         Those with the highest numbers leave: each finishes what it has in hand, and takes no more.
+        Readers of an iterable dataset are served by others then, from their next batch on.
 
         Args:
             num_workers: How many there are to be, from 1 to :data:`MOST_WORKERS`.
             in_flight: Tasks that may be in flight at the same time; None: as before.
         """
-        assert self._pipes.shared_queue, "a worker whose tasks are its own cannot leave"
         if in_flight is not None:
             self._keep = in_flight + 2
             self.page.depth(in_flight)
@@ -138,16 +139,19 @@ class WorkerPool:
         if not self.closed:
             self.wake()
 
-    def adapt(self) -> None:
-        """Bring a :meth:`resize` about where no thread receives, which does it by itself."""
+    def adapt(self, wait: bool = True) -> None:
+        """Bring a :meth:`resize` about where no thread receives; or what need not be waited for."""
         if self.closed:
             return
         self._resizer.adapt()
-        kept, deadline = [], time.monotonic() + _MOMENT
-        while self._resizer.waited_for and time.monotonic() < deadline:
+        kept: list[Message] = []
+        deadline = time.monotonic() + (_MOMENT if wait else 0)
+        while self._resizer.waited_for:
             try:
                 message = self._pipes.next(deadline)
             except Ended:
+                self._pipes.arrived.extendleft(reversed(kept))  # some is its, who is gone
+                kept.clear()
                 if self._resizer.adapt():
                     continue
                 break  # a death is left to the next receive, as is all that is kept
@@ -155,6 +159,8 @@ class WorkerPool:
                 self._resizer.not_needed()
             elif message is not None:
                 kept.append(message)
+            elif time.monotonic() >= deadline:
+                break
         self._pipes.arrived.extendleft(reversed(kept))
 
     @property
@@ -166,6 +172,16 @@ class WorkerPool:
     def settled(self) -> bool:
         """Whether there are just as many as there are to be, all of them up."""
         return not self._workers.starting and len(self._workers.started) == self.num_workers
+
+    @property
+    def leaving(self) -> bool:
+        """Whether more live than there are to be."""
+        return bool(self._workers.leaving)
+
+    @property
+    def forks(self) -> bool:
+        """Whether they are forked, which takes milliseconds."""
+        return self._workers.forks
 
     @property
     def started(self) -> list[int]:
@@ -204,28 +220,27 @@ class WorkerPool:
         """Say, once, that the memory budget cannot be kept; None: nothing to say."""
         return self._arena.overrun()
 
-    def submit(
-        self, number: int, indices: Any, epoch: int, seed: int, worker: int | None = None
-    ) -> None:
+    def read_from(self, point: Callable[[int], Any]) -> None:
+        """Say where readers of an iterable dataset are, that begin in another process.
+
+        Args:
+            point: Gives it for a reader: a place at its next task, or before.
+        """
+        self._dispatcher.point = point
+
+    def submit(self, number: int, indices: Any, epoch: int, seed: int) -> None:
         """Send a task.
 
         Args:
             number: Position of the batch in the epoch.
-            indices: Its indices, None for an iterable dataset.
+            indices: Its indices; for an iterable dataset where its reader is to begin, or None.
             epoch: Its epoch.
             seed: Base seed of the epoch.
-            worker: Which worker is to do it, where tasks are assigned.
-
-        Raises:
-            Exception: The indices cannot be pickled.
         """
-        self._dispatcher.submit(number, indices, epoch, seed, worker)
+        self._dispatcher.submit(number, indices, epoch, seed)
 
     def receive(self, timeout: float | None = None) -> Outcome | None:
-        """Wait for the next task to be done.
-
-        Args:
-            timeout: Seconds to wait at most; None waits for ever.
+        """Wait for the next task to be done, ``timeout`` seconds at most.
 
         Returns:
             The outcome, or None when the time is up or :meth:`wake` was called.
@@ -260,10 +275,8 @@ class WorkerPool:
                     raise death from None
                 self._resizer.part_with(death.worker)
                 return None
-            kind = type(message)
-            if kind is Up:
-                workers.came_up(message.worker)  # type: ignore[union-attr]
-                self._resizer.start_more()
+            if (kind := type(message)) is Up:
+                self._resizer.came_up(message.worker)  # type: ignore[union-attr]
             elif kind is Spare:
                 self._resizer.not_needed()
             else:
@@ -274,7 +287,6 @@ class WorkerPool:
     def replace(
         self,
         worker: int,
-        points: Mapping[int, Any] | None = None,
         skip_task: int | None = None,
         others: Sequence[int] = (),
     ) -> None:
@@ -284,14 +296,13 @@ class WorkerPool:
 
         Args:
             worker: Its number.
-            points: Where each of its readers of an iterable dataset is to begin.
             skip_task: Number of a task that is not to be done again.
             others: Workers that were in the same process.
 
         Raises:
             LoaderError: No process can be started.
         """
-        self._resizer.replace([worker, *others], points, skip_task)
+        self._resizer.replace([worker, *others], skip_task)
 
     def is_pending(self, number: int) -> bool:
         """Whether a task is in flight and has no result yet."""
@@ -341,10 +352,7 @@ class WorkerPool:
         self._handshake.begin(self.started)
 
     def resumed(self, timeout: float | None = None) -> bool | None:
-        """Wait until every worker has acknowledged the new epoch.
-
-        Args:
-            timeout: Seconds to wait at most; None waits for ever.
+        """Wait until every worker has acknowledged the new epoch, ``timeout`` seconds at most.
 
         Returns:
             True when all have, None when the time is up or :meth:`wake` was called.
@@ -352,8 +360,8 @@ class WorkerPool:
         Raises:
             WorkerDeath: A worker is gone.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
         assert self._handshake.missing is not None, "resume() comes first"
+        deadline = None if timeout is None else time.monotonic() + timeout
         while self._handshake.missing:
             message = self._next_message(deadline)
             if message is None:

@@ -79,7 +79,8 @@ class WorkerSet:
         self._at_once = math.ceil(usable_processors())
         self._next_look = 0.0  # at those that are starting
         self.starting: dict[int, Watchdog] = {}
-        for worker in range(num_workers):  # where tasks are assigned, the first ones come at once
+        self._able = set(range(num_workers))
+        for worker in self._able:  # where tasks are assigned, the first ones come at once
             pipes.open(worker)
         self._links = Links(
             worker=0,
@@ -109,6 +110,11 @@ class WorkerSet:
         return sorted(self._own.processes)
 
     @property
+    def forks(self) -> bool:
+        """Whether they are forked."""
+        return self._starter.forks
+
+    @property
     def pids(self) -> list[int]:
         """Their process ids."""
         return [process.pid or 0 for _, process in sorted(self._own.processes.items())]
@@ -126,6 +132,16 @@ class WorkerSet:
     def leaving(self) -> list[int]:
         """Those that are more than there are to be."""
         return [worker for worker in self.started if not self.is_wanted(worker)]
+
+    @property
+    def able(self) -> list[int]:
+        """Those that stay and have a pipe that they read, or will: they can be sent tasks."""
+        reading = (each for each in self._able if self._board.read(each).stage != Stage.LEFT)
+        return [worker for worker in reading if self.is_wanted(worker)]
+
+    def take_tasks(self, workers: Sequence[int]) -> None:
+        """Note that workers can be sent tasks, though they are not up yet."""
+        self._able.update(workers)
 
     def is_wanted(self, worker: int) -> bool:
         """Whether there is to be a worker with this number."""
@@ -164,6 +180,8 @@ class WorkerSet:
     def came_up(self, worker: int) -> None:
         """Note that a worker has come up, or has something to say."""
         self.starting.pop(worker, None)
+        if worker in self._own.processes:
+            self._able.add(worker)
         self._starter.came_up()
 
     def until(self, deadline: float | None) -> float | None:
@@ -239,6 +257,7 @@ class WorkerSet:
         self._pipes.close(worker)
         self._board.clear(worker)
         self.starting.pop(worker, None)
+        self._able.discard(worker)
 
     def has_left(self, worker: int) -> bool:
         """Whether a worker has left, as it was to, and its process has ended."""

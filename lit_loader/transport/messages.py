@@ -6,9 +6,9 @@ neither side needs a lock, and a process killed at any instant leaves the pipes 
 
 ::
 
-    parent ── Task, Attend ──────────────────▶ worker     (task pipe, read by all workers)
-    parent ── Resume, Proceed, Grant, Stop ──▶ worker     (control pipe, one a worker)
-    worker ── Up, Result, Ack, Grow, … ──────▶ parent     (result pipe, written by all workers)
+    parent ── Task, Attend ─────────────▶ worker     (task pipe, read by all workers)
+    parent ── Resume, Proceed, Grant, … ▶ worker     (control pipe, one a worker)
+    worker ── Up, Result, Ack, Grow, … ─▶ parent     (result pipe, written by all workers)
 
 An idle worker blocks in a read of the task pipe, where the kernel wakes one reader for one message.
 So what is for one worker alone is announced there: as many :class:`Attend` as there are workers.
@@ -16,7 +16,8 @@ A worker that takes one looks into its control pipe, and then waits there (for :
 until all have done so; none can take another's. Where tasks are assigned, not pulled, they come
 through the control pipe too, and nothing is announced. A worker that is to leave learns it from the
 status board when it has nothing in hand; one that waits already is woken by an :class:`Attend`, and
-whoever else takes that says so (:class:`Spare`), so that another is sent.
+whoever else takes that says so (:class:`Spare`), so that another is sent. With tasks of its own it
+finishes these first, and is woken by a :class:`Proceed` behind them.
 
 Batches do not travel in messages: a :class:`Task` names a slot of the arena that holds the task's
 indices (:func:`pack_indices`), and the :class:`Result` says where in that slot the batch lies.
@@ -40,6 +41,7 @@ __all__ = [
     "Grant",
     "Grow",
     "Message",
+    "Part",
     "Proceed",
     "Result",
     "Resume",
@@ -129,7 +131,13 @@ class Spare(NamedTuple):
 
 
 class Proceed(NamedTuple):
-    """Every worker has acknowledged: take tasks."""
+    """Every worker has acknowledged: take tasks, if this one is to stay."""
+
+
+class Part(NamedTuple):
+    """Close a reader of an iterable dataset: another worker serves it from now on."""
+
+    reader: int
 
 
 class Stop(NamedTuple):
@@ -227,7 +235,19 @@ class Return(NamedTuple):
 
 
 Message = (
-    Task | Attend | Resume | Proceed | Grant | Stop | Up | Result | Ack | Grow | Spare | Return
+    Task
+    | Attend
+    | Resume
+    | Proceed
+    | Grant
+    | Part
+    | Stop
+    | Up
+    | Result
+    | Ack
+    | Grow
+    | Spare
+    | Return
 )
 
 
@@ -237,6 +257,7 @@ _FIELDS: Final[dict[type[Message], str]] = {
     Resume: "I",
     Proceed: "",
     Grant: "Iqqq",
+    Part: "I",
     Stop: "",
     Up: "H",
     Result: "BHI13q",

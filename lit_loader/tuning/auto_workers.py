@@ -74,6 +74,7 @@ class AutoWorkers:
         self._controller = Controller(FIRST if workers is None else workers)
         self._window = Window()
         self._measures = False
+        self._latest = self._changed = (-1, 0)  # epoch and batch: given out, decided at
         self._rest = 0  # batches that are not looked at
         self._due = 0  # batches in the window at which something is to be done
         self._before = (0, 0)  # moment, and this process's processor time, when the window began
@@ -105,21 +106,34 @@ class AutoWorkers:
         """Note that there are other workers: what comes in is theirs only once they are all up."""
         self._measures, self._due = False, 0
 
-    def add(self, record: BatchRecord) -> bool:
-        """Take in a batch that is given out; returns whether :meth:`decide` is to be called."""
+    def add(self, record: BatchRecord, again: bool = False) -> bool:
+        """Take in a batch that is given out; returns whether :meth:`decide` is to be called.
+
+        Args:
+            record: What it has cost.
+            again: Whether a reader that moves to another worker reads again what it has given. Then
+                an epoch's next change waits until there are twice as many batches: all that is read
+                again is in proportion to what is read.
+        """
+        self._latest = record.epoch, record.number
+        if again and record.epoch == self._changed[0] and record.number < 2 * self._changed[1]:
+            return False
         if self._rest:
             self._rest -= 1
             return False
         self._window.add(record)
         return len(self._window) >= self._due
 
-    def decide(self, workers: Workers, name: str, budget: int | None) -> Setting | None:
+    def decide(
+        self, workers: Workers, name: str, budget: int | None, readers: int = 0
+    ) -> Setting | None:
         """Say how many workers there are to be from now on; None: as many as before.
 
         Args:
             workers: Those that there are.
             name: The loader's, for the log.
             budget: Bytes that batches may take; None: any.
+            readers: Readers of an iterable dataset: no more workers have something to do; 0: any.
         """
         window, controller = self._window, self._controller
         if not self._measures:
@@ -141,7 +155,7 @@ class AutoWorkers:
             self._rest = REST * controller.window
             return None
         before = controller.setting
-        now = controller.decide(load, self._bounds(workers, nbytes, budget))
+        now = controller.decide(load, self._bounds(workers, nbytes, budget, readers))
         if (now.workers, now.prefetch) == (before.workers, before.prefetch):
             return None
         _LOG.info(
@@ -152,6 +166,7 @@ class AutoWorkers:
             *(1e3 * load.worker, 1e3 * load.processor, 1e3 * load.queued),
             *(1e3 * load.step, 1e3 * load.wait),
         )
+        self._changed = self._latest
         self.unsettle()
         return now
 
@@ -163,7 +178,9 @@ class AutoWorkers:
         self._before = now, time.process_time_ns()
         self._due = self._controller.window
 
-    def _bounds(self, workers: Workers, nbytes: int, budget: int | None) -> Bounds:
+    def _bounds(
+        self, workers: Workers, nbytes: int, budget: int | None, readers: int = 0
+    ) -> Bounds:
         """What may be used now; looked up anew where it is some seconds old."""
         now = time.monotonic_ns()
         if now - self._looked > FRESH:
@@ -172,6 +189,8 @@ class AutoWorkers:
             self._each = own_memory(workers.pids[0]) if workers.pids else None
         processors, left, each = self._processors, self._left, self._each
         most = min(self._most, max(MOST, 8 * math.ceil(processors)))
+        if readers:
+            most = min(most, readers)
         batches = 1 << 20
         if budget is not None and nbytes:
             batches = max(1, int(budget // nbytes))

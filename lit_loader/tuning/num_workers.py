@@ -44,9 +44,10 @@ def why_not_resized(iterable: bool, sharded: bool, assigned: bool) -> str | None
         sharded: Whether it is read with ``num_shards``.
         assigned: Whether each worker's tasks are its own.
     """
-    if iterable:
-        whose = "which workers keep" if sharded else "one for each of its workers"
-        return f"an IterableDataset is read in shares, {whose}"
-    if assigned:
+    if iterable and not sharded:
+        return (
+            "an IterableDataset without num_shards is read in shares, one for each of its workers"
+        )
+    if assigned and not sharded:
         return "with seeding='worker' the number of workers is part of the data"
     return None

@@ -18,14 +18,13 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import select
 import sys
 import threading
 import time
 from collections import deque
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -52,6 +51,7 @@ from lit_loader.transport.messages import (
     Grant,
     Grow,
     Message,
+    Part,
     Result,
     Resume,
     Spare,
@@ -66,6 +66,7 @@ from lit_loader.transport.messages import (
 )
 from lit_loader.transport.remote_error import RemoteError, describe_batch
 from lit_loader.transport.status_board import Cancelled, Stage, StatusBoard
+from lit_loader.worker.parent import follow_parent, yield_to_parent
 from lit_loader.worker.payload import NO_ROOM, Links, Payload
 from lit_loader.worker.process_start import reset_signals
 
@@ -86,8 +87,8 @@ def worker_main(links: Links, payload: Payload) -> None:
     """Be a worker until a message says to stop, or until the parent is gone."""
     reset_signals()
     write_stacks_to(links.stacks.fd)
-    _follow_parent(links.parent)
-    _yield_to_parent()
+    follow_parent(links.parent)
+    yield_to_parent()
     torch.set_num_threads(1)
     # A forked worker would inherit what the thread that started it happened to be in.
     with (
@@ -98,48 +99,6 @@ def worker_main(links: Links, payload: Payload) -> None:
         contextlib.suppress(BrokenPipeError, BlockingIOError, _Stopped),
     ):
         _Worker(links, payload).run()
-
-
-def _yield_to_parent() -> None:
-    """Let the parent run as soon as it can, where there are more processes than processors.
-
-    A batch process gets its share of processor time, but does not interrupt others when it wakes
-    up; the consumer need not queue behind the workers: small batches took a tenth less time on two.
-    """
-    with contextlib.suppress(AttributeError, OSError):  # Linux only; refused in some sandboxes
-        if os.sched_getscheduler(0) == os.SCHED_OTHER:
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-
-
-def _follow_parent(parent: int) -> None:
-    """End this process when the parent does, even from within user code.
-
-    A pidfd sees the parent itself die; a pipe's end, as multiprocessing has it, may be held open
-    by any process that was forked meanwhile. PR_SET_PDEATHSIG would follow the *thread* that
-    started the worker.
-    """
-    sentinel: int | None
-    try:
-        sentinel = os.pidfd_open(parent)
-    except ProcessLookupError:
-        _leave()
-    except (AttributeError, OSError):
-        process = multiprocessing.parent_process()
-        sentinel = None if process is None else int(process.sentinel)
-    if sentinel is None:
-        return
-
-    def wait() -> None:
-        poll = select.poll()
-        poll.register(sentinel, select.POLLIN)
-        poll.poll()
-        _leave()
-
-    threading.Thread(target=wait, name="lit_loader parent watch", daemon=True).start()
-
-
-def _leave() -> NoReturn:
-    os._exit(1)
 
 
 class _Worker:
@@ -200,7 +159,8 @@ class _Worker:
 
     def run(self) -> None:
         """Serve until Stop, or until there are to be fewer workers."""
-        while self._board.rest(self._id):
+        while self._board.rest(self._id) or self._is_owed():
+            self._begin_ahead()
             message = self._receive()
             if isinstance(message, Task):
                 # Looked at before the task is announced on the board: one that the parent has seen
@@ -222,6 +182,16 @@ class _Worker:
         leaving = threading.Timer(LEAVE_GRACE, os._exit, (0,))
         leaving.daemon = True
         leaving.start()
+
+    def _begin_ahead(self) -> None:
+        """Begin the next epoch of readers that have ended, while nothing else is to be done."""
+        loader = self._loader
+        while isinstance(loader, ShardLoader) and loader.may_begin_ahead and not self._is_owed():
+            loader.begin_ahead(self._board.early_progress(self._id))
+
+    def _is_owed(self) -> bool:
+        """Whether a worker that is to leave has messages that no other one can take."""
+        return self._tasks is None and bool(self._inbox or self._control_poll.poll(0))
 
     def _receive(self) -> Message:
         """Wait for the next message: kept ones first, then the pipe that tasks come through."""
@@ -248,6 +218,8 @@ class _Worker:
             message = self._receive_control()
         if isinstance(message, Stop):
             raise _Stopped
+        if isinstance(message, Part) and isinstance(self._loader, ShardLoader):
+            self._loader.part_with(message.reader)
 
     def _serve(self, task: Task) -> None:
         """Make the task's batch, or write down why there is none."""
@@ -341,7 +313,7 @@ class _Worker:
                     return message
             else:
                 self._inbox.append(message)
-                if not isinstance(message, Task):
+                if isinstance(message, (Resume, Stop)):
                     raise Cancelled
 
     def _writer(self, offset: int, capacity: int) -> SlotWriter:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -102,6 +103,7 @@ SOME = {
     "start": "rows=fork\\,",
     "memory": "rows=list\\, in",
     "growth": "rows=00 ",
+    "workers": "rows=decoding\\,",
 }
 
 
@@ -245,6 +247,7 @@ def test_check_compares_ratios_only() -> None:
         (["num_workers=0"], "num_workers must be a whole number of at least 1, got num_workers=0"),
         (["+grid.second=1"], "unknown option 'grid.second': did you mean 'seconds'?"),
         (["grid.num_workers=[-1]"], "grid.num_workers must be a list of whole numbers"),
+        (["grid.auto=2"], "grid.auto must be true or false"),
         (["grid.seconds=0"], "grid.seconds must be more than 0"),
         (["rows=nothing", "cases=busy"], "no row of busy has 'nothing' in its name"),
         (["check=/nowhere.json"], "check cannot be read: .*, got check=/nowhere.json"),
@@ -258,7 +261,7 @@ def test_check_compares_ratios_only() -> None:
             "dataset cannot be loaded: LookupError: no such file",
         ),
     ],
-    ids=range(13),
+    ids=range(14),
 )
 def test_refusals(run: Run, overrides: list[str], message: str) -> None:
     with pytest.raises(OptionError, match=message.replace("?", r"\?")) as caught:
@@ -346,11 +349,16 @@ def test_grid(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     first = {(p["num_workers"], p["loader"]): p["first_batch_seconds"][0] for p in grid["points"]}
     assert first[0, "torch"] < first[1, "torch"]  # nothing is started
     assert (grid["samples_per_batch"], grid["bytes_per_batch"]) == (8, 8 * 8 * 8)
-    assert [line.split()[0] for line in grid["advice"]] == ["use", "bound", "measured:"]
+    *lines, auto = grid["advice"]
+    assert [line.split()[0] for line in lines] == ["use", "bound", "measured:"]
+    number = grid["auto"]["num_workers"]
+    assert number >= 1 and min(grid["auto"]["seconds_per_batch"]) > 0
+    assert re.match(rf'num_workers="auto" came to {number} \(.+\): [\d.]+ times as fast as', auto)
     printed = capsys.readouterr().out
     assert "(◀: use this)" in printed
     assert printed.count(" lit_loader ◀ ") == 1
-    assert grid["advice"][0] in printed
+    assert grid["advice"][0] in printed and auto in printed
+    assert f"auto: {number}" in printed
     assert (tmp_path / "grid.png").read_bytes().startswith(b"\x89PNG")
 
 

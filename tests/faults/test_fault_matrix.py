@@ -259,16 +259,19 @@ def test_what_is_one_batchs_error(cell: Cell, pinned: None, tmp_path: Path) -> N
 # While the number of workers changes -----------------------------------------------------------
 
 RESIZED = [
-    Cell(fault, point, "map", persistent, pin, "fork")
-    for fault, point, persistent, pin in itertools.product(
-        (*DEATHS, "loop"), POINTS, (False, True), (False, True)
+    cell
+    for fault, point, kind, persistent, pin in itertools.product(
+        (*DEATHS, "loop"), POINTS, ("map", "shards"), (False, True), (False, True)
     )
-    if point not in ("ending", "granting") and (persistent or point not in EPOCH_EDGES)
+    if point != "granting"
+    and not missing(cell := Cell(fault, point, kind, persistent, pin, "fork"))
 ]
 
 
 def resized(cell: Cell) -> Any:
     plain = cell.fault == "SIGKILL" and cell.pin == (cell.point in ("taking", "sending", "idle"))
+    if cell.kind == "shards":
+        plain &= cell.point in ("taking", "fetching", "sent", "resuming", "ending")
     return pytest.param(
         cell, id=str(cell), marks=() if plain and cell.persistent else pytest.mark.slow
     )
@@ -276,16 +279,17 @@ def resized(cell: Cell) -> Any:
 
 @pytest.mark.parametrize("cell", [resized(cell) for cell in RESIZED])
 def test_while_it_is_resized(cell: Cell, pinned: None, tmp_path: Path) -> None:
-    """A fault strikes anyone, who may be coming, staying or leaving."""
-    expected = clean("map")[: 1 + cell.persistent]
+    """A fault strikes anyone, who may be coming, staying or leaving; readers move meanwhile."""
+    expected = clean(cell.kind)[: 1 + cell.persistent]
     faults, chance = Faults(tmp_path, strike_of(cell)), random.Random(str(cell))
     with (
         warnings.catch_warnings(record=True) as told,
         DataLoader(
-            Noisy(), num_workers=2, worker_init_fn=faults, persistent_workers=cell.persistent,
+            KINDS[cell.kind](), num_workers=2, worker_init_fn=faults,
+            persistent_workers=cell.persistent,
             pin_memory=cell.pin, multiprocessing_context="fork",
             timeout=TIMEOUT if cell.fault == "loop" else 0,
-            max_worker_restarts=20 if cell.fault == "loop" else 1, **options("map"),
+            max_worker_restarts=20 if cell.fault == "loop" else 1, **options(cell.kind),
         ) as loader,
     ):  # fmt: skip
         warnings.simplefilter("always")

@@ -391,7 +391,10 @@ def test_to_none_while_workers_are_needed() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dataset": Counting(8)}, "an IterableDataset is read in shares, one for each of its"),
+        (
+            {"dataset": Counting(8)},
+            "an IterableDataset without num_shards is read in shares, one for",
+        ),
         ({"seeding": "worker"}, "with seeding='worker' the number of workers is part of the data"),
     ],
     ids=["iterable", "worker"],

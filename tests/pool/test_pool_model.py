@@ -43,6 +43,7 @@ from lit_loader.transport.messages import (
     Grant,
     Grow,
     Message,
+    Part,
     Proceed,
     Result,
     Resume,
@@ -110,8 +111,10 @@ class Worker:
             one; None: it writes nowhere.
     """
 
-    def __init__(self, links: Links, memory: ArenaMap, process: Process) -> None:
+    def __init__(self, links: Links, memory: ArenaMap, process: Process, turns: int) -> None:
         self.links = links
+        self._turns = turns
+        self._places: dict[int, int] = {}  # the batch that each reader can go on with
         self.process = process
         self.writing: Task | None = None
         self.larger: Grant | None = None
@@ -132,9 +135,7 @@ class Worker:
         self._next = self._rest
 
     def _read(self, descriptor: Any) -> Message | None:
-        poll = select.poll()
-        poll.register(descriptor.fd, select.POLLIN)
-        if not poll.poll(0):
+        if not self._readable(descriptor):
             return None
         return unpack(os.read(descriptor.fd, SIZE))
 
@@ -142,7 +143,15 @@ class Worker:
         os.write(self.links.results.fd, pack(message))
 
     def _rest(self) -> None:
-        self._next = self._idle if self._board.rest(self.links.worker) else self.process.kill
+        stays = self._board.rest(self.links.worker)
+        if not stays and self.links.tasks is None:
+            stays = bool(self._inbox) or self._readable(self.links.control)
+        self._next = self._idle if stays else self.process.kill
+
+    def _readable(self, descriptor: Any) -> bool:
+        poll = select.poll()
+        poll.register(descriptor.fd, select.POLLIN)
+        return bool(poll.poll(0))
 
     def _idle(self) -> bool:
         if self._inbox:
@@ -163,9 +172,12 @@ class Worker:
             self._next = lambda: self._look(message)
         elif isinstance(message, Resume):
             self._generation = message.generation
+            self._places.clear()
             self._next = lambda: self._acknowledge(message)
         else:
-            assert message is None or isinstance(message, Proceed)
+            assert message is None or isinstance(message, (Proceed, Part))
+            if isinstance(message, Part):
+                self._places.pop(message.reader, None)
             self._next = self._rest
 
     def _acknowledge(self, message: Resume) -> None:
@@ -211,8 +223,10 @@ class Worker:
         if self._cancelled():
             return self._leave()
         slot = self._memory.memory(task.offset, task.capacity)
-        if task.nbytes:
+        if not self._turns:
             assert unpack_indices(slot[: task.nbytes]) == [task.number], "indices were written over"
+        else:
+            self._read_on(task, slot)
         if nbytes_of(task.number) > task.capacity:
             self._send(
                 Grow(
@@ -224,6 +238,15 @@ class Worker:
         else:
             self._next = lambda: self._write_into(task, task.offset, task.capacity)
         return None
+
+    def _read_on(self, task: Task, slot: Any) -> None:
+        """A reader goes on where it is open, or opens at the point that the task has."""
+        reader = task.number % self._turns
+        if task.nbytes:
+            assert unpack_indices(slot[: task.nbytes]) == reader, "it is another reader's point"
+        else:
+            assert self._places.get(reader, reader) == task.number, "a reader is elsewhere"
+        self._places[reader] = task.number + self._turns
 
     def _await_grant(self) -> bool:
         task, message = self.writing, self._read(self.links.control)
@@ -239,7 +262,7 @@ class Worker:
                     self._next = lambda: self._write_into(task, message.offset, message.capacity)
         else:
             self._inbox.append(message)
-            if not isinstance(message, Task):
+            if isinstance(message, Resume):
                 self._leave()
         return True
 
@@ -269,7 +292,8 @@ class Simulation:
         meanwhile: Numbers of workers that take a step each while the next process is started.
     """
 
-    def __init__(self, links: Links) -> None:
+    def __init__(self, links: Links, turns: int) -> None:
+        self._turns = turns
         self._memory = ArenaMap(links.arena.fd, links.mapped, links.board_bytes)
         self._count = 0
         self.workers: dict[int, Worker] = {}
@@ -286,7 +310,9 @@ class Simulation:
     def start_all(self, links: Sequence[Links]) -> list[Process]:
         for each in links:
             self._count += 1
-            self.workers[each.worker] = Worker(each, self._memory, Process(self._count))
+            self.workers[each.worker] = Worker(
+                each, self._memory, Process(self._count), self._turns
+            )
         for number in self.meanwhile:
             if worker := self.workers.get(number % links[0].num_workers):
                 worker.step()
@@ -313,14 +339,14 @@ class PoolMachine(RuleBasedStateMachine):
         num_workers=st.integers(1, 3),
         processors=st.integers(1, 3),
         depth=st.integers(1, 4),
-        assigned=st.booleans(),
+        turns=st.one_of(st.just(0), st.integers(1, 5)),
     )
-    def begin(self, num_workers: int, depth: int, assigned: bool, processors: int = 3) -> None:
+    def begin(self, num_workers: int, depth: int, turns: int = 0, processors: int = 3) -> None:
         def make(context: Any, links: Any, spec: Any) -> Simulation:
-            self.simulation = Simulation(links)
+            self.simulation = Simulation(links, turns)
             return self.simulation
 
-        self.num_workers, self.depth, self.assigned = num_workers, depth, assigned
+        self.num_workers, self.depth, self.turns = num_workers, depth, turns
         with mock.patch.multiple(
             worker_set, make_starter=make, usable_processors=lambda: processors
         ):
@@ -330,9 +356,10 @@ class PoolMachine(RuleBasedStateMachine):
                 multiprocessing.get_context("fork"),
                 depth * num_workers,
                 0,
-                assigned,
+                turns,
                 slot_bytes=SLOT,
             )
+        self.pool.read_from(lambda reader: reader)
 
     @property
     def resuming(self) -> bool:
@@ -345,8 +372,7 @@ class PoolMachine(RuleBasedStateMachine):
             if len(self.outstanding) < self.depth * self.num_workers:
                 number, self.next_number = self.next_number, self.next_number + 1
                 self.outstanding.add(number)
-                worker = number % self.num_workers if self.assigned else None
-                self.pool.submit(number, [number], 0, 0, worker)
+                self.pool.submit(number, None if self.turns else [number], 0, 0)
 
     @rule(worker=st.integers(0, 2), count=st.integers(1, 8))
     def step(self, worker: int, count: int) -> None:
@@ -366,7 +392,6 @@ class PoolMachine(RuleBasedStateMachine):
         started = self.pool.started
         return started[number % len(started)]
 
-    @precondition(lambda self: not self.assigned)
     @rule(num_workers=st.integers(1, 3), at_once=st.booleans())
     def resize(self, num_workers: int, at_once: bool) -> None:
         """Another number of workers is wanted: now, or when something is received."""
@@ -379,8 +404,10 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.resuming)
     @rule(worker=st.integers(0, 2), meanwhile=MEANWHILE, give_up=st.booleans())
     def kill_and_replace(self, worker: int, meanwhile: list[int], give_up: bool) -> None:
+        number = self._started(worker)
         self.kill(worker)
-        while not self._receive(meanwhile, give_up):
+        # One that was leaving has no successor, and may be no loss.
+        while not self._receive(meanwhile, give_up) and number in self.pool.started:
             pass
 
     @precondition(lambda self: not self.resuming)
@@ -414,7 +441,7 @@ class PoolMachine(RuleBasedStateMachine):
         number = death.row.number
         busy = death.row.stage in Stage.BUSY and not self.resuming
         # As lit_loader.pool.recovery decides about a task that has ended two workers.
-        if give_up and busy and not self.assigned and self.pool.is_pending(number):
+        if give_up and busy and not self.turns and self.pool.is_pending(number):
             self.outstanding.remove(number)
             self.pool.replace(death.worker, skip_task=number)
         else:
@@ -523,7 +550,7 @@ def machine() -> Iterator[PoolMachine]:
 
 def test_a_new_process_that_is_quick(machine: PoolMachine) -> None:
     """It takes a task before its pool has issued that again: the task is void already."""
-    machine.begin(num_workers=1, depth=2, assigned=False)
+    machine.begin(num_workers=1, depth=2)
     machine.submit(2)
     machine.kill_and_replace(0, meanwhile=[0, 0, 0], give_up=False)
     machine.slots_that_may_be_written_are_nobody_elses()
@@ -531,7 +558,7 @@ def test_a_new_process_that_is_quick(machine: PoolMachine) -> None:
 
 def test_the_result_of_an_older_copy(machine: PoolMachine) -> None:
     """It comes from a worker that is ended, and its slot is used again, for the same task."""
-    machine.begin(num_workers=2, depth=2, assigned=False)
+    machine.begin(num_workers=2, depth=2)
     machine.submit(1)
     machine.step(0, 3)  # it has the task, and has not announced it
     machine.kill_and_replace(1, meanwhile=[], give_up=False)
@@ -543,7 +570,7 @@ def test_the_result_of_an_older_copy(machine: PoolMachine) -> None:
 @pytest.mark.parametrize("assigned", [False, True], ids=["", "assigned"])
 def test_a_new_process_in_the_handshake_that_is_quick(machine: PoolMachine, assigned: bool) -> None:
     """It takes what announces a control message: the message is there already."""
-    machine.begin(num_workers=2, depth=1, assigned=assigned)
+    machine.begin(num_workers=2, depth=1, turns=2 * assigned)
     machine.begin_epoch()
     machine.kill(0)
     machine.resumed(meanwhile=[0, 0, 0])
@@ -551,7 +578,7 @@ def test_a_new_process_in_the_handshake_that_is_quick(machine: PoolMachine, assi
 
 def test_another_worker_is_woken_than_the_one_that_is_to_leave(machine: PoolMachine) -> None:
     """It says so, and one more Attend is sent, until the right one takes it."""
-    machine.begin(num_workers=3, depth=1, assigned=False)
+    machine.begin(num_workers=3, depth=1)
     for worker in range(3):
         machine.step(worker, 8)  # all wait
     machine.resize(2, at_once=True)
@@ -566,7 +593,7 @@ def test_another_worker_is_woken_than_the_one_that_is_to_leave(machine: PoolMach
 
 def test_who_is_wanted_again_before_it_has_left(machine: PoolMachine) -> None:
     """It stays, if it has not seen that it was to leave; else another takes its place."""
-    machine.begin(num_workers=2, depth=1, assigned=False)
+    machine.begin(num_workers=2, depth=1)
     for worker in range(2):
         machine.step(worker, 8)
     first = machine.simulation.workers[1]
@@ -580,6 +607,27 @@ def test_who_is_wanted_again_before_it_has_left(machine: PoolMachine) -> None:
     machine.resize(2, at_once=True)
     machine.receive(2)
     assert machine.simulation.workers[1] is not first
+
+
+def test_who_dies_while_it_leaves_and_its_reader_is_ahead_elsewhere(machine: PoolMachine) -> None:
+    """The reader is brought back to what was lost, and then forth again."""
+    machine.begin(num_workers=2, depth=8, turns=2)
+    machine.submit(4)
+    machine.resize(1, at_once=True)
+    machine.submit(2)  # reader 1 goes on in worker 0; what worker 1 has, it may still make
+    machine.kill_and_replace(1, meanwhile=[], give_up=False)
+    machine.submit(2)
+
+
+def test_who_has_left_and_is_wanted_again(machine: PoolMachine) -> None:
+    """It is sent tasks when it has just looked for the last time: another makes them."""
+    machine.begin(num_workers=2, depth=8, turns=2)
+    for worker in range(2):
+        machine.step(worker, 8)
+    machine.resize(1, at_once=True)
+    machine.step(1, 2)  # wakes up, and finds that it is to leave
+    machine.resize(2, at_once=True)
+    machine.submit(4)
 
 
 def check(examples: int) -> None:

@@ -29,7 +29,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "tuning": ("statistics", "system"),
     "hydra": ("config",),
     "transport": ("memory",),
-    "cache": ("transport", "config", "seeding", "system"),
+    "node": ("config", "seeding", "system"),
+    "cache": ("transport", "node", "config", "seeding", "system"),
     "batch": ("transport", "checkpoint", "config", "seeding", "system"),
     "sampling": ("checkpoint", "config", "seeding", "system"),
     "mixture": ("sampling", "checkpoint", "config", "seeding"),
@@ -45,7 +46,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("system", "tuning"),
     ),
     "lightning": (
-        *("loader", "sampling", "checkpoint", "statistics", "tuning", "config", "system"),
+        *("loader", "sampling", "checkpoint", "statistics", "tuning", "node", "config", "system"),
     ),
     "bench": ("loader", "statistics", "hydra", "config", "seeding", "system"),
     "top": ("transport", "system"),

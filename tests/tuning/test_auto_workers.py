@@ -189,7 +189,7 @@ def test_a_number_may_take_its_place_and_the_other_way_round() -> None:
     ("dataset", "options", "text"),
     [
         (Drawing(), {"seeding": "worker"}, "batches that do not depend on who makes them"),
-        (Stream(), {}, "does not apply to an IterableDataset, which is read in shares"),
+        (Stream(), {}, "does not apply to an IterableDataset without num_shards, whose"),
         (Drawing(), {"num_workers": "all"}, "a whole number of at least 0, or 'auto', got num_"),
     ],
 )

@@ -25,6 +25,7 @@ class GridSettings:
         prefetch_factor: Values to try with each of them; without workers there is none.
         seconds: For each setting in each round, after its first batch.
         step_ms: What a training step takes, in milliseconds; None: the loader alone is asked.
+        auto: Whether ``num_workers="auto"`` is measured, too.
         loaders: The loaders that are measured.
     """
 
@@ -32,6 +33,7 @@ class GridSettings:
     prefetch_factor: tuple[int, ...] = (2, 4)
     seconds: float = 2.0
     step_ms: float | None = None
+    auto: bool = True
     loaders: tuple[str, ...] = ("lit_loader", "torch")
 
     def __post_init__(self) -> None:
@@ -42,6 +44,8 @@ class GridSettings:
                     f"grid.{name} must be a list of whole numbers of at least {low}, "
                     f"got grid.{name}={list(values)}"
                 )
+        if type(self.auto) is not bool:
+            raise OptionError(f"grid.auto must be true or false, got grid.auto={self.auto!r}")
         if not self.seconds > 0:
             raise OptionError(f"grid.seconds must be more than 0, got grid.seconds={self.seconds}")
         if self.step_ms is not None and not self.step_ms > 0:

@@ -3,14 +3,15 @@
 Used by `bench/runner.py` where ``dataset._target_`` is given; the figures go to the report, and to
 `bench/own_dataset/advice.py`, which chooses a setting. Each setting is opened, gives its first
 batch, and loads for a while, epoch after epoch. The settings take turns in rounds, the first of
-which is not counted (it also warms the page cache).
+which is not counted (it also warms the page cache). ``num_workers="auto"`` takes part: for as long
+again, before it is clocked, it may find its number, from the one of the round before.
 """
 
 from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +27,7 @@ from lit_loader.bench.measure.session import Session
 from lit_loader.bench.own_dataset.advice import Facts, advise, choose
 from lit_loader.config.loader_config import LoaderConfig
 from lit_loader.errors import OptionError
+from lit_loader.loader import DataLoader
 from lit_loader.statistics.records import LoaderStatistics
 from lit_loader.system.processors import usable_processors
 
@@ -83,6 +85,7 @@ class Grid:
     Attributes:
         name: The dataset's class.
         points: The settings.
+        auto: ``num_workers="auto"``, with the number that it came to; None: it is not measured.
         samples: Samples a batch, the mean of what was loaded.
         nbytes: Bytes of a batch.
         copy: Seconds that copying them takes.
@@ -100,6 +103,8 @@ class Grid:
             for workers in dict.fromkeys(wanted.num_workers)
             for prefetch in (dict.fromkeys(wanted.prefetch_factor) if workers else (0,))
         ]
+        self.auto = Point(0, 0) if wanted.auto and OURS in session.adapters else None
+        self._auto_loader: Any = None
 
     @classmethod
     def from_config(cls, cfg: Any, session: Session) -> Grid:
@@ -118,7 +123,8 @@ class Grid:
         """
         session, settings = self._session, self._session.settings
         rounds = min(_ROUNDS, settings.rounds)
-        session.expect((rounds + 1) * len(self.points) * len(session.adapters))
+        each = len(self.points) * len(session.adapters) + (self.auto is not None)
+        session.expect((rounds + 1) * each)
         for number in range(rounds + 1):
             seconds = settings.grid.seconds / (1 if number else 4)
             for point in self.points:
@@ -133,6 +139,9 @@ class Grid:
                         point.cannot[name] = in_one_line(error)
                 if number and figures:
                     point.rounds.append(figures)
+            if self.auto is not None:
+                session.tick('num_workers="auto"')
+                self._load_auto(self.auto, seconds, counts=number > 0)
             reasons = [why for point in self.points for why in point.cannot.values()]
             if len(reasons) == len(self.points) * len(session.adapters):
                 raise OptionError(f"dataset cannot be loaded: {reasons[0]}")
@@ -146,7 +155,7 @@ class Grid:
         setup = Setup(
             self._config.batch_size, point.num_workers, point.prefetch_factor, options=options
         )
-        opened = adapter.open(self._dataset, setup)
+        opened: Any = adapter.open(self._dataset, setup)
         try:
             epoch = opened.epoch()
             batch = next(epoch, None)
@@ -154,26 +163,44 @@ class Grid:
                 raise OptionError("it gives no batch")
             first = time.perf_counter() - begin
             self.nbytes = nbytes(batch)
-            count, used, all_used = 0, cpu_seconds(), machine_seconds()
-            begin = time.perf_counter()
-            while (passed := time.perf_counter() - begin) < seconds or not count:
-                if next(epoch, None) is None:
-                    epoch = opened.epoch()
-                    if next(epoch, None) is None:
-                        raise OptionError("its second epoch gives no batch")
-                count += 1
-            passed = time.perf_counter() - begin
+            used, all_used = cpu_seconds(), machine_seconds()
+            epoch, a_batch, passed = _clocked(opened.epoch, epoch, seconds)
             if adapter.name == OURS:
                 point.cpu = (cpu_seconds() - used) / passed
                 point.others = max(0.0, (machine_seconds() - all_used) / passed - point.cpu)
-                point.statistics = self._statistics(opened)
+                point.statistics = self._statistics(opened.loader)
             del epoch, batch
         finally:
             opened.close()
-        return passed / count, first
+        return a_batch, first
 
-    def _statistics(self, opened: Any) -> LoaderStatistics:
-        found: LoaderStatistics = opened.loader.statistics()
+    def _load_auto(self, point: Point, seconds: float, counts: bool) -> None:
+        """Load with ``num_workers="auto"``; it is left out where that is refused."""
+        try:
+            if self._auto_loader is None:
+                config = self._config.merged(num_workers="auto", persistent_workers=True)
+                self._auto_loader = DataLoader(self._dataset, **config.as_kwargs())
+            with self._auto_loader as loader:
+                begin = time.perf_counter()
+                epoch = iter(loader)
+                if next(epoch, None) is None:
+                    raise OptionError("it gives no batch")
+                first = time.perf_counter() - begin
+                epoch, *_ = _clocked(lambda: iter(loader), epoch, seconds)
+                epoch, a_batch, _ = _clocked(lambda: iter(loader), epoch, seconds)
+                point.statistics = self._statistics(loader)
+                point.num_workers = loader.num_workers
+                del epoch
+        except OptionError:
+            self.auto = None
+        except Exception as error:  # the user's own code
+            point.cannot[OURS] = in_one_line(error)
+        else:
+            if counts:
+                point.rounds.append({OURS: (a_batch, first)})
+
+    def _statistics(self, loader: Any) -> LoaderStatistics:
+        found: LoaderStatistics = loader.statistics()
         self.samples = found.samples / max(1, found.batches)
         return found
 
@@ -209,7 +236,7 @@ class Grid:
     @property
     def advice(self) -> list[str]:
         """Which setting to use, what bounds it, what would help; a line each."""
-        return advise(
+        lines = advise(
             self.facts,
             step_ms=self._session.settings.grid.step_ms,
             samples=self.samples,
@@ -217,6 +244,24 @@ class Grid:
             copy=self.copy,
             cores=usable_processors(),
         )
+        return [*lines, *self._of_auto()]
+
+    def _of_auto(self) -> list[str]:
+        """Say how ``num_workers="auto"`` came off, if it was measured."""
+        if self.auto is None or self.auto.statistics is None or not self.auto.rounds:
+            return []
+        fixed = [(figure.median, p) for p in self.points if (figure := p.figure(OURS)) is not None]
+        if not fixed:
+            return []
+        _, best = min(fixed, key=lambda pair: pair[0])
+        pairs = zip(best.rounds, self.auto.rounds, strict=False)
+        times = Spread.of([a[OURS][0] / b[OURS][0] for a, b in pairs if OURS in a])
+        number, why = self.auto.num_workers, self.auto.statistics.why_so_many
+        than = _label(best, "").removesuffix(" · ")
+        return [
+            f'num_workers="auto" came to {number} ({why}): '
+            f"{0 if times is None else times.median:.2f} times as fast as the fastest, {than}"
+        ]
 
     def as_dict(self) -> dict[str, Any]:
         """All of it as primitives."""
@@ -245,7 +290,37 @@ class Grid:
                 for point in self.points
                 for name in point.loaders
             ],
+            "auto": None
+            if self.auto is None
+            else {
+                "num_workers": self.auto.num_workers,
+                "seconds_per_batch": [r[OURS][0] for r in self.auto.rounds],
+                "first_batch_seconds": [r[OURS][1] for r in self.auto.rounds],
+                "cannot": self.auto.cannot.get(OURS),
+            },
         }
+
+
+def _clocked(
+    begin_epoch: Callable[[], Iterator[Any]], epoch: Iterator[Any], seconds: float
+) -> tuple[Iterator[Any], float, float]:
+    """Go on for so many seconds, epoch after epoch.
+
+    Returns:
+        The iterator of the last epoch; seconds a batch; seconds that it has taken.
+
+    Raises:
+        OptionError: An epoch gives no batch.
+    """
+    count, begin = 0, time.perf_counter()
+    while time.perf_counter() - begin < seconds or not count:
+        if next(epoch, None) is None:
+            epoch = begin_epoch()
+            if next(epoch, None) is None:
+                raise OptionError("its second epoch gives no batch")
+        count += 1
+    passed = time.perf_counter() - begin
+    return epoch, passed / count, passed
 
 
 def _label(point: Point, loader: str) -> str:

@@ -160,7 +160,8 @@ def grid(console: Console, measured: Grid) -> None:
     unable = any(point.cannot for point in measured.points)
     if unable:
         sheet.add_column("", overflow="fold")
-    for point in measured.points:
+    auto = [] if measured.auto is None else [measured.auto]
+    for point in [*measured.points, *auto]:
         for loader in point.loaders:
             figure, first = point.figure(loader), point.first(loader)
             cells = ["–", *[""] * (2 if narrow else 3)]
@@ -174,8 +175,8 @@ def grid(console: Console, measured: Grid) -> None:
             busy = point.statistics if loader == OURS and point.num_workers else None
             chosen = measured.chosen is point and loader == OURS
             sheet.add_row(
-                str(point.num_workers),
-                str(point.prefetch_factor) if point.num_workers else "",
+                f"auto: {point.num_workers}" if point in auto else str(point.num_workers),
+                str(point.prefetch_factor) if point.prefetch_factor else "",
                 f"{loader} ◀" if chosen else loader,
                 *cells,
                 "" if busy is None else f"{100 * busy.busy_fraction:.0f} %",

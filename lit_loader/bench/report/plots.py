@@ -94,12 +94,14 @@ def _panel(axes: Axes, unit: str, measurements: Sequence[Measurement]) -> None:
                 )  # fmt: skip
             else:
                 spread = [[figure.median - figure.low], [figure.high - figure.median]]
+                known = name in _COLOURS  # else the name is at the bar: all of these are grey
                 axes.barh(
-                    place, figure.median, 0.8, color=_colour(name), label=name, xerr=spread,
-                    error_kw={"lw": 0.8, "ecolor": "0.3"},
+                    place, figure.median, 0.8, color=_colour(name), xerr=spread,
+                    label=name if known else None, error_kw={"lw": 0.8, "ecolor": "0.3"},
                 )  # fmt: skip
+                text = _number(figure.median) + ("" if known else f"  {name}")
                 axes.annotate(
-                    _number(figure.median), (figure.high, place), (3, 0), fontsize=7, va="center",
+                    text, (figure.high, place), (3, 0), fontsize=7, va="center",
                     textcoords="offset points",
                 )  # fmt: skip
             place += 1
@@ -185,6 +187,12 @@ def _grid(grid: Grid) -> Figure:
         axes.plot(
             chosen.num_workers, grid.samples / spread.median, "o", ms=13, mfc="none", mec="black",
             label="use this",
+        )  # fmt: skip
+    spread = grid.auto and grid.auto.figure("lit_loader")
+    if grid.auto and spread:
+        axes.plot(
+            grid.auto.num_workers, grid.samples / spread.median, "*", ms=12, color="black",
+            label='num_workers="auto"',
         )  # fmt: skip
     axes.set_xticks(sorted({p.num_workers for p in grid.points}))
     axes.set_ylim(bottom=0)

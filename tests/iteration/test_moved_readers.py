@@ -1,0 +1,312 @@
+"""Readers of a stream move between workers at any moment: `resize`, ``num_workers="auto"``."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import random
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import IterableDataset
+
+import lit_loader
+from lit_loader import DataLoader
+from lit_loader.pool.reader_homes import ReaderHomes
+from tests.parity.tools import Gate
+from tests.support.samples import METHODS
+from tests.support.shard_data import KINDS
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+]
+
+SHARDS, LENGTH = 4, 96
+
+Batches = list[bytes]
+
+
+def stream(kind: str, keeps: bool, workers: Any = 0, **options: Any) -> DataLoader[Any]:
+    options = {"batch_size": 3, "num_shards": SHARDS, "seed": 7, **options}
+    return DataLoader(KINDS[kind](LENGTH, "torch", keeps), num_workers=workers, **options)
+
+
+@functools.cache
+def reference(kind: str, keeps: bool) -> list[Batches]:
+    alone = stream(kind, keeps)
+    return [[batch.numpy().tobytes() for batch in alone] for _ in range(2)]
+
+
+def resized(loader: DataLoader[Any], chance: random.Random, most: int = 6) -> Iterator[bytes]:
+    """An epoch, with other numbers of workers wanted at random moments, several in a row too."""
+    for batch in loader:
+        yield batch.numpy().tobytes()
+        while chance.random() < 0.3:
+            loader.resize(chance.randint(1, most), chance.choice([None, 1, 3]))
+
+
+# The bytes ---------------------------------------------------------------------------------------
+
+WAYS = [*itertools.product(KINDS, (False, True), (False, True), METHODS, (True, False))]
+
+
+def ways() -> Iterator[Any]:
+    for kind, keeps, persistent, method, in_order in WAYS:
+        default = method == "fork" and in_order and keeps == persistent
+        default |= (kind, keeps, persistent, method) == ("iterator", True, True, "fork")
+        flags = ("keeps" * keeps, "persistent" * persistent, method, "unordered" * (not in_order))
+        yield pytest.param(
+            *(kind, keeps, persistent, method, in_order),
+            id="-".join(filter(None, (kind.replace(" ", "_"), *flags))),
+            marks=() if default else pytest.mark.slow,
+        )
+
+
+@pytest.mark.parametrize(("kind", "keeps", "persistent", "method", "in_order"), [*ways()])
+def test_bytes(kind: str, keeps: bool, persistent: bool, method: str, in_order: bool) -> None:
+    chance = random.Random(f"{kind} {keeps} {persistent}")
+    with stream(
+        kind, keeps, 2, persistent_workers=persistent, in_order=in_order,
+        multiprocessing_context=method,
+    ) as loader:  # fmt: skip
+        for expected in reference(kind, keeps):
+            found = [*resized(loader, chance)]
+            if not in_order:  # those of a reader come in order all the same
+                found, expected = (
+                    [batch for shard in range(SHARDS) for batch in batches if of(shard, batch)]
+                    for batches in (found, expected)
+                )
+            assert found == expected
+
+
+@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
+def test_by_start_method(method: str) -> None:
+    """Down in the midst of an epoch, and up again: in it, or between two."""
+    with stream("iterator", True, 2, persistent_workers=True, multiprocessing_context=method) as (
+        loader
+    ):
+        for first, expected in zip((1, 2), reference("iterator", True), strict=True):
+            batches = iter(loader)
+            found = [next(batches) for _ in range(10)]
+            loader.resize(first)
+            found += batches
+            assert [batch.numpy().tobytes() for batch in found] == expected
+
+
+def of(shard: int, batch: bytes) -> bool:
+    return bool(torch.frombuffer(bytearray(batch), dtype=torch.float64)[0] == shard)
+
+
+@pytest.mark.filterwarnings("ignore:.*resuming reads again")
+@pytest.mark.parametrize("kind", ["generator", "iterator"])
+def test_stopped_after_a_move_and_resumed(kind: str) -> None:
+    expected = reference(kind, True)[0]
+    for stop in (5, 12, 13):
+        with stream(kind, True, 3) as loader:
+            batches = resized(loader, random.Random(stop))
+            found = [*itertools.islice(batches, stop)]
+            state = loader.state_dict()
+        rest = stream(kind, True, 1)
+        rest.load_state_dict(state)
+        with rest:
+            found += resized(rest, random.Random(stop))
+        assert found == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(40))
+def test_many_a_chance(seed: int) -> None:
+    kind, keeps = [*KINDS][seed % len(KINDS)], seed % 4 > 1
+    with stream(
+        kind, keeps, 1 + seed % 5, persistent_workers=seed % 2 > 0, pin_memory=False,
+        in_order=True, prefetch_factor=1 + seed % 3,
+    ) as loader:  # fmt: skip
+        for expected in reference(kind, keeps):
+            assert [*resized(loader, random.Random(seed), 1 + seed % 7)] == expected
+
+
+# What a move costs -------------------------------------------------------------------------------
+
+
+class Noted(IterableDataset[torch.Tensor]):
+    """Writes down what is read, and by which process; its place can be saved, or it cannot."""
+
+    def __init__(self, folder: Path, length: int, stateful: bool) -> None:
+        self.folder, self.length, self.stateful = folder, length, stateful
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        places = _Places(self, *lit_loader.get_shard())
+        return places if self.stateful else iter(places.__next__, None)
+
+    def read(self) -> list[tuple[int, int]]:
+        """The numbers of all samples that were read, each with the process."""
+        lines = (self.folder / "read").read_text().split()
+        return [(int(line.split(":")[0]), int(line.split(":")[1])) for line in lines]
+
+
+class _Places:
+    def __init__(self, stream: Noted, shard: int, shards: int) -> None:
+        self._stream, self._next, self._step = stream, shard, shards
+
+    def __iter__(self) -> _Places:
+        return self
+
+    def __next__(self) -> torch.Tensor:
+        if self._next >= self._stream.length:
+            raise StopIteration
+        number, self._next = self._next, self._next + self._step
+        with open(self._stream.folder / "read", "a") as file:
+            file.write(f"{number}:{os.getpid()}\n")
+        return torch.tensor([number])
+
+    def state_dict(self) -> dict[str, int]:
+        return {"next": self._next}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._next = state["next"]
+
+
+def come_up(loader: Any, batches: Iterator[Any], workers: int) -> list[Any]:
+    """Take batches until there are so many workers, all up."""
+    found = []
+    while True:
+        pool = next(each.pool for each in loader._internals.iterators if each.pool)
+        if pool.num_workers == workers and pool.settled:
+            return found
+        found.append(next(batches))
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["early", "late"])
+def test_a_reader_with_a_state_moves_for_a_few_batches(early: bool, tmp_path: Path) -> None:
+    """However far it is: the last batch that was given out, and those on their way, once more."""
+    data = Noted(tmp_path, 40_000, stateful=True)
+    with DataLoader(data, 1, num_workers=1, num_shards=SHARDS, prefetch_factor=8) as loader:
+        batches = iter(loader)
+        found = [next(batches) for _ in range(20 if early else 2_000)]
+        loader.resize(2, prefetch_factor=4)
+        found += come_up(loader, batches, 2)
+        found += [next(batches) for _ in range(40)]
+        loader.resize(1, prefetch_factor=8)
+        found += [next(batches) for _ in range(40)]
+    assert [int(batch) for batch in found] == [*range(len(found))]
+    times = Counter(number for number, _ in data.read())
+    moves, outstanding = 4, 8 // SHARDS  # two readers there and back
+    again = sum(times.values()) - len(times)
+    assert len({process for _, process in data.read()}) == 2
+    assert 0 < again <= moves * (1 + outstanding + 1)
+
+
+def test_as_few_readers_as_possible_move() -> None:
+    """And every worker gets its share, whatever comes after what."""
+    chance = random.Random(3)
+    for _ in range(300):
+        readers, workers = chance.randint(1, 20), chance.randint(1, 8)
+        homes = ReaderHomes(readers, workers)
+        for _ in range(6):
+            before = [homes.send(turn)[0] for turn in range(readers)]
+            wanted = chance.randint(1, 8)
+            homes.settle(range(wanted), wanted)
+            now = [homes.send(turn)[0] for turn in range(readers)]
+            loads = [now.count(worker) for worker in range(wanted)]
+            assert set(now) <= {*range(wanted)} and max(loads) - min(loads) <= 1
+            held = sorted((before.count(worker) for worker in range(wanted)), reverse=True)
+            fair = [readers // wanted + (place < readers % wanted) for place in range(wanted)]
+            stay = sum(map(min, held, fair))
+            assert sum(old == new for old, new in zip(before, now, strict=True)) == stay
+
+
+def test_readers_wait_for_a_worker_that_is_not_up() -> None:
+    homes = ReaderHomes(8, 1)
+    assert homes.settle([0], 4) == []
+    assert homes.settle([0, 2], 4) == [(7, 0), (6, 0)][::-1]  # its share, and no more
+    assert [homes.send(turn) for turn in (6, 7, 0)] == [(2, True), (2, True), (0, False)]
+    assert homes.send(14) == (2, False)
+    homes.settle([0], 1)
+    assert homes.send(22) == (0, True)
+
+
+# Without order -----------------------------------------------------------------------------------
+
+
+class OneWaits(IterableDataset[torch.Tensor]):
+    """Reader 0 waits before its first sample, until the gate is open."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        shard, shards = lit_loader.get_shard()
+        if shard == 0:
+            assert self.gate.wait()
+        for number in range(shard, 100 * shards, shards):
+            yield torch.tensor([number])
+
+
+def test_a_slow_reader_delays_none_that_has_another_worker() -> None:
+    gate = Gate()
+    try:
+        with DataLoader(
+            OneWaits(gate), 1, num_workers=2, num_shards=4, in_order=False, prefetch_factor=3
+        ) as loader:
+            batches, odd = iter(loader), 0
+            while odd < 200:  # all that the second worker's readers have
+                number = int(next(batches))
+                assert number % 4, "the reader waits"
+                odd += number % 2
+            gate.open()
+            rest = [int(batch) for batch in batches]
+            assert [number for number in rest if number % 4 == 0] == [*range(0, 400, 4)]
+    finally:
+        gate.close()
+
+
+# By a controller ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["iterator", pytest.param("generator", marks=pytest.mark.slow)])
+def test_auto(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A controller that decides anything, often, with the bytes of one process."""
+    from tests.tuning.test_auto_workers import by_chance
+
+    with stream(kind, True, "auto", persistent_workers=True) as loader:
+        controller, numbers = by_chance(loader, monkeypatch), set()
+        alone = stream(kind, True)
+        while len(numbers) < 3:  # until it has decided; nothing else ends it
+            found = []
+            for batch in loader:
+                found.append(batch.numpy().tobytes())
+                numbers.add(loader.num_workers)
+            assert found == [batch.numpy().tobytes() for batch in alone]
+        assert all(bounds.most <= SHARDS for _, bounds in controller.loads)
+
+
+def test_auto_leaves_readers_without_a_state_alone() -> None:
+    """What they would read again grows: so changes get rarer."""
+    from lit_loader.statistics.records import BatchRecord
+    from lit_loader.tuning.auto_workers import AutoWorkers
+
+    auto = AutoWorkers()
+
+    def asked(number: int, epoch: int, again: bool) -> bool:
+        zeros = dict.fromkeys(BatchRecord._fields, 0)
+        return auto.add(BatchRecord(**zeros | {"number": number, "epoch": epoch}), again)
+
+    assert asked(30, 0, again=True)
+    auto._changed = auto._latest
+    assert not asked(31, 0, again=True) and not asked(59, 0, again=True)
+    assert asked(31, 0, again=False) and asked(60, 0, again=True) and asked(3, 1, again=True)
+
+
+def test_resized_without_a_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "This DataLoader will create")
+        with stream("iterator", True, 2) as loader:
+            assert [*resized(loader, random.Random(1))] == reference("iterator", True)[0]
