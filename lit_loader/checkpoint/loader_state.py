@@ -199,7 +199,7 @@ class LoaderState:
         state["ahead"] = list(self.ahead)
         for name in ("sampler", "workers", "requested", "readers"):
             if (value := getattr(self, name)) is not None:
-                state[name] = copy.deepcopy(value)
+                state[name] = _copied(value)
         if self.readers is not None:
             state["since"] = self.since
         return state
@@ -335,6 +335,17 @@ def _check_portable(points: Iterable[ReadPoint]) -> None:
                 f"state's part for the dataset cannot be pickled ({type(error).__name__}), as it "
                 "must be for workers: resume with a state as state_dict() gave it"
             ) from error
+
+
+def _copied(value: Any) -> Any:
+    """Copy what readers remember: of many of them that is most of what a state costs.
+
+    By pickle, which takes an eighth of the time of :func:`copy.deepcopy` for small values.
+    """
+    try:
+        return pickle.loads(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
+    except Exception:  # a lambda, say: it is for who saves the state to complain
+        return copy.deepcopy(value)
 
 
 def _checked_fingerprint(fingerprint: Any) -> Fingerprint:
