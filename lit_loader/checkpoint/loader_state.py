@@ -103,8 +103,7 @@ class LoaderState:
             shards: Which readers are this rank's; None: there are no ``num_shards``.
         """
         workers = [
-            [point.batches, point.state, point.ended, *([point.behind] if point.behind else [])]
-            for point in position.readers
+            [point.batches, point.state, point.ended, *_counts(point)] for point in position.readers
         ]
         readers = None
         if shards is not None and workers:
@@ -153,7 +152,7 @@ class LoaderState:
         batches = self.batches
         if shards is not None and self.readers:
             readers = tuple(ReadPoint(*part[1:]) for part in shards.own_parts(self.readers))
-            batches = sum(point.batches for point in readers)
+            batches = sum(point.delivered for point in readers)
         if plan is not None and any(
             self.fingerprint.get(name) != fingerprint.get(name) for name in ELASTIC
         ):
@@ -300,6 +299,13 @@ class LoaderState:
             read = batches_of_first_rank(self.readers, self.fingerprint["num_replicas"])
         if read != self.batches:
             raise damaged(f"batches must be those of its {whose}, {read} in all", self.batches)
+
+
+def _counts(point: ReadPoint) -> list[int]:
+    """Give the counts that follow in a reader's part, as far as they are not 0."""
+    if point.before:
+        return [point.behind, point.before]
+    return [point.behind] if point.behind else []
 
 
 def _checked_batches(batches: int) -> int:

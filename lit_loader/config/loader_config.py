@@ -84,7 +84,8 @@ class LoaderConfig:
             worker of each rank is a reader, as with torch.
         shard_tail: What the ranks do with samples that cannot be split evenly: "pad" repeats some,
             "drop" leaves them off, "keep" gives each sample once (ranks may differ in length). With
-            num_shards there is "keep" alone.
+            num_shards: "pad" lets a rank's readers begin again until all ranks have as many
+            batches; "drop" ends the epoch before the first round that some reader has no batch for.
         max_worker_restarts: Workers that may be replaced in an epoch after they died or hung;
             0: their death is raised at once.
         on_sample_error: What becomes of a sample whose reading raises an exception: "raise" it;
@@ -110,10 +111,10 @@ class LoaderConfig:
             are workers, in another process. One warning names the first difference: something in
             the samples is not a function of seed and index. The samples are read twice. 0: none.
             For a test run, or for the first of many.
-        share: Let workers read the dataset's long lists, tuples and dicts (10,000 strings, numbers
-            or tuples of such, and more) from memory that all of them share, instead of a copy in
-            each. They read as before, and raise if they are written to. The training process's own
-            stay as they are.
+        share: Let workers read the dataset's long lists, tuples and dicts (10,000 strings, numbers,
+            or tuples, lists and dicts of such, and more) from memory that all of them share,
+            instead of a copy in each. They and their records read as before, and raise if they are
+            written to. The training process's own stay as they are.
         remote_workers: Workers on other machines, besides; map-style datasets only.
         remote: Where they come from: a `RayWorkers`, or a mapping of its options; None:
             ``RayWorkers()``, the Ray cluster that this machine is a node of.
