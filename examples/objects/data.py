@@ -18,7 +18,8 @@ class ObjectsData(LoaderDataModule):
     Args:
         url: The folder: ``s3://bucket/folder`` (needs s3fs), or a folder of this machine.
         layout: "objects": one for each image; "ranges": many in one, read by their ranges.
-        client: Options of fsspec's client, ``{endpoint_url: ...}``; no credentials.
+        client: Options of fsspec's client, ``{endpoint_url: ...}``; no credentials. None of them
+            is given that is None.
         **options: Of `LoaderDataModule`.
     """
 
@@ -35,7 +36,8 @@ class ObjectsData(LoaderDataModule):
         from objects.storage import Storage
 
         super().__init__(**options)
-        self.storage = Storage(url, **(client or {}))
+        given = {name: value for name, value in (client or {}).items() if value is not None}
+        self.storage = Storage(url, **given)
         self.layout = layout
 
     def prepare_data(self) -> None:

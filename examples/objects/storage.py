@@ -52,6 +52,8 @@ class Storage:
             )
         if url.partition("://")[0] in (url, "file"):  # a worker may be in another directory
             url = f"file://{os.path.abspath(url.removeprefix('file://'))}"
+        if url.startswith("s3://"):  # with more, the size of each whole object is asked for before
+            options.setdefault("max_concurrency", 1)
         self.url = url.rstrip("/")
         self.options = json.dumps(options, sort_keys=True)
 

@@ -12,7 +12,7 @@ import pytest
 from tests.remote.test_ray import Node, nodes  # noqa: F401
 from tests.support.recipes import EXAMPLES
 
-pytestmark = [pytest.mark.slow, pytest.mark.process, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.process, pytest.mark.timeout(900)]
 
 pytest.importorskip("ray.train", exc_type=ImportError)
 
@@ -23,11 +23,21 @@ def train(tmp_path: Path, *arguments: str) -> str:
     script, folder = EXAMPLES / "ray_train.py", tmp_path / "out"
     command = [sys.executable, str(script), "--folder", str(folder), "--epochs", "2", *arguments]
     ended = subprocess.run(
-        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=500
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=800
     )
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
     assert (folder / "ray_train.png").read_bytes().startswith(b"\x89PNG")
     return next(line for line in ended.stdout.splitlines() if "the samples of one process" in line)
+
+
+def wait_for(address: str, number: int) -> None:
+    """Waits until so many nodes are there."""
+    waiting = (
+        "import ray, sys, time\nray.init(sys.argv[1], log_to_driver=False)\n"
+        "while sum(node['Alive'] for node in ray.nodes()) < int(sys.argv[2]): time.sleep(0.1)"
+    )
+    command = [sys.executable, "-c", waiting, address, str(number)]
+    subprocess.run(command, check=True, capture_output=True, timeout=200)
 
 
 def test_a_rank_is_killed(tmp_path: Path) -> None:
@@ -39,8 +49,9 @@ def test_a_node_is_killed_and_one_rank_goes_on(
     nodes: list[Node],  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    for _ in range(2):
+    for number in range(2):
         nodes.append(Node(nodes[0].address, 2, "", '{"rank": 1}'))
+        wait_for(nodes[0].address, 2 + number)
     said = train(
         tmp_path,
         *("--address", nodes[0].address, "--ranks", "1-2", "--rank-resources", "rank=1"),
