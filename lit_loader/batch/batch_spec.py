@@ -107,6 +107,16 @@ class BatchSpec:
         # They go on from batch to batch, and are only taken back after a failed attempt.
         return GeneratorWatch(*(() if self.tolerance.none else (self.dataset,)), warn=False)
 
+    def watch_again(self, known: GeneratorWatch | None) -> GeneratorWatch:
+        """The same, once more: only what has changed is searched, if it is the same objects'."""
+        roots = (self.dataset, self.collate_fn)
+        if known is None or any(
+            old is not root for old, root in zip(known.roots, roots, strict=False)
+        ):
+            return self.watch()
+        known.refresh()
+        return known
+
     def table(self) -> Table | None:
         """The table that batches can be taken from at once; None: they are read by the sample."""
         if (

@@ -42,6 +42,7 @@ from lit_loader.iteration.multi_process import MultiProcessIterator
 from lit_loader.iteration.persistent_workers import temporary
 from lit_loader.pool.shown_loader import ShownLoader
 from lit_loader.pool.worker_pool import MOST_WORKERS, WorkerPool
+from lit_loader.ranks.shard_tail import ShardTail, least_depth, tail_of
 from lit_loader.remote.starter import RemoteLanes
 from lit_loader.sampling.epoch_batches import UpcomingBatch, expected_batches, lookahead
 from lit_loader.sampling.epochs import EpochStart
@@ -124,7 +125,8 @@ class LoaderHost:
         auto = self._internals.auto
         usual = DEFAULT_PREFETCH if auto is None else auto.setting.prefetch
         depth: int = (loader.prefetch_factor or usual) * loader.num_workers
-        return depth + (0 if self._lanes is None else self._lanes.count)
+        depth += 0 if self._lanes is None else self._lanes.count
+        return max(depth, least_depth(self.shards, loader.shard_tail))
 
     @property
     def _lanes(self) -> RemoteLanes | None:
@@ -273,14 +275,7 @@ class LoaderHost:
 
     def generators(self, spec: BatchSpec) -> GeneratorWatch:
         """Find the generators that are held in this process: once, and again what has changed."""
-        watch = self._internals.watch
-        if watch is None or any(
-            known is not root
-            for known, root in zip(watch.roots, (spec.dataset, spec.collate_fn), strict=False)
-        ):
-            watch = self._internals.watch = spec.watch()
-        else:
-            watch.refresh()
+        watch = self._internals.watch = spec.watch_again(self._internals.watch)
         return watch
 
     # --- epochs ---
@@ -299,6 +294,10 @@ class LoaderHost:
             if advice is not None and len(self._loader) >= 0:
                 internals.warn_once(advice)
         return internals.epochs.begin(self._readers)
+
+    def tail(self, start: EpochStart) -> ShardTail | None:
+        """Begin to agree with other ranks on a stream's end; None: there is no need."""
+        return tail_of(self._loader, self.shards, self._internals.talks, start.position)
 
     def lookahead(self, epoch: int) -> Iterator[UpcomingBatch] | None:
         """Foresee the batches of the epochs after this one; None: nothing is made ahead."""

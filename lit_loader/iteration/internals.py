@@ -24,6 +24,7 @@ from lit_loader.iteration.multi_process import MultiProcessIterator
 from lit_loader.iteration.persistent_workers import PersistentWorkers
 from lit_loader.pool.pipes import PoolClosed
 from lit_loader.pool.worker_pool import WorkerPool
+from lit_loader.ranks.job_store import Talks
 from lit_loader.sampling.batch_plan import BatchPlan
 from lit_loader.sampling.epochs import Epochs
 from lit_loader.sampling.sharded_sampler import ShardedSampler
@@ -40,7 +41,9 @@ __all__ = ["DEFAULT_PREFETCH", "LoaderInternals"]
 DEFAULT_PREFETCH: Final = 2
 """Batches in flight for each worker, unless ``prefetch_factor`` says otherwise."""
 
-_OF_THE_PROCESS: Final = ("lock", "lock_pid", "workers", "iterators", "watch", "page", "turn")
+_OF_THE_PROCESS: Final = (
+    *("lock", "lock_pid", "workers", "iterators", "watch", "page", "turn", "talks"),
+)
 
 
 class LoaderInternals:
@@ -70,6 +73,7 @@ class LoaderInternals:
         resizes: Counts how often the number of workers was changed while they live.
         workers: Those that outlive an iterator.
         iterators: With workers, all that are alive.
+        talks: With the other ranks, on the ends of its epochs.
         turn: By which it is known whether it is iterated, or another loader of this process.
     """
 
@@ -101,6 +105,7 @@ class LoaderInternals:
         self.iterators: weakref.WeakSet[MultiProcessIterator[Any]] = weakref.WeakSet()
         self.watch: GeneratorWatch | None = None
         self.page: LoaderPage | None = None
+        self.talks = Talks()
         self.turn = LoaderTurn(self)
 
     def __getstate__(self) -> dict[str, Any]:

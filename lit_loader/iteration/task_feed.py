@@ -80,6 +80,9 @@ class SamplerFeed:
         if outstanding.owed == len(outstanding.tasks):
             outstanding.lookahead = None  # else this epoch is all issued, and the next begun
 
+    def restart(self) -> None:
+        """Begin anew after an end that was none: there is no such."""
+
     def _draw(self) -> Task | None:
         """Draw the sampler's next batch; None: it is not to be sent, or there is none."""
         start, batches, position = self._start, self._batches, self._position
@@ -162,8 +165,8 @@ class ReaderFeed:
         self.epoch_issued = False
         self.error: Exception | None = None
 
-    def start_readers(self) -> None:
-        """Begin where the batches delivered last have left the readers.
+    def restart(self) -> None:
+        """Begin where the batches delivered last have left the readers, or where they begin again.
 
         What had come in and is not delivered is made again: a reader has one place only.
         """
@@ -171,9 +174,13 @@ class ReaderFeed:
         self.epoch_issued = False
         position = self._start.position
         points = [position.reader(reader) for reader in range(self._num_readers)]
-        self._turn = first_turn(points)
+        self._turn = first_turn(points, position.padding)
         self._rounds = [point.batches for point in points]
-        self._first = {reader: point for reader, point in enumerate(points) if point.batches}
+        self._first = {
+            reader: point
+            for reader, point in enumerate(points)
+            if point.batches or point.before  # it has ended where it is now
+        }
 
     def take(self) -> Task | None:
         """Give the next task to be sent, which is outstanding from now on; None: there is none."""
@@ -200,9 +207,10 @@ class ReaderFeed:
         asked = Counter(position_of(number) % readers for number in self._outstanding.tasks)
         found = None
         for reader in ((self._turn + place) % readers for place in range(readers)):
-            if (found is None or asked[reader] < asked[found]) and not position.reader(
-                reader
-            ).ended:
+            point = position.reader(reader)
+            if point.ended or (point.before and not position.padding):
+                continue
+            if found is None or asked[reader] < asked[found]:
                 found = reader
                 if not asked[found]:
                     break

@@ -1,6 +1,7 @@
 """What takes the place of a long list or tuple in workers: it reads alike, and lies there once.
 
-Numbers lie as they do in an array, other records pickled as in a `SharedSequence`.
+Numbers lie as they do in an array, other records pickled as in a `SharedSequence`; dicts and lists
+among them cannot be changed.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, SupportsIndex
 
+from lit_loader.memory.shared_records import SharedRecords
 from lit_loader.memory.shared_sequence import SharedSequence
 from lit_loader.system.shared_file import nameless_file, write_all
 
@@ -135,5 +137,6 @@ def shared(records: list[Any] | tuple[Any, ...]) -> SharedList:
         except OverflowError:
             held = None
     if held is None:
-        held = SharedSequence(records)
+        nested = not kinds.isdisjoint((dict, list, tuple))
+        held = SharedRecords(records) if nested else SharedSequence(records)
     return SharedTuple(held) if isinstance(records, tuple) else SharedList(held)

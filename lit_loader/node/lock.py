@@ -65,6 +65,20 @@ class NodeLock:
         _held.add(self)
         return True
 
+    def acquire(self, seconds: float) -> None:
+        """Take the lock, and wait for it until then.
+
+        Raises:
+            TimeoutError: Another process has had it for so many seconds.
+            OSError: As `take` and `wait`.
+        """
+        deadline = time.monotonic() + seconds
+        while not self.take():
+            left = deadline - time.monotonic()
+            self.wait(left)
+            if left < 0:
+                raise TimeoutError(errno.ETIMEDOUT, f"process {self.holder} does not let go of it")
+
     def wait(self, seconds: float) -> bool:
         """Wait until whoever has it lets go.
 

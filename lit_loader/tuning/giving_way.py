@@ -94,7 +94,7 @@ class LoaderTurn(Turn):
             for pool in loader.pools():
                 pool.resize(KEPT)
 
-        if not do_it_here(loader, loader.lock, tell, wait=False):
+        if not self._now(loader, tell):
             return False
         name = loader.role or "a loader"
         _LOG.info("%s: %d -> %d workers: another loader is iterated", name, self._before, KEPT)
@@ -105,8 +105,15 @@ class LoaderTurn(Turn):
         loader = self._loader()
         if loader is None:
             return True
-        do_it_here(loader, loader.lock, wait=False)
+        self._now(loader)
         return not any(pool.leaving for pool in loader.pools())
+
+    @staticmethod
+    def _now(loader: Loader, tell: Callable[[], object] = int) -> bool:
+        """Do so without waiting. What goes wrong is for who waits for these workers' batches."""
+        with contextlib.suppress(LoaderError, OSError):
+            return do_it_here(loader, loader.lock, tell, wait=False)
+        return True
 
     def unpark(self) -> None:
         """Want as many as before; the thread that comes to receive starts them."""
@@ -148,8 +155,7 @@ def do_it_here(
     if _is_held_here(lock) or not lock.acquire(blocking=False):
         return False
     try:
-        # A worker's death, and what cannot be started, is for who waits for their work.
-        with HeldBack(), contextlib.suppress(LoaderError, OSError):
+        with HeldBack():
             tell()
             loader.adapt(wait)
     finally:
