@@ -138,6 +138,11 @@ class PersistentWorkers:
             pool.resize(num_workers, depth)
 
     @property
+    def begun(self) -> bool:
+        """Whether they have begun an epoch that no iterator has asked for yet."""
+        return self._begun is not None
+
+    @property
     def idle(self) -> WorkerPool | None:
         """The workers, if there are some that no iterator has."""
         return self.pool if self._lent() is None else None
