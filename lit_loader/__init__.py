@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from lit_loader.mixture.dataset import MixtureDataset
     from lit_loader.mixture.sampler import MixtureSampler
     from lit_loader.mixture.stream import MixtureStream
+    from lit_loader.node.dataset import shared_dataset
     from lit_loader.sampling.token_budget import TokenBudgetBatchSampler
     from lit_loader.statistics.records import LoaderStatistics
 
@@ -81,6 +82,7 @@ __all__ = [
     "get_shard",
     "get_worker_info",
     "merge_states",
+    "shared_dataset",
 ]
 
 _MODULE_OF = {
@@ -117,6 +119,7 @@ _MODULE_OF = {
     "get_shard": "lit_loader.context",
     "get_worker_info": "torch.utils.data",
     "merge_states": "lit_loader.checkpoint.merged_states",
+    "shared_dataset": "lit_loader.node.dataset",
 }
 
 

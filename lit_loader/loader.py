@@ -36,8 +36,8 @@ from lit_loader.config.ray_workers import RayWorkers
 from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError
 from lit_loader.iteration.base import LoaderIterator
-from lit_loader.iteration.host import DEFAULT_PREFETCH, LoaderHost
-from lit_loader.iteration.internals import LoaderInternals
+from lit_loader.iteration.host import LoaderHost
+from lit_loader.iteration.internals import DEFAULT_PREFETCH, LoaderInternals
 from lit_loader.iteration.loader_checkpoint import load_state, take_state
 from lit_loader.iteration.resizing import resize
 from lit_loader.sampling.orders import EpochOrder, epoch_number

@@ -69,6 +69,7 @@ class BatchSpec:
         share: Whether workers are to have the dataset's long lists in shared memory.
         num_shards: Readers of an iterable dataset, of all ranks together, whatever the number of
             workers; 0: each worker is one.
+        ahead: Of these, how many a worker may begin the next epoch of when they have ended.
     """
 
     dataset: Any
@@ -87,6 +88,7 @@ class BatchSpec:
     timed: bool = False
     share: bool = False
     num_shards: int = 0
+    ahead: int = 0
 
     @property
     def num_readers(self) -> int:
@@ -104,6 +106,16 @@ class BatchSpec:
             return GeneratorWatch(self.dataset, self.collate_fn, warn=self.reseed_fn is None)
         # They go on from batch to batch, and are only taken back after a failed attempt.
         return GeneratorWatch(*(() if self.tolerance.none else (self.dataset,)), warn=False)
+
+    def watch_again(self, known: GeneratorWatch | None) -> GeneratorWatch:
+        """The same, once more: only what has changed is searched, if it is the same objects'."""
+        roots = (self.dataset, self.collate_fn)
+        if known is None or any(
+            old is not root for old, root in zip(known.roots, roots, strict=False)
+        ):
+            return self.watch()
+        known.refresh()
+        return known
 
     def table(self) -> Table | None:
         """The table that batches can be taken from at once; None: they are read by the sample."""

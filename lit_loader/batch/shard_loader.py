@@ -10,13 +10,18 @@ So whatever a reader could be told from another one by is its own: the copy of t
 anew for each epoch as it was when the workers were started; the seeds; and what
 `lit_loader.get_shard`, ``torch.utils.data.get_worker_info()`` and ``torch.initial_seed()`` answer
 while it is served.
+
+A reader that has ended may begin the next epoch while its process has nothing else to do
+(:meth:`ShardLoader.begin_ahead`): its first batch is kept until somebody asks for that epoch, with
+that seed. It is a function of these, as all batches are; who asks for another epoch gets that.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -59,6 +64,8 @@ class ShardLoader:
         self._alike: bool | None = None
         self._readers: dict[int, BatchLoader | None] = {}  # None: it has come to its end
         self._next: dict[int, int] = {}  # the batch that each can go on with
+        self._ended: deque[tuple[int, int, int]] = deque()  # reader, epoch and seed to begin
+        self._begun: dict[int, _Begun] = {}
         self.samples = 0
         """Samples of the batch made last."""
 
@@ -66,13 +73,37 @@ class ShardLoader:
         """Forget the readers: each begins anew with its next :meth:`load`."""
         self._readers.clear()
         self._next.clear()
-        if callable(getattr(self._spec.dataset, "set_epoch", None)):
+        self._ended.clear()
+        if self._told_epoch:
             self._alike = None
 
     def part_with(self, reader: int) -> None:
         """Close a reader: another process serves it from now on."""
         self._readers.pop(reader, None)
         self._next.pop(reader, None)
+        self._begun.pop(reader, None)
+
+    @property
+    def may_begin_ahead(self) -> bool:
+        """Whether there is something for :meth:`begin_ahead`."""
+        return bool(self._ended) and len(self._begun) < self._spec.ahead
+
+    def begin_ahead(self, progress: Progress) -> None:
+        """Begin the next epoch of a reader that has ended, and keep its first batch.
+
+        Whatever goes wrong comes again, and out, when that batch is asked for.
+
+        Args:
+            progress: Notes each sample before it is read.
+        """
+        reader, epoch, seed = self._ended.popleft()
+        progress.begin()
+        try:
+            loader = self._open(reader, fresh=self._told_epoch)
+            batch = self._make(loader, _START, reader, epoch, seed, progress, None, None)
+        except BaseException:
+            return
+        self._begun[reader] = _Begun(epoch, seed, loader, batch)
 
     def end_epoch(self) -> list[str]:
         """Give the notes for the user at the end of an epoch: none."""
@@ -123,10 +154,41 @@ class ShardLoader:
         reader = number % self._spec.num_readers
         if self._next.get(reader) != number and indices is None:
             indices = _START
-        loader = self._reader(reader, indices)
+            if number == reader and (begun := self._take_begun(reader, epoch, seed)) is not None:
+                self._readers[reader] = begun.loader
+                self._next[reader] = number + self._spec.num_readers
+                self.samples = begun.loader.samples
+                if on_collate is not None:
+                    on_collate()
+                return begun.batch
+        if indices is not None:
+            self._readers[reader] = None if indices.ended else self._open(reader)
+        loader = self._readers[reader]
         self._next[reader] = number + self._spec.num_readers
         if loader is None:
             raise EndOfData
+        try:
+            batch = self._make(loader, indices, number, epoch, seed, progress, on_collate, empty)
+        except EndOfData:
+            self._readers[reader] = None  # with its copy of the dataset
+            if self._spec.ahead:
+                self._ended.append((reader, epoch + 1, seed))
+            raise
+        self.samples = loader.samples
+        return batch
+
+    def _make(
+        self,
+        loader: BatchLoader,
+        indices: ReadPoint | None,
+        number: int,
+        epoch: int,
+        seed: int,
+        progress: Progress,
+        on_collate: Callable[[], None] | None,
+        empty: Empty | None,
+    ) -> Any:
+        """Make a reader's batch; see :meth:`load`."""
         share, count = self.whose(number)
         own_seed = seed + share & _MASK
         if torch.initial_seed() != own_seed:  # another reader's; what is drawn is set below
@@ -135,26 +197,44 @@ class ShardLoader:
         try:
             show(WorkerInfo(id=share, num_workers=count, seed=own_seed, dataset=loader.dataset))
             batch = loader.load(indices, number, epoch, seed, progress, on_collate, empty)
-            if self._alike is None:
+            if self._alike is None and indices is not None:  # it has been opened just now
                 self._alike = loader.holds(self._generators)
-        except EndOfData:
-            self._readers[reader] = None  # with its copy of the dataset
-            raise
+            return batch
         finally:
             show(before)
-        self.samples = loader.samples
-        return batch
 
-    def _reader(self, reader: int, point: ReadPoint | None) -> BatchLoader | None:
-        """Give what makes a reader's batches; None: it has come to its end."""
-        if point is not None:
-            loader = None
-            if not point.ended:
-                dataset, self._generators = self._copies.make()
-                spec, watch = dataclasses.replace(self._spec, dataset=dataset), None
-                if self._alike:
-                    roots = (dataset, *self._watch.roots[1:])
-                    watch = self._watch.in_a_copy(roots, self._generators)
-                loader = BatchLoader(spec, reader, spec.num_readers, watch)
-            self._readers[reader] = loader
-        return self._readers[reader]
+    @property
+    def _told_epoch(self) -> bool:
+        """Whether the dataset is told the epoch, and may hold other generators in each."""
+        return callable(getattr(self._spec.dataset, "set_epoch", None))
+
+    def _open(self, reader: int, fresh: bool = False) -> BatchLoader:
+        """Give a reader another copy of the dataset, with what is known of its generators.
+
+        Args:
+            reader: Which.
+            fresh: Look for them anew: the copy is about to be another than those of this epoch.
+        """
+        dataset, self._generators = self._copies.make()
+        spec, watch = dataclasses.replace(self._spec, dataset=dataset), None
+        if self._alike and not fresh:
+            roots = (dataset, *self._watch.roots[1:])
+            watch = self._watch.in_a_copy(roots, self._generators)
+        return BatchLoader(spec, reader, spec.num_readers, watch)
+
+    def _take_begun(self, reader: int, epoch: int, seed: int) -> _Begun | None:
+        """Take what was begun of a reader's epoch; what is of another epoch is thrown away."""
+        if not self._begun:
+            return None
+        fits = {r: each for r, each in self._begun.items() if each[:2] == (epoch, seed)}
+        self._begun, found = fits, fits.pop(reader, None)
+        return found
+
+
+class _Begun(NamedTuple):
+    """A reader that has begun an epoch, of which nobody knows yet."""
+
+    epoch: int
+    seed: int
+    loader: BatchLoader
+    batch: Any

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from torch.utils.data import Dataset, IterableDataset
 
 from lit_loader.cache.entry import MISSING, Bytes, pack
-from lit_loader.cache.folder import Folder
+from lit_loader.cache.folder import Folder, fingerprint
 from lit_loader.cache.mapped import MappedDataset
 from lit_loader.cache.shared_store import CacheFigures, Counter, Note, SharedStore
 from lit_loader.config.checks import memory_size, text
@@ -30,6 +30,7 @@ from lit_loader.config.kinds import check_dataset
 from lit_loader.context import reading
 from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError, TransportError
+from lit_loader.node import fingerprint as node
 from lit_loader.seeding.draws import Draws
 
 __all__ = ["CachedDataset"]
@@ -52,15 +53,17 @@ class CachedDataset(Dataset[Any]):
     What is kept must not depend on random numbers, or on the epoch: a sample that draws from a
     generator while it is kept is an error. Augment behind the cache: :meth:`map`. Attributes that
     this object does not have are the dataset's. Copies by ``pickle`` and ``copy.deepcopy`` begin
-    empty.
+    empty, unless there is a key.
 
     Args:
         dataset: What makes the samples; it has a length and is not changed any more.
         memory: Bytes of memory that samples may take, or text such as ``"4 GB"``; 0: none.
         directory: A folder in which samples outlive the run, and which several runs may use at
             once; None: none.
-        key: Names what is in ``directory``: the data and everything that their samples depend on,
-            as in ``"flowers, 256 pixels, v2"``. With another key samples are made anew.
+        key: Names the data and everything that their samples depend on, as in ``"flowers, 256
+            pixels, v2"``: all processes of this user on this machine that give the same one (ranks,
+            other runs) share the memory, and ``directory`` if there is one. With another key
+            samples are made anew.
 
     Raises:
         OptionError: An argument is refused, or the directory is not this user's alone.
@@ -80,11 +83,11 @@ class CachedDataset(Dataset[Any]):
         self.memory = memory_size("memory", memory)
         self.directory = None if directory is None else Path(directory).absolute()
         self.key = None if key is None else text("key", key)
-        if (self.directory is None) != (self.key is None):
+        if self.directory is not None and self.key is None:
             raise OptionError(
-                "directory and key are given together or not at all: key names the data and all "
-                "that their samples depend on, so that no run reads those of another, got "
-                f"directory={short_repr(directory)} and key={short_repr(key)}"
+                "directory needs a key, which names the data and all that their samples depend on, "
+                f"so that no run reads those of another, got directory={short_repr(directory)} and "
+                "key=None"
             )
         if not self.memory and self.directory is None:
             raise OptionError("memory=0 keeps nothing without a directory, got directory=None")
@@ -94,7 +97,11 @@ class CachedDataset(Dataset[Any]):
         self._folder: Folder | None = None
         if self.directory is not None and self.key is not None:
             self._folder = Folder(self.directory, self.key, self.dataset)
-        self._store = SharedStore(len(self.dataset), self.memory)
+        label = None
+        if self.key is not None:
+            known = (fingerprint(self.key, self.dataset), self.memory)
+            label = f"lit_loader cache 1 {node.fingerprint(node.environment(), known)}"
+        self._store = SharedStore(len(self.dataset), self.memory, label)
 
     # --- samples ---
 

@@ -20,7 +20,6 @@ import platform
 import re
 import stat
 import time
-import types
 import weakref
 from multiprocessing import reduction
 from pathlib import Path
@@ -31,6 +30,7 @@ import numpy.typing as npt
 
 from lit_loader.cache.entry import MISSING, UNIT, seal, unpack, whole
 from lit_loader.errors import OptionError
+from lit_loader.node.fingerprint import class_code
 
 __all__ = ["Folder", "fingerprint"]
 
@@ -167,24 +167,10 @@ def fingerprint(key: str, dataset: Any) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for part in (_VERSION, platform.machine(), key, _about(dataset)):
         digest.update(repr(part).encode())
-    for base in type(dataset).__mro__:
-        if base.__module__.partition(".")[0] not in ("builtins", "typing", "torch"):
-            for name, member in sorted(vars(base).items()):
-                member = getattr(member, "__func__", member)
-                if isinstance(member, types.FunctionType):
-                    digest.update(f"{name} {_code(member.__code__)}".encode())
+    for text in class_code(type(dataset)):
+        digest.update(text.encode())
     return digest.hexdigest()
 
 
 def _about(dataset: Any) -> str:
     return f"{type(dataset).__module__}.{type(dataset).__qualname__} of {len(dataset)} samples"
-
-
-def _code(code: types.CodeType) -> list[Any]:
-    """What a function does, without the lines on which it stands."""
-    constants = [
-        _code(each) if isinstance(each, types.CodeType) else repr(each)
-        for each in code.co_consts
-        if not isinstance(each, frozenset)  # in salted order
-    ]
-    return [code.co_code, code.co_names, constants]

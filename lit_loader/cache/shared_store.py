@@ -6,8 +6,9 @@
                                  place │ size                        the file's position ▲
 
 * **Space is taken by moving the file's own position**, which all processes share: the kernel adds
-  to it in one step. There is no lock, so none that a killed process could hold. What a process has
-  taken and not filled when it is killed is lost, and nothing else.
+  to it in one step; among ranks, which have a position each, in a `Ledger`. There is no lock, so
+  none that a killed process could hold. What a process has taken and not filled when it is killed
+  is lost, and nothing else.
 * **An entry is published by one word**, the last that is written. It is aligned, so a reader sees
   none or all of it, and behind it bytes that do not change any more.
 * Entries are written by ``pwrite``: no memory and no room are errors there, and not signals.
@@ -29,6 +30,9 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_loader.cache.entry import MISSING, UNIT, unpack
+from lit_loader.cache.ledger import Ledger
+from lit_loader.node import files
+from lit_loader.node.lock import NodeLock
 from lit_loader.system.cgroups import memory_limits
 from lit_loader.system.shared_file import address_space_left, nameless_file, round_up
 
@@ -46,6 +50,9 @@ _INDEX: Final = _NOTES + _ROWS * _ROW * _WORD
 _SIZE_BITS: Final = 28
 _SIZE_MASK: Final = (1 << _SIZE_BITS) - 1
 _MOST: Final = _SIZE_MASK * UNIT
+
+_PATIENCE: Final = 60.0
+"""Seconds to wait for another process that makes the file."""
 
 _LOOK: Final = 32 << 20
 """Bytes after which a process asks again how much memory is left."""
@@ -68,6 +75,7 @@ class Note(IntEnum):
     NO_MEMORY = 1
     NOT_KEPT = 2
     NOT_ON_DISK = 3
+    READY = 4
 
 
 class Counter(IntEnum):
@@ -107,6 +115,8 @@ class SharedStore:
     Args:
         length: Number of samples.
         limit: Bytes that entries may take.
+        label: By which processes of this user on this machine find it: all have the same one, which
+            lives as long as any of them has it. None: it is this process's, and its workers'.
 
     Raises:
         OSError: There is no memory, or no descriptor.
@@ -114,23 +124,30 @@ class SharedStore:
 
     _close: weakref.finalize[[int], Any] | None = None
 
-    def __init__(self, length: int, limit: int) -> None:
+    def __init__(self, length: int, limit: int, label: str | None = None) -> None:
         self.length, self.limit = length, limit
-        self._sparse = self._open()
-        fd = self._fd
         self._begin = round_up(_INDEX + length * _WORD)
-        if not self._sparse and hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(fd, 0, self._begin)
-        else:
-            os.ftruncate(fd, self._begin)
-        os.lseek(fd, self._begin, os.SEEK_SET)
-        self._map()
+        self._ledger: Ledger | None = None
+        self._sparse = True
+        if label is None or not limit or not files.is_supported():
+            self._make()
+            return
+        lock = NodeLock(label)
+        try:
+            lock.acquire(_PATIENCE)
+        except OSError as error:
+            _log.warning("CachedDataset: each process has a cache of its own: %s", str(error))
+            self._make()
+            return
+        with lock:
+            if not self._join(label):
+                self._make_for_others(label)
 
-    def _open(self) -> bool:
-        """Open the file; returns whether it is sparse memory."""
-        fd, sparse = nameless_file(_LABEL)
+    def _make(self) -> None:
+        """Make the file, for this process and those that it starts."""
+        fd, self._sparse = nameless_file(_LABEL)
         self._own(fd)
-        if sparse:
+        if self._sparse:
             # A memfd as it is made has a position that newer kernels do not move in one step; one
             # that was opened has.
             try:
@@ -138,8 +155,33 @@ class SharedStore:
             except OSError:  # without /proc
                 with tempfile.TemporaryFile(prefix="lit_loader-") as file:
                     self._own(os.dup(file.fileno()))
-                return False
-        return sparse
+                self._sparse = False
+        if not self._sparse and hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(self._fd, 0, self._begin)
+        else:
+            os.ftruncate(self._fd, self._begin)
+        os.lseek(self._fd, self._begin, os.SEEK_SET)
+        self._map()
+
+    def _make_for_others(self, label: str) -> None:
+        self._own(files.new(label))
+        os.ftruncate(self._fd, self._begin)
+        self._ledger = Ledger(files.new(f"{label} ledger"))
+        self._map()
+        self._notes[Note.READY] = 1
+
+    def _join(self, label: str) -> bool:
+        """Find the one that another process has made."""
+        fd = files.find(label, sealed=False)
+        if fd is None:
+            return False
+        self._own(fd)
+        ledger = files.find(f"{label} ledger", sealed=False)
+        if ledger is None or os.fstat(fd).st_size < self._begin:
+            return False  # its maker was killed as it began
+        self._ledger = Ledger(ledger)
+        self._map()
+        return self.noted(Note.READY)
 
     def _own(self, fd: int) -> None:
         """Take over a descriptor: it is closed once, when this object dies or cannot be made."""
@@ -170,17 +212,21 @@ class SharedStore:
         _stores.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        state = reduction.DupFd(self._fd), self.length, self.limit, self._sparse, self._begin
-        return object.__new__, (SharedStore,), state
+        ledger = None if self._ledger is None else reduction.DupFd(self._ledger.fd)
+        state = self.length, self.limit, self._sparse, self._begin
+        return object.__new__, (SharedStore,), (reduction.DupFd(self._fd), ledger, *state)
 
-    def __setstate__(self, state: tuple[Any, int, int, bool, int]) -> None:
-        data, self.length, self.limit, self._sparse, self._begin = state
+    def __setstate__(self, state: tuple[Any, Any, int, int, bool, int]) -> None:
+        data, ledger, self.length, self.limit, self._sparse, self._begin = state
         self._own(data.detach())
+        self._ledger = None if ledger is None else Ledger(ledger.detach())
         self._map()
 
     def forked(self) -> None:
         """Count in a row of its own from now on."""
         self._row = -1
+        if self._ledger is not None:
+            self._ledger.forked()
 
     # --- entries ---
 
@@ -218,7 +264,7 @@ class SharedStore:
             return False
         # Two that write the same sample at this very moment both take space, and the later word
         # counts: they are equal.
-        start = os.lseek(self._fd, size, os.SEEK_CUR) - size
+        start = self._take(size)
         if start + size > self._begin + self.limit:
             return False
         try:
@@ -254,6 +300,16 @@ class SharedStore:
                 return False
         return True
 
+    def _take(self, size: int) -> int:
+        """Take so many bytes, a multiple of `UNIT`; returns the first one's place."""
+        if self._ledger is None:
+            return os.lseek(self._fd, size, os.SEEK_CUR) - size
+        try:
+            return self._begin + self._ledger.take(size // UNIT) * UNIT
+        except OSError as error:
+            self.note(Note.NO_MEMORY, f"{error.strerror}: {self._extent()}")
+            return self._begin + self.limit
+
     def _extent(self) -> str:
         kept = self.total(Counter.KEPT)
         return (
@@ -264,6 +320,8 @@ class SharedStore:
     @property
     def used(self) -> int:
         """Bytes that entries have taken."""
+        if self._ledger is not None:
+            return min(self.limit, self._ledger.taken * UNIT)
         return min(self.limit, os.lseek(self._fd, 0, os.SEEK_CUR) - self._begin)
 
     def figures(self) -> CacheFigures:

@@ -23,12 +23,20 @@ class ReadPoint:
         ended: Whether its share has been delivered to the end.
         behind: How many of the batches came after ``state``: the last one, and before it those for
             which the consumer was given an exception.
+        before: Batches that it had given before it began again, for the sake of other ranks
+            (``shard_tail="pad"``); all above counts from there. Else 0.
     """
 
     batches: int = 0
     state: Any = None
     ended: bool = False
     behind: int = 0
+    before: int = 0
+
+    @property
+    def delivered(self) -> int:
+        """Batches that have been delivered, before it began again too."""
+        return self.batches + self.before
 
 
 @dataclass(frozen=True)
@@ -90,10 +98,14 @@ class EpochPosition:
     Args:
         start: Where the iterator began.
         num_readers: Readers of an iterable dataset, 0 for a map-style one.
+
+    Attributes:
+        padding: Whether all readers have come to their end, and begin again.
     """
 
     start: Position
     num_readers: int = 0
+    padding: bool = field(init=False, default=False)
     _batches: int = field(init=False)
     _ahead: set[int] = field(init=False)
     _samplers: dict[int, Any] = field(init=False)
@@ -132,8 +144,8 @@ class EpochPosition:
             state: The reader's before that batch.
         """
         self.settle()
-        behind = 0 if state is None else 1
-        point = ReadPoint(self._readers[reader].batches + 1, state, behind=behind)
+        behind, old = 0 if state is None else 1, self._readers[reader]
+        point = ReadPoint(old.batches + 1, state, False, behind, old.before)
         self._latest = _Read(reader, point, self.now())
 
     def failed(self, number: int, reader: int = 0) -> None:
@@ -188,6 +200,22 @@ class EpochPosition:
         if isinstance(latest, _Read) and latest.reader == reader:
             return latest.point
         return self._readers[reader]
+
+    @property
+    def since(self) -> int:
+        """Batches that have been given out since the epoch was begun, or resumed."""
+        self.settle()
+        return self._batches - self.start.batches
+
+    def repeat(self) -> bool:
+        """Let the readers begin again, once all have ended; returns whether any gives batches."""
+        self.settle()
+        if all(point.ended for point in self._readers):  # else some that did so are not through
+            for reader, point in enumerate(self._readers):
+                if point.batches:
+                    self._readers[reader] = ReadPoint(before=point.delivered)
+        self.padding = True
+        return not all(point.ended for point in self._readers)
 
     def end(self) -> None:
         """Note that the consumer has come to the epoch's end."""

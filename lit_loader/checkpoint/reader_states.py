@@ -1,9 +1,10 @@
 """The readers of an iterable dataset in a state: written down, checked, dealt out to the ranks.
 
 A reader's part is ``[batches, the dataset's state, whether it has ended]``, and the number of
-batches behind that state where there are any. Without ``num_shards`` they stand in the order of the
-workers; with them, each behind its number among all readers, so that those of several ranks can be
-put together (`checkpoint/merged_states.py`) and dealt out to others.
+batches behind that state and of those before it began again, where there are any. Without
+``num_shards`` they stand in the order of the workers; with them, each behind its number among all
+readers, so that those of several ranks can be put together (`checkpoint/merged_states.py`) and
+dealt out to others.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def batches_of_first_rank(readers: Sequence[Sequence[Any]], replicas: Any) -> in
         replicas: How many ranks there were then.
     """
     first = min(part[0] % replicas for part in readers)
-    return sum(part[1] for part in readers if part[0] % replicas == first)
+    return sum(part[1] + sum(part[5:]) for part in readers if part[0] % replicas == first)
 
 
 def checked_readers(readers: Any, fingerprint: Fingerprint) -> list[list[Any]] | None:
@@ -137,12 +138,13 @@ def _checked_part(name: str, part: Any) -> list[Any]:
     Raises:
         StateError: It is not what it should be.
     """
-    whole = isinstance(part, (list, tuple)) and len(part) in (3, 4)
-    # The fourth: batches after the dataset's state, of those that have been given out.
+    whole = isinstance(part, (list, tuple)) and len(part) in (3, 4, 5)
+    # The fourth: batches after the dataset's state, of those that have been given out; the fifth:
+    # batches before the reader began again.
     if (
         not (whole and is_count(part[0], _MAX_READ) and type(part[2]) is bool)
         or not all(map(is_count, part[3:]))
-        or any(behind > part[0] for behind in part[3:])
+        or any(behind > part[0] for behind in part[3:4])
     ):
         raise damaged(
             f"{name} must be [batches, the dataset's state, whether it has ended]",

@@ -70,13 +70,14 @@ def check_sharding(config: Any) -> None:
             f"readers: use {' or '.join(map(str, dict.fromkeys(fitting)))}, "
             f"got num_shards={shards} and num_replicas={replicas}"
         )
-    if replicas > 1 and config.shard_tail != "keep":
-        raise OptionError(
-            f"shard_tail={config.shard_tail!r} is not done for the readers of num_shards, whose "
-            "lengths are not known: pass shard_tail='keep', and let all ranks come to as many "
-            "batches (shards of equal length, or Trainer(limit_train_batches=...)), got "
-            f"num_shards={shards} and num_replicas={replicas}"
-        )
+    if config.shard_tail == "drop":
+        for name, needed in (("in_order", True), ("memory_budget", None)):
+            if (value := getattr(config, name)) != needed:
+                raise OptionError(
+                    "shard_tail='drop' with num_shards holds each round back until it is whole: "
+                    f"leave {name} at {needed!r}, or pass shard_tail='pad' or 'keep', got "
+                    f"{name}={short_repr(value)} and num_shards={shards}"
+                )
     if config.seeding == "worker":
         raise OptionError(
             "num_shards makes readers that do not depend on workers: set seeding to 'batch' or "

@@ -67,7 +67,8 @@ class LoaderConfig:
         persistent_workers: Keep the workers alive from epoch to epoch.
         pin_memory_device: Deprecated in torch, kept for old programs: the accelerator whose
             memory is pinned for; "": the current one.
-        in_order: Give batches out in the sampler's order; False: as they are finished.
+        in_order: Give batches out in the sampler's order; False: as they are finished, but those of
+            one reader of an iterable dataset in order.
         seed: Base of all randomness, 0 … 2**64 - 1; None: taken from a DistributedSampler, else
             from generator, else from ``torch.initial_seed()`` (with several replicas from
             PL_GLOBAL_SEED, else 0), drawing nothing.
@@ -83,7 +84,8 @@ class LoaderConfig:
             worker of each rank is a reader, as with torch.
         shard_tail: What the ranks do with samples that cannot be split evenly: "pad" repeats some,
             "drop" leaves them off, "keep" gives each sample once (ranks may differ in length). With
-            num_shards there is "keep" alone.
+            num_shards: "pad" lets a rank's readers begin again until all ranks have as many
+            batches; "drop" ends the epoch before the first round that some reader has no batch for.
         max_worker_restarts: Workers that may be replaced in an epoch after they died or hung;
             0: their death is raised at once.
         on_sample_error: What becomes of a sample whose reading raises an exception: "raise" it;
@@ -102,17 +104,17 @@ class LoaderConfig:
         memory_budget: Bytes of shared memory that batches may take; None: unlimited.
         prefetch_next_epoch: Let workers that have nothing left to do in an epoch begin the next
             one, where they are persistent and the order is the loader's own (no sampler or
-            batch_sampler, no seeding="worker"). What they made is dropped if that epoch, seed or
-            position is not what comes next. False for datasets that are changed between epochs
-            through memory shared with the workers.
+            batch_sampler, no seeding="worker", of iterable datasets those with num_shards). What
+            they made is dropped if that epoch, seed or position is not what comes next. False for
+            datasets that are changed between epochs through memory shared with the workers.
         check_exactness: So many of the first batches are made again, after others and, where there
             are workers, in another process. One warning names the first difference: something in
             the samples is not a function of seed and index. The samples are read twice. 0: none.
             For a test run, or for the first of many.
-        share: Let workers read the dataset's long lists, tuples and dicts (10,000 strings, numbers
-            or tuples of such, and more) from memory that all of them share, instead of a copy in
-            each. They read as before, and raise if they are written to. The training process's own
-            stay as they are.
+        share: Let workers read the dataset's long lists, tuples and dicts (10,000 strings, numbers,
+            or tuples, lists and dicts of such, and more) from memory that all of them share,
+            instead of a copy in each. They and their records read as before, and raise if they are
+            written to. The training process's own stay as they are.
         remote_workers: Workers on other machines, besides; map-style datasets only.
         remote: Where they come from: a `RayWorkers`, or a mapping of its options; None:
             ``RayWorkers()``, the Ray cluster that this machine is a node of.

@@ -16,6 +16,7 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from lit_loader.batch.batch_spec import BatchSpec, BatchWithReport
 from lit_loader.batch.sample_errors import SampleError, SampleErrorLog
+from lit_loader.ranks.shard_tail import ShardTail
 from lit_loader.sampling.epochs import EpochStart
 from lit_loader.seeding.generator_lock import Turn
 from lit_loader.seeding.generator_watch import GeneratorWatch
@@ -59,6 +60,9 @@ class Host(Protocol):
 
     def begin_epoch(self) -> EpochStart:
         """Begin the epoch that comes next."""
+
+    def tail(self, start: EpochStart) -> ShardTail | None:
+        """Begin to agree with other ranks on a stream's end; None: there is no need."""
 
     def tell(self, note: str) -> None:
         """Warn the user, once, of what was noticed while a batch was made."""
@@ -110,6 +114,7 @@ class LoaderIterator(Generic[T_co]):
         self._host = host
         self.sample_errors = SampleErrorLog(host.max_sample_errors)
         self._start: EpochStart | None = None
+        self._tail: ShardTail | None = None
         self._ended = False
         self._given = 0  # when the last batch was given out
         self._samples = 0
@@ -132,7 +137,9 @@ class LoaderIterator(Generic[T_co]):
                 if self._ended:
                     raise StopIteration
                 if self._start is None:
-                    self._start = self._host.begin_epoch()
+                    begun = self._host.begin_epoch()
+                    self._tail = self._host.tail(begun)
+                    self._start = begun
                 self._settle(self._start)
                 asked = True
                 batch = self._next(self._start)
@@ -195,6 +202,8 @@ class LoaderIterator(Generic[T_co]):
             self.observer.finish()
         start.position.end()
         self._ended = True
+        if self._tail is not None:
+            self._tail.end()
         return StopIteration()
 
     def _show(self, start: EpochStart, number: int, indices: Any, batch: Any) -> None:

@@ -23,6 +23,7 @@ from lit_loader.pool.outcome import Outcome, WorkerDeath
 from lit_loader.pool.pipes import PoolClosed
 from lit_loader.pool.recovery import Recovery
 from lit_loader.pool.worker_pool import WorkerPool
+from lit_loader.sampling.epochs import EpochStart
 from lit_loader.statistics.records import BatchRecord
 from lit_loader.system.interrupts import HeldBack, let_handlers_through
 from lit_loader.transport.codec import Divide, decode
@@ -59,6 +60,23 @@ class Delivery(NamedTuple):
     arrived: int = 0
     decode: int = 0
     pin: int = 0
+
+    def note(self, start: EpochStart, turns: int) -> None:
+        """Note in the position that a batch, or what takes its place, is given out.
+
+        Args:
+            start: Where the epoch began; has the position.
+            turns: Readers of an iterable dataset, that take turns; 0: there are none.
+        """
+        number, position = position_of(self.number), start.position
+        if self.error is not None:
+            position.failed(number, number % (turns or 1))
+        elif start.batches is not None:
+            position.delivered(number)
+        elif self.ended:
+            position.exhausted(number % turns)
+        else:
+            position.read(number % turns, None if self.made is None else self.made.state)
 
     def record(self, epoch: int, asked: int, wait: int, step: int, indices: Any) -> BatchRecord:
         """Give the record of a batch that is given out.

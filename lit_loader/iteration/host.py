@@ -19,7 +19,7 @@ import os
 import threading
 import warnings
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any
 
 from lit_loader.accelerator import pin_memory as pinning
 from lit_loader.accelerator.device_copy import DeviceCopy
@@ -35,12 +35,13 @@ from lit_loader.iteration.base import LoaderIterator
 from lit_loader.iteration.claims import Claim, WorkerRequest
 from lit_loader.iteration.exactness_check import ExactnessCheck, made_by_pool, made_here
 from lit_loader.iteration.in_process import InProcessIterator
-from lit_loader.iteration.internals import LoaderInternals
+from lit_loader.iteration.internals import DEFAULT_PREFETCH, LoaderInternals
 from lit_loader.iteration.memory_use import memory_use
 from lit_loader.iteration.multi_process import MultiProcessIterator
 from lit_loader.iteration.persistent_workers import temporary
 from lit_loader.pool.shown_loader import ShownLoader
 from lit_loader.pool.worker_pool import MOST_WORKERS, WorkerPool
+from lit_loader.ranks.shard_tail import ShardTail, least_depth, tail_of
 from lit_loader.remote.starter import RemoteLanes
 from lit_loader.sampling.epoch_batches import UpcomingBatch, expected_batches, lookahead
 from lit_loader.sampling.epochs import EpochStart
@@ -56,10 +57,7 @@ from lit_loader.system.start_method import default_context
 from lit_loader.tuning.num_workers import why_not_resized
 from lit_loader.tuning.turns import TURNS
 
-__all__ = ["DEFAULT_PREFETCH", "LoaderHost"]
-
-DEFAULT_PREFETCH: Final = 2
-"""Batches in flight for each worker, unless ``prefetch_factor`` says otherwise."""
+__all__ = ["LoaderHost"]
 
 
 class LoaderHost:
@@ -126,7 +124,8 @@ class LoaderHost:
         auto = self._internals.auto
         usual = DEFAULT_PREFETCH if auto is None else auto.setting.prefetch
         depth: int = (loader.prefetch_factor or usual) * loader.num_workers
-        return depth + (0 if self._lanes is None else self._lanes.count)
+        depth += 0 if self._lanes is None else self._lanes.count
+        return max(depth, least_depth(self.shards, loader.shard_tail))
 
     @property
     def _lanes(self) -> RemoteLanes | None:
@@ -263,6 +262,7 @@ class LoaderHost:
             timed=self._internals.auto is not None,
             share=loader.share,
             num_shards=self._internals.num_shards,
+            ahead=self._internals.ahead(loader),
         )
 
     def _spec_of_workers(self) -> BatchSpec:
@@ -274,14 +274,7 @@ class LoaderHost:
 
     def generators(self, spec: BatchSpec) -> GeneratorWatch:
         """Find the generators that are held in this process: once, and again what has changed."""
-        watch = self._internals.watch
-        if watch is None or any(
-            known is not root
-            for known, root in zip(watch.roots, (spec.dataset, spec.collate_fn), strict=False)
-        ):
-            watch = self._internals.watch = spec.watch()
-        else:
-            watch.refresh()
+        watch = self._internals.watch = spec.watch_again(self._internals.watch)
         return watch
 
     # --- epochs ---
@@ -300,6 +293,10 @@ class LoaderHost:
             if advice is not None and len(self._loader) >= 0:
                 internals.warn_once(advice)
         return internals.epochs.begin(self._readers)
+
+    def tail(self, start: EpochStart) -> ShardTail | None:
+        """Begin to agree with other ranks on a stream's end; None: there is no need."""
+        return tail_of(self._loader, self.shards, self._internals.talks, start.position)
 
     def lookahead(self, epoch: int) -> Iterator[UpcomingBatch] | None:
         """Foresee the batches of the epochs after this one; None: nothing is made ahead."""

@@ -7,6 +7,7 @@ Used by the loader where ``num_workers=0``, and where workers would only be in t
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -65,12 +66,16 @@ class InProcessIterator(LoaderIterator[T_co]):
         self._drawn = -1  # the batch that the task is of
         self._asked = self._fetched = 0
         self._draws = True
+        self._held: deque[tuple[int, Any, Exception | None, int]] = deque()
 
     def _next(self, start: EpochStart) -> T_co:
         self._asked = time.monotonic_ns()
         loader = self._loader or self._begin(start)
+        tail = self._tail
         while True:
-            made_one = self._make(loader, start)
+            if tail is not None and not tail.admits(start.position, self._hold):
+                raise self._end(start)
+            made_one = self._take_held(start) if self._held else self._make(loader, start)
             if made_one is None:
                 continue
             number, batch = made_one
@@ -88,6 +93,8 @@ class InProcessIterator(LoaderIterator[T_co]):
             self._note_errors(number, made)
             if not made.omitted:
                 break
+        if tail is not None:
+            tail.given(start.position)
         return self._clocked(loader, start, number, batch)
 
     def _end(self, start: EpochStart) -> StopIteration:
@@ -135,8 +142,43 @@ class InProcessIterator(LoaderIterator[T_co]):
         self._fetched = time.monotonic_ns()
         self._progress.finish(self._fetched)
 
-    def _make(self, loader: _Making, start: EpochStart) -> tuple[int, Any] | None:
-        """Make the next batch; returns its number with it, None if its reader has ended."""
+    def _hold(self, wait: bool) -> bool | None:
+        """Make a batch ahead of its turn: see `Hold` in `ranks/shard_tail.py`."""
+        loader, start = self._loader, self._start
+        assert loader is not None and start is not None
+        if not wait:
+            return None
+        try:
+            made_one = self._make(loader, start, ahead=True)
+        except Exception as error:
+            let_handlers_through(error)
+            self._held.append((self._number - 1, None, error, 0))
+            return True
+        if made_one is not None:
+            self._held.append((*made_one, None, loader.samples))
+        return made_one is not None
+
+    def _take_held(self, start: EpochStart) -> tuple[int, Any]:
+        """Give what was made ahead, now that it has its turn."""
+        number, batch, error, samples = self._held.popleft()
+        assert self._loader is not None
+        self._loader.samples = samples
+        self._fetched = self._asked
+        if error is None:
+            return number, batch
+        self._failed(start, number)
+        try:
+            raise error
+        finally:
+            del error  # whose traceback holds this frame
+
+    def _make(
+        self, loader: _Making, start: EpochStart, ahead: bool = False
+    ) -> tuple[int, Any] | None:
+        """Make the next batch; returns its number with it, None if its reader has ended.
+
+        Ahead of its turn, nothing is noted in the position.
+        """
         task = self._next_task(start)
         self._progress.begin()
         number = self._number
@@ -154,10 +196,12 @@ class InProcessIterator(LoaderIterator[T_co]):
             finally:
                 self._return_loan()
         except EndOfData:
-            start.position.exhausted(number % start.position.num_readers)
+            if not ahead:
+                start.position.exhausted(number % start.position.num_readers)
             return None
         except StopIteration as error:
-            self._failed(start, number)
+            if not ahead:
+                self._failed(start, number)
             # As it is, it would end the consumer's loop as if the epoch were over.
             raise WorkerError(
                 f"the dataset or collate_fn raised StopIteration({error}), which would end the "
@@ -165,7 +209,8 @@ class InProcessIterator(LoaderIterator[T_co]):
             ) from error
         except Exception as error:
             let_handlers_through(error)
-            self._failed(start, number)
+            if not ahead:
+                self._failed(start, number)
             # What an exception from a worker has in its message.
             indices = loader.whose(number) if start.batches is None else task
             annotate(error, f"in {describe_batch(number, indices, self._progress)}")
@@ -203,7 +248,11 @@ class InProcessIterator(LoaderIterator[T_co]):
     def _reached(start: EpochStart) -> int:
         """The batch that comes next, by the position."""
         where = start.position.now()
-        return first_turn(where.readers) if start.batches is None else where.batches
+        return (
+            first_turn(where.readers, start.position.padding)
+            if start.batches is None
+            else where.batches
+        )
 
     def _take_back(self) -> None:
         self._return_loan()
@@ -212,6 +261,9 @@ class InProcessIterator(LoaderIterator[T_co]):
             self._number = self._reached(self._start)
             if self._start.batches is None:
                 self._begun.clear()
+                self._held.clear()
+                if self._tail is not None:
+                    self._tail.restarted(self._start.position)
                 self._loader.begin_epoch()  # an iterator that was interrupted has often ended
 
     def _next_task(self, start: EpochStart) -> Any:
@@ -219,7 +271,11 @@ class InProcessIterator(LoaderIterator[T_co]):
         if start.batches is None:
             turn = next_turn(start.position, self._number)
             if turn is None:
-                raise self._end(start)
+                if self._tail is None or not self._tail.begins_again(start.position):
+                    raise self._end(start)
+                self._begun.clear()
+                turn = next_turn(start.position, self._reached(start))
+                assert turn is not None
             self._number, reader = turn, turn % start.position.num_readers
             if reader in self._begun:
                 return None

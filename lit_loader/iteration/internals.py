@@ -24,6 +24,7 @@ from lit_loader.iteration.multi_process import MultiProcessIterator
 from lit_loader.iteration.persistent_workers import PersistentWorkers
 from lit_loader.pool.pipes import PoolClosed
 from lit_loader.pool.worker_pool import WorkerPool
+from lit_loader.ranks.job_store import Talks
 from lit_loader.sampling.batch_plan import BatchPlan
 from lit_loader.sampling.epochs import Epochs
 from lit_loader.sampling.sharded_sampler import ShardedSampler
@@ -35,9 +36,14 @@ from lit_loader.transport.loader_page import LoaderPage
 from lit_loader.tuning.auto_workers import AutoWorkers
 from lit_loader.tuning.giving_way import LoaderTurn
 
-__all__ = ["LoaderInternals"]
+__all__ = ["DEFAULT_PREFETCH", "LoaderInternals"]
 
-_OF_THE_PROCESS: Final = ("lock", "lock_pid", "workers", "iterators", "watch", "page", "turn")
+DEFAULT_PREFETCH: Final = 2
+"""Batches in flight for each worker, unless ``prefetch_factor`` says otherwise."""
+
+_OF_THE_PROCESS: Final = (
+    *("lock", "lock_pid", "workers", "iterators", "watch", "page", "turn", "talks"),
+)
 
 
 class LoaderInternals:
@@ -67,6 +73,7 @@ class LoaderInternals:
         resizes: Counts how often the number of workers was changed while they live.
         workers: Those that outlive an iterator.
         iterators: With workers, all that are alive.
+        talks: With the other ranks, on the ends of its epochs.
         turn: By which it is known whether it is iterated, or another loader of this process.
     """
 
@@ -98,6 +105,7 @@ class LoaderInternals:
         self.iterators: weakref.WeakSet[MultiProcessIterator[Any]] = weakref.WeakSet()
         self.watch: GeneratorWatch | None = None
         self.page: LoaderPage | None = None
+        self.talks = Talks()
         self.turn = LoaderTurn(self)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -107,6 +115,11 @@ class LoaderInternals:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._begin_in_this_process()
+
+    def ahead(self, loader: Any) -> int:
+        """How many of its readers a worker may begin the next epoch of."""
+        kept = loader.persistent_workers and loader.prefetch_next_epoch and self.num_shards
+        return (loader.prefetch_factor or DEFAULT_PREFETCH) if kept else 0
 
     @property
     def shards(self) -> Shards | None:

@@ -190,9 +190,17 @@ class MultiProcessIterator(LoaderIterator[T_co]):
                 self._dispatch(start, session.pool)
                 feed = self._feed
             assert feed is not None
+            tail = self._tail
             if not outstanding.owed:
+                if tail and tail.begins_again(start.position):
+                    feed.restart()
+                    continue
                 error, feed.error = feed.error, None
                 return None if error is None else Delivery(-1, None, error)
+            if tail and not tail.admits(start.position, session.hold):
+                self.disconnect(reusable=True)
+                outstanding.clear()
+                return None
             ready = outstanding.take_ready(start.epoch) if outstanding.ready else None
             if ready is None:
                 ready = session.pipeline.take()
@@ -206,25 +214,14 @@ class MultiProcessIterator(LoaderIterator[T_co]):
                 self._warn(session.pool)
                 outstanding.ready.popleft()
             self._indices = outstanding.tasks[ready.number]
-            self._note(start, ready)
+            ready.note(start, self._turns)
             outstanding.given = ready.number
             if not ready.ended:
                 self._dispatch(start, session.pool)
+                if tail:
+                    tail.given(start.position)
                 return ready
             outstanding.settle()
-
-    def _note(self, start: EpochStart, ready: Delivery) -> None:
-        """Note in the position that a batch, or what takes its place, is given out."""
-        position = position_of(ready.number)
-        if ready.error is not None:
-            start.position.failed(position, position % (self._turns or 1))
-        elif start.batches is not None:
-            start.position.delivered(position)
-        elif ready.ended:
-            start.position.exhausted(position % self._turns)
-        else:
-            state = None if ready.made is None else ready.made.state
-            start.position.read(position % self._turns, state)
 
     def _connect(self, start: EpochStart) -> Session:
         """Begin a session with workers that know the epoch, and are at all that is outstanding."""
@@ -248,7 +245,9 @@ class MultiProcessIterator(LoaderIterator[T_co]):
             self.resize(*self._host.size)
         if isinstance(self._feed, ReaderFeed):
             session.pool.read_from(start.position.reader)
-            self._feed.start_readers()
+            self._feed.restart()
+            if self._tail:
+                self._tail.restarted(start.position)
         else:
             if claim.begun is None:
                 self._reissue(start, session.pool)

@@ -17,8 +17,8 @@ from __future__ import annotations
 from typing import Any
 
 from lit_loader.errors import OptionError
-from lit_loader.iteration.host import DEFAULT_PREFETCH, LoaderHost
-from lit_loader.iteration.internals import LoaderInternals
+from lit_loader.iteration.host import LoaderHost
+from lit_loader.iteration.internals import DEFAULT_PREFETCH, LoaderInternals
 from lit_loader.pool.worker_pool import MOST_WORKERS
 from lit_loader.tuning.giving_way import do_it_here
 

@@ -62,6 +62,14 @@ class Session:
         self.page.balance(len(outstanding.tasks) - given)
         self.pipeline.start()
 
+    def hold(self, wait: bool) -> bool | None:
+        """Take the next outcome ahead of its turn: see `Hold` in `ranks/shard_tail.py`."""
+        following = self.pipeline.take() if wait else self.pipeline.take_at_once()
+        if following is None:
+            return None
+        self._outstanding.ready.append(following)
+        return not following.ended
+
     def end(self, reusable: bool) -> None:
         """Give the workers back, keeping what has come in; a second call does nothing.
 

@@ -10,6 +10,7 @@ notes it among the outstanding tasks, so that it is sent again if the workers ar
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,7 +20,7 @@ from lit_loader.sampling.epoch_batches import EpochBatches, UpcomingBatch
 from lit_loader.sampling.epochs import EpochStart
 from lit_loader.sampling.reader_turns import first_turn, next_turn
 from lit_loader.system.interrupts import let_handlers_through
-from lit_loader.transport.messages import task_number
+from lit_loader.transport.messages import position_of, task_number
 from lit_loader.transport.remote_error import ReaderShare
 
 __all__ = ["ReaderFeed", "SamplerFeed", "Task", "TaskFeed"]
@@ -79,6 +80,9 @@ class SamplerFeed:
         if outstanding.owed == len(outstanding.tasks):
             outstanding.lookahead = None  # else this epoch is all issued, and the next begun
 
+    def restart(self) -> None:
+        """Begin anew after an end that was none: there is no such."""
+
     def _draw(self) -> Task | None:
         """Draw the sampler's next batch; None: it is not to be sent, or there is none."""
         start, batches, position = self._start, self._batches, self._position
@@ -124,7 +128,10 @@ class SamplerFeed:
 
 
 class ReaderFeed:
-    """Tasks of the readers of an iterable dataset, who take turns; those at their end have none.
+    """Tasks of the readers of an iterable dataset; those at their end have none.
+
+    They take turns. Where batches need not come in order, the next task is for the reader with the
+    fewest under way instead: so a slow one delays no other, but for those that share its worker.
 
     Args:
         start: Where the epoch begins.
@@ -153,12 +160,13 @@ class ReaderFeed:
         self._outstanding = outstanding
         self._num_readers = num_readers
         self._turn = 0
+        self._rounds: list[int] = []  # the next one of each reader, where each goes at its own pace
         self._first: dict[int, Any] = {}  # where readers are to begin
         self.epoch_issued = False
         self.error: Exception | None = None
 
-    def start_readers(self) -> None:
-        """Begin where the batches delivered last have left the readers.
+    def restart(self) -> None:
+        """Begin where the batches delivered last have left the readers, or where they begin again.
 
         What had come in and is not delivered is made again: a reader has one place only.
         """
@@ -166,13 +174,18 @@ class ReaderFeed:
         self.epoch_issued = False
         position = self._start.position
         points = [position.reader(reader) for reader in range(self._num_readers)]
-        self._turn = first_turn(points)
-        self._first = {reader: point for reader, point in enumerate(points) if point.batches}
+        self._turn = first_turn(points, position.padding)
+        self._rounds = [point.batches for point in points]
+        self._first = {
+            reader: point
+            for reader, point in enumerate(points)
+            if point.batches or point.before  # it has ended where it is now
+        }
 
     def take(self) -> Task | None:
         """Give the next task to be sent, which is outstanding from now on; None: there is none."""
         start, outstanding = self._start, self._outstanding
-        turn = None if self.epoch_issued else next_turn(start.position, self._turn)
+        turn = None if self.epoch_issued else self._next_turn()
         if turn is None:
             self.epoch_issued = True
             return None
@@ -182,8 +195,26 @@ class ReaderFeed:
         # At once: nothing is called in between that a signal handler could raise in.
         outstanding.tasks[number] = self._shares[reader]  # for messages
         outstanding.owed += 1
+        self._rounds[reader] += 1
         self._turn = turn + 1
         return number, start.epoch, first
+
+    def _next_turn(self) -> int | None:
+        """The next turn in the order of the readers, or of one that has few batches under way."""
+        position, readers = self._start.position, self._num_readers
+        if self._outstanding.in_order:
+            return next_turn(position, self._turn)
+        asked = Counter(position_of(number) % readers for number in self._outstanding.tasks)
+        found = None
+        for reader in ((self._turn + place) % readers for place in range(readers)):
+            point = position.reader(reader)
+            if point.ended or (point.before and not position.padding):
+                continue
+            if found is None or asked[reader] < asked[found]:
+                found = reader
+                if not asked[found]:
+                    break
+        return None if found is None else self._rounds[found] * readers + found
 
 
 TaskFeed = SamplerFeed | ReaderFeed

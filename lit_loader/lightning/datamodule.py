@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import functools
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import Dataset
 
+from lit_loader.config.checks import text
 from lit_loader.config.kinds import is_dataset
 from lit_loader.config.loader_config import LoaderConfig
 from lit_loader.describe import public
@@ -29,12 +30,15 @@ from lit_loader.errors import OptionError
 from lit_loader.lightning.base_datamodule import SPLITS, BaseDataModule
 from lit_loader.lightning.dataset_sources import (
     DatasetSource,
+    SplitFactory,
+    check_is_factory,
     describe_source,
     is_several,
     map_members,
 )
 from lit_loader.lightning.swapped_datamodule import SwappedDataModule
 from lit_loader.loader import DataLoader
+from lit_loader.node.dataset import shared_dataset
 
 __all__ = ["SPLITS", "LoaderDataModule"]
 
@@ -98,6 +102,10 @@ class LoaderDataModule(BaseDataModule):
         device_prefetch: Copy the next batch to the accelerator while a step computes, on a CUDA
             stream of its own; one batch more is on the device then. Needs ``pin_memory`` to be of
             use; without a CUDA device nothing is done.
+        shared_key: Build each dataset once on each machine, for all ranks and other runs that have
+            this key, which names what the datasets are made of: see `lit_loader.shared_dataset`.
+            ``datasets`` then holds factories; attributes and hyperparameters of a subclass count as
+            arguments of its `make_dataset`.
 
     Attributes:
         splits: The splits that a subclass's `make_dataset` can make; a class attribute.
@@ -124,9 +132,11 @@ class LoaderDataModule(BaseDataModule):
         test: Options | None = None,
         predict: Options | None = None,
         device_prefetch: bool = False,
+        shared_key: str | None = None,
     ) -> None:
         super().__init__()
         self.device_prefetch = bool(device_prefetch)
+        self.shared_key = None if shared_key is None else text("shared_key", shared_key)
         if datasets is None and (self._makes_datasets or self._has_hooks):
             datasets = {}
         if not isinstance(datasets, Mapping):
@@ -143,6 +153,8 @@ class LoaderDataModule(BaseDataModule):
                     f"datasets[{split!r}] must be a dataset or a factory without arguments, "
                     f"got {type(source).__name__}"
                 )
+            if self.shared_key is not None:
+                check_is_factory(split, source)
         common = _config("loader", loader, LoaderConfig())
         given = {"train": train, "val": val, "test": test, "predict": predict}
         self.datasets: dict[str, DatasetSource] = dict(datasets)
@@ -245,7 +257,8 @@ class LoaderDataModule(BaseDataModule):
             raise self._missing_split(split)
         source: Any = self.datasets.get(split)
         if not is_dataset(source):
-            source = self.make_dataset(split)
+            own = source is None or self._makes_datasets
+            source = self._once(self._made_by_subclass(split) if own else source)
         if is_several(source):
             source = map_members(source, lambda member: self._made_member(split, member))
         else:
@@ -254,7 +267,20 @@ class LoaderDataModule(BaseDataModule):
         return source
 
     def _made_member(self, split: str, member: Any) -> Any:
-        return self._check_made(split, member if is_dataset(member) else member())
+        return self._check_made(split, member if is_dataset(member) else self._once(member))
+
+    def _once(self, factory: Callable[[], Any]) -> Any:
+        """Calls a factory, or has another process of this machine call it."""
+        return factory() if self.shared_key is None else shared_dataset(factory, self.shared_key)
+
+    def _made_by_subclass(self, split: str) -> SplitFactory:
+        """What `make_dataset` makes, told from others by the subclass's code, and what it holds."""
+        ours = vars(LoaderDataModule({}))
+        held = {name: value for name, value in vars(self).items() if name not in ours}
+        given = {n: v for n, v in self.hparams.items() if n not in ("loader", *SPLITS)}
+        return SplitFactory(
+            functools.partial(self.make_dataset, split), (type(self), split, held, given)
+        )
 
     def _check_made(self, split: str, made: Any) -> Any:
         """Returns what a factory or `make_dataset` has made, if it is a dataset."""

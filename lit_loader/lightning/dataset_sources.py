@@ -12,8 +12,16 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from lit_loader.config.kinds import is_dataset
+from lit_loader.errors import OptionError
 
-__all__ = ["DatasetSource", "describe_source", "is_several", "map_members"]
+__all__ = [
+    "DatasetSource",
+    "SplitFactory",
+    "check_is_factory",
+    "describe_source",
+    "is_several",
+    "map_members",
+]
 
 _Source = Dataset[Any] | Callable[[], Dataset[Any]]
 DatasetSource = _Source | Sequence[_Source] | Mapping[str, _Source]
@@ -44,6 +52,43 @@ def describe_source(source: Any) -> str:
         return type(source).__name__
     inner = getattr(source, "func", source)  # a functools.partial is named by what it calls
     return f"factory {getattr(inner, '__name__', type(inner).__name__)}"
+
+
+def check_is_factory(split: str, source: Any) -> None:
+    """Refuses a dataset that is made already, where it is to be made once for all processes.
+
+    Raises:
+        OptionError: It is one.
+    """
+    if is_several(source):
+        for member in _members(source):
+            check_is_factory(split, member)
+    elif is_dataset(source):
+        raise OptionError(
+            f"shared_key builds datasets once for all processes, and datasets[{split!r}] is a "
+            f"{type(source).__name__} that is built already: pass a factory, such as "
+            "functools.partial(Dataset, ...), in Hydra _partial_: true"
+        )
+
+
+class SplitFactory:
+    """Makes the dataset of a split, and can be told from that of others by `node/fingerprint.py`.
+
+    Args:
+        make: Makes it.
+        known_by: What is compared in place of it.
+    """
+
+    def __init__(self, make: Callable[[], Any], known_by: object) -> None:
+        self._make, self._known_by = make, known_by
+
+    def __call__(self) -> Any:
+        """Makes it."""
+        return self._make()
+
+    def fingerprint_parts(self) -> object:
+        """Names what the dataset depends on."""
+        return self._known_by
 
 
 def _is_factory(member: object) -> bool:

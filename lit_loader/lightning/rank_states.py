@@ -21,10 +21,10 @@ from datetime import timedelta
 from typing import Any, Final
 
 import torch.distributed
-from torch.distributed import distributed_c10d
 
 from lit_loader.checkpoint.merged_states import merge_states
 from lit_loader.errors import StateError
+from lit_loader.ranks.job_store import common_store
 
 __all__ = ["RankStates"]
 
@@ -66,12 +66,11 @@ class RankStates:
         distributed = torch.distributed
         if not partial or not (distributed.is_available() and distributed.is_initialized()):
             return [*states]
-        # Private reach: the store by which the ranks have found each other.
-        store = distributed_c10d._get_default_store()
+        store = common_store()
         place = f"lit_loader/{self.fits}/{epoch}/{step}/{self._times}"
         ranks, own = _ranks(partial[0]), _rank(partial[0])
         if own:
-            store.set(f"{place}/{own}", pickle.dumps(states))  # type: ignore[arg-type]
+            store.set(f"{place}/{own}", pickle.dumps(states))
             return [*states]
         try:
             others = [self._of(store, f"{place}/{rank}") for rank in range(1, ranks)]

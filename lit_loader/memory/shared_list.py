@@ -1,16 +1,16 @@
 """What takes the place of a long list or tuple in workers: it reads alike, and lies there once.
 
-Numbers lie as they do in an array, other records pickled as in a `SharedSequence`.
+Numbers lie as they do in an array, other records pickled as in a `SharedSequence`; dicts and lists
+among them cannot be changed.
 """
 
 from __future__ import annotations
 
-import mmap
-import os
 from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, SupportsIndex
 
+from lit_loader.memory.shared_records import SharedRecords
 from lit_loader.memory.shared_sequence import SharedSequence
 from lit_loader.system.shared_file import nameless_file, write_all
 
@@ -32,11 +32,9 @@ class _Numbers(SharedSequence[Any]):
             self._finalizer()
             raise
 
-    def _open(self, length: int) -> None:
-        self._length = length
-        self._map = mmap.mmap(self._fd, os.fstat(self._fd).st_size, access=mmap.ACCESS_READ)
-        self._view = memoryview(self._map)
-        self._numbers = self._view.cast(self.CODE)
+    def _look(self, view: memoryview, length: int) -> None:
+        self._view, self._length = view, length
+        self._numbers = view.cast(self.CODE)
 
     def _record(self, number: int) -> Any:
         return self._numbers[number]
@@ -139,5 +137,6 @@ def shared(records: list[Any] | tuple[Any, ...]) -> SharedList:
         except OverflowError:
             held = None
     if held is None:
-        held = SharedSequence(records)
+        nested = not kinds.isdisjoint((dict, list, tuple))
+        held = SharedRecords(records) if nested else SharedSequence(records)
     return SharedTuple(held) if isinstance(records, tuple) else SharedList(held)

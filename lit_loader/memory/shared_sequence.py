@@ -84,12 +84,16 @@ class SharedSequence(Sequence[T]):
         return fd
 
     def _open(self, length: int) -> None:
-        """Map the file: records, up to 8 bytes of nothing, and where each record ends."""
-        size = os.fstat(self._fd).st_size
-        self._length = length
-        self._map = mmap.mmap(self._fd, size, access=mmap.ACCESS_READ)
-        self._view = memoryview(self._map)
-        self._ends = self._view[size - 8 * (length + 1) :].cast("q")
+        """Map the file."""
+        self._look(
+            memoryview(mmap.mmap(self._fd, os.fstat(self._fd).st_size, access=mmap.ACCESS_READ)),
+            length,
+        )
+
+    def _look(self, view: memoryview, length: int) -> None:
+        """Look into memory: records, up to 8 bytes of nothing, and where each record ends."""
+        self._view, self._length = view, length
+        self._ends = view[len(view) - 8 * (length + 1) :].cast("q")
 
     def __len__(self) -> int:
         return self._length
@@ -141,7 +145,7 @@ class SharedSequence(Sequence[T]):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if get_spawning_popen() is not None:
+        if self._fd >= 0 and get_spawning_popen() is not None:
             data: Any = reduction.DupFd(self._fd)
         else:
             data = np.frombuffer(self._view, np.uint8)
@@ -149,11 +153,12 @@ class SharedSequence(Sequence[T]):
 
     def __setstate__(self, state: tuple[Any, int]) -> None:
         data, length = state
-        if isinstance(data, np.ndarray):
-            write_all(self._own(nameless_file(_LABEL)[0]), data.data)
+        if isinstance(data, np.ndarray):  # perhaps in memory that others look into as well
+            self._fd = -1
+            self._look(data.data, length)
         else:
             self._own(data.detach())
-        self._open(length)
+            self._open(length)
 
 
 def _plain(records: Iterable[Any]) -> Iterable[Any]:

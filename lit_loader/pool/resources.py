@@ -103,6 +103,7 @@ class PoolResources:
 
     def _ask_to_stop(self) -> None:
         self._board.generation += 1
+        self._board.workers = 0
         # Empty the pipes: full ones have no room for a Stop. A worker that finds its pipe empty
         # ends, too.
         for end, _ in self._pipes:

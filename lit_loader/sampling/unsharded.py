@@ -44,8 +44,8 @@ def advice_if_unsharded(
         return (
             f"each of the {world} processes of this job reads all {num_shards} shards of "
             f"{type(dataset).__name__}: pass num_replicas=torch.distributed.get_world_size(), "
-            "rank=torch.distributed.get_rank() and shard_tail='keep', or num_replicas=1, rank=0 "
-            "if they are to, for the dataset splits by ranks besides"
+            "rank=torch.distributed.get_rank(), or num_replicas=1, rank=0 if they are to, for the "
+            "dataset splits by ranks besides"
         )
     who = type(dataset if iterable else getattr(sampler, "sampler", sampler)).__name__
     share = ", and let __iter__ take its share by lit_loader.get_shard()" if iterable else ""

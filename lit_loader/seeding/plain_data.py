@@ -46,6 +46,9 @@ OPAQUE = frozenset(
         *("multiprocessing", "pathlib", "queue", "re", "selectors", "signal", "socket", "sqlite3"),
         *("ssl", "subprocess", "sys", "tempfile", "threading", "traceback", "typing", "unittest"),
         *("uuid", "warnings", "zipfile", "zipimport", "zoneinfo"),
+        # Clients of object storage: many thousand objects, and no sample draws from them.
+        *("adlfs", "aiobotocore", "aiohttp", "boto3", "botocore", "fsspec", "gcsfs", "requests"),
+        *("s3fs", "urllib3"),
     }
 )
 FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType)

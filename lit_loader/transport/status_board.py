@@ -26,6 +26,7 @@ __all__ = [
     "WORKERS_AT",
     "BoardRow",
     "Cancelled",
+    "EarlyProgress",
     "Progress",
     "Stage",
     "StatusBoard",
@@ -209,6 +210,27 @@ class Progress:
         return self._at if self._at >= 0 else None
 
 
+class EarlyProgress(Progress):
+    """Progress of a batch that is made before its epoch begins, and so its generation.
+
+    It is not wanted any more when the worker is to leave, or all are to end.
+    """
+
+    __slots__ = ()
+
+    def step(self, position: int) -> None:
+        """Note a sample, as :meth:`Progress.step` does.
+
+        Raises:
+            Cancelled: The worker is to leave.
+        """
+        words = self._words
+        if (self._position - _POSITION) // _WORDS > words[_WORKERS]:
+            raise Cancelled
+        self.generation = words[_GENERATION]
+        super().step(position)
+
+
 class StatusBoard:
     """Reads and writes the rows of the board.
 
@@ -310,6 +332,10 @@ class StatusBoard:
     def progress(self, worker: int) -> Progress:
         """Give ``worker`` what it reports its samples by."""
         return Progress(self._words, (worker + 1) * _WORDS)
+
+    def early_progress(self, worker: int) -> EarlyProgress:
+        """Give ``worker`` what it reports those by that are read before their epoch begins."""
+        return EarlyProgress(self._words, (worker + 1) * _WORDS)
 
     def read(self, worker: int) -> BoardRow:
         """Copy a worker's row."""

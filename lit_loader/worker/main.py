@@ -128,6 +128,7 @@ class _Worker:
         self._times: list[int] = []
         self._clock = ProcessorClock(on=False)
         self._loader: BatchLoader | ShardLoader | None = None
+        self._shards: ShardLoader | None = None  # the same, where there are num_shards
         self._broken: RemoteError | None = None
         self._initialise(links, payload)
 
@@ -150,7 +151,7 @@ class _Worker:
             where = where.replace("in worker_init_fn", "while its dataset was copied")
             if spec.num_shards:
                 reading.shard_asked = False  # by a worker, not by a reader
-                self._loader = ShardLoader(spec)
+                self._loader = self._shards = ShardLoader(spec)
             else:
                 self._loader = BatchLoader(spec, links.worker, links.num_workers)
             self._clock = ProcessorClock(on=spec.timed)
@@ -160,6 +161,8 @@ class _Worker:
     def run(self) -> None:
         """Serve until Stop, or until there are to be fewer workers."""
         while self._board.rest(self._id) or self._is_owed():
+            if self._shards is not None:
+                self._begin_ahead(self._shards)
             message = self._receive()
             if isinstance(message, Task):
                 # Looked at before the task is announced on the board: one that the parent has seen
@@ -181,6 +184,11 @@ class _Worker:
         leaving = threading.Timer(LEAVE_GRACE, os._exit, (0,))
         leaving.daemon = True
         leaving.start()
+
+    def _begin_ahead(self, loader: ShardLoader) -> None:
+        """Begin the next epoch of readers that have ended, while nothing else is to be done."""
+        while loader.may_begin_ahead and not self._is_owed():
+            loader.begin_ahead(self._board.early_progress(self._id))
 
     def _is_owed(self) -> bool:
         """Whether a worker that is to leave has messages that no other one can take."""
@@ -211,8 +219,8 @@ class _Worker:
             message = self._receive_control()
         if isinstance(message, Stop):
             raise _Stopped
-        if isinstance(message, Part) and isinstance(self._loader, ShardLoader):
-            self._loader.part_with(message.reader)
+        if isinstance(message, Part) and self._shards is not None:
+            self._shards.part_with(message.reader)
 
     def _serve(self, task: Task) -> None:
         """Make the task's batch, or write down why there is none."""

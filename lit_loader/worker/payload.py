@@ -17,6 +17,7 @@ from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.describe import find_failing_object, short_repr
 from lit_loader.errors import LoaderError, TransportError
 from lit_loader.system.buffer_file import BufferFile, Layout, map_buffers
+from lit_loader.system.known_mappings import KnownMapping
 from lit_loader.system.pickling import Pickled, can_carry_by_value, dump, load
 from lit_loader.system.shared_file import nameless_file, remedy, write_all
 from lit_loader.worker.shared_lists import SharedLists
@@ -61,7 +62,7 @@ class Payload:
     (locks, queues, shared tensors) is pickled for each worker anew.
 
     Large buffers (arrays, tensors) are not in the pickle: they lie in a file of their own, which
-    every worker maps.
+    every worker maps; those of a `shared_dataset` in the file that it has already.
 
     Args:
         spec: The objects.
@@ -79,7 +80,8 @@ class Payload:
         self._fd = -1
         self._for_all = False
         self._buffers: BufferFile | None = None
-        self._mapped: tuple[Descriptor, int] | None = None
+        self._known: list[KnownMapping] = []
+        self._mapped: list[tuple[Descriptor, int] | None] = []
         self._lists: SharedLists | None = None
         if spec.share and spec.table() is None:
             self._lists = SharedLists(spec.dataset)
@@ -87,14 +89,17 @@ class Payload:
     def __reduce__(self) -> tuple[Any, ...]:
         if self._fd < 0:
             self._write()
-        buffers = self._buffers
-        mapped = None if buffers is None else (Descriptor(buffers.fd), buffers.nbytes)
-        return _payload_from, (Descriptor(self._fd), mapped)
+        own = (
+            None if self._buffers is None else (Descriptor(self._buffers.fd), self._buffers.nbytes)
+        )
+        known = ((Descriptor(mapping.fd), mapping.nbytes) for mapping in self._known)
+        return _payload_from, (Descriptor(self._fd), [own, *known])
 
     @property
     def shared_bytes(self) -> int:
         """Bytes of large buffers that the workers share."""
-        return 0 if self._buffers is None else self._buffers.nbytes
+        known = sum(mapping.nbytes for mapping in self._known)
+        return known + (0 if self._buffers is None else self._buffers.nbytes)
 
     def _write(self) -> None:
         """Pickle the objects, as a part of starting a process.
@@ -128,6 +133,7 @@ class Payload:
             self._drop_buffers()
             if layout.nbytes:
                 self._buffers = self._buffer_file(layout)
+        self._known = layout.mappings
         self._pickler = None if self._for_all else pickled.pickler
         fd, _ = nameless_file("lit_loader dataset")
         try:
@@ -183,6 +189,7 @@ class Payload:
         if self._buffers is not None:
             self._buffers.close()
             self._buffers = None
+        self._known = []
 
     def _explained(self, error: Exception) -> Exception:
         """Name what cannot be pickled, and what to do."""
@@ -214,11 +221,13 @@ class Payload:
             # Mapped, and not read: all workers have one file position in common.
             with mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ) as stream:
                 places = pickle.load(stream)
-                buffers: list[memoryview | bytes] = []
-                if self._mapped is not None:
-                    file, nbytes = self._mapped
-                    buffers = map_buffers(file.fd, nbytes, places)
-                    os.close(file.fd)
+                files = [
+                    (-1, 0) if file is None else (file[0].fd, file[1]) for file in self._mapped
+                ]
+                buffers = map_buffers(*files[0], places, files[1:])
+                for fd, _ in files:
+                    if fd >= 0:
+                        os.close(fd)
                 self._spec = load(stream, buffers)
             self.close()
         elif self._lists is not None:  # in a fork of the process that made it
@@ -226,10 +235,10 @@ class Payload:
         return self._spec
 
 
-def _payload_from(stream: Descriptor, mapped: tuple[Descriptor, int] | None) -> Payload:
+def _payload_from(stream: Descriptor, mapped: list[tuple[Descriptor, int] | None]) -> Payload:
     payload = Payload.__new__(Payload)
     payload._spec, payload._fd, payload._mapped = None, stream.fd, mapped
-    payload._buffers = payload._lists = None
+    payload._buffers, payload._lists, payload._known = None, None, []
     return payload
 
 

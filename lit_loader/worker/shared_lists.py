@@ -34,7 +34,7 @@ _FEW: Final = 64
 
 _SCALARS: Final = frozenset({str, bytes, int, float, complex, bool, type(None)})
 _SAMPLE: Final = 1000
-_TUPLES: Final = 3  # within each other
+_NESTED: Final = 8  # records within each other
 
 _log = logging.getLogger("lit_loader.share")
 
@@ -42,9 +42,10 @@ _log = logging.getLogger("lit_loader.share")
 class SharedLists:
     """The long lists, tuples and dicts in the attributes of a dataset, and in those of its parts.
 
-    Only records that cannot be changed are shared (strings, numbers, tuples of them): of others a
-    worker would get a new one each time, and lose what it has written into it. Looks at attributes
-    without running code of the user's.
+    Only plain records are shared: strings, numbers, and tuples, dicts and lists of them. A worker
+    gets a new one each time, and would lose what it writes into it: so dicts and lists that it gets
+    refuse to be changed. Lists of other objects are left alone. Looks at attributes without running
+    code of the user's.
 
     Args:
         dataset: The dataset. It is not changed.
@@ -84,8 +85,8 @@ class SharedLists:
             _log.info("share: %s is left alone: its keys are not all strings, or all int", name)
             return False
         values = list(records.values()) if mapping else records
-        if not _is_constant(values):
-            _log.info("share: %s is left alone: its records can be changed", name)
+        if not _is_plain(values):
+            _log.info("share: %s is left alone: its records hold other objects", name)
             return False
         put = SharedDict(records) if mapping else shared(records)
         self._instead[id(records)] = (records, put)
@@ -113,21 +114,32 @@ def _items(holder: dict[Any, Any] | list[Any]) -> Iterator[tuple[Any, Any]]:
     return iter(list(holder.items() if isinstance(holder, dict) else enumerate(holder)))
 
 
-def _is_constant(records: Any, depth: int = _TUPLES) -> bool:
-    """Whether all records are strings, numbers, or tuples of them."""
+def _is_plain(records: Any, depth: int = _NESTED) -> bool:
+    """Whether all records are strings, numbers, or tuples, dicts and lists of them."""
     kinds = set(map(type, records))
     if kinds <= _SCALARS:
         return True
-    if depth == 0 or not kinds <= _SCALARS | {tuple}:
+    if depth == 0 or not kinds <= _SCALARS | {tuple, dict, list}:
         return False
-    return all(_is_constant(each, depth - 1) for each in records if type(each) is tuple)
+    return all(
+        _is_plain(each, depth - 1)
+        and (type(each) is not dict or _is_plain(each.values(), depth - 1))
+        for each in records
+        if type(each) not in _SCALARS
+    )
 
 
 def _size(records: Any) -> float:
     """Bytes that a list takes with its records, by some of them."""
     some = records[:: max(1, len(records) // _SAMPLE)]
-    each = sum(
-        sys.getsizeof(record) + sum(map(sys.getsizeof, record if type(record) is tuple else ()))
-        for record in some
-    )
+    each = sum(map(_deep_size, some))
     return float(sys.getsizeof(records) + each / len(some) * len(records))
+
+
+def _deep_size(record: Any) -> int:
+    parts: Any = ()
+    if type(record) in (tuple, list):
+        parts = record
+    elif type(record) is dict:  # its keys are mostly those of others, too
+        parts = record.values()
+    return sys.getsizeof(record) + sum(map(_deep_size, parts))

@@ -323,8 +323,8 @@ def test_refusals(tmp_path: Path) -> None:
         (Rows(), "much"): "memory must be a number of bytes, or text such as '2 GB'",
         (Rows(), -1): "memory must be a whole number",
         (Rows(), 0): "memory=0 keeps nothing without a directory",
-        (Rows(), 1000, tmp_path): "directory and key are given together",
-        (Rows(), 1000, None, "v1"): "directory and key are given together",
+        (Rows(), 1000, tmp_path): "directory needs a key",
+        (Rows(), 0, None, "v1"): "memory=0 keeps nothing without a directory",
         (Rows, 1000): "got the class Rows itself",
     }.items():
         with pytest.raises(OptionError, match=message):

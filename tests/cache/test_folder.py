@@ -33,6 +33,7 @@ def test_it_outlives_the_run(memory: Any, tmp_path: Path) -> None:
     for _ in range(2):
         assert all_equal(first)
     assert dataset.made() == list(range(26))
+    del first  # and with it what it has in memory
     second = CachedDataset(dataset, memory, tmp_path / "cache", "v1")
     loader = DataLoader(second, 4, num_workers=2)
     for _ in range(2):

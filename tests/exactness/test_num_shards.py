@@ -433,8 +433,12 @@ def test_worker_init_fn_finds_no_dataset() -> None:
         ({"num_shards": 2, "num_replicas": 4, "rank": 0}, "use 4, got num_shards=2 and num_repl"),
         ({"num_shards": 2, "seeding": "worker"}, "num_shards makes readers that do not depend"),
         (
-            {"num_shards": 2, "num_replicas": 2, "rank": 0},
-            "shard_tail='pad' is not done for the readers of num_shards",
+            {"num_shards": 2, "shard_tail": "drop", "in_order": False},
+            "holds each round back until it is whole: leave in_order at True, or pass shard_tail=",
+        ),
+        (
+            {"num_shards": 2, "shard_tail": "drop", "num_workers": 1, "memory_budget": 1 << 20},
+            "holds each round back until it is whole: leave memory_budget at None",
         ),
     ],
 )

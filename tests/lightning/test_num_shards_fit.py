@@ -62,7 +62,8 @@ def test_four_ranks_then_two_then_one(tmp_path: Path) -> None:
         ("one", 1, 0, "two"),
     ]:
         run_program(
-            Path(sharded_fit.__file__), tmp_path, name, ranks, stop, before, modules=WITH_LIGHTNING
+            *(Path(sharded_fit.__file__), tmp_path, name, ranks, stop, before, ""),
+            modules=WITH_LIGHTNING,
         )
         seen = [json.loads((tmp_path / f"{name}-{rank}.json").read_text()) for rank in range(ranks)]
         assert len({len(steps) for steps in seen}) == 1
@@ -70,6 +71,34 @@ def test_four_ranks_then_two_then_one(tmp_path: Path) -> None:
         assert together == expected[done : done + len(together)]
         done += len(together)
     assert done == len(expected)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("tail", "lengths", "stop"),
+    [("pad", (17, 17), 14), pytest.param("drop", (6, 6), 9, marks=pytest.mark.slow)],
+)
+def test_unequal_shards_under_ddp(
+    tail: str, lengths: tuple[int, ...], stop: int, tmp_path: Path
+) -> None:
+    """Stopped where one rank repeats (or in the second epoch), and resumed."""
+
+    def seen(name: str, stopped: int = 0, before: str = "") -> list[Seen]:
+        run_program(
+            *(Path(sharded_fit.__file__), tmp_path, name, 2, stopped, before, tail),
+            modules=WITH_LIGHTNING,
+        )
+        return [json.loads((tmp_path / f"{name}-{rank}.json").read_text()) for rank in range(2)]
+
+    whole = seen("whole")
+    for rank, steps in enumerate(whole):
+        epochs = [[step[1:] for step in steps if step[0] == epoch] for epoch in range(EPOCHS)]
+        assert tuple(map(len, epochs)) == lengths
+        assert {reader % 2 for epoch in epochs for reader, _ in epoch} == {rank}
+        distinct = [len({digest for _, digest in epoch}) for epoch in epochs]
+        assert distinct == [11 if (tail, rank) == ("pad", 1) else lengths[0]] * EPOCHS
+    first, second = seen("first", stop), seen("second", 0, "first")
+    assert [one + other for one, other in zip(first, second, strict=True)] == whole
 
 
 def test_a_checkpoint_of_one_rank_is_refused(tmp_path: Path) -> None:

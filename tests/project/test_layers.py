@@ -29,7 +29,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "tuning": ("statistics", "system"),
     "hydra": ("config",),
     "transport": ("memory",),
-    "cache": ("transport", "config", "seeding", "system"),
+    "ranks": ("checkpoint",),
+    "node": ("config", "seeding", "system"),
+    "cache": ("transport", "node", "config", "seeding", "system"),
     "batch": ("transport", "checkpoint", "config", "seeding", "system"),
     "sampling": ("checkpoint", "config", "seeding", "system"),
     "mixture": ("sampling", "checkpoint", "config", "seeding"),
@@ -38,14 +40,15 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "pool": ("worker", "batch", "transport", "memory", "system"),
     "iteration": (
         *("pool", "remote", "batch", "sampling", "transport", "checkpoint", "statistics"),
-        *("accelerator", "cache", "seeding", "system", "tuning"),
+        *("accelerator", "cache", "ranks", "seeding", "system", "tuning"),
     ),
     "loader": (
         *("iteration", "sampling", "checkpoint", "statistics", "accelerator", "config", "seeding"),
         *("system", "tuning"),
     ),
     "lightning": (
-        *("loader", "sampling", "checkpoint", "statistics", "tuning", "config", "system"),
+        *("loader", "sampling", "checkpoint", "ranks", "statistics", "tuning", "node", "config"),
+        "system",
     ),
     "bench": ("loader", "statistics", "hydra", "config", "seeding", "system"),
     "top": ("transport", "system"),

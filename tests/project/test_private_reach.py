@@ -30,7 +30,7 @@ PACKAGE = Path(__file__).parents[2] / "lit_loader"
 
 REACHES = {
     "lightning/state_callback.py": {"fit_loop._data_fetcher"},
-    "lightning/rank_states.py": {"distributed_c10d._get_default_store"},
+    "ranks/job_store.py": {"distributed_c10d._get_default_store"},
     "system/child_processes.py": {"process._popen"},
     "batch/collate.py": {"torch.utils.data._utils"},
     "seeding/find_generators.py": {"mtrand._rand"},

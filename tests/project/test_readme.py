@@ -177,7 +177,7 @@ ELSEWHERE = {
     "csv/metrics.csv",  # what a run writes
     "hydra_plugins/lit_loader_searchpath.py",  # where files lie once installed
 }
-LOGGERS = {"cache", "sample_errors", "share", "generator_lock", "generator_watch", "tuning"}
+LOGGERS = {"cache", "sample_errors", "share", "generator_lock", "generator_watch", "node", "tuning"}
 """Names below ``lit_loader`` under which is logged."""
 
 

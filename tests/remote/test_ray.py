@@ -48,10 +48,10 @@ ROOT = Path(__file__).parents[2]
 
 
 class Calm(Drawn):
-    """Leaves processors to nodes that are starting; an epoch takes two seconds."""
+    """Leaves processors to nodes that are starting; an epoch takes a second."""
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        time.sleep(0.02)
+        time.sleep(0.01)
         return super().__getitem__(index)
 
 
@@ -68,9 +68,10 @@ class Large(Dataset[Any]):
 class Node:
     """One node; the first is the head."""
 
-    def __init__(self, address: str | None, cpus: int, folder: str) -> None:
+    def __init__(self, address: str | None, cpus: int, folder: str, resources: str = "{}") -> None:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled"}
         options = [f"--num-cpus={cpus}", "--object-store-memory=100000000", "--disable-usage-stats"]
+        options += [f"--resources={resources}"]
         if address is None:
             with socket.socket() as free:
                 free.bind(("127.0.0.1", 0))
@@ -201,15 +202,15 @@ def test_faults(nodes: list[Node], fault: str, here: int) -> None:
 def test_a_node_is_lost_and_another_joins(nodes: list[Node]) -> None:
     nodes.append(Node(nodes[0].address, 2, ""))
     with loader_of(Calm(), 1, 4, at(nodes, patience=3.0)) as loader:
-        compare_until(lambda: bool(nodes[1].processes("RemoteWorker")), loader, Drawn())
+        compare_until(lambda: bool(nodes[1].processes("RemoteWorker")), loader, Calm())
         for process in nodes[1].processes(""):
             with contextlib.suppress(psutil.Error):
                 process.kill()
         loader.set_epoch(0)
-        compare_until(lambda: True, loader, Drawn())
+        compare_until(lambda: True, loader, Calm())
         nodes.append(Node(nodes[0].address, 2, ""))
         loader.set_epoch(0)
-        compare_until(lambda: bool(nodes[2].processes("RemoteWorker")), loader, Drawn())
+        compare_until(lambda: bool(nodes[2].processes("RemoteWorker")), loader, Calm())
 
 
 @pytest.mark.slow
@@ -226,7 +227,7 @@ def test_a_cluster_with_fewer_processors_is_told_of(nodes: list[Node]) -> None:
     with loader_of(Calm(), 1, 4, at(nodes, patience=1.0)) as loader:
         warned: list[str] = []
         while not warned:
-            warned = compare_until(lambda: True, loader, Drawn())
+            warned = compare_until(lambda: True, loader, Calm())
             loader.set_epoch(0)
     assert "of remote_workers=4 are up: the cluster has 2 processors on 1 node, " in warned[0]
 
@@ -234,10 +235,10 @@ def test_a_cluster_with_fewer_processors_is_told_of(nodes: list[Node]) -> None:
 @pytest.mark.slow
 def test_the_head_is_lost(nodes: list[Node]) -> None:
     with loader_of(Calm(), 1, 2, at(nodes, patience=3.0)) as loader:
-        compare_until(lambda: joined(loader), loader, Drawn())
+        compare_until(lambda: joined(loader), loader, Calm())
         nodes[0].close()
         loader.set_epoch(0)
-        compare_until(lambda: True, loader, Drawn())
+        compare_until(lambda: True, loader, Calm())
 
 
 @pytest.mark.slow

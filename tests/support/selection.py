@@ -23,6 +23,7 @@ LONG: Final = (
     "bench/test_bench_app.py::test_every_case_measures[[]transport*",
     "exactness/test_exactness.py::test_batch_seeding_under_spawn_equals_one_process[[]batch*",
     "exactness/test_exactness.py::test_other_start_methods[[]spawn*",
+    "node/test_shared_dataset.py::test_killed_at_any_instruction[[]*-while*",
     "examples/test_example.py::test_debug_configurations*",
     "faults/test_fault_matrix.py::test_a_program_is_killed[[]forkserver-encoding*",
     "faults/test_fault_matrix.py::test_by_start_method[[]spawn*",

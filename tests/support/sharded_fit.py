@@ -1,7 +1,8 @@
 """Run as a script: several ranks train on a stream with ``num_shards``, and write what they saw.
 
 Arguments: folder, name of this run, number of ranks, steps after which it is saved and stopped (0:
-never), and the name of the run that it goes on from ("": none).
+never), the name of the run that it goes on from ("": none), and what becomes of readers that do not
+have as many batches ("": they have).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from lit_loader import DataLoader, LoaderDataModule
+from tests.support import tail_ranks
 from tests.support.exact import digest
 from tests.support.lightning_runs import SaveAt, quiet_trainer
 from tests.support.shard_data import WithIteratorState
@@ -53,7 +55,7 @@ def plain(ranks: int, rank: int = 0, workers: int = 0) -> DataLoader[Tensor]:
     return DataLoader(stream(), **options(workers), num_replicas=ranks, rank=rank)
 
 
-def main(folder: Path, name: str, ranks: int, stop: int, before: str) -> None:
+def main(folder: Path, name: str, ranks: int, stop: int, before: str, tail: str) -> None:
     model = Model()
     saved = [SaveAt(folder / f"{name}.ckpt", stop)] if stop else []
     trainer = quiet_trainer(
@@ -66,7 +68,10 @@ def main(folder: Path, name: str, ranks: int, stop: int, before: str) -> None:
     )
     trainer.fit(
         model,
-        LoaderDataModule({"train": stream()}, options(workers=ranks % 4)),
+        LoaderDataModule(
+            {"train": tail_ranks.WithIteratorState(80, "torch", True) if tail else stream()},
+            options(workers=ranks % 4) | ({"shard_tail": tail} if tail else {}),
+        ),
         ckpt_path=folder / f"{before}.ckpt" if before else None,
         weights_only=True,
     )
@@ -75,4 +80,4 @@ def main(folder: Path, name: str, ranks: int, stop: int, before: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5])
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), *sys.argv[5:7])

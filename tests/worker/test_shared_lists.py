@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import itertools
 import logging
 import operator
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,8 @@ LISTS: dict[str, Any] = {
     "tuples": [(f"file {n}", n, (None, True)) for n in range(N)],
     "mixed": [n if n % 2 else str(n) for n in range(N)],
     "a tuple": tuple(range(N)),
+    "dicts": [{"name": f"file {n}", "box": [n, n + 0.5], "of": ({"a": n},)} for n in range(N)],
+    "lists": [[n, [str(n)], {}] for n in range(N)],
     "bools": [n % 3 == 0 for n in range(N)],
 }
 
@@ -44,7 +48,7 @@ def test_it_reads_alike(name: str) -> None:
     assert len(view) == N
     for index in (0, 7, -1, -N):
         assert view[index] == plain[index]
-        assert type(view[index]) is type(plain[index])
+        assert isinstance(view[index], type(plain[index]))
     for part in (slice(3, 9), slice(None, None, -4000), slice(5, 5)):
         assert view[part] == plain[part]
         assert type(view[part]) is type(plain)
@@ -96,6 +100,61 @@ def test_a_dict_reads_alike(plain: dict[Any, Any]) -> None:
             write()
 
 
+WRITES: dict[str, Any] = {
+    "dict item": lambda r: operator.setitem(r, "n", 5),
+    "dict del": lambda r: operator.delitem(r, "n"),
+    "update": lambda r: r.update(n=5),
+    "pop": lambda r: r.pop("n"),
+    "setdefault": lambda r: r.setdefault("m", 1),
+    "or": lambda r: operator.ior(r, {"m": 1}),
+    "list item": lambda r: operator.setitem(r["in"], 0, 1),
+    "append": lambda r: r["in"].append(1),
+    "extend": lambda r: operator.iadd(r["in"], [1]),
+    "sort": lambda r: r["in"].sort(),
+    "times": lambda r: operator.imul(r["in"], 2),
+    "deep": lambda r: r["of"][0]["a"].append(1),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_record_refuses_to_be_changed(name: str) -> None:
+    plain = {"n": 1, "in": [3, 2], "of": ({"a": []},)}
+    view = shared([plain])
+    with pytest.raises(TypeError, match=r"belongs to a list that all workers share \(share=True\)"):
+        WRITES[name](view[0])
+    assert view[0] == plain
+    for copied in (copy.deepcopy(view[0]), pickle.loads(pickle.dumps(view[0]))):
+        WRITES[name](copied)
+        assert copied != plain
+    for shallow in (view[0].copy(), copy.copy(view[0]), dict(view[0]), view[0] | {}):
+        assert shallow == plain and type(shallow) is dict
+    assert type(view[0]["in"] + [1]) is type(copy.copy(view[0]["in"])) is list
+
+
+class Records(Dataset[Any]):
+    """Gives its records as they are."""
+
+    def __init__(self) -> None:
+        self.records = [{"n": n, "box": [n, n + 0.5]} for n in range(LONG)]
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        return self.records[index]
+
+
+@pytest.mark.parametrize("collate", [None, lambda samples: samples], ids=["default", "none"])
+def test_records_arrive_as_plain_ones(collate: Any) -> None:
+    batches = [
+        list(DataLoader(Records(), 2, num_workers=1, collate_fn=collate, share=share))
+        for share in (False, True)
+    ]
+    assert repr(batches[0]) == repr(batches[1])
+    sample: Any = batches[1][0] if collate is None else batches[1][0][0]
+    assert type(sample) is dict and type(sample["box"]) is list
+
+
 def test_keys_of_the_same_hash(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_dict, "_hash", lambda key: len(key))
     view = SharedDict({"a": 1, "b": 2, "cc": 3})
@@ -114,6 +173,7 @@ class Files(Dataset[Any]):
         self.parts = {"train": {"labels": tuple(range(length))}}
         self.inner: Any = Subset(TensorDataset(torch.arange(length)), list(range(length)))
         self.records = [{"n": n} for n in range(length)]
+        self.sets = [{n} for n in range(length)]
         self.by_name = {f"file {n}": n for n in range(length)}
         self.by_kind = {n if n % 2 else str(n): n for n in range(length)}
         self.short = list(range(LONG - 1))
@@ -126,11 +186,19 @@ class Files(Dataset[Any]):
             type(each).__name__
             for each in (
                 *(self.files, self.same, self.parts["train"]["labels"]),
-                *(self.inner.indices, self.records, self.by_name, self.by_kind, self.short),
+                *(
+                    self.inner.indices,
+                    self.records,
+                    self.sets,
+                    self.by_name,
+                    self.by_kind,
+                    self.short,
+                ),
             )
         ]
         values = (self.files[index], self.parts["train"]["labels"][-index - 1])
         assert self.by_name[f"file {index}"] == index
+        assert self.records[index]["n"] == index
         return kinds, self.same is self.files, *values, self.inner[index][0].item()
 
 
@@ -138,8 +206,8 @@ def uncollated(samples: Any) -> Any:
     return samples
 
 
-SHARED = [*("SharedList", "SharedList", "SharedTuple", "SharedList", "list"), "SharedDict"]
-SHARED += ["dict", "list"]
+SHARED = [*("SharedList", "SharedList", "SharedTuple", "SharedList", "SharedList", "list")]
+SHARED += ["SharedDict", "dict", "list"]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -165,7 +233,7 @@ def test_in_workers_only(method: str) -> None:
 
 def test_not_unless_asked_for() -> None:
     loader = DataLoader(Files(), 4, num_workers=1, collate_fn=uncollated)
-    assert next(iter(loader))[0][0] == ["list"] * 2 + ["tuple"] + ["list"] * 2 + ["dict"] * 2 + [
+    assert next(iter(loader))[0][0] == ["list"] * 2 + ["tuple"] + ["list"] * 3 + ["dict"] * 2 + [
         "list"
     ]
 
@@ -184,7 +252,8 @@ def test_what_was_done_is_said(caplog: pytest.LogCaptureFixture) -> None:
     assert [message.split(",")[0] for message in others] == [
         "share: Files.parts['train']['labels']",
         "share: Files.inner.indices",
-        "share: Files.records is left alone: its records can be changed",
+        "share: Files.records",
+        "share: Files.sets is left alone: its records hold other objects",
         "share: Files.by_name",
         "share: Files.by_kind is left alone: its keys are not all strings",
     ]

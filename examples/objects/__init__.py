@@ -1,0 +1,1 @@
+"""Samples in object storage, read through fsspec: recipe objects."""

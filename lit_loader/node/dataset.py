@@ -1,0 +1,224 @@
+"""`shared_dataset`: one process of a machine builds a dataset, the others map its arrays.
+
+::
+
+    found? ──yes──▶ mapped
+      │no                ▲
+      ▼                  │
+    lock? ──yes──▶ built, pickled, published, let go of
+      │no
+      ▼
+    wait until its holder lets go or ends; look again
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from lit_loader.config.checks import refuse, seconds, text
+from lit_loader.config.kinds import is_dataset
+from lit_loader.describe import message_of, public, short_repr
+from lit_loader.errors import LoaderError, OptionError, TransportError
+from lit_loader.node import files
+from lit_loader.node.fingerprint import environment, fingerprint
+from lit_loader.node.lock import NodeLock
+from lit_loader.node.published import Parcel, read
+from lit_loader.seeding.draws import Draws
+from lit_loader.system.process_memory import memory_left
+
+__all__ = ["shared_dataset"]
+
+_LABEL: Final = "lit_loader dataset 1"
+"""What files in memory and locks are called; its end is the version of the format."""
+
+_NOTED: Final = 10.0
+"""Seconds of waiting after which a line is logged."""
+
+_SPARED: Final = 256 << 20
+"""Bytes of memory that are left to others."""
+
+_log = logging.getLogger("lit_loader.node")
+
+_building: set[tuple[str, int, int]] = set()
+"""What is being built: label, process and thread."""
+
+
+@public
+def shared_dataset(factory: Callable[[], Any], key: str, timeout: float = 1800.0) -> Any:
+    """Build a dataset once for all processes of this user on this machine that ask for it.
+
+    The first one calls ``factory``; it and all others, ranks or other runs, get an equal dataset
+    each, whose large arrays, tensors and `bytes` (64 KiB and more) lie in memory once for all of
+    them and for their workers under every start method. What a process writes into one is seen by
+    no other. The data lives as long as any process that has it, and nothing is left behind. If the
+    process that builds is killed, another one builds; where ``factory`` raises, that is raised, and
+    the next process tries by itself.
+
+    In Hydra around any dataset::
+
+        _target_: lit_loader.shared_dataset
+        key: flowers v2
+        factory: {_target_: my.Dataset, root: data, _partial_: true}
+
+    Args:
+        factory: Makes the dataset, without arguments; it can be pickled (open files and the like
+            are left out and opened on first use) and draws no random numbers from a generator that
+            is not its own. Another function, class, code or argument makes another dataset, in
+            spite of the same key.
+        key: Names what the factory reads and does not say: as in "flowers, June 2026".
+        timeout: Seconds to wait for another process that builds.
+
+    Returns:
+        The dataset. Elsewhere than on Linux, and where memory does not suffice, it is this
+        process's own, and a line is logged.
+
+    Raises:
+        OptionError: An argument is refused, or the factory draws random numbers.
+        TransportError: The dataset cannot be pickled.
+        LoaderError: Another process has not finished within ``timeout``.
+    """
+    key = text("key", key)
+    timeout = seconds("timeout", timeout)
+    if isinstance(factory, str) or not callable(factory) or is_dataset(factory):
+        raise OptionError(
+            "factory must make the dataset when it is called without arguments, got "
+            f"{short_repr(factory)}: pass functools.partial(Dataset, ...), in Hydra _partial_: true"
+        )
+    label = f"{_LABEL} {fingerprint(environment(), key, factory)}"
+    if not files.is_supported():
+        return _alone(factory, key, "there are no files in memory that others could find")
+    deadline = time.monotonic() + timeout
+    lock = NodeLock(label)
+    while True:
+        fd = files.find(label)
+        if fd is not None:
+            return _mapped(fd, factory, key)
+        try:
+            taken = lock.take()
+            if not taken:
+                _wait(lock, key, label, deadline)
+        except OSError as error:  # a sandbox, or another user's process
+            return _alone(factory, key, str(error))
+        if taken:
+            with lock, _noting(label):
+                fd = files.find(label)  # published since
+                return _built(factory, key, label) if fd is None else _mapped(fd, factory, key)
+
+
+def _wait(lock: NodeLock, key: str, label: str, deadline: float) -> None:
+    """Wait for the process that builds.
+
+    Raises:
+        LoaderError: It takes too long.
+        OptionError: This thread is building it.
+        PermissionError: Another user has the name.
+    """
+    if (label, os.getpid(), threading.get_ident()) in _building:
+        raise OptionError(f"the factory of shared_dataset({key!r}) asks for that dataset itself")
+    left = deadline - time.monotonic()
+    if lock.wait(min(max(left, 0), _NOTED)) and left > -_NOTED:
+        return
+    if left > _NOTED:
+        _log.info("waiting for process %d, which builds %r", lock.holder, key)
+        if lock.wait(left - _NOTED):
+            return
+    raise LoaderError(
+        f"process {lock.holder} of this machine has not finished building shared_dataset({key!r}) "
+        "in time (timeout): give it more, or end that process, and another one builds"
+    )
+
+
+@contextlib.contextmanager
+def _noting(label: str) -> Iterator[None]:
+    entry = (label, os.getpid(), threading.get_ident())
+    _building.add(entry)
+    try:
+        yield
+    finally:
+        _building.discard(entry)
+
+
+def _made(factory: Callable[[], Any], key: str) -> Any:
+    """Call the factory, and see that what it makes does not depend on who calls it."""
+    draws = Draws(factory)
+    marks = draws.mark()
+    dataset = factory()
+    if (drawn := draws.drawn(marks)) is not None:
+        raise OptionError(
+            f"the factory of shared_dataset({key!r}) draws from (or seeds) {drawn}, and all "
+            "processes would have what the first one drew: give it a generator of its own, with a "
+            "seed"
+        )
+    if not is_dataset(dataset):
+        refuse("factory", "a function that makes a dataset", dataset)
+    return dataset
+
+
+def _alone(factory: Callable[[], Any], key: str, why: str) -> Any:
+    _log.warning("%r is built in each process for itself: %s", key, why)
+    return _made(factory, key)
+
+
+def _mapped(fd: int, factory: Callable[[], Any], key: str) -> Any:
+    """Map what another process has built."""
+    try:
+        size = os.fstat(fd).st_size
+        dataset = read(fd)
+    except Exception as error:  # whatever unpickling raises: a class that is not found here, say
+        return _alone(
+            factory, key, f"another one's cannot be read here ({type(error).__name__}: {error})"
+        )
+    finally:
+        os.close(fd)
+    _log.info("%r is mapped: %.1f MB that another process has built", key, size / 1e6)
+    return dataset
+
+
+def _built(factory: Callable[[], Any], key: str, label: str) -> Any:
+    """Build, publish and map it."""
+    began = time.monotonic()
+    dataset: Any = _made(factory, key)
+    parcel: Parcel | None = Parcel(dataset)
+    assert parcel is not None
+    nbytes, left = parcel.nbytes, memory_left()
+    if left is not None and left < nbytes + _SPARED:
+        _log.warning(
+            "%r is built in each process for itself: %.0f MB are wanted for it, and %.0f MB are "
+            "left",
+            *(key, nbytes / 1e6, left / 1e6),
+        )
+        return dataset
+    fd = -1
+    try:
+        fd = files.new(label)
+        parcel.write(fd)
+    except OSError as error:
+        if fd >= 0:
+            os.close(fd)
+        _log.warning("%r is built in each process for itself: %s", key, message_of(error))
+        return dataset
+    try:
+        # From here on this process has it as all others have, and its own copy goes.
+        dataset = parcel = None
+        gc.collect()
+        dataset = read(fd)
+        files.seal(fd)
+    except Exception as error:
+        raise TransportError(
+            f"shared_dataset({key!r}) cannot be unpickled ({type(error).__name__}: "
+            f"{message_of(error)}): mend its __setstate__"
+        ) from error
+    finally:
+        os.close(fd)
+    _log.info(
+        "%r is built, in %.1f s: %.1f MB for all processes",
+        *(key, time.monotonic() - began, nbytes / 1e6),
+    )
+    return dataset

@@ -1,0 +1,156 @@
+"""Processes that are strangers, and have the same key, share what is in memory."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lit_loader import CachedDataset, DataLoader
+from lit_loader.cache import shared_store
+from tests.cache.data import Decoded, equal
+from tests.cache.test_folder import all_equal
+from tests.cache.test_kills import Killer, in_child, read, status_of
+from tests.node.data import Child, started
+
+KEY = f"a test's {os.getpid()}"
+
+
+@pytest.fixture(autouse=True)
+def all_children_are_ended() -> Iterator[None]:
+    """Also if the test has failed."""
+    yield
+    for child in list(started):
+        child.kill()
+
+
+def cache(dataset: Any = None, memory: Any = "1 MB", key: str = KEY, **options: Any) -> Any:
+    return CachedDataset(Decoded() if dataset is None else dataset, memory, key=key, **options)
+
+
+def fills(dataset: Any) -> Callable[[object], Any]:
+    def do(say: object) -> Any:
+        cached = cache(dataset)
+        return all_equal(cached), cached
+
+    return do
+
+
+def test_what_one_has_made_all_have(tmp_path: Path) -> None:
+    dataset = Decoded(notes=tmp_path)
+    first = Child(fills(dataset))
+    assert first.line() == "True"
+    others = [Child(fills(dataset)) for _ in range(2)]
+    assert [child.line() for child in others] == ["True"] * 2
+    first.kill()
+    mine = cache(dataset)
+    assert all_equal(mine)
+    assert dataset.made() == list(range(26))
+    assert mine.figures()[:2] == (78, 26)
+    for child in others:
+        child.kill()
+    del mine
+    assert all_equal(cache(dataset))  # the last one has taken it along
+    assert len(dataset.made()) == 52
+
+
+def test_what_counts_as_the_same(tmp_path: Path) -> None:
+    dataset = Decoded(notes=tmp_path)
+    kept = [
+        cache(dataset),
+        cache(dataset, memory=2_000_000),
+        cache(dataset, key=KEY + " v2"),
+        cache(Decoded(27, tmp_path)),
+        CachedDataset(dataset, "1 MB"),
+    ]
+    assert all(all_equal(cached) for cached in kept)
+    assert len(dataset.made()) == 5 * 26
+    assert all_equal(cache(dataset)) and all_equal(cache(dataset, directory=tmp_path / "cache"))
+    assert len(dataset.made()) == 5 * 26
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_workers(method: str, tmp_path: Path) -> None:
+    dataset = Decoded(notes=tmp_path)
+    loader = DataLoader(cache(dataset), 4, num_workers=2, multiprocessing_context=method)
+    assert [n for batch in loader for n in batch["label"].tolist()] == list(range(26))
+    child = Child(fills(dataset))
+    assert child.line() == "True"
+    child.end()
+    assert dataset.made() == list(range(26))
+
+
+def test_many_fill_it_at_once() -> None:
+    """Each by itself, all of them every sample, in another order; no two take the same space."""
+    cached = cache(Decoded(200))
+
+    def fill(step: int) -> None:
+        mine = cache(Decoded(200))
+        for number in range(200):
+            index = number * step % 200
+            assert equal(mine[index], Decoded(200)[index])
+
+    children = [in_child(lambda step=step: fill(step)) for step in (1, 7, 11, 199)]
+    assert [status_of(pid) for pid in children] == [0] * 4
+    spans = sorted((word >> 28, (word >> 28) + (word & 0xFFFFFFF)) for word in cached._store._index)
+    assert len(spans) == 200
+    assert all(one[1] <= other[0] for one, other in itertools.pairwise(spans))
+    assert spans[-1][1] * 64 <= cached._store._begin + cached._store.used
+    assert all(equal(cached[index], Decoded(200)[index]) for index in range(200))
+
+
+def test_killed_at_any_instruction() -> None:
+    """While it joins, and while it keeps a sample."""
+
+    def join_and_read(index: int, killer: Killer) -> None:
+        sys.settrace(killer)
+        try:
+            cache()[index]
+        finally:
+            sys.settrace(None)
+
+    counting = Killer(0)
+    join_and_read(0, counting)
+    cached = cache()
+    for cell, at in enumerate(range(1, counting.count, counting.count // 20)):
+        status_of(in_child(lambda cell=cell, at=at: join_and_read(cell, Killer(at))))
+        assert equal(cache()[cell], Decoded()[cell])
+    assert all_equal(cached)
+
+
+def test_it_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    cached = cache(memory=3000)
+    assert all_equal(cached) and all_equal(cached)
+    child = Child(fills_small)
+    assert child.line() == "True"
+    child.end()
+    assert cached.figures().bytes <= 3000
+    assert "are full" in caplog.text
+
+
+def fills_small(say: object) -> Any:
+    return all_equal(cache(memory=3000))
+
+
+def test_no_lock_is_to_be_had(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "not permitted")
+
+    monkeypatch.setattr(shared_store.NodeLock, "take", refuse)
+    assert all_equal(cache())
+    assert "each process has a cache of its own: [Errno 1] not permitted" in caplog.text
+
+
+def test_a_read_in_another_process_needs_no_mapping(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_store, "address_space_left", lambda: 10**6)
+    cached = cache()
+    read(cached, 3, Killer(0))
+    assert cached._store._memory is None
+    assert all_equal(cached)

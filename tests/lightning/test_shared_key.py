@@ -1,0 +1,105 @@
+"""Datasets that are built once for all ranks, by one option of the data module."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from lit_loader import LoaderDataModule, OptionError
+from tests.node.data import Bulk, builders, inode_of
+from tests.support import shared_fit
+from tests.support.programs import WITH_LIGHTNING, run_program
+
+
+def inode(data: Any) -> int:
+    return inode_of(data.array)
+
+
+def test_ranks_share_it(tmp_path: Path) -> None:
+    run_program(Path(shared_fit.__file__), tmp_path, modules=WITH_LIGHTNING)
+    seen = [(tmp_path / f"seen-{rank}").read_text().splitlines() for rank in range(2)]
+    first, second = ({line.split()[1] for line in lines} for lines in seen)
+    assert first == second and len(first) == 1 and first != {"0"}
+    numbers = sorted(int(line.split()[0]) for lines in seen for line in lines)
+    assert numbers == list(range(6))
+    assert len(builders(tmp_path / "built")) == 1
+
+
+def test_factories(tmp_path: Path) -> None:
+    notes = tmp_path / "built"
+
+    def module(key: str | None, **arguments: Any) -> LoaderDataModule:
+        factory = functools.partial(Bulk, notes, **arguments)
+        made = LoaderDataModule({"train": factory, "val": [factory, factory]}, shared_key=key)
+        made.setup("fit")
+        return made
+
+    one, two = module("v1"), module("v1")
+    assert inode(one.dataset("train")) == inode(two.dataset("val")[1]) != 0
+    assert inode(module("v1", start=3).dataset("train")) != inode(one.dataset("train"))
+    assert inode(module(None).dataset("train")) == 0
+    assert len(builders(notes)) == 1 + 1 + 3
+
+
+class Own(LoaderDataModule):
+    """Makes its datasets itself."""
+
+    splits = ("train", "test")
+
+    def __init__(self, notes: Path, start: int = 0, label: str = "", **options: Any) -> None:
+        super().__init__(**options)
+        self.save_hyperparameters({"label": label})
+        self.notes, self.start = notes, start
+
+    def make_dataset(self, split: str) -> Bulk:
+        return Bulk(self.notes, self.start)
+
+
+def test_a_subclass(tmp_path: Path) -> None:
+    notes = tmp_path / "built"
+    data = Own(notes, shared_key="v1", loader={"batch_size": 3})
+    train = data.dataset("train")
+    same = Own(notes, shared_key="v1", loader={"batch_size": 2}).dataset("train")
+    assert inode(train) == inode(same) != 0
+    others = [
+        data.dataset("test"),
+        Own(notes, 1, shared_key="v1").dataset("train"),
+        Own(notes, label="other", shared_key="v1").dataset("train"),
+        Own(notes, shared_key="v2").dataset("train"),
+    ]
+    assert len({inode(train), *map(inode, others)}) == 5
+    assert len(builders(notes)) == 5
+
+
+def test_refusals(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"datasets\['train'\] is a Bulk that is built already"):
+        LoaderDataModule({"train": Bulk()}, shared_key="v1")
+    with pytest.raises(OptionError, match=r"datasets\['val'\] is a Bulk that is built already"):
+        LoaderDataModule({"train": Bulk, "val": [Bulk, Bulk()]}, shared_key="v1")
+    with pytest.raises(OptionError, match="shared_key must be a string"):
+        LoaderDataModule({"train": Bulk}, shared_key=3)  # type: ignore[arg-type]
+
+
+def test_a_configuration_around_any_dataset(tmp_path: Path) -> None:
+    node = {
+        "_target_": "lit_loader.shared_dataset",
+        "key": "v1",
+        "factory": {
+            "_target_": "tests.node.data.Bulk",
+            "notes": str(tmp_path / "built"),
+            "_partial_": True,
+        },
+    }
+    one, two = (instantiate(OmegaConf.create(node)) for _ in range(2))
+    assert inode(one) == inode(two) != 0
+    assert np.array_equal(one.array, two.array)
+    assert len(builders(tmp_path / "built")) == 1
+    del node["factory"]["_partial_"]  # type: ignore[attr-defined]
+    with pytest.raises(Exception, match="in Hydra _partial_: true"):
+        instantiate(OmegaConf.create(node))

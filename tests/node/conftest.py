@@ -1,0 +1,19 @@
+"""No child of a test that failed is left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.node import data
+
+
+@pytest.fixture(autouse=True)
+def all_children_are_ended() -> Iterator[None]:
+    """Those of a test that has passed are."""
+    yield
+    left = list(data.started)
+    for child in left:
+        child.kill()
+    assert not left

@@ -1,0 +1,399 @@
+"""A dataset that one process builds and others map."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import logging
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import lit_loader
+from lit_loader import DataLoader, LoaderError, OptionError, TransportError, shared_dataset
+from lit_loader.describe import PACKAGE
+from lit_loader.node import dataset as module
+from lit_loader.node import files
+from tests.node.data import Bulk, Child, builders, inode_of, is_whole
+from tests.support.samples import uncollated
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Path:
+    return tmp_path / "built"
+
+
+@pytest.fixture
+def factory(notes: Path) -> Callable[[], Any]:
+    return functools.partial(Bulk, notes)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Of what this test's processes have published or locked."""
+    label = f"lit_loader dataset of {os.getpid()}"
+    monkeypatch.setattr(module, "_LABEL", label)
+    yield
+    gc.collect()
+    assert not [link for link in links() if label in link]
+    assert label not in Path("/proc/net/unix").read_text()
+
+
+def links() -> Iterator[str]:
+    """What the descriptors of all processes stand for."""
+    for folder in Path("/proc").glob("[0-9]*/fd"):
+        with contextlib.suppress(OSError):
+            for number in os.listdir(folder):
+                with contextlib.suppress(OSError):
+                    yield os.readlink(folder / number)
+
+
+def shares(factory: Callable[[], Any], key: str = "v1") -> Callable[[object], tuple[Any, Any]]:
+    def do(say: object) -> tuple[Any, Any]:
+        data = shared_dataset(factory, key)
+        return (is_whole(data), inode_of(data.array)), data
+
+    return do
+
+
+def test_one_builds_and_all_have_it(factory: Any, notes: Path) -> None:
+    children = [Child(shares(factory)) for _ in range(3)]
+    [line] = {child.line() for child in children}
+    mine = shared_dataset(factory, "v1")
+    assert line == str((True, inode_of(mine.array)))
+    [builder] = builders(notes)
+    [first] = [child for child in children if child.pid == builder]
+    first.kill()
+    mine.array[0] = 7  # seen by nobody else, also of this process
+    again = shared_dataset(factory, "v1")
+    assert is_whole(again) and inode_of(again.array) == inode_of(mine.array)
+    late = Child(shares(factory))
+    assert late.line() == line
+    for child in (*children, late):
+        if child is not first:
+            child.end()
+    del mine, again
+    gc.collect()
+    assert is_whole(shared_dataset(factory, "v1"))
+    assert builders(notes) == [builder, os.getpid()]
+
+
+class Killer:
+    """Kills its process at one of the instructions that the room's own code runs."""
+
+    def __init__(self, at: int) -> None:
+        self.at, self.count = at, 0
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(os.path.join(PACKAGE, "node")):
+            return None
+        if frame.f_code.co_filename.endswith(("fingerprint.py", "files.py")):
+            return None  # what these do depends on what runs on the machine
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            self.count += 1
+            if self.count == self.at:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return self
+
+
+def under(killer: Killer, factory: Any) -> Any:
+    sys.settrace(killer)
+    try:
+        return shared_dataset(factory, "v1")
+    finally:
+        sys.settrace(None)
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["first", "while others wait"])
+@pytest.mark.parametrize("cells", [10, pytest.param(100, marks=pytest.mark.slow)])
+def test_killed_at_any_instruction(cells: int, at_once: bool, factory: Any, notes: Path) -> None:
+    counting = Killer(0)
+    under(counting, factory)
+    assert counting.count > 2 * cells
+    notes.unlink()
+    for at in range(1, counting.count, counting.count // cells):
+        struck = Child(lambda say, at=at: under(Killer(at), factory))  # type: ignore[misc]
+        if not at_once:
+            assert os.WIFSIGNALED(struck.end())
+        other = Child(shares(factory))
+        assert other.line().startswith("(True, ")
+        if at_once:  # who was first depends on the machine
+            struck.end()
+        assert other.end() == 0
+        assert 1 <= len(builders(notes)) <= 2
+        notes.unlink()
+
+
+class Stuck:
+    """Says that it is being built, and waits."""
+
+    def __init__(self, say: Callable[[str], object], until: int) -> None:
+        say("builds")
+        os.read(until, 1)
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def test_who_builds_is_killed_and_another_takes_over(factory: Any, notes: Path) -> None:
+    """One that waits: its factory is the same, but what the first one's calls is not."""
+    until, go = os.pipe()
+
+    def stuck(say: Any) -> Any:
+        Bulk.__init__ = lambda self, *_: Stuck(say, until)  # type: ignore[assignment, method-assign]
+        return shared_dataset(functools.partial(_bulk, notes), "v1")
+
+    builds = Child(stuck)
+    assert builds.line() == "builds"
+    with pytest.raises(LoaderError, match=rf"process {builds.pid} .* has not finished building"):
+        shared_dataset(functools.partial(_bulk, notes), "v1", timeout=0)
+    children = [Child(shares(functools.partial(_bulk, notes))) for _ in range(2)]
+    builds.kill()
+    [line] = {child.line() for child in children}
+    assert line.startswith("(True, ")
+    for child in children:
+        child.end()
+    assert len(builders(notes)) == 1
+    os.close(until)
+    os.close(go)
+
+
+def _bulk(notes: Path) -> Bulk:
+    return Bulk(notes)
+
+
+def test_a_factory_that_raises(tmp_path: Path) -> None:
+    """Each process has the error, or tries anew."""
+    broken = tmp_path / "broken"
+    broken.touch()
+    make = functools.partial(_unless, broken, tmp_path / "built")
+    children = [Child(shares(make)) for _ in range(2)]
+    assert [child.line() for child in children] == ["PermissionError: [Errno 13] not yet"] * 2
+    assert all(os.WEXITSTATUS(child.end()) for child in children)
+    broken.unlink()
+    assert is_whole(shared_dataset(make, "v1"))
+
+
+def _unless(broken: Path, notes: Path) -> Bulk:
+    if broken.exists():
+        raise PermissionError(13, "not yet")
+    return Bulk(notes)
+
+
+class Other(Bulk):
+    """The same by another name."""
+
+
+def test_what_counts_as_the_same(notes: Path) -> None:
+    first = shared_dataset(functools.partial(Bulk, notes), "v1")
+    same = shared_dataset(functools.partial(Bulk, Path(str(notes))), "v1")
+    assert inode_of(first.array) == inode_of(same.array)
+    others = [
+        shared_dataset(functools.partial(Bulk, notes), "v2"),
+        shared_dataset(functools.partial(Bulk, notes, start=1), "v1"),
+        shared_dataset(functools.partial(Other, notes), "v1"),
+        shared_dataset(lambda: Bulk(notes), "v1"),
+        shared_dataset(lambda: Bulk(notes, 0), "v1"),
+    ]
+    assert others[1].array[0] == 1 and type(others[2]) is Other
+    assert len({inode_of(data.array) for data in (first, *others)}) == 6
+    assert len(builders(notes)) == 6
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_workers_have_the_same_memory(method: str, factory: Any) -> None:
+    data = shared_dataset(factory, "v1")
+    inode, names = inode_of(data.array), inode_of(np.frombuffer(data.names._view, np.uint8))
+    assert inode == names != 0
+    data.fixed = data.fixed + 1  # no part of it any more
+    with DataLoader(
+        data, 2, num_workers=2, multiprocessing_context=method, collate_fn=uncollated,
+        persistent_workers=True,
+    ) as loader:  # fmt: skip
+        samples = [sample for batch in loader for sample in batch]
+        memory = loader.statistics(memory=True).memory
+    assert [sample[0] for sample in samples] == list(range(6))
+    assert samples[5][1] == "sample 5 of 32768"
+    assert os.getpid() not in {sample[2] for sample in samples}
+    assert {sample[3] for sample in samples} == {inode}
+    assert memory is not None
+    assert (memory.shared_data > 0) == (method == "forkserver")
+
+
+def test_workers_have_what_was_written_into_it(factory: Any) -> None:
+    """By the process that starts them, before it does: all that overlaps goes along."""
+    data = shared_dataset(factory, "v1")
+    data.tensor[3] = 33
+    loader = DataLoader(
+        data, 6, num_workers=1, multiprocessing_context="forkserver", collate_fn=uncollated
+    )
+    [samples] = loader
+    assert [sample[0] for sample in samples] == [0, 1, 2, 33, 4, 5]
+    assert samples[0][3] not in (0, inode_of(data.array))
+
+
+def test_bytes_are_mapped_too() -> None:
+    """In a child: a mapping with such objects is kept until its process ends."""
+
+    def do(say: object) -> object:
+        [blob] = shared_dataset(lambda: [bytes(range(256)) * 1024], "v1")
+        return blob == bytes(range(256)) * 1024, inode_of(np.frombuffer(blob, np.uint8)) > 0
+
+    child = Child(lambda say: [do(say)])
+    assert child.line() == "[(True, True)]"
+    child.end()
+
+
+class Holding:
+    """Holds what cannot be pickled, or must not be shared."""
+
+    def __init__(self, what: Callable[[], Any]) -> None:
+        self.inner = [what()]
+
+    def __getitem__(self, index: int) -> Any:
+        return self.inner[index]
+
+
+@pytest.mark.parametrize(
+    ("what", "place"),
+    [
+        (threading.Lock, r"dataset\.inner\[0\]: <.*lock.* cannot be pickled"),
+        (functools.partial(open, os.devnull), r"dataset\.inner\[0\]: <_io.TextIOWrapper"),
+        (lambda: torch.zeros(9).share_memory_(), "leave share_memory_"),
+        (lambda: torch.zeros(99999).share_memory_(), "leave share_memory_"),
+    ],
+    ids=["lock", "file", "small", "large"],
+)
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_what_cannot_be_shared(what: Any, place: str) -> None:
+    with pytest.raises(TransportError, match=place):
+        shared_dataset(lambda: Holding(what), "v1")
+
+
+def test_empty_tensors_are_carried() -> None:
+    data = shared_dataset(lambda: Holding(lambda: torch.zeros(0).share_memory_()), "v1")
+    assert data.inner[0].shape == (0,)
+
+
+@pytest.mark.parametrize("draw", [np.random.random, torch.randperm], ids=["numpy", "torch"])
+def test_random_numbers_are_refused(draw: Any) -> None:
+    with pytest.raises(OptionError, match=r"draws from \(or seeds\) (numpy\.random|torch), and"):
+        shared_dataset(lambda: [draw(4)], "v1")
+    generator = np.random.default_rng(3)
+    with pytest.raises(OptionError, match="draws from"):
+        shared_dataset(functools.partial(lambda rng: [rng.random()], generator), "v1")
+    assert len(shared_dataset(lambda: [np.random.default_rng(3).random()], "v1")) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([1, 2], "v1"), "factory must make the dataset when it is called"),
+        (("my.Dataset", "v1"), "factory must make the dataset when it is called"),
+        ((dict, 3), "key must be a string"),
+        ((dict, "v1", -1), "timeout must be a finite number of seconds"),
+        ((lambda: 5, "v1"), "factory must be a function that makes a dataset"),
+        ((functools.partial(dict, a=threading.Lock()), "v1"), "which processes mean the same"),
+        ((lambda: shared_dataset(_itself, "v1"), "v1"), "asks for that dataset itself"),
+    ],
+    ids=range(7),
+)
+def test_refusals(arguments: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        shared_dataset(*arguments)
+
+
+def _itself() -> Any:
+    return shared_dataset(_itself, "v1")
+
+
+def test_threads_share_it(factory: Any, notes: Path) -> None:
+    found: list[Any] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(shared_dataset(factory, "v1")))
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(is_whole(data) for data in found) and len(found) == 3
+    assert len(builders(notes)) == 1
+
+
+def test_where_it_cannot_be_shared(
+    factory: Any, notes: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each process has its own, and says so."""
+
+    def refuse(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    cases: list[tuple[Any, str, Any, str]] = [
+        (files, "is_supported", lambda: False, "no files in memory"),
+        (module, "memory_left", lambda: 1 << 28, "MB are wanted for it, and 268 MB are left"),
+        (module.Parcel, "write", refuse, "No space left on device"),
+        (module.NodeLock, "take", refuse, "No space left on device"),
+    ]
+    for where, name, value, text in cases:
+        with monkeypatch.context() as patched:
+            patched.setattr(where, name, value)
+            data = shared_dataset(factory, "v1")
+        assert is_whole(data) and inode_of(data.array) == 0
+        assert text in caplog.messages[-1]
+    assert len(builders(notes)) == len(cases) == len(caplog.messages)
+    with caplog.at_level(logging.INFO):
+        assert is_whole(shared_dataset(factory, "v1"))
+    assert "MB for all processes" in caplog.messages[-1]
+
+
+def test_what_cannot_be_read_here_is_built_here(
+    factory: Any, notes: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    mine = shared_dataset(factory, "v1")
+
+    def without_the_class(say: object) -> object:
+        kept, sys.modules["tests.node.data"].Bulk = Bulk, None  # type: ignore[attr-defined]
+        data = shared_dataset(functools.partial(kept, notes), "v1")
+        return inode_of(data.array)
+
+    child = Child(without_the_class)
+    assert child.line() == "0"
+    assert child.end() == 0
+    assert is_whole(mine)
+
+
+class Unreadable(list[int]):
+    """Can be pickled, but not unpickled."""
+
+    def __reduce__(self) -> Any:
+        return int, ("x",)
+
+
+def test_what_nobody_could_read_is_not_published() -> None:
+    with pytest.raises(TransportError, match="cannot be unpickled .ValueError: invalid literal"):
+        shared_dataset(functools.partial(Unreadable, [1]), "v1")
+
+
+def test_a_file_in_the_file_system_is_never_made(factory: Any) -> None:
+    places = [tempfile.gettempdir(), "/dev/shm", os.environ.get("XDG_RUNTIME_DIR", "/dev/shm")]
+
+    def names() -> list[str]:
+        return sorted(name for place in places for name in os.listdir(place) if "lit" in name)
+
+    before = names()
+    data = shared_dataset(factory, "v1")
+    assert names() == before and is_whole(data)
+    assert lit_loader.shared_dataset is shared_dataset

@@ -1,0 +1,172 @@
+"""``shard_tail`` with ``num_shards`` on real ranks: all stop together, whoever has how much.
+
+What each rank is to be given follows from what each reader gives (a loader without ranks says
+that), and from a model of the rules, written down here once more.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lit_loader import LoaderError
+from tests.support import tail_ranks
+from tests.support.exact import digest
+from tests.support.programs import run_program
+from tests.support.tail_ranks import SHARDS
+
+Case = tuple[str, str, int, list[tuple[int, int | None]]]
+
+
+@functools.cache
+def by_reader(kind: str) -> list[list[str]]:
+    """The digests of each reader's batches."""
+    found: list[list[str]] = [[] for _ in range(SHARDS)]
+    for batch in tail_ranks.loader(kind, "keep", 0):
+        found[int(batch[0, 0])].append(digest(batch))
+    return found
+
+
+class Reader:
+    """One reader in the model."""
+
+    def __init__(self, batches: int) -> None:
+        self.batches = batches
+        self.at = self.laps = 0
+
+    @property
+    def own(self) -> int:
+        """Batches that it has still to give for the first time."""
+        return 0 if self.laps else self.batches - self.at
+
+
+def turns(readers: list[Reader]) -> list[Reader]:
+    """The order in which these readers give one batch each, round by round, to their ends."""
+    rounds = range(max((reader.batches for reader in readers), default=0))
+    return [reader for turn in rounds for reader in readers if reader.at <= turn < reader.batches]
+
+
+def stage(readers: list[Reader], tail: str, ranks: int, taken: int | None) -> list[list[Any]]:
+    """Let each rank take so many batches; give the readers and the numbers of these."""
+    shares = [readers[rank::ranks] for rank in range(ranks)]
+    own = [sum(reader.own for reader in share) for share in shares]
+    if tail == "drop":
+        rounds = min(reader.batches for reader in readers)
+        there = min(sum(max(0, rounds - each.at) for each in share) for share in shares)
+        counts = [there] * ranks
+    else:
+        counts = [max(own)] * ranks if tail == "pad" else own
+    given: list[list[Any]] = []
+    for share, count in zip(shares, counts, strict=True):
+        count = count if taken is None else min(count, taken)
+        mine: list[Any] = []
+        order = turns([reader for reader in share if not reader.laps])
+        while len(mine) < count:
+            if not order:
+                if all(reader.at == reader.batches for reader in share):
+                    for reader in share:
+                        reader.at, reader.laps = 0, reader.laps + 1
+                order = turns(share)
+            reader = order.pop(0)
+            mine.append([readers.index(reader), reader.at])
+            reader.at += 1
+        given.append(mine)
+    return given
+
+
+def expected(kind: str, tail: str, _workers: int, stages: list[tuple[int, int | None]]) -> Any:
+    batches = by_reader(kind)
+    readers = [Reader(len(each)) for each in batches]
+    return [
+        [[[reader, batches[reader][at]] for reader, at in mine] for mine in given]
+        for given in [stage(readers, tail, ranks, taken) for ranks, taken in stages]
+    ]
+
+
+def check(cases: list[Case], ranks: int, folder: Path) -> None:
+    run_program(Path(tail_ranks.__file__), folder, ranks, json.dumps(cases), timeout=280)
+    found = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
+    for number, each in enumerate(cases):
+        for place, (taking, _) in enumerate(each[3]):
+            got = [found[rank][number][place] for rank in range(taking)]
+            assert got == expected(*each)[place], (each, place)
+
+
+def test_the_model() -> None:
+    """What it says of readers with 10, 3, 7 and 8 batches."""
+    assert [len(each) for each in by_reader("generator")] == [10, 3, 7, 8]
+
+    def lengths(tail: str, *stages: tuple[int, int | None]) -> list[list[int]]:
+        found = expected("generator", tail, 0, list(stages))
+        return [[len(mine) for mine in given] for given in found]
+
+    assert lengths("keep", (2, None)) == [[17, 11]]
+    assert lengths("pad", (2, None)) == [[17, 17]]
+    assert lengths("drop", (2, None)) == [[6, 6]]
+    assert lengths("drop", (1, None)) == [[12]]
+    assert lengths("pad", (1, None)) == [[28]]
+    assert lengths("pad", (4, 5), (2, None)) == [[5, 5, 5, 5], [7, 7]]
+
+
+def test_two_ranks(tmp_path: Path) -> None:
+    check(
+        [
+            ("generator", "pad", 0, [(2, None)]),
+            ("generator", "drop", 0, [(2, None)]),
+            ("iterator", "pad", 2, [(2, 14), (2, None)]),
+            ("iterator", "drop", 2, [(2, 3), (2, None)]),
+            ("promising", "pad", 1, [(2, None)]),
+            ("promising", "drop", 0, [(2, None)]),
+            ("promising", "pad", 0, [(2, 13), (2, None)]),
+        ],
+        2,
+        tmp_path,
+    )
+
+
+def test_four_ranks_then_two_then_one(tmp_path: Path) -> None:
+    check(
+        [
+            ("both", "pad", 1, [(4, 6), (2, 3), (1, None)]),
+            ("generator", "drop", 0, [(4, 1), (2, 2), (1, None)]),
+        ],
+        4,
+        tmp_path,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", ["generator", "iterator", "both", "promising"])
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("tail", ["pad", "drop"])
+def test_many_stages(kind: str, workers: int, tail: str, tmp_path: Path) -> None:
+    chains: list[list[tuple[int, int | None]]] = [
+        [(4, None)],
+        [(2, 1), (4, 1), (1, 3), (2, None)],
+        [(1, 3), (4, None)],
+    ]
+    if tail == "drop":
+        chains += [
+            [(4, 2), (4, None)],
+            [(4, 1), (2, 1), (4, None)],
+            [(4, 2), (4, 1), (1, None)],
+        ]
+    else:
+        chains += [
+            [(4, 9), (4, None)],
+            [(4, 7), (4, 1), (2, 1), (4, None)],
+            [(4, 4), (2, 1), (2, 4), (1, 2), (4, None)],
+        ]
+    check([(kind, tail, workers, chain) for chain in chains], 4, tmp_path)
+
+
+def test_one_process_alone() -> None:
+    loader = tail_ranks.loader("generator", "pad", 0, 2)
+    text = "2 ranks must tell each other when their readers come to an end, .* none here"
+    with pytest.raises(LoaderError, match=text):
+        next(iter(loader))
