@@ -314,7 +314,7 @@ class LoaderHost:
 
     def claim(self, request: WorkerRequest) -> Claim:
         """Give workers to an iterator, for it alone."""
-        self._turn.claim(begun=self._internals.workers.begun)
+        self._turn.claim(begun=self._internals.workers.begun is not None)
         workers = self._turn.workers(self._loader.num_workers)
         workers = workers or (0 if self._lanes else 1)  # 0: from the next one on
 
