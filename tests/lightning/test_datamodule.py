@@ -24,6 +24,7 @@ from torch.utils.data import (
 
 import lit_loader
 from lit_loader import LoaderConfig, LoaderDataModule, OptionError
+from tests.support.older_lightning import needs_2_6
 
 SPLITS = ("train", "val", "test", "predict")
 

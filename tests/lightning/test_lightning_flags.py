@@ -19,6 +19,7 @@ from torch.utils.data import IterableDataset, WeightedRandomSampler
 
 from lit_loader import DataLoader, LoaderDataModule, OptionError
 from tests.support.lightning_runs import Noting, Points, quiet_trainer
+from tests.support.older_lightning import needs_2_6
 
 SPLITS = ("train", "val", "test", "predict")
 IN_ORDER = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]

@@ -551,7 +551,8 @@ class TestArrays:
         got = carry({"x": array})["x"]
         assert type(got) is np.ndarray and got.flags.writeable
         assert (got.dtype, got.shape) == (array.dtype, array.shape)
-        assert got.dtype.metadata == array.dtype.metadata
+        # NumPy 1 gives what it has unpickled metadata that are empty.
+        assert (got.dtype.metadata or None) == array.dtype.metadata
         assert str(got.tolist()) == str(array.tolist())
 
     @pytest.mark.skipif(not hasattr(np.dtypes, "StringDType"), reason="NumPy 2")

@@ -34,7 +34,7 @@ FOLDERS: Final = (
 
 TOOLS: Final = (
     *("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "psutil", "rich", "cloudpickle"),
-    *("matplotlib", "setuptools"),
+    *("matplotlib", "scikit-learn", "setuptools"),
 )
 """What the tests need besides; setuptools, because lightning 2.5 asks for ``pkg_resources``."""
 
