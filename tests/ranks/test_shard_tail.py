@@ -20,6 +20,8 @@ from tests.support.exact import digest
 from tests.support.programs import run_program
 from tests.support.tail_ranks import SHARDS
 
+pytestmark = pytest.mark.timeout(300)  # several ranks, on few processors
+
 Case = tuple[str, str, int, list[tuple[int, int | None]]]
 
 
@@ -141,7 +143,6 @@ def test_four_ranks_then_two_then_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["generator", "iterator", "both", "promising"])
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("tail", ["pad", "drop"])
@@ -166,7 +167,9 @@ def test_many_stages(kind: str, workers: int, tail: str, tmp_path: Path) -> None
     check([(kind, tail, workers, chain) for chain in chains], 4, tmp_path)
 
 
-@pytest.mark.parametrize(("tail", "workers"), [("drop", 0), ("pad", 1)])
+@pytest.mark.parametrize(
+    ("tail", "workers"), [("drop", 0), pytest.param("pad", 1, marks=pytest.mark.slow)]
+)
 def test_a_rank_that_is_killed(tail: str, workers: int) -> None:
     said = run_program(Path(lonely_rank.__file__), tail, workers)
     assert re.search(r"^\d+ rank 1 has not said for \d+ s", said, re.MULTILINE), said
