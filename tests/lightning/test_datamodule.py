@@ -305,6 +305,7 @@ def test_a_single_device_is_not_sharded(tmp_path: Path) -> None:
     assert data._with_trainer("train", data.configs["train"]) is data.configs["train"]
 
 
+@needs_2_6
 def test_batch_size_finder(tmp_path: Path) -> None:
     data = LoaderDataModule({"train": lambda: Points(64)}, {"batch_size": 2})
     assert data.batch_size == 2

@@ -223,6 +223,7 @@ def test_accumulated_gradients(tmp_path: Path) -> None:
 # --- the Tuner ---
 
 
+@needs_2_6
 @workers
 @pytest.mark.parametrize(("mode", "found"), [("power", 8), ("binsearch", 7)])
 def test_batch_size_finder(mode: str, found: int, workers: int, tmp_path: Path) -> None:
@@ -266,6 +267,7 @@ def test_learning_rate_finder(workers: int, tmp_path: Path) -> None:
     assert split_up(model.seen("train"), 3) == plain_epochs(tmp_path, 2)
 
 
+@needs_2_6
 def test_learning_rate_finder_as_a_callback(tmp_path: Path) -> None:
     """The search runs within the fit, on its loaders; the fit then begins at the beginning."""
     finder = LearningRateFinder(num_training_steps=4, early_stop_threshold=None, update_attr=False)

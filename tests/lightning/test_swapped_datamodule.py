@@ -30,6 +30,7 @@ from lit_loader import DataLoader, LoaderDataModule, OptionError
 from lit_loader.lightning.swapped_datamodule import SwappedDataModule
 from lit_loader.lightning.torch_options import options_of
 from tests.support.lightning_runs import Noting, Points, SaveAt, quiet_trainer
+from tests.support.older_lightning import needs_2_6
 
 
 class Own(LightningDataModule):
@@ -372,6 +373,7 @@ def test_overfitting_is_in_order(tmp_path: Path) -> None:
     assert model.seen("train") == [[0, 1, 2, 3], [4, 5, 6, 7]] * 2
 
 
+@needs_2_6
 def test_batch_size_finder(tmp_path: Path) -> None:
     own, model = Own(batch_size=2), Noting()
     found = Tuner(quiet_trainer(tmp_path)).scale_batch_size(

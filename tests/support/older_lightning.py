@@ -9,9 +9,16 @@ import functools
 import inspect
 from typing import Any
 
+import lightning
+import pytest
 from lightning.pytorch import Trainer
 
-__all__: list[str] = []
+__all__ = ["needs_2_6"]
+
+needs_2_6 = pytest.mark.skipif(
+    tuple(map(int, lightning.__version__.split(".")[:2])) < (2, 6),
+    reason="finders before Lightning 2.6 look further than they are asked to",
+)
 
 
 def _without(method: Any) -> Any:
