@@ -21,8 +21,9 @@ def inode(data: Any) -> int:
     return inode_of(data.array)
 
 
+@pytest.mark.timeout(300)
 def test_ranks_share_it(tmp_path: Path) -> None:
-    run_program(Path(shared_fit.__file__), tmp_path, modules=WITH_LIGHTNING)
+    run_program(Path(shared_fit.__file__), tmp_path, modules=WITH_LIGHTNING, timeout=280)
     seen = [(tmp_path / f"seen-{rank}").read_text().splitlines() for rank in range(2)]
     first, second = ({line.split()[1] for line in lines} for lines in seen)
     assert first == second and len(first) == 1 and first != {"0"}
