@@ -17,7 +17,6 @@ import dataclasses
 import math
 import os
 import threading
-import time
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -315,8 +314,9 @@ class LoaderHost:
 
     def claim(self, request: WorkerRequest) -> Claim:
         """Give workers to an iterator, for it alone."""
-        self._turn.come_back(time.monotonic_ns())
-        workers = self._loader.num_workers or (0 if self._lanes else 1)  # 0: from the next one on
+        self._turn.claim(begun=self._internals.workers.begun is not None)
+        workers = self._turn.workers(self._loader.num_workers)
+        workers = workers or (0 if self._lanes else 1)  # 0: from the next one on
 
         def start() -> WorkerPool:
             return self._start_pool(request.seed, workers, self._lanes)

@@ -153,16 +153,14 @@ class LoaderInternals:
 
     def pools(self) -> set[WorkerPool]:
         """All of the loader's workers."""
-        pools = [*(each.pool for each in self.alive()), self.workers.pool]
-        return {pool for pool in pools if pool is not None}
+        return {*filter(None, [*(each.pool for each in self.alive()), self.workers.pool])}
 
     def adapt(self, wait: bool) -> None:
         """Do what a resize asks for, with the workers that no thread receives from."""
         pools = [*(each.unattended for each in self.alive()), self.workers.idle]
         with contextlib.suppress(PoolClosed):  # a signal's handler may close the loader
-            for pool in pools:
-                if pool is not None:
-                    pool.adapt(wait)
+            for pool in filter(None, pools):
+                pool.adapt(wait)
 
     def make_plan(self, loader: Any) -> None:
         """Make the plan, and count the epochs from the first one."""

@@ -35,6 +35,7 @@ class PersistentWorkers:
 
     Attributes:
         pool: The workers, or None before the first use and after :meth:`close`.
+        begun: What the workers are at for the next epoch, or None.
         dataset: Where batches are made in their stead: the dataset as it was when they would have
             been started; else None.
     """
@@ -42,7 +43,7 @@ class PersistentWorkers:
     def __init__(self) -> None:
         self.pool: WorkerPool | None = None
         self.dataset: Any = None
-        self._begun: OutstandingTasks | None = None  # what the workers are at for the next epoch
+        self.begun: OutstandingTasks | None = None
         self._lent: Callable[[], Revoke | None] = _none  # a weak reference to the way to revoke it
 
     def claim(
@@ -89,7 +90,7 @@ class PersistentWorkers:
             if not reusable:
                 pool.close()
             elif following is not None and following.tasks:
-                self._begun = following
+                self.begun = following
             else:
                 pool.cancel(generation)
 
@@ -102,7 +103,7 @@ class PersistentWorkers:
         expected_batches: Callable[[int], Iterator[Any]],
     ) -> OutstandingTasks | None:
         """What the workers have begun of an epoch already; None if that is of no use to it."""
-        begun, self._begun = self._begun, None
+        begun, self.begun = self.begun, None
         pool = self.pool
         if begun is None or pool is None or pool.closed or pool.num_workers != num_workers:
             return None
@@ -144,7 +145,7 @@ class PersistentWorkers:
 
     def close(self) -> None:
         """End the workers."""
-        self._begun = self.dataset = None
+        self.begun = self.dataset = None
         if self.pool is not None:
             try:
                 self.pool.close()

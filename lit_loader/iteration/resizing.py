@@ -7,9 +7,8 @@
                                          ╰ none is: it is done here
 
 Used by the loader. A batch does not depend on who makes it, so nothing else changes: what workers
-were asked for stays outstanding, and comes in its turn. Whatever thread calls this does not wait
-for another: the options are set, the pools are told, and an iterator that is being given workers
-just then compares the count of resizes (`iteration/multi_process.py`).
+were asked for stays outstanding, and comes in its turn. No thread waits for another: an iterator
+that is being given workers just then compares the count of resizes (`iteration/multi_process.py`).
 """
 
 from __future__ import annotations

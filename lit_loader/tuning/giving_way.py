@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 import weakref
 from collections.abc import Callable, Collection
 from typing import Final, Protocol
@@ -125,6 +126,17 @@ class LoaderTurn(Turn):
             self._before = loader.auto.setting.workers
         for pool in loader.pools():
             pool.resize(self._before)
+
+    def claim(self, begun: bool) -> None:
+        """Hear that an iterator asks for workers: they come back, if there is nothing ready.
+
+        Else they do when the first batch is out, which need not wait for a fork.
+
+        Args:
+            begun: Whether its first batches have been begun.
+        """
+        if not begun:
+            self.come_back(time.monotonic_ns())
 
     def workers(self, usual: int) -> int:
         """How many workers there are to be now."""

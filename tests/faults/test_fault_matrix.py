@@ -304,7 +304,7 @@ def test_while_it_is_resized(cell: Cell, pinned: None, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cell", RESIZED, ids=str)
+@pytest.mark.parametrize("cell", RESIZED[::3], ids=str)
 def test_while_it_gives_way(cell: Cell, pinned: None, tmp_path: Path) -> None:
     """A fault strikes while all workers but one leave, or have left, or come back."""
     expected = clean("map")[: 1 + cell.persistent]

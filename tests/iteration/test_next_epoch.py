@@ -71,7 +71,7 @@ def many(length: int, **options: Any) -> DataLoader[Any]:
 
 def begun(loader: Any) -> set[int]:
     """Epochs that workers were asked for and nobody has taken over."""
-    kept = loader._internals.workers._begun
+    kept = loader._internals.workers.begun
     return set() if kept is None else {number >> 40 for number in kept.tasks}
 
 

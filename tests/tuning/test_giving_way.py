@@ -156,8 +156,11 @@ def test_an_epoch_begun_ahead_is_adopted(tmp_path: Path) -> None:
             until(lambda epoch=epoch: times() == epoch * 12 + 2 * WORKERS)
             pool = loader._internals.workers.pool
             assert pool is not None and pool.unread + len(pool._pipes.arrived) >= 2 * WORKERS
-            first = pool.pids
-        assert ints(loader) == list(range(12)) and pids(loader)[:1] == first
+            (first,) = pool.pids
+        iterator = iter(loader)
+        assert int(next(iterator)) == 0
+        assert pids(loader) == [first] and pool.num_workers == WORKERS  # no fork came before it
+        assert ints(iterator) == list(range(1, 12)) and len(pids(loader)) > 1
 
 
 def test_numbers_that_were_asked_for_stay() -> None:

@@ -115,7 +115,8 @@ def _panel(axes: Axes, unit: str, measurements: Sequence[Measurement]) -> None:
     axes.set_ylim(place - 1, -1)
     axes.set_xscale("log")
     low, high = axes.get_xlim()
-    axes.set_xlim(low, high * (high / low) ** 0.08)  # room for the numbers
+    named = all(name in _COLOURS for each in measurements for name in each.loaders)
+    axes.set_xlim(low, high * (high / low) ** (0.08 if named else 0.2))  # room for the texts
     if high < _FEW_POWERS * low:
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
