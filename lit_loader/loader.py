@@ -147,7 +147,7 @@ class DataLoader(TorchLoader[T_co]):
         options = locals()
         config = LoaderConfig(**{name: options[name] for name in LoaderConfig.__dataclass_fields__})
         iterable = isinstance(dataset, IterableDataset)
-        check_dataset(dataset)
+        check_dataset(dataset, config)
         config.check_dataset_kind(iterable)
         config = config.with_samplers_for(dataset)
         # An object of its own: samplers hold it, and would hold the loader in a cycle otherwise.

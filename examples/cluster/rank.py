@@ -90,6 +90,7 @@ class Ids(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.file.close()
+        print(f"rank {trainer.global_rank}: {trainer.train_dataloader.statistics()}")
 
 
 class Report(Callback):

@@ -42,8 +42,8 @@ LOADERS: Final = ("lit_loader", "bare", "ray_data", "ray_data, ordered")
 CASES: Final[dict[str, tuple[str, Callable[[int], Any], int, int]]] = {
     "small": ("2 kB", lambda length: Block(length, 2048), 400, 1),
     "large": ("19 MB", lambda length: Block(length, 19 << 20), 60, 1),
-    "jpeg": ("16 JPEG files 500x375", JpegImages, 1600, 16),
-    "text": ("16 texts of 512 tokens", lambda length: Texts(length, 512), 6400, 16),
+    "jpeg": ("16 JPEG files 500x375", JpegImages, 800, 16),
+    "text": ("16 texts of 512 tokens", lambda length: Texts(length, 512), 3200, 16),
 }
 """What it is called, its dataset of so many samples, these, samples a batch."""
 
@@ -121,7 +121,7 @@ def ray_data(case: str, workers: int, address: str, ordered: bool) -> Iterator[I
     context.execution_options.preserve_order = ordered
     context.enable_progress_bars = False
     _, _, length, size = CASES[case]
-    data = ray.data.range(length, override_num_blocks=length // size).map_batches(
+    data = ray.data.range(length).map_batches(
         Making,
         fn_constructor_args=(case,),
         batch_size=size,
@@ -209,13 +209,9 @@ def main() -> None:
 
 
 def _wait_for(address: str) -> None:
-    host, _, port = address.rpartition(":")
-    for _ in range(600):
-        try:
-            socket.create_connection((host, int(port)), 1).close()
-        except OSError:
-            time.sleep(0.1)
-        else:
+    command = [sys.executable, "-c", "import ray, sys; ray.init(sys.argv[1])", address]
+    for _ in range(20):
+        if subprocess.run(command, capture_output=True, check=False).returncode == 0:
             return
     sys.exit("the cluster did not come up: ray start --head")
 

@@ -18,12 +18,47 @@ def is_dataset(source: object) -> bool:
     )
 
 
-def check_dataset(dataset: Any) -> None:
-    """Refuse what can be neither indexed nor iterated.
+def _check_split_once(dataset: Any, config: Any) -> None:
+    """Refuse a stream of another library that splits by ranks what the readers split, too.
+
+    A dataset that is split twice gives most of its samples to no one, and nothing shows it.
+
+    Args:
+        dataset: The dataset.
+        config: The loader's options.
 
     Raises:
-        OptionError: It has none of the methods that samples are read by.
+        OptionError: It is one, and there are several ranks.
     """
+    if not config.num_shards or (config.num_replicas or 1) == 1:
+        return
+    splitter = None
+    if getattr(dataset, "_distributed", None) is not None:  # of Hugging Face's
+        splitter = "split_dataset_by_node"
+    stages = getattr(dataset, "pipeline", None)  # of a WebDataset
+    for stage in stages if isinstance(stages, (list, tuple)) else ():
+        if getattr(getattr(stage, "func", stage), "__name__", "") == "split_by_node":
+            splitter = "split_by_node (pass nodesplitter=None)"
+    if splitter is not None:
+        raise OptionError(
+            f"{type(dataset).__name__} is split by ranks already, by {splitter}, and num_shards="
+            f"{config.num_shards} readers of {config.num_replicas} ranks would split it once more, "
+            "so that most samples come to no rank: leave the one or the other out"
+        )
+
+
+def check_dataset(dataset: Any, config: Any = None) -> None:
+    """Refuse what can be neither indexed nor iterated, or would be split twice.
+
+    Args:
+        dataset: The dataset.
+        config: The loader's options; None: there is no loader yet.
+
+    Raises:
+        OptionError: It has none of the methods that samples are read by, or is split already.
+    """
+    if config is not None:
+        _check_split_once(dataset, config)
     # Python looks these two up in the class; a forgotten pair of brackets is found so, too.
     if any(hasattr(type(dataset), name) for name in ("__getitem__", "__iter__")):
         return

@@ -90,7 +90,10 @@ class Resizer:
     def settle(self) -> None:
         """Divide the readers of an iterable dataset among the workers that are up and stay."""
         workers = self._workers
-        self._dispatcher.settle(workers.able, workers.num_workers)
+        with HeldBack(), self._dispatcher.lock:
+            self._dispatcher.settle(workers.able, workers.num_workers)
+            for worker in workers.take_unborn():
+                self._send_elsewhere(worker)
 
     def _call_away(self) -> None:
         """Wake those that are to leave: behind the tasks of its own that each still has."""
@@ -135,11 +138,18 @@ class Resizer:
             self._workers.bury(worker)
             self._handshake.leave(worker)
             self.settle()
-            if self._pipes.shared_queue or self._handshake.missing is not None:
-                dispatcher.leave(worker)
-            else:  # wanted again when it was about to leave, it has tasks perhaps
-                dispatcher.send_again(worker, (), succeeded=False)
+            self._send_elsewhere(worker)
         self.start_more()  # it may be wanted again
+
+    def _send_elsewhere(self, worker: int) -> None:
+        """Send tasks of its own to others that a worker which is gone has left.
+
+        It has some if it was wanted again when it was about to leave, or was never started.
+        """
+        if self._pipes.shared_queue or self._handshake.missing is not None:
+            self._dispatcher.leave(worker)
+        else:
+            self._dispatcher.send_again(worker, (), succeeded=False)
 
     @property
     def waited_for(self) -> bool:

@@ -143,6 +143,15 @@ class WorkerSet:
         """Note that workers can be sent tasks, though they are not up yet."""
         self._able.update(workers)
 
+    def take_unborn(self) -> list[int]:
+        """Forget those of the first ones that are no longer wanted before they were started."""
+        wanted = self.is_wanted
+        unborn = [w for w in self._able if not wanted(w) and w not in self._own.processes]
+        for worker in unborn:
+            self._able.discard(worker)
+            self._pipes.close(worker)
+        return unborn
+
     def is_wanted(self, worker: int) -> bool:
         """Whether there is to be a worker with this number."""
         return worker < self.num_workers or worker in self.lanes

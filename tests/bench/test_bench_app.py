@@ -102,6 +102,7 @@ SOME = {
     "transport": "rows=32x",
     "start": "rows=fork\\,",
     "memory": "rows=list\\, in",
+    "cache": "rows=memory\\, second",
     "growth": "rows=00 ",
     "workers": "rows=decoding\\,",
 }

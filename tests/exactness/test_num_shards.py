@@ -425,6 +425,35 @@ def test_worker_init_fn_finds_no_dataset() -> None:
         next(iter(one))
 
 
+class SplitByRanks(Counting):
+    """Says so as streams of other libraries do."""
+
+    def __init__(self, **said: Any) -> None:
+        super().__init__()
+        vars(self).update(said)
+
+
+def split_by_node(shards: Any) -> Any:
+    return shards
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ({"_distributed": (0, 2)}, "split_dataset_by_node"),
+        ({"pipeline": [list, split_by_node]}, r"split_by_node \(pass nodesplitter=None\)"),
+        ({"pipeline": [functools.partial(split_by_node)]}, "split_by_node"),
+    ],
+)
+def test_a_stream_that_is_split_by_ranks_already(said: dict[str, Any], name: str) -> None:
+    dataset = SplitByRanks(**said)
+    text = f"SplitByRanks is split by ranks already, by {name}.*, and num_shards=4 readers of 2"
+    with pytest.raises(OptionError, match=text):
+        DataLoader(dataset, num_shards=4, num_replicas=2, rank=0)
+    DataLoader(dataset, num_shards=4)  # one rank, as far as the loader is concerned
+    DataLoader(dataset, num_replicas=2, rank=0)
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [

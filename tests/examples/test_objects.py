@@ -155,7 +155,8 @@ def test_s3(examples: None, s3: str, layout: str, method: str, tmp_path: Path) -
 def test_a_training_on_s3_writes_its_credentials_nowhere(s3: str, tmp_path: Path) -> None:
     options = ["experiment=objects", "trainer.max_epochs=1", "hydra.run.dir=run"]
     options += ["data.url=s3://bucket/data", f"data.client.endpoint_url={s3}"]
-    options += ["data.layout=ranges", "+trainer.limit_train_batches=2"]
+    options += ["data.layout=ranges", "loader.num_workers=1", "loader.batch_size=8"]
+    options += ["data.val.batch_size=8", "data.test.batch_size=8", "+trainer.limit_train_batches=2"]
     options += ["+trainer.limit_val_batches=1", "+trainer.limit_test_batches=1"]
     keys = {name: SECRET for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
     printed = run(tmp_path, TRAIN, *options, **keys, PYTHONPATH=str(EXAMPLES.parent))

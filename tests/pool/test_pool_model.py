@@ -618,6 +618,14 @@ def test_who_dies_while_it_leaves_and_its_reader_is_ahead_elsewhere(machine: Poo
     machine.submit(2)
 
 
+def test_who_is_no_longer_wanted_before_it_was_started(machine: PoolMachine) -> None:
+    """It has tasks already, in its pipe: others make them."""
+    machine.begin(num_workers=3, depth=4, turns=3, processors=1)
+    machine.submit(4)
+    machine.resize(1, at_once=True)
+    machine.submit(4)
+
+
 def test_who_has_left_and_is_wanted_again(machine: PoolMachine) -> None:
     """It is sent tasks when it has just looked for the last time: another makes them."""
     machine.begin(num_workers=2, depth=8, turns=2)

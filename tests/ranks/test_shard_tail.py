@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lit_loader import LoaderError
-from tests.support import tail_ranks
+from tests.support import lonely_rank, tail_ranks
 from tests.support.exact import digest
 from tests.support.programs import run_program
 from tests.support.tail_ranks import SHARDS
@@ -163,6 +164,13 @@ def test_many_stages(kind: str, workers: int, tail: str, tmp_path: Path) -> None
             [(4, 4), (2, 1), (2, 4), (1, 2), (4, None)],
         ]
     check([(kind, tail, workers, chain) for chain in chains], 4, tmp_path)
+
+
+@pytest.mark.parametrize(("tail", "workers"), [("drop", 0), ("pad", 1)])
+def test_a_rank_that_is_killed(tail: str, workers: int) -> None:
+    said = run_program(Path(lonely_rank.__file__), tail, workers)
+    assert re.search(r"^\d+ rank 1 has not said for \d+ s", said, re.MULTILINE), said
+    assert said.endswith("[0, -9]\n")
 
 
 def test_one_process_alone() -> None:

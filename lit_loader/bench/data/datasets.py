@@ -260,6 +260,23 @@ class LargeObject(Dataset[int]):
         return index + int(self._array[index]) + len(self._names[index % len(self._names)])
 
 
+class WholeArray(Dataset[int]):
+    """An array of so many megabytes, all of which is read for each sample.
+
+    Args:
+        megabytes: Its size, in 10**6 bytes.
+    """
+
+    def __init__(self, megabytes: int) -> None:
+        self.array = np.ones(megabytes * 125_000, np.int64)
+
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, index: int) -> int:
+        return int(self.array.sum()) + index
+
+
 class Records(Dataset[int]):
     """Reads one record of a sequence of strings for each sample, as a list of files is read.
 

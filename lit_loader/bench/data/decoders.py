@@ -60,6 +60,17 @@ class JpegImages(Dataset[Any]):
         return (pixels.float() - 127.5) / 64.0, index % 1000
 
 
+class JpegThumbnails(JpegImages):
+    """The same images, resized to 224 × 224; nothing is random. A sample is (uint8, label)."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        from PIL import Image
+
+        with Image.open(io.BytesIO(self._files[index % _IMAGES])) as file:
+            image = file.convert("RGB").resize((224, 224), Image.Resampling.BILINEAR)
+        return torch.from_numpy(np.array(image)), index % 1000
+
+
 class Texts(Dataset[torch.Tensor]):
     """Text of Python's standard library, split into words and signs, each hashed to a token.
 
