@@ -119,7 +119,7 @@ def test_every_file_lies_in_a_room() -> None:
     rooms = {room(path) for path in modules()}
     assert rooms - {"__init__"} == {*WORDS, *MAY_IMPORT}
     files = {path.name for path in PACKAGE.iterdir() if path.is_file()}
-    assert files == {"__init__.py", "loader.py", "py.typed", "README.md", "CHANGES.md"} | {
+    assert files == {"__init__.py", "loader.py", "py.typed", "README.md"} | {
         f"{name}.py" for name in WORDS
     }
 
