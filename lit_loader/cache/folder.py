@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from lit_loader.cache.entry import MISSING, UNIT, seal, unpack, whole
 from lit_loader.errors import OptionError
-from lit_loader.node.fingerprint import class_code
+from lit_loader.node.code import code_parts
 
 __all__ = ["Folder", "fingerprint"]
 
@@ -62,7 +62,13 @@ class Folder:
     def __init__(self, directory: Path, key: str, dataset: Any) -> None:
         print_ = fingerprint(key, dataset)
         path = directory / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', key)[:80]}-{print_}"
-        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OptionError(
+                f"directory cannot be made ({type(error).__name__}: {error}): pass one that is, or "
+                f"can be, a directory of yours, got directory={str(directory)!r}"
+            ) from error
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=0o700)
         self.path = path
@@ -162,12 +168,12 @@ def fingerprint(key: str, dataset: Any) -> str:
     """Give, in 16 characters, what entries on disk must agree in.
 
     That is the format, the kind of machine, the key, the dataset's class, its length, and the code
-    of that class's own methods. Files, parameters and other functions are for the key to name.
+    of that class with what it names. Files and parameters are for the key to name.
     """
     digest = hashlib.blake2b(digest_size=8)
     for part in (_VERSION, platform.machine(), key, _about(dataset)):
         digest.update(repr(part).encode())
-    for text in class_code(type(dataset)):
+    for text in code_parts(type(dataset)):
         digest.update(text.encode())
     return digest.hexdigest()
 

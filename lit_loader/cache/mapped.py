@@ -7,6 +7,8 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
+from lit_loader.config.checks import refuse
+
 __all__ = ["MappedDataset"]
 
 
@@ -19,8 +21,14 @@ class MappedDataset(Dataset[Any]):
     """
 
     def __init__(self, dataset: Any, function: Callable[[Any], Any]) -> None:
+        if not callable(function):
+            refuse("function", "a function, to be called with each sample", function)
         self.dataset = dataset
         self.function = function
+
+    def map(self, function: Callable[[Any], Any]) -> MappedDataset:
+        """Return a dataset of ``function(sample)``, which is called behind this one's."""
+        return MappedDataset(self, function)
 
     def __len__(self) -> int:
         return len(self.dataset)

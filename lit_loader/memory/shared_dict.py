@@ -18,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from lit_loader.memory.shared_list import SharedHashes, shared
+from lit_loader.memory.shared_records import refuse_to_be_changed
 
 __all__ = ["SharedDict", "has_plain_keys"]
 
@@ -40,6 +41,10 @@ class SharedDict(Mapping[Any, Any]):
         OSError: There is no memory.
         Exception: A value cannot be pickled.
     """
+
+    KIND = dict
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = refuse_to_be_changed
+    setdefault = update = refuse_to_be_changed
 
     def __init__(self, mapping: dict[Any, Any]) -> None:
         self._text = type(next(iter(mapping))) is str

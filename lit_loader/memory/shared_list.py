@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, SupportsIndex
 
-from lit_loader.memory.shared_records import SharedRecords
+from lit_loader.memory.shared_records import SharedRecords, refuse_to_be_changed
 from lit_loader.memory.shared_sequence import SharedSequence
 from lit_loader.system.shared_file import nameless_file, write_all
 
@@ -66,6 +66,8 @@ class SharedList(Sequence[Any]):
     """Reads as the list that it was made of; what would write to it raises."""
 
     KIND: ClassVar[Any] = list
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = append = clear = refuse_to_be_changed
+    extend = insert = pop = remove = reverse = sort = refuse_to_be_changed
 
     def __init__(self, records: SharedSequence[Any]) -> None:
         self._records = records
@@ -115,6 +117,8 @@ class SharedTuple(SharedList):
     """Reads as the tuple that it was made of."""
 
     KIND = tuple
+    __iadd__ = SharedList.__add__  # another one, as of any tuple
+    __imul__ = SharedList.__mul__
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(tuple(self))

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from lit_loader.memory.shared_sequence import SharedSequence
 
-__all__ = ["ReadOnlyDict", "ReadOnlyList", "SharedRecords"]
+__all__ = ["ReadOnlyDict", "ReadOnlyList", "SharedRecords", "refuse_to_be_changed"]
 
 
 class SharedRecords(SharedSequence[Any]):
@@ -22,19 +22,25 @@ class SharedRecords(SharedSequence[Any]):
         return _read_only(super()._record(number))
 
 
-def _refuse(self: Any, *_: Any, **__: Any) -> NoReturn:
+def refuse_to_be_changed(self: Any, *_: Any, **__: Any) -> NoReturn:
+    """Take the place of the methods that write.
+
+    Raises:
+        TypeError: Always.
+    """
     raise TypeError(
-        f"this {type(self).__mro__[1].__name__} belongs to a list that all workers share "
-        "(share=True), and what is written into it would be lost: change a copy of it, as in "
-        "copy.deepcopy(record), or leave share out"
+        f"this {self.KIND.__name__} belongs to what all workers share (share=True), and what is "
+        "written into it would be lost: change a copy of it, as in copy.deepcopy(record), or leave "
+        "share out"
     )
 
 
 class ReadOnlyDict(dict[Any, Any]):
     """Reads as the dict that it was made of."""
 
-    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = _refuse
-    setdefault = update = _refuse
+    KIND = dict
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = refuse_to_be_changed
+    setdefault = update = refuse_to_be_changed
 
     def __copy__(self) -> dict[Any, Any]:
         return dict(self)
@@ -49,8 +55,9 @@ class ReadOnlyDict(dict[Any, Any]):
 class ReadOnlyList(list[Any]):
     """Reads as the list that it was made of."""
 
-    __setitem__ = __delitem__ = __iadd__ = __imul__ = append = clear = _refuse
-    extend = insert = pop = remove = reverse = sort = _refuse
+    KIND = list
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = append = clear = refuse_to_be_changed
+    extend = insert = pop = remove = reverse = sort = refuse_to_be_changed
 
     def __copy__(self) -> list[Any]:
         return list(self)

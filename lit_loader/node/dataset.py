@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from lit_loader.config.checks import refuse, seconds, text
+from lit_loader.config.checks import seconds, text
 from lit_loader.config.kinds import is_dataset
 from lit_loader.describe import message_of, public, short_repr
 from lit_loader.errors import LoaderError, OptionError, TransportError
@@ -70,8 +70,8 @@ def shared_dataset(factory: Callable[[], Any], key: str, timeout: float = 1800.0
     Args:
         factory: Makes the dataset, without arguments; it can be pickled (open files and the like
             are left out and opened on first use) and draws no random numbers from a generator that
-            is not its own. Another function, class, code or argument makes another dataset, in
-            spite of the same key.
+            is not its own. Another argument, or other code (that of your own functions, classes
+            and constants which it names included), makes another dataset in spite of the same key.
         key: Names what the factory reads and does not say: as in "flowers, June 2026".
         timeout: Seconds to wait for another process that builds.
 
@@ -157,7 +157,11 @@ def _made(factory: Callable[[], Any], key: str) -> Any:
             "seed"
         )
     if not is_dataset(dataset):
-        refuse("factory", "a function that makes a dataset", dataset)
+        raise OptionError(
+            f"the factory of shared_dataset({key!r}) has returned no dataset, but "
+            f"{short_repr(dataset)}: an object with __getitem__ or __iter__ is wanted; is a "
+            "return missing?"
+        )
     return dataset
 
 

@@ -1,7 +1,7 @@
 """What a factory depends on, in a few characters: processes share what has the same fingerprint.
 
-That is the function or class with its code, and its arguments. Of what it reads (files, say) the
-key must speak.
+That is the function or class with its code (`node/code.py`), and its arguments. Of what it reads
+(files, say) the key must speak.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ import platform
 import sys
 import types
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
 
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError
+from lit_loader.node.code import PLAIN, code_parts
 
-__all__ = ["class_code", "environment", "fingerprint"]
-
-_PLAIN: Final = (int, float, complex, bool, str, bytes, type(None))
+__all__ = ["environment", "fingerprint"]
 
 
 def fingerprint(*things: Any) -> str:
@@ -50,7 +49,7 @@ def _parts(thing: Any, above: set[int]) -> Iterator[str]:
     """Describe a thing, piece by piece."""
     kind = type(thing)
     yield kind.__qualname__
-    if kind in _PLAIN:
+    if kind in PLAIN:
         yield repr(thing)
         return
     if id(thing) in above:
@@ -69,16 +68,17 @@ def _parts(thing: Any, above: set[int]) -> Iterator[str]:
     elif callable(getattr(thing, "fingerprint_parts", None)) and not isinstance(thing, type):
         yield from _parts(thing.fingerprint_parts(), above)
     elif isinstance(thing, types.FunctionType):
-        yield f"{_home(thing)}.{thing.__qualname__} {code_of(thing.__code__)}"
+        yield _home(thing)
+        yield from code_parts(thing)
         yield from _parts([thing.__defaults__, thing.__kwdefaults__], above)
         yield from _parts([_contents(cell) for cell in thing.__closure__ or ()], above)
     elif isinstance(thing, types.MethodType):
         yield from _parts([thing.__func__, thing.__self__], above)
     elif isinstance(thing, type):
-        yield f"{_home(thing)}.{thing.__qualname__}"
-        yield from class_code(thing)
+        yield _home(thing)
+        yield from code_parts(thing)
     else:
-        yield from class_code(kind)
+        yield from code_parts(kind)
         yield _pickled(thing)
 
 
@@ -105,23 +105,3 @@ def _pickled(thing: Any) -> str:
             f"({type(error).__name__}: {error}): shared_dataset must know which processes mean the "
             "same dataset; pass what can be pickled, such as paths and numbers"
         ) from error
-
-
-def class_code(kind: type) -> Iterator[str]:
-    """Describe the methods of a class and of those that it derives from."""
-    for base in kind.__mro__:
-        if base.__module__.partition(".")[0] not in ("builtins", "typing", "torch", "numpy"):
-            for name, member in sorted(vars(base).items()):
-                member = getattr(member, "__func__", member)
-                if isinstance(member, types.FunctionType):
-                    yield f"{name} {code_of(member.__code__)}"
-
-
-def code_of(code: types.CodeType) -> list[Any]:
-    """Describe what a function does, without the lines on which it stands."""
-    constants = [
-        code_of(each) if isinstance(each, types.CodeType) else repr(each)
-        for each in code.co_consts
-        if not isinstance(each, frozenset)  # in salted order
-    ]
-    return [code.co_code, code.co_names, constants]

@@ -257,7 +257,7 @@ _FIELDS: Final[dict[type[Message], str]] = {
     Resume: "I",
     Proceed: "",
     Grant: "Iqqq",
-    Part: "I",
+    Part: "q",
     Stop: "",
     Up: "H",
     Result: "BHI13q",

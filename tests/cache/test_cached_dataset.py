@@ -388,6 +388,21 @@ def test_nothing_is_left() -> None:
     assert descriptors() == before
 
 
+def test_a_directory_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OptionError, match=r"^directory cannot be made \(FileExistsError: .*file'"):
+        CachedDataset(Decoded(3), memory=1 << 20, directory=tmp_path / "file", key="v1")
+
+
+def test_maps_of_maps_and_what_is_no_function() -> None:
+    cached = CachedDataset(Rows(3), memory=1 << 20)
+    twice = cached.map(lambda row: int(row[0]) + 1).map(lambda sample: sample * 10)
+    assert [twice[index] for index in range(3)] == [10, 20, 30]
+    for dataset in (cached, twice):
+        with pytest.raises(OptionError, match="function must be a function, to be called"):
+            dataset.map(3)  # type: ignore[arg-type]
+
+
 def test_mapped() -> None:
     mapped = MappedDataset(Rows(5), lambda row: int(row[0]) * 10)
     assert [mapped[index] for index in range(len(mapped))] == [0, 10, 20, 30, 40]

@@ -82,7 +82,8 @@ def test_what_is_seen(training: Any) -> None:
     assert (other.stage, other.batch, other.sample, other.index) == ("idle", None, None, None)
     assert slow.seconds is not None and slow.seconds < 60 and slow.memory
     assert slow.doing not in (None, "computing")
-    assert slow.made + other.made == 12
+    # What was in flight at the death is sent once more, and may be made twice.
+    assert 12 <= slow.made + other.made <= 12 + loader.ahead
 
 
 def test_why_is_said(training: Any, monkeypatch: pytest.MonkeyPatch) -> None:

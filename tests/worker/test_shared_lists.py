@@ -8,6 +8,7 @@ import itertools
 import logging
 import operator
 import pickle
+import random
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +68,8 @@ def test_it_reads_alike(name: str) -> None:
             view[bad]
     with pytest.raises(TypeError):
         view[0] = 1  # type: ignore[index]
-    with pytest.raises(AttributeError):
-        view.append(1)  # type: ignore[attr-defined]
+    with pytest.raises(TypeError):
+        view.append(1)
 
 
 @pytest.mark.parametrize(
@@ -116,11 +117,53 @@ WRITES: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda held: held.append(1),
+        lambda held: held.sort(),
+        lambda held: random.shuffle(held),
+        lambda held: operator.delitem(held, 0),
+        lambda held: operator.iadd(held, [1]),
+    ],
+)
+def test_the_list_itself_refuses_to_be_changed(write: Any) -> None:
+    plain = [1, 3, 2]
+    view = shared(plain)
+    with pytest.raises(TypeError, match="this list belongs to what all workers share"):
+        write(view)
+    assert view == plain
+    write(view.copy())
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda held: held.update(a=1),
+        lambda held: held.pop("b"),
+        lambda held: operator.setitem(held, "b", 5),
+        lambda held: operator.ior(held, {"c": 1}),
+    ],
+)
+def test_the_dict_itself_refuses_to_be_changed(write: Any) -> None:
+    view = SharedDict({"b": 1, "d": 2})
+    with pytest.raises(TypeError, match="this dict belongs to what all workers share"):
+        write(view)
+    assert dict(view) == {"b": 1, "d": 2}
+    write(view.copy())
+
+
+def test_a_tuple_grows_into_another() -> None:
+    view = kept = shared((1, 2))
+    view += (3,)
+    assert view == (1, 2, 3) and kept == (1, 2)
+
+
 @pytest.mark.parametrize("name", WRITES)
 def test_a_record_refuses_to_be_changed(name: str) -> None:
     plain = {"n": 1, "in": [3, 2], "of": ({"a": []},)}
     view = shared([plain])
-    with pytest.raises(TypeError, match=r"belongs to a list that all workers share \(share=True\)"):
+    with pytest.raises(TypeError, match=r"belongs to what all workers share \(share=True\)"):
         WRITES[name](view[0])
     assert view[0] == plain
     for copied in (copy.deepcopy(view[0]), pickle.loads(pickle.dumps(view[0]))):
@@ -322,7 +365,7 @@ def test_a_list_of_numbers_stays_where_it_is() -> None:
 def test_what_workers_write_raises(tmp_path: Path) -> None:
     with (
         DataLoader(_Writing(), 2, num_workers=1, share=True) as loader,
-        pytest.raises(AttributeError, match="append"),
+        pytest.raises(TypeError, match="this list belongs to what all workers share"),
     ):
         list(loader)
 
