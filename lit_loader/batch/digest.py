@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from lit_loader.seeding.seeds import canonical_pickle
+from lit_loader.system.tensor_bytes import tensor_bytes
 
 __all__ = ["Digest", "difference", "digest"]
 
@@ -81,11 +82,10 @@ def _of_tensor(tensor: torch.Tensor) -> tuple[str, bytes]:
     shape = "x".join(map(str, tensor.shape)) or "scalar"
     words = f"{str(tensor.dtype).removeprefix('torch.')} {shape}"
     try:
-        plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        return words, _hash(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
+        return words, _hash(tensor_bytes(tensor).data)
     except Exception:  # sparse, nested, quantized
         return words, _hash(repr(tensor).encode())
 
 
-def _hash(data: bytes) -> bytes:
+def _hash(data: bytes | memoryview) -> bytes:
     return hashlib.blake2b(data, digest_size=16).digest()

@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from lit_loader.cache.entry import MISSING, UNIT, seal, unpack, whole
 from lit_loader.errors import OptionError
-from lit_loader.node.code import code_parts
+from lit_loader.node.parts import Parts
 
 __all__ = ["Folder", "fingerprint"]
 
@@ -173,7 +173,7 @@ def fingerprint(key: str, dataset: Any) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for part in (_VERSION, platform.machine(), key, _about(dataset)):
         digest.update(repr(part).encode())
-    for text in code_parts(type(dataset)):
+    for text in Parts(objects=False).of(type(dataset)):
         digest.update(text.encode())
     return digest.hexdigest()
 

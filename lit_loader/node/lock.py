@@ -16,7 +16,6 @@ import socket
 import struct
 import time
 import weakref
-from types import TracebackType
 from typing import Final
 
 __all__ = ["NodeLock"]
@@ -120,12 +119,7 @@ class NodeLock:
     def __enter__(self) -> NodeLock:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import pickle
 import sys
 import textwrap
+import threading
 import types
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from lit_loader import OptionError
 from lit_loader.node.fingerprint import fingerprint
 from tests.support.commands import run_python
 
@@ -120,15 +124,309 @@ def test_what_it_does_not_name_does_not_count(
         "# a comment\n" + MODULE + "\nOTHER = 1\n",
         HELPERS.replace("return 1", "return 2"),
     )
-    other.counter = object()  # of objects the class counts
+    other.counter = object()  # an equal one
     pickle.dumps(other.Base())  # which is noted in the class
     assert fingerprint(make(other)) == first
 
 
+# By case: a module with a factory `A`, what in it is changed, and to what.
+CASES = {
+    "namespace": (
+        """
+import argparse
+args = argparse.Namespace(size=64)
+class A:
+  def __init__(self): self.x = args.size
+""",
+        "size=64",
+        "size=128",
+    ),
+    "simple": (
+        """
+import types
+cfg = types.SimpleNamespace(size=64)
+def A(): return cfg.size
+""",
+        "size=64",
+        "size=128",
+    ),
+    "dataclass": (
+        """
+import dataclasses
+@dataclasses.dataclass
+class C:
+  size: int = 3
+cfg = C(size=5)
+def A(): return cfg.size
+""",
+        "size=5",
+        "size=6",
+    ),
+    "transform": (
+        """
+class T:
+  def __init__(self, s): self.s = s
+  def __call__(self, x): return x * self.s
+t = [T(2)]
+class A:
+  def __init__(self): self.x = t[0](3)
+""",
+        "T(2)",
+        "T(3)",
+    ),
+    "cached_property": (
+        """
+import functools
+class A:
+  @functools.cached_property
+  def x(self): return 1 + 2
+""",
+        "1 + 2",
+        "1 + 30",
+    ),
+    "singledispatchmethod": (
+        """
+import functools
+class A:
+  @functools.singledispatchmethod
+  def x(self, y): return [y, 7]
+""",
+        "7",
+        "8",
+    ),
+    "decorated": (
+        """
+import functools
+def d(f):
+  @functools.wraps(f)
+  def g(*a): return f(*a)
+  return g
+@d
+def h(x): return x * 2
+def A(): return h(1)
+""",
+        "x * 2",
+        "x * 3",
+    ),
+    "lru": (
+        """
+import functools
+@functools.lru_cache(3)
+def h(x): return x * 2
+def A(): return h(1)
+""",
+        "x * 2",
+        "x * 3",
+    ),
+    "alias": (
+        """
+def fast(x): return x
+def slow(x): return x + 1
+decode = fast
+def A(): return fast(1), slow(1), decode(2)
+""",
+        "decode = fast",
+        "decode = slow",
+    ),
+    "nesting": (
+        """
+def f(x): return x
+def g(x): return 2 * x
+steps = [[f], g]
+def A(): return steps
+""",
+        "[[f], g]",
+        "[[f, g]]",
+    ),
+    "enum": (
+        """
+import enum
+class E(enum.Enum):
+  A1 = 3
+mode = E.A1
+def A(): return mode
+""",
+        "= 3",
+        "= 4",
+    ),
+    "numpy": (
+        """
+import numpy as np
+mean = np.array([1., 2.])
+def A(): return mean
+""",
+        "2.]",
+        "3.]",
+    ),
+    "torch": (
+        """
+import torch
+mean = torch.tensor([1., 2.])
+def A(): return mean
+""",
+        "2.]",
+        "3.]",
+    ),
+    "slots": (
+        """
+class S:
+  __slots__ = ('v',)
+  def __init__(self, v): self.v = v
+s = S(4)
+def A(): return s.v
+""",
+        "S(4)",
+        "S(5)",
+    ),
+    "lock holder": (
+        """
+import threading
+class S:
+  def __init__(self, v): self.v, self.l = v, threading.Lock()
+s = S(4)
+def A(): return s.v
+""",
+        "S(4)",
+        "S(5)",
+    ),
+    "default": (
+        """
+def A(n=3): return n
+""",
+        "n=3",
+        "n=4",
+    ),
+    "kwdefault": (
+        """
+def A(*, n=3): return n
+""",
+        "n=3",
+        "n=4",
+    ),
+    "metaclass": (
+        """
+class M(type):
+  def __call__(cls): return 5
+class A(metaclass=M): pass
+""",
+        "return 5",
+        "return 6",
+    ),
+    "nested class": (
+        """
+class A:
+  class Inner:
+    SIZE = 3
+  def __init__(self): self.x = self.Inner.SIZE
+""",
+        "SIZE = 3",
+        "SIZE = 4",
+    ),
+    "partialmethod": (
+        """
+import functools
+class A:
+  def b(self, n): return n
+  c = functools.partialmethod(b, 3)
+""",
+        "b, 3",
+        "b, 4",
+    ),
+    "pathlib": (
+        """
+import pathlib
+root = pathlib.Path('/data/a')
+def A(): return root
+""",
+        "/data/a",
+        "/data/b",
+    ),
+    "function attribute": (
+        """
+def h(x): return x * h.factor
+h.factor = 2
+def A(): return h(1)
+""",
+        "factor = 2",
+        "factor = 3",
+    ),
+    "instance attr fn": (
+        """
+class P:
+  def __init__(self): self.steps = [lambda x: x + 1]
+p = P()
+def A(): return p
+""",
+        "x + 1",
+        "x + 2",
+    ),
+    "recursion": (
+        """
+def h(x): return x if x < 1 else h(x - 1)
+def A(): return h(3)
+""",
+        "x < 1",
+        "x < 2",
+    ),
+}
+
+
+def factory_of(source: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    module: Any = types.ModuleType("case_module")
+    monkeypatch.setitem(sys.modules, "case_module", module)
+    exec(source, vars(module))
+    return module.A
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_counts(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, before, after = CASES[case]
+    assert before in source
+    first = fingerprint(factory_of(source, monkeypatch))
+    assert fingerprint(factory_of(source, monkeypatch)) == first
+    assert fingerprint(factory_of(source.replace(before, after), monkeypatch)) != first
+
+
+def test_a_function_imports_when_it_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The module need not have been imported before, and is not for this."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    package = tmp_path / "own_package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "factories.py").write_text("def A():\n    from .late import decode\n    decode(1)\n")
+    (package / "late.py").write_text("def decode(x):\n    return x\n")
+    factory = importlib.import_module("own_package.factories").A
+    first = fingerprint(factory)
+    assert "own_package.late" not in sys.modules
+    factory()
+    assert fingerprint(factory) == first
+    (package / "late.py").write_text("def decode(x):\n    return x + 1\n")
+    assert fingerprint(factory) != first
+    for name in [name for name in sys.modules if name.startswith("own_package")]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+def test_code_inside_of_arguments_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Transform:
+        def __init__(self, function: Any) -> None:
+            self.function = function
+
+    def made(step: int) -> Any:
+        names: dict[str, Any] = {"__name__": "case_module"}
+        exec(f"def function(x):\n    return x + {step}\n", names)
+        return functools.partial(list, Transform(names["function"]))
+
+    assert fingerprint(made(1)) == fingerprint(made(1)) != fingerprint(made(2))
+
+
 PROGRAM = """
-import functools, helpers_of_it as module
+import functools, torch, helpers_of_it as module
 from lit_loader.node.fingerprint import fingerprint
-print(fingerprint(functools.partial(module.Data, {"x", "y", "z"})))
+tensors = [torch.ones(3), {"t": torch.ones(3)}]
+arguments = {"x", "y", "z"}, {module.decode, module.cached, len}, tensors
+print(fingerprint(functools.partial(module.Data, arguments)))
 """
 
 
@@ -141,3 +439,48 @@ def test_it_is_the_same_in_all_processes(tmp_path: Path) -> None:
         for seed in ("1", "2")
     }
     assert len(found) == 1
+
+
+class Holder:
+    """Of anything."""
+
+    def __init__(self, *held: Any) -> None:
+        self.held: Any = held
+
+
+def test_objects_count_by_what_they_hold() -> None:
+    """Whether two are one and the same, or in themselves, does not matter."""
+    text = "".join(["a", "b"])
+    assert fingerprint(Holder(text, text)) == fingerprint(Holder(text, "".join(["a", "b"])))
+    circles = [Holder(number) for number in (1, 1, 2)]
+    for circle in circles:
+        circle.held = circle, *circle.held
+    first, same, other = map(fingerprint, circles)
+    assert first == same != other
+
+
+@pytest.mark.parametrize(
+    ("tensor", "other"),
+    [
+        (torch.ones(3), torch.ones(4)),
+        (torch.ones(3), torch.zeros(3)),
+        (torch.ones(3), torch.nn.Parameter(torch.ones(3))),
+        (torch.arange(6).view(2, 3), torch.arange(6).view(3, 2)),
+        (torch.tensor([1j]), torch.tensor([1j]).conj()),
+        (torch.tensor(3.0), torch.tensor(3)),
+    ],
+)
+def test_tensors_count_by_their_values(tensor: torch.Tensor, other: torch.Tensor) -> None:
+    assert fingerprint(Holder(tensor)) == fingerprint(Holder(tensor.clone()))
+    assert fingerprint(Holder(tensor)) != fingerprint(Holder(other))
+
+
+def test_what_cannot_be_pickled_is_refused_in_an_argument_and_not_in_what_code_names() -> None:
+    unpicklable = Holder(threading.Lock())
+    with pytest.raises(OptionError, match="that cannot be compared"):
+        fingerprint(functools.partial(list, unpicklable))
+    names: dict[str, Any] = {"__name__": "case_module", "held": unpicklable}
+    exec("def factory():\n    return held", names)
+    before = fingerprint(names["factory"])
+    unpicklable.more = 1  # type: ignore[attr-defined]
+    assert fingerprint(names["factory"]) != before
