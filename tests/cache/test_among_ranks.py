@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,9 @@ from lit_loader import CachedDataset, DataLoader
 from lit_loader.cache import shared_store
 from tests.cache.data import Decoded, equal
 from tests.cache.test_folder import all_equal
-from tests.cache.test_kills import Killer, in_child, read, status_of
+from tests.cache.test_kills import in_child, killer, read, status_of
 from tests.node.data import Child, started
+from tests.support.killing import Killer
 
 KEY = f"a test's {os.getpid()}"
 
@@ -108,17 +108,13 @@ def test_killed_at_any_instruction() -> None:
     """While it joins, and while it keeps a sample."""
 
     def join_and_read(index: int, killer: Killer) -> None:
-        sys.settrace(killer)
-        try:
-            cache()[index]
-        finally:
-            sys.settrace(None)
+        killer.during(lambda: cache()[index])
 
-    counting = Killer(0)
+    counting = killer(0)
     join_and_read(0, counting)
     cached = cache()
     for cell, at in enumerate(range(1, counting.count, counting.count // 20)):
-        status_of(in_child(lambda cell=cell, at=at: join_and_read(cell, Killer(at))))
+        status_of(in_child(lambda cell=cell, at=at: join_and_read(cell, killer(at))))
         assert equal(cache()[cell], Decoded()[cell])
     assert all_equal(cached)
 
@@ -151,6 +147,6 @@ def test_no_lock_is_to_be_had(
 def test_a_read_in_another_process_needs_no_mapping(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_store, "address_space_left", lambda: 10**6)
     cached = cache()
-    read(cached, 3, Killer(0))
+    read(cached, 3, killer(0))
     assert cached._store._memory is None
     assert all_equal(cached)

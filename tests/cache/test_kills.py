@@ -5,18 +5,16 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
 
 from lit_loader import CachedDataset, DataLoader
-from lit_loader.describe import PACKAGE
 from tests.cache.data import Decoded, equal
 from tests.cache.test_folder import all_equal, files
+from tests.support.killing import Killer
 
 CELLS = 40
 
@@ -37,29 +35,12 @@ def status_of(pid: int) -> int:
     return os.waitpid(pid, 0)[1]
 
 
-class Killer:
-    """Kills its process at one of the instructions that the cache's own code runs."""
-
-    def __init__(self, at: int) -> None:
-        self.at, self.count = at, 0
-
-    def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(os.path.join(PACKAGE, "cache")):
-            return None
-        frame.f_trace_opcodes = True
-        if event == "opcode":
-            self.count += 1
-            if self.count == self.at:
-                os.kill(os.getpid(), signal.SIGKILL)
-        return self
+def killer(at: int) -> Killer:
+    return Killer("cache", at)
 
 
 def read(cached: Any, index: int, killer: Killer) -> None:
-    sys.settrace(killer)
-    try:
-        cached[index]
-    finally:
-        sys.settrace(None)
+    killer.during(lambda: cached[index])
 
 
 @pytest.mark.parametrize("tier", ["memory", "disk"])
@@ -69,7 +50,7 @@ def test_killed_at_any_instruction(tier: str, tmp_path: Path) -> None:
             return CachedDataset(Decoded(), "1 MB")
         return CachedDataset(Decoded(), 0, tmp_path / "cache", "v1")
 
-    counting = Killer(0)
+    counting = killer(0)
     read(new(), 25, counting)
     assert counting.count > 3 * CELLS
     cached = new()
@@ -82,7 +63,7 @@ def test_killed_at_any_instruction(tier: str, tmp_path: Path) -> None:
                 path.unlink()
             cached = new()
             cached[0]
-        pid = in_child(lambda index=index, at=at, it=cached: read(it, index, Killer(at)))
+        pid = in_child(lambda index=index, at=at, it=cached: read(it, index, killer(at)))
         killed += os.WIFSIGNALED(status_of(pid))
         assert equal(cached[index], Decoded()[index])
     assert killed > 0.9 * CELLS

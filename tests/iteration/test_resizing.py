@@ -24,7 +24,7 @@ from lit_loader.pool.worker_pool import MOST_WORKERS, WorkerPool
 from lit_loader.worker.fork_starter import ForkStarter
 from tests.parity.tools import PROMPT, Gate, wait_gone
 from tests.support.faults import Faults, Noisy, Strike, outcomes
-from tests.support.samples import Call, Counting, Rows, ints, worker_pids
+from tests.support.samples import Call, Counting, Noted, Rows, ints, worker_pids
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -117,21 +117,15 @@ def test_bytes_under_a_memory_budget() -> None:
 def test_an_epoch_begun_ahead_is_adopted(tmp_path: Path) -> None:
     """Each sample is read once, whatever the number of workers becomes between two epochs."""
 
-    def read(index: int) -> int:
-        with open(tmp_path / "read", "a") as file:
-            file.write(f"{index}\n")
-        return index
-
-    def times() -> int:
-        return len((tmp_path / "read").read_text().split())
-
-    with DataLoader(Call(read, 12), num_workers=2, persistent_workers=True) as loader:
+    dataset = Noted(tmp_path / "read", 12)
+    with DataLoader(dataset, num_workers=2, persistent_workers=True) as loader:
         for number in (1, 3, 2):
             assert ints(loader) == list(range(12))
             loader.resize(number)
         loader.resize(1, prefetch_factor=1)
         assert ints(loader) == list(range(12))
-        until(lambda: times() == 4 * 12 + 1)  # and of the next one as much as one worker is to
+        # And of the next one as much as one worker is to.
+        until(lambda: dataset.times() == 4 * 12 + 1)
 
 
 def test_an_epoch_that_is_left(gate: Gate) -> None:

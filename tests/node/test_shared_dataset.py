@@ -8,13 +8,11 @@ import functools
 import gc
 import logging
 import os
-import signal
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -23,10 +21,10 @@ import torch
 
 import lit_loader
 from lit_loader import DataLoader, LoaderError, OptionError, TransportError, shared_dataset
-from lit_loader.describe import PACKAGE
 from lit_loader.node import dataset as module
 from lit_loader.node import files
 from tests.node.data import Bulk, Child, builders, inode_of, is_whole
+from tests.support.killing import Killer
 from tests.support.samples import uncollated
 
 
@@ -90,42 +88,24 @@ def test_one_builds_and_all_have_it(factory: Any, notes: Path) -> None:
     assert builders(notes) == [builder, os.getpid()]
 
 
-class Killer:
-    """Kills its process at one of the instructions that the room's own code runs."""
-
-    def __init__(self, at: int) -> None:
-        self.at, self.count = at, 0
-
-    def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(os.path.join(PACKAGE, "node")):
-            return None
-        if frame.f_code.co_filename.endswith(("fingerprint.py", "files.py")):
-            return None  # what these do depends on what runs on the machine
-        frame.f_trace_opcodes = True
-        if event == "opcode":
-            self.count += 1
-            if self.count == self.at:
-                os.kill(os.getpid(), signal.SIGKILL)
-        return self
+def killer(at: int) -> Killer:
+    # What others of its files do depends on what runs on the machine.
+    return Killer("node", at, ("fingerprint.py", "parts.py", "code.py", "files.py"))
 
 
 def under(killer: Killer, factory: Any) -> Any:
-    sys.settrace(killer)
-    try:
-        return shared_dataset(factory, "v1")
-    finally:
-        sys.settrace(None)
+    return killer.during(lambda: shared_dataset(factory, "v1"))
 
 
 @pytest.mark.parametrize("at_once", [False, True], ids=["first", "while others wait"])
 @pytest.mark.parametrize("cells", [10, pytest.param(100, marks=pytest.mark.slow)])
 def test_killed_at_any_instruction(cells: int, at_once: bool, factory: Any, notes: Path) -> None:
-    counting = Killer(0)
+    counting = killer(0)
     under(counting, factory)
     assert counting.count > 2 * cells
     notes.unlink()
     for at in range(1, counting.count, counting.count // cells):
-        struck = Child(lambda say, at=at: under(Killer(at), factory))  # type: ignore[misc]
+        struck = Child(lambda say, at=at: under(killer(at), factory))  # type: ignore[misc]
         if not at_once:
             assert os.WIFSIGNALED(struck.end())
         other = Child(shares(factory))

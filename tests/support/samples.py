@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import select
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -46,6 +47,25 @@ class Call(Dataset):
 
     def __getitem__(self, index: Any) -> Any:
         return self.function(index)
+
+
+class Noted(Dataset):
+    """Sample ``index`` is the index, and each reading of one is noted, in whatever process."""
+
+    def __init__(self, notes: Path, length: int) -> None:
+        self._notes, self._length = notes, length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> int:
+        with open(self._notes, "a") as file:
+            file.write(f"{index}\n")
+        return index
+
+    def times(self) -> int:
+        """How many samples were read."""
+        return len(self._notes.read_text().split())
 
 
 class Counting(IterableDataset):

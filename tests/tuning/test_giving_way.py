@@ -20,7 +20,7 @@ from lit_loader.tuning import giving_way, turns
 from tests.iteration.test_resizing import until
 from tests.parity.tools import Gate, wait_gone
 from tests.support.faults import Noisy, outcomes
-from tests.support.samples import Call, Counting, ints
+from tests.support.samples import Call, Counting, Noted, ints
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -136,16 +136,9 @@ def test_they_come_back() -> None:
 def test_an_epoch_begun_ahead_is_adopted(tmp_path: Path) -> None:
     """What was made of the next epoch is kept, and the first of it is there at once."""
 
-    def read(index: int) -> int:
-        with open(tmp_path / "read", "a") as file:
-            file.write(f"{index}\n")
-        return index
-
-    def times() -> int:
-        return len((tmp_path / "read").read_text().split())
-
+    dataset = Noted(tmp_path / "read", 12)
     with (
-        DataLoader(Call(read, 12), num_workers="auto", persistent_workers=True) as loader,
+        DataLoader(dataset, num_workers="auto", persistent_workers=True) as loader,
         made(24) as other,
     ):
         assert loader._internals.auto is not None
@@ -153,7 +146,7 @@ def test_an_epoch_begun_ahead_is_adopted(tmp_path: Path) -> None:
         for epoch in range(1, 4):
             assert ints(loader) == list(range(12))
             validated(loader, other)
-            until(lambda epoch=epoch: times() == epoch * 12 + 2 * WORKERS)
+            until(lambda epoch=epoch: dataset.times() == epoch * 12 + 2 * WORKERS)
             pool = loader._internals.workers.pool
             assert pool is not None
             (first,) = pool.pids
