@@ -10,6 +10,7 @@ Run as a script it is that program. Ranks are loaders in one process, which go i
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import itertools
 import os
@@ -167,6 +168,8 @@ def check_resumes(stream: Stream, folder: Path, legs: Sequence[Leg] = LEGS) -> l
         mine, wanted = ([b for b in some if b[0] == reader] for some in (found, expected))
         assert mine == wanted, f"reader {reader}"
     assert len(found) == len(expected)
+    # What a library leaves open is closed here, and not in another test, which may not ignore it.
+    gc.collect()
     return expected
 
 
