@@ -170,8 +170,8 @@ class WorkerPool:
 
     @property
     def settled(self) -> bool:
-        """Whether there are just as many as there are to be, all of them up."""
-        return not self._workers.starting and len(self._workers.started) == self.num_workers
+        """Whether there are just as many as there are to be, all of them up; lanes do not count."""
+        return self._workers.settled and self._workers.num_workers == self.num_workers
 
     @property
     def leaving(self) -> bool:
@@ -190,7 +190,7 @@ class WorkerPool:
 
     @property
     def pids(self) -> list[int]:
-        """Their process ids."""
+        """Their process ids, by number; that which has all lanes is the last."""
         return self._workers.pids
 
     def rows(self) -> dict[int, BoardRow]:

@@ -116,8 +116,15 @@ class WorkerSet:
 
     @property
     def pids(self) -> list[int]:
-        """Their process ids."""
-        return [process.pid or 0 for _, process in sorted(self._own.processes.items())]
+        """Their process ids, by number; that which has all lanes is the last."""
+        pids = (process.pid or 0 for _, process in sorted(self._own.processes.items()))
+        return list(dict.fromkeys(pids))
+
+    @property
+    def settled(self) -> bool:
+        """Whether there are as many as there are to be, all of them up; lanes do not count."""
+        here = len(self._own.processes) - sum(lane in self._own.processes for lane in self.lanes)
+        return not self.starting and here == self.num_workers
 
     @property
     def shared_data(self) -> int:
