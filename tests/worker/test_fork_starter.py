@@ -36,6 +36,7 @@ TESTS = str(Path(__file__).parents[1])
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs a launcher"),
     pytest.mark.timeout(120),
+    pytest.mark.usefixtures("by_fork"),
 ]
 
 
@@ -343,7 +344,8 @@ thread = threading.Thread(target=hold)
 thread.start()
 taken.wait()
 try:
-    print([int(x) for x in DataLoader(Squares(), num_workers=2)], flush=True)
+    loader = DataLoader(Squares(), num_workers=2, multiprocessing_context="fork")
+    print([int(x) for x in loader], flush=True)
 finally:
     done.set()
 """
