@@ -273,8 +273,10 @@ class DirectStarter:
         except _SERVER_GONE as error:
             raise LoaderError(
                 f"DataLoader worker {links.worker} cannot be started: Python's fork server, which "
-                f"starts it, was killed or does not answer ({type(error).__name__}: {error}); "
-                "iterate the loader anew, or set multiprocessing_context='spawn'"
+                f"starts it, was killed or does not answer ({type(error).__name__}: {error}); if "
+                "there is output of its own above, put what a script does under "
+                '`if __name__ == "__main__":`; if not, iterate the loader anew, or set '
+                "multiprocessing_context='spawn'"
             ) from error
 
     def _start_process(self, links: Links) -> BaseProcess:
