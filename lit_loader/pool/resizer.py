@@ -190,8 +190,9 @@ class Resizer:
                 if skip_task is not None:
                     dispatcher.withdraw(skip_task)
                 dispatcher.send_again(worker, workers.rows().values(), succeeded)
+                self.not_needed()  # perhaps it had just taken what was for one that is to leave
 
     def not_needed(self) -> None:
-        """Hear that an Attend came to a worker that it meant nothing to; send another one."""
+        """Send another Attend, for one came to a worker that it meant nothing to."""
         if self.waited_for:
             self._pipes.announce(1)
