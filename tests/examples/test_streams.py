@@ -79,7 +79,7 @@ def test_packed_text(directory: Path, tmp_path: Path) -> None:
 
 
 def test_mixed_text(directory: Path, tmp_path: Path) -> None:
-    stream = Stream(functools.partial(mixed_text, directory), 16, SHARDS)
+    stream = Stream(functools.partial(mixed_text, directory), 64, SHARDS)
     expected = check_resumes(stream, tmp_path)
     drawn = Counter(sample.partition(",")[0] for _, samples in expected for sample in samples)
     assert drawn.total() == 1024 * SHARDS
