@@ -159,8 +159,8 @@ class DataLoader(TorchLoader[T_co]):
         for name, value in config.as_kwargs().items():
             if name not in SHOWN_OTHERWISE:
                 setattr(self, name, value)
-        local = config.num_workers not in (0, "auto")
-        if (local or self.remote_workers) and self.prefetch_factor is None:
+        workers = config.num_workers != "auto" and (config.num_workers or config.remote_workers)
+        if workers and self.prefetch_factor is None:
             self.prefetch_factor = DEFAULT_PREFETCH
         if config.batch_sampler is not None:
             self.batch_size = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import resource
 import signal
@@ -121,15 +122,29 @@ def unit_tests_start_no_process(request: pytest.FixtureRequest) -> Iterator[None
         pytest.fail("a test that starts a process: mark it 'process'")
 
 
+@pytest.fixture
+def by_fork() -> Iterator[None]:
+    """Fork where no start method is chosen, for tests of what is only there then."""
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("fork", force=True)
+    yield
+    multiprocessing.set_start_method(before, force=True)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option for interpreters of their own."""
+    """Add the options for interpreters of their own, and for another start method."""
+    parser.addoption(
+        "--start-method", help="which processes have where none is chosen (default: Python's own)"
+    )
     parser.addoption(
         "--cold-programs", action="store_true", help="start Python anew for each program of a test"
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hand the option on."""
+    """Hand the options on."""
+    if config.getoption("--start-method"):
+        multiprocessing.set_start_method(config.getoption("--start-method"))
     programs.cold = programs.cold or config.getoption("--cold-programs")
 
 

@@ -104,6 +104,7 @@ class OutOfBand:
         torch = sys.modules.get("torch")
         if torch is not None and torch.UntypedStorage in self._others:
             found[torch.UntypedStorage] = self._reduce_storage
+            found |= dict.fromkeys((torch.Tensor, torch.nn.Parameter), self._reduce_tensor)
         return found
 
     def stays_inside(self, buffer: pickle.PickleBuffer) -> bool:
@@ -151,6 +152,13 @@ class OutOfBand:
             self._files[id(whole)] = whole, mapping_behind(whole)
         return self._files[id(whole)][1]
 
+    def _reduce_tensor(self, tensor: Any) -> Any:
+        """As torch does, which forgets that a view is the conjugate or negative of its bytes."""
+        if not tensor.is_leaf or not (tensor.is_conj() or tensor.is_neg()):
+            return self._others[type(tensor)](tensor)
+        plain = tensor.detach().resolve_conj().resolve_neg()
+        return _tensor_of, (type(tensor), plain, tensor.requires_grad)
+
     def _reduce_storage(self, storage: Any) -> Any:
         nbytes = storage.nbytes()
         if storage.device.type != "cpu" or storage.is_shared() or not nbytes:
@@ -159,6 +167,10 @@ class OutOfBand:
             return _storage_of, (bytearray(memory_at(storage.data_ptr(), nbytes, storage)),)
         self.spans.append(Span(storage.data_ptr(), nbytes, storage))
         return _storage_of, (_MARKER,)
+
+
+def _tensor_of(kind: type, plain: Any, requires_grad: bool) -> Any:
+    return plain.as_subclass(kind).requires_grad_(requires_grad)
 
 
 class PickleFile(io.BytesIO):

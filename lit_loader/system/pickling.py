@@ -102,13 +102,12 @@ def dump(
     apart = OutOfBand(others)
     file = PickleFile(apart)
     if by_value:
-        pickler = _by_value(file, carried, others, apart)
+        kind = _with(instead, _by_value(carried, others, apart))
+        pickler: pickle.Pickler = kind(file, PROTOCOL, apart.stays_inside)
     else:
-        kind = ForkingPickler if main_is_importable() else _WithoutMain
+        kind = _with(instead, ForkingPickler if main_is_importable() else _WithoutMain)
         pickler = kind(file, PROTOCOL, True, apart.stays_inside)
         pickler.dispatch_table = {**others, **apart.reducers()}
-    if instead is not None:
-        pickler.persistent_id = instead  # type: ignore[method-assign]
     pickler.dump((value, carried))  # in this order: the second is filled by pickling the first
     return Pickled(file.getvalue(), apart.spans, pickler)
 
@@ -126,11 +125,22 @@ def load(stream: mmap, buffers: Iterable[memoryview | bytes]) -> Any:
     Raises:
         Exception: Whatever unpickling raises.
     """
-    unpickler = pickle.Unpickler(stream, buffers=buffers)
-    unpickler.persistent_load = lambda given: given  # type: ignore[method-assign]
-    value, carried = unpickler.load()
+    value, carried = _Unpickler(stream, buffers=buffers).load()
     vars(sys.modules["__main__"]).update(carried)
     return value
+
+
+class _Unpickler(pickle.Unpickler):
+    def persistent_load(self, given: object) -> object:
+        """Gives what `dump` has put in an object's place."""
+        return given
+
+
+def _with(instead: Callable[[object], object] | None, kind: Any) -> Any:
+    """A pickler's class that asks `instead`: in Python 3.13.0 no single pickler can be told to."""
+    if instead is None:
+        return kind  # any at all would be called for every number and string
+    return type("_Replacing", (kind,), {"persistent_id": lambda self, value: instead(value)})
 
 
 def _is_in_main(value: object) -> bool:
@@ -143,13 +153,8 @@ def _is_in_main(value: object) -> bool:
         return False
 
 
-def _by_value(
-    file: io.BytesIO,
-    carried: dict[str, object],
-    others: Mapping[type, Reducer],
-    apart: OutOfBand,
-) -> pickle.Pickler:
-    """Make a pickler that notes in ``carried`` what it takes out of ``__main__``, by name."""
+def _by_value(carried: dict[str, object], others: Mapping[type, Reducer], apart: OutOfBand) -> Any:
+    """Make a pickler's class that notes in ``carried`` what it takes out of ``__main__``."""
     import cloudpickle
 
     by_name = main_is_importable()
@@ -171,7 +176,7 @@ def _by_value(
                     carried[obj.__qualname__] = obj
             return super().reducer_override(obj)
 
-    return ByValue(file, PROTOCOL, apart.stays_inside)
+    return ByValue
 
 
 class _WithoutMain(ForkingPickler):

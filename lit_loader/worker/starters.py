@@ -72,9 +72,11 @@ class Lanes(Protocol):
 
     Attributes:
         count: How many there are.
+        in_flight: How many lead to the same worker elsewhere, one behind the other.
     """
 
     count: int
+    in_flight: int
 
     def starter(self, here: Starter, links: Links, first: int, spec: BatchSpec) -> Starter:
         """Give what starts all workers.
@@ -271,8 +273,10 @@ class DirectStarter:
         except _SERVER_GONE as error:
             raise LoaderError(
                 f"DataLoader worker {links.worker} cannot be started: Python's fork server, which "
-                f"starts it, was killed or does not answer ({type(error).__name__}: {error}); "
-                "iterate the loader anew, or set multiprocessing_context='spawn'"
+                f"starts it, was killed or does not answer ({type(error).__name__}: {error}); if "
+                "there is output of its own above, put what a script does under "
+                '`if __name__ == "__main__":`; if not, iterate the loader anew, or set '
+                "multiprocessing_context='spawn'"
             ) from error
 
     def _start_process(self, links: Links) -> BaseProcess:

@@ -25,7 +25,10 @@ from tests.support.exact import noisy_collate
 from tests.support.samples import Call, Counting
 
 # `Draws` holds one, which cannot be taken back and has nothing to do with what samples are.
-pytestmark = pytest.mark.filterwarnings("ignore:.*is a random.SystemRandom:UserWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*is a random.SystemRandom:UserWarning"),
+    pytest.mark.usefixtures("by_fork"),  # a SystemRandom cannot be pickled
+]
 WORKERS = [0, 2]
 
 

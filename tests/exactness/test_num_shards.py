@@ -422,6 +422,7 @@ def test_copies_share_what_is_read_only(tmp_path: Path) -> None:
     assert not np.shares_memory(one[5], view)
 
 
+@pytest.mark.usefixtures("by_fork")  # cloudpickle would carry the file to another process
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_dataset_that_cannot_be_copied(workers: int) -> None:
     dataset = Counting()

@@ -16,7 +16,7 @@ from lit_loader import DataLoader
 from lit_loader.accelerator import pin_memory as pinning
 from tests.support.samples import Call, ints
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("by_fork")]  # for pipes and gates
 
 
 class Log:

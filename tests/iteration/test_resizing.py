@@ -26,7 +26,7 @@ from tests.parity.tools import PROMPT, Gate, wait_gone
 from tests.support.faults import Faults, Noisy, Strike, outcomes
 from tests.support.samples import Call, Counting, Noted, Rows, ints, worker_pids
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("by_fork")]  # for pipes and gates
 
 LENGTH = 60
 

@@ -31,7 +31,6 @@ from torch.utils.data import RandomSampler, SequentialSampler
 
 from lit_loader import DataLoader, LoaderDataModule, LoaderStateCallback, OptionError
 from tests.parity.tools import wait_gone
-from tests.support import older_lightning  # noqa: F401
 from tests.support.lightning_runs import Noting, Points, quiet_trainer
 from tests.support.samples import worker_pids
 

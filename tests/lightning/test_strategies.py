@@ -211,7 +211,9 @@ def test_two_nodes(runs: Runs, tmp_path: Path) -> None:
         for node in range(2)
     ]  # fmt: skip
     printed = [runs.finish(node) for node in nodes]
-    assert "Warning" not in "".join(printed)
+    warned = [line for line in "".join(printed).splitlines() if "Warning" in line]
+    # Hydra 1.3.0 uses what a later OmegaConf warns of.
+    assert not [line for line in warned if "/site-packages/hydra/" not in line]
     assert ["written to" in lines for lines in printed] == [True, False]
     # 1,077 images over two nodes in batches of 64.
     assert json.loads((tmp_path / "run" / "metrics.json").read_text())["steps"] == 9

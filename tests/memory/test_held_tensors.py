@@ -125,7 +125,7 @@ class Pairs:
     def __getitem__(self, index):
         return torch.full((500,), index), index
 
-with DataLoader(Pairs(), num_workers=1) as loader:
+with DataLoader(Pairs(), num_workers=1, multiprocessing_context="fork") as loader:
     kept = [label for _, label in loader]
 print([int(label) for label in kept] == list(range(400)))
 print({label.untyped_storage().nbytes() for label in kept})
@@ -142,7 +142,7 @@ def test_of_small_batches_too(tmp_path: Path) -> None:
     program.write_text(SMALL_BATCHES)
     right, sizes, places = run_program(program).splitlines()
     assert (right, sizes) == ("True", "{8}")
-    assert int(places) < 100
+    assert int(places) < 150  # where each lay by itself: 200
 
 
 def test_what_is_kept_for_a_moment_keeps_its_memory() -> None:

@@ -348,6 +348,7 @@ def numbers(loader: DataLoader[Any]) -> list[int]:
     return [int(value) for batch in loader for value in batch[:, 0]]
 
 
+@pytest.mark.usefixtures("by_fork")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_streams_end_as_they_are_told(workers: int) -> None:
     options = {"batch_size": 4, "num_workers": workers}
@@ -369,6 +370,7 @@ def test_streams_end_as_they_are_told(workers: int) -> None:
         assert len(numbers(loader)) == 21
 
 
+@pytest.mark.usefixtures("by_fork")  # many loaders, one after the other
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize(("exhausted", "length"), [("stop", None), ("drop", None), ("repeat", 190)])
 def test_streams_resume_in_mid_epoch(exhausted: str, length: int | None, workers: int) -> None:

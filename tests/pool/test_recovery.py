@@ -44,7 +44,7 @@ from tests.support.samples import Call, Counting, hang, ints, uncollated, worker
 
 TESTS = str(Path(__file__).parents[1])
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("by_fork")]  # for pipes and gates
 
 
 @contextmanager

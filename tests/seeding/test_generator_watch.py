@@ -33,6 +33,8 @@ from lit_loader.seeding.generator_watch import EARLY, GeneratorWatch
 from lit_loader.transport.status_board import Progress
 from tests.support import held_elsewhere
 
+pytestmark = pytest.mark.usefixtures("by_fork")  # much of what may hold one cannot be pickled
+
 LENGTH = 24
 BATCH = 2
 

@@ -11,7 +11,6 @@ from typing import Any
 from lightning.pytorch import Callback, Trainer
 
 from lit_loader import LoaderDataModule
-from tests.support import older_lightning  # noqa: F401
 from tests.support.exact import Augmented
 from tests.support.lightning_runs import SaveAt, quiet_trainer
 from tests.support.strategy_runs import BATCH_SIZE, BATCHES, EPOCHS, LENGTH, Model

@@ -13,6 +13,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from tests.support import older_lightning  # noqa: F401
+
 
 class Points(Dataset[Tensor]):
     """Vectors of three that hold their own index."""

@@ -18,7 +18,6 @@ from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.utilities import CombinedLoader
 
 from lit_loader import DataLoader
-from tests.support import older_lightning  # noqa: F401
 from tests.support.exact import Augmented
 from tests.support.lightning_runs import SaveAt, quiet_trainer
 from tests.support.strategy_runs import BATCH_SIZE, EPOCHS, LENGTH, Model

@@ -434,3 +434,18 @@ def test_no_descriptor_is_kept(layout: Layout) -> None:
 def test_a_lock_does_not_hide_behind_an_array() -> None:
     with pytest.raises(TypeError, match="lock"):
         dump([np.arange(MANY), threading.Lock()], False)
+
+
+@pytest.mark.parametrize("by_value", [False, True], ids=["by name", "by value"])
+@pytest.mark.parametrize("length", [3, LARGE], ids=["small", "large"])
+def test_conjugates_and_negatives_stay_what_they_are(length: int, by_value: bool) -> None:
+    """torch's own pickling for other processes carries the bytes alone."""
+    if by_value:
+        pytest.importorskip("cloudpickle")
+    view = torch.complex(torch.arange(length) + 1.0, torch.arange(length) + 2.0).conj()
+    value = [view, view.imag, view[1:], torch.nn.Parameter(view), view.clone().requires_grad_()]
+    assert value[0].is_conj() and value[1].is_neg() and value[3].is_conj()
+    for found, given in zip(carried(value, by_value), value, strict=True):
+        assert torch.equal(found, given)
+        assert type(found) is type(given)
+        assert found.requires_grad == given.requires_grad and found.is_leaf

@@ -753,6 +753,7 @@ class TestLifetime:
         file.seek(0)
         loaded = torch.load(file)
         del batch
+        gc.collect()  # torch 2.6 saves by classes that are made for it, and hold the storage
         assert slot() is None and loaded.shape == (3, 4)
 
     def test_decoding_warns_of_nothing_and_gives_ordinary_tensors(self) -> None:

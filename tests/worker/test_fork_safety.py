@@ -581,17 +581,13 @@ def test_starts_while_others_draw(starts: int) -> None:
     threads = [threading.Thread(target=hammer, args=(deed,)) for deed in deeds]
     for thread in threads:
         thread.start()
-    slowest = 0.0
     try:
         with warned() as texts:
             for _ in range(starts):
-                begun = time.monotonic()
                 found = batches(Drawing(), num_workers=1, max_worker_restarts=0)
                 assert found == expected
-                slowest = max(slowest, time.monotonic() - begun)
     finally:
         stop.set()
         for thread in threads:
             thread.join()
-    assert slowest < PROMPT
     assert not [text for text in texts if "given up" in text]

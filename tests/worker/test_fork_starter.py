@@ -9,6 +9,7 @@ import re
 import select
 import signal
 import socket
+import subprocess
 import time
 import warnings
 from collections import Counter
@@ -36,6 +37,7 @@ TESTS = str(Path(__file__).parents[1])
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs a launcher"),
     pytest.mark.timeout(120),
+    pytest.mark.usefixtures("by_fork"),
 ]
 
 
@@ -343,7 +345,8 @@ thread = threading.Thread(target=hold)
 thread.start()
 taken.wait()
 try:
-    print([int(x) for x in DataLoader(Squares(), num_workers=2)], flush=True)
+    loader = DataLoader(Squares(), num_workers=2, multiprocessing_context="fork")
+    print([int(x) for x in loader], flush=True)
 finally:
     done.set()
 """
@@ -374,11 +377,28 @@ def test_a_fork_server_that_is_killed_again_and_again(monkeypatch: pytest.Monkey
     with pytest.raises(
         LoaderError,
         match=r"^DataLoader worker 0 cannot be started: Python's fork server, which starts it, was "
-        r"killed or does not answer \(\w+Error: .*\); iterate the loader anew, or set",
+        r"killed or does not answer \(\w+Error: .*\); if there .* iterate the loader anew, or set",
     ):
         list(loader)
     monkeypatch.undo()
     assert ints(loader) == list(range(4))
+
+
+UNGUARDED = """
+from lit_loader import DataLoader
+
+print(list(DataLoader(range(4), num_workers=1, multiprocessing_context="forkserver")))
+"""
+
+
+def test_a_script_that_a_fork_server_runs_again(tmp_path: Path) -> None:
+    """The server itself ends of it in Python 3.14, and the worker in those before."""
+    script = tmp_path / "script.py"
+    script.write_text(UNGUARDED)
+    printed = run_program(script, code=1, stderr=subprocess.STDOUT)
+    last = printed.splitlines()[-1]
+    assert last.startswith("lit_loader."), printed
+    assert 'put what a script does under `if __name__ == "__main__":`' in last
 
 
 def test_a_fork_server_in_a_process_that_was_forked() -> None:
