@@ -6,6 +6,8 @@ by datasets through `get_epoch` and `get_shard`, which are public.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 from lit_loader.describe import public
@@ -13,24 +15,37 @@ from lit_loader.describe import public
 __all__ = ["get_epoch", "get_shard", "reading"]
 
 
+Beginning = Callable[[int], AbstractContextManager[object]]
+
+
+def _as_they_are(part: int) -> AbstractContextManager[object]:
+    return nullcontext()
+
+
 class _Reading:
-    """What is being read, and as which share; there is one a process."""
+    """What is being read, and as which share; there is one a process.
+
+    Attributes:
+        beginning: Gives a context in which generators are as before the epoch's first sample, for
+            a part of an iterable dataset that begins later; by the part's number.
+    """
 
     def __init__(self) -> None:
         self.epoch = 0
         self.shard = (0, 1)
+        self.beginning: Beginning = _as_they_are
         self.shard_asked = False
         self.epoch_asked = False
 
-    def leave(self) -> tuple[int, tuple[int, int], bool]:
+    def leave(self) -> tuple[int, tuple[int, int], bool, Beginning]:
         """Read something else (a loader within a dataset, say); returns what `return_to` takes."""
-        place = self.epoch, self.shard, self.shard_asked
-        self.shard_asked = False
+        place = self.epoch, self.shard, self.shard_asked, self.beginning
+        self.shard_asked, self.beginning = False, _as_they_are
         return place
 
-    def return_to(self, place: tuple[int, tuple[int, int], bool]) -> None:
+    def return_to(self, place: tuple[int, tuple[int, int], bool, Beginning]) -> None:
         """Be again where `leave` was called."""
-        self.epoch, self.shard, self.shard_asked = place
+        self.epoch, self.shard, self.shard_asked, self.beginning = place
 
 
 reading: Final = _Reading()

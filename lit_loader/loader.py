@@ -28,6 +28,7 @@ from torch.utils.data import default_convert as torch_default_convert
 from torch.utils.data.dataloader import _DatasetKind  # programs compare _dataset_kind with it
 
 from lit_loader.accelerator.device_copy import Move
+from lit_loader.checkpoint.forgetful import advice_on_reading_again
 from lit_loader.checkpoint.saved_by_lightning import ADVICE_WITHOUT_CALLBACK, called_by_lightning
 from lit_loader.config.built import FIXED, SHOWN_OTHERWISE
 from lit_loader.config.kinds import check_dataset
@@ -158,8 +159,8 @@ class DataLoader(TorchLoader[T_co]):
         for name, value in config.as_kwargs().items():
             if name not in SHOWN_OTHERWISE:
                 setattr(self, name, value)
-        local = config.num_workers not in (0, "auto")
-        if (local or self.remote_workers) and self.prefetch_factor is None:
+        workers = config.num_workers != "auto" and (config.num_workers or config.remote_workers)
+        if workers and self.prefetch_factor is None:
             self.prefetch_factor = DEFAULT_PREFETCH
         if config.batch_sampler is not None:
             self.batch_size = None
@@ -336,11 +337,7 @@ class DataLoader(TorchLoader[T_co]):
         self._loaded_state = state  # an attribute: a loader that Lightning rebuilds has it, too
         internals = self._internals
         if internals.reads_again:
-            internals.warn_once(
-                f"{type(self.dataset).__name__} has no state_dict and load_state_dict: resuming "
-                "reads again all that it has given out before; add these methods if that takes too "
-                "long"
-            )
+            internals.warn_once(advice_on_reading_again(self.dataset))
         # A callback restores what Lightning has restored once more, before the first batch.
         internals.advice_at_start = ADVICE_WITHOUT_CALLBACK if called_by_lightning() else None
 

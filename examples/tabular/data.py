@@ -33,4 +33,4 @@ class TabularData(LoaderDataModule):
     def make_dataset(self, split: str) -> RowGroups:
         training = split == "train"
         path = self.root / f"{split}.parquet"
-        return RowGroups(path, TARGET, shuffle=training, seed=self.seed, drop_uneven=training)
+        return RowGroups(path, TARGET, shuffle=training, seed=self.seed)

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from sklearn.datasets import load_breast_cancer
 from sklearn.model_selection import train_test_split
 
-TRAIN_ROWS, GROUP_ROWS = 384, 16  # 24 groups: they go into 1, 2, 3, 4, 6, 8, 12 and 24 shares
+TRAIN_ROWS, GROUP_ROWS = 384, 16
 TARGET = "malignant"
 
 

@@ -24,27 +24,20 @@ Row = tuple[Tensor, Tensor]
 
 
 class RowGroups(IterableDataset[Row]):
-    """Rows of a Parquet file; each reader (worker × rank) reads whole row groups of its own.
+    """Rows of a Parquet file; each reader reads whole row groups of its own.
+
+    There may be any number of groups and readers: with ``num_shards`` the loader sees to it that
+    all ranks come to as many batches (``shard_tail``).
 
     Args:
         path: The file.
         target: Column of the class; all others are features.
         shuffle: A new order of the groups, and of the rows in each, in every epoch.
         seed: Of that order.
-        drop_uneven: Leave off the last few groups of an epoch if they do not go into all shares
-            evenly. Under DDP every rank needs as many batches as the others.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        target: str,
-        shuffle: bool = False,
-        seed: int = 0,
-        drop_uneven: bool = False,
-    ) -> None:
-        self.path, self.target = path, target
-        self.shuffle, self.seed, self.drop_uneven = shuffle, seed, drop_uneven
+    def __init__(self, path: Path, target: str, shuffle: bool = False, seed: int = 0) -> None:
+        self.path, self.target, self.shuffle, self.seed = path, target, shuffle, seed
 
     def __iter__(self) -> Reader:
         return Reader(self)
@@ -55,8 +48,6 @@ class RowGroups(IterableDataset[Row]):
         order = np.arange(groups)
         if self.shuffle:
             order = np.random.default_rng([self.seed, get_epoch()]).permutation(groups)
-        if self.drop_uneven:
-            order = order[: groups // count * count]
         return order[index::count].tolist()
 
     def rows(self, file: pq.ParquetFile, group: int) -> list[Row]:

@@ -12,7 +12,8 @@ are found afterwards, and the batch is made again with them seeded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -193,6 +194,7 @@ class BatchLoader:
             self._reseed_batch(number)
         elif spec.iterable:
             self._watch.refresh()  # type: ignore[union-attr]
+            reading.beginning = self._beginning
             self._fetcher = _ENDED  # if iter(dataset) raises, there is nothing to go on with
             self._fetcher = self._open(indices or ReadPoint(), number, progress)
         else:
@@ -201,6 +203,7 @@ class BatchLoader:
         assert self._fetcher is not None
         state = None
         if spec.iterable and isinstance(self._fetcher, IterableFetcher):
+            reading.beginning = self._beginning
             state = self._fetcher.state()
         samples = self._fetcher.fetch(indices, progress)
         if samples is OMITTED:
@@ -274,6 +277,26 @@ class BatchLoader:
         """
         if self._spec.seeding != "worker":
             self._reseed(extend(self._epoch_seed, _BEGINNING, stage))
+
+    @contextmanager
+    def _beginning(self, part: int) -> Iterator[None]:
+        """Set generators as for what comes before the first sample; then they go on as they were.
+
+        Those that only ``reseed_fn`` reaches are left alone: they could not be put back.
+        """
+        if self._spec.seeding == "worker":
+            yield
+            return
+        held = self._watch.held  # type: ignore[union-attr]
+        rewind = Rewind(held.states)
+        rewind.mark()
+        seed = extend(self._epoch_seed, _BEGINNING, _FIRST_NEXT, part)
+        seed_globals(seed)
+        held.reseed(seed)
+        try:
+            yield
+        finally:
+            rewind.back()
 
     def _reseed_batch(self, number: int) -> None:
         spec = self._spec

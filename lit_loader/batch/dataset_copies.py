@@ -8,7 +8,7 @@ first: pickled once, and unpickled for each.
 - *Shared*, as the same objects: modules, functions and classes; what is made to be shared (locks,
   queues, tensors in shared memory, `SharedSequence` and whatever else copies itself by its
   ``__deepcopy__``); arrays that are read-only all the way down (``array.flags.writeable = False``,
-  ``np.load(path, mmap_mode="r")``), however large.
+  ``np.load(path, mmap_mode="r")``), however large. Not shared: a Hugging Face stream's epoch.
 - *Refused*, by its place in the dataset: what can be neither, an open file or a generator.
 """
 
@@ -93,11 +93,14 @@ class _Pickler(pickle.Pickler):
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
         self._shared = shared
         self._places: dict[int, int] = {}
+        self._epochs: set[int] = set()
 
     def persistent_id(self, obj: Any) -> int | None:
         if type(obj) is _Same:
             obj = obj.obj
-        elif not (isinstance(obj, _SHARED) or _is_read_only(obj) or _is_in_shared_memory(obj)):
+        elif id(obj) in self._epochs or not (
+            isinstance(obj, _SHARED) or _is_read_only(obj) or _is_in_shared_memory(obj)
+        ):
             return None
         place = self._places.get(id(obj))
         if place is None:
@@ -107,6 +110,10 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
+        # A Hugging Face stream has its epoch in shared memory, for torch's persistent workers. Here
+        # readers are in different ones: who begins the next would set that of all the others.
+        if "_ex_iterable" in getattr(obj, "__dict__", ()):
+            self._epochs.add(id(getattr(obj, "_epoch", None)))
         if not hasattr(kind, "__deepcopy__") or issubclass(kind, _BY_CONTENT):
             return NotImplemented
         return copy.deepcopy, (_Same(obj),)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
+from lit_loader.checkpoint.forgetful import forgets
 from lit_loader.checkpoint.untrusted_state import damaged, own_part, restore, resuming
 from lit_loader.errors import StateError
 
@@ -26,9 +27,9 @@ ITERATOR: Final = "iterator"
 
 
 def is_stateful(thing: Any) -> bool:
-    """Whether this has ``state_dict`` and ``load_state_dict``."""
+    """Whether this has ``state_dict`` and ``load_state_dict`` that lose nothing."""
     methods = (getattr(thing, name, None) for name in ("state_dict", "load_state_dict"))
-    return all(map(callable, methods))
+    return all(map(callable, methods)) and not forgets(thing)
 
 
 def checked_parts(place: str, value: Any, name: str) -> dict[str, Any] | None:

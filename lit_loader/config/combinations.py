@@ -21,11 +21,6 @@ def check_workers(config: Any) -> None:
             "num_workers='auto' needs batches that do not depend on who makes them: set "
             "seeding to 'batch' or 'sample', or num_workers to a number, got seeding='worker'"
         )
-    if config.num_workers == "auto" and config.remote_workers:
-        raise OptionError(
-            "num_workers='auto' does not count remote workers: set num_workers to a number, "
-            f"got num_workers='auto', remote_workers={config.remote_workers}"
-        )
     if config.remote_workers and config.seeding == "worker":
         raise OptionError(
             "remote_workers needs batches that do not depend on who makes them: set seeding to "

@@ -115,7 +115,7 @@ class LoaderConfig:
             or tuples, lists and dicts of such, and more) from memory that all of them share,
             instead of a copy in each. They and their records read as before, and raise if they are
             written to. The training process's own stay as they are.
-        remote_workers: Workers on other machines, besides; map-style datasets only.
+        remote_workers: Workers on other machines, besides; an iterable dataset needs num_shards.
         remote: Where they come from: a `RayWorkers`, or a mapping of its options; None:
             ``RayWorkers()``, the Ray cluster that this machine is a node of.
 
@@ -243,7 +243,8 @@ class LoaderConfig:
                 "indices to choose from: use 'skip' or 'raise', got on_sample_error='replace'"
             )
         if self.remote_workers:
-            check_use(self.remote_workers, iterable)
+            if iterable:
+                check_use(self)
             self.remote.check_installed()
         if iterable and self.num_workers == "auto" and self.num_shards is None:
             raise OptionError(

@@ -79,16 +79,23 @@ class RayWorkers:
             )
 
 
-def check_use(remote_workers: int, iterable: bool) -> None:
-    """Refuse an iterable dataset.
+def check_use(config: Any) -> None:
+    """Refuse remote workers for an iterable dataset, where its readers are the workers.
 
     Raises:
-        OptionError: It is one.
+        OptionError: They are, or there is no worker here.
     """
-    if iterable:
+    if config.num_shards is None:
         raise OptionError(
-            "remote_workers does not apply to an IterableDataset, whose shares belong to the "
-            f"workers here: use a map-style one, got remote_workers={remote_workers}"
+            "remote_workers does not apply to an IterableDataset without num_shards, whose shares "
+            f"belong to the workers here: pass num_shards, got remote_workers="
+            f"{config.remote_workers}"
+        )
+    if config.num_workers == 0:
+        raise OptionError(
+            "remote_workers serve readers of an IterableDataset beside workers here, which take "
+            "them over when there is no cluster: set num_workers to at least 1, got num_workers=0 "
+            f"and remote_workers={config.remote_workers}"
         )
 
 

@@ -115,6 +115,7 @@ class LoaderIterator(Generic[T_co]):
         self.sample_errors = SampleErrorLog(host.max_sample_errors)
         self._start: EpochStart | None = None
         self._tail: ShardTail | None = None
+        self._due = True  # whether it is not known yet if there is one
         self._ended = False
         self._given = 0  # when the last batch was given out
         self._samples = 0
@@ -136,13 +137,14 @@ class LoaderIterator(Generic[T_co]):
             with self._host.lock:
                 if self._ended:
                     raise StopIteration
-                if self._start is None:
-                    begun = self._host.begin_epoch()
-                    self._tail = self._host.tail(begun)
-                    self._start = begun
-                self._settle(self._start)
+                start = self._start
+                if start is None or self._due:  # an interrupted one goes on with its epoch
+                    start = self._start = start or self._host.begin_epoch()
+                    self._tail = self._host.tail(start)
+                    self._due = False
+                self._settle(start)
                 asked = True
-                batch = self._next(self._start)
+                batch = self._next(start)
             if mine is not None:
                 mine.end()
             return batch

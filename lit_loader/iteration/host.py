@@ -316,7 +316,8 @@ class LoaderHost:
         """Give workers to an iterator, for it alone."""
         self._turn.claim(begun=self._internals.workers.begun is not None)
         workers = self._turn.workers(self._loader.num_workers)
-        workers = workers or (0 if self._lanes else 1)  # 0: from the next one on
+        # 0: from the next one on. A stream's readers need a place while nobody is up elsewhere.
+        workers = workers or (0 if self._lanes and not self.assigned else 1)
 
         def start() -> WorkerPool:
             return self._start_pool(request.seed, workers, self._lanes)

@@ -280,7 +280,7 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         """Send the outstanding tasks whose batches have not come in."""
         outstanding = self._outstanding
         for number in outstanding.buffer.restart(outstanding.missing()):
-            self._send(number, outstanding.tasks[number], start.epoch, start.seed, pool)
+            pool.submit(number, outstanding.tasks[number], start.epoch, start.seed)
 
     def _dispatch(self, start: EpochStart, pool: WorkerPool) -> None:
         """Send tasks until ``depth`` are outstanding or there are no more."""
@@ -295,10 +295,7 @@ class MultiProcessIterator(LoaderIterator[T_co]):
                 return
             number, epoch, indices = task
             outstanding.buffer.expect(number)
-            self._send(number, indices, epoch, start.seed, pool)
-
-    def _send(self, number: int, indices: Any, epoch: int, seed: int, pool: WorkerPool) -> None:
-        pool.submit(number, indices, epoch, seed)
+            pool.submit(number, indices, epoch, start.seed)
 
     def _warn(self, pool: WorkerPool) -> None:
         """Warn of workers that were replaced, and of a budget that cannot be kept."""

@@ -111,7 +111,7 @@ class _Mixing(Iterator[Any]):
         self._schedule = Schedule(stream.weights, derive(stream.seed, reading.epoch, index))
         length = stream.epoch_length
         self._left = math.inf if length is None else -((index - length) // count)
-        self._sources = [_Source(dataset) for dataset in stream.datasets]
+        self._sources = [_Source(each, number) for number, each in enumerate(stream.datasets)]
         self._drawn_from = [
             source for source, weight in zip(self._sources, stream.weights, strict=True) if weight
         ]
@@ -179,8 +179,8 @@ _KEY, _ROLE = "dataset", "source"
 class _Source:
     """One source of a stream: its iterator, opened at its first sample, and where that is."""
 
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
+    def __init__(self, dataset: Any, number: int) -> None:
+        self._dataset, self._number = dataset, number
         self._opened: Opened | None = None
         self._loaded: Any = None
         self._again = 0
@@ -188,12 +188,17 @@ class _Source:
 
     def next(self) -> Any:
         """Give the next sample; StopIteration at the end."""
-        if self._opened is None:
-            self._open()
-        assert self._opened is not None
-        if self._again:
-            self._read_again(self._opened)
-        sample = next(self._opened.iterator)
+        if self._opened is None and not self.taken:
+            with reading.beginning(self._number):
+                self._opened = Opened(self._dataset, _KEY, role=_ROLE)
+                sample = next(self._opened.iterator)
+        else:
+            if self._opened is None:
+                self._open_again()
+            assert self._opened is not None
+            if self._again:
+                self._read_again(self._opened)
+            sample = next(self._opened.iterator)
         self.taken += 1
         return sample
 
@@ -211,27 +216,28 @@ class _Source:
         self.taken, self.ended, self._loaded = state
         self._opened = None
 
-    def _open(self) -> None:
-        if not self.taken:
-            self._opened = Opened(self._dataset, _KEY, role=_ROLE)
-            return
+    def _open_again(self) -> None:
         # In the run that is resumed, this batch was made without any of what follows.
-        with preserved():
+        with preserved(), reading.beginning(self._number):
             self._opened = Opened(self._dataset, _KEY, self._loaded, role=_ROLE)
             if not self._loaded:
                 self._again = self.taken
+                self._read_one_again(self._opened)
         self._loaded = None  # not sooner: a source that refuses it is asked again
 
     def _read_again(self, opened: Opened) -> None:
         """Read what has been given before; a sample that raised then may raise again."""
         with preserved():
             while self._again:
-                try:
-                    next(opened.iterator)
-                except StopIteration:
-                    self._again = 0  # there are fewer now
-                    raise
-                self._again -= 1
+                self._read_one_again(opened)
+
+    def _read_one_again(self, opened: Opened) -> None:
+        try:
+            next(opened.iterator)
+        except StopIteration:
+            self._again = 0  # there are fewer now
+            raise
+        self._again -= 1
 
 
 def _checked(state: Any) -> tuple[int, int, bool, list[list[Any]]]:

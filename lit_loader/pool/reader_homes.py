@@ -81,7 +81,8 @@ class ReaderHomes:
         """Move as few readers as will give each of these workers its fair share.
 
         Args:
-            workers: Those that can take tasks; not empty.
+            workers: Those that can take tasks; not empty. Of several that have as few readers the
+                first is given one.
             wanted: How many there are to be. Readers that are to move to those which are not up yet
                 stay where they are until then.
 
@@ -89,7 +90,7 @@ class ReaderHomes:
             The readers that moved, each with the worker that it left, if that goes on.
         """
         before = [*self._homes]
-        served: dict[int, list[int]] = {worker: [] for worker in sorted(workers)}
+        served: dict[int, list[int]] = {worker: [] for worker in workers}
         homeless: list[int] = []
         for reader, home in enumerate(self._homes):
             served.get(home, homeless).append(reader)

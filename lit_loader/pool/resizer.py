@@ -21,7 +21,7 @@ from lit_loader.pool.handshake import Handshake
 from lit_loader.pool.pipes import Pipes
 from lit_loader.pool.worker_set import WorkerSet
 from lit_loader.system.interrupts import HeldBack
-from lit_loader.transport.messages import Proceed
+from lit_loader.transport.messages import ALL, Part, Proceed
 from lit_loader.transport.status_board import Stage, StatusBoard
 
 __all__ = ["Resizer"]
@@ -91,7 +91,9 @@ class Resizer:
         """Divide the readers of an iterable dataset among the workers that are up and stay."""
         workers = self._workers
         with HeldBack(), self._dispatcher.lock:
-            self._dispatcher.settle(workers.able, workers.num_workers)
+            able = workers.able
+            wanted = workers.num_workers + sum(worker in workers.lanes for worker in able)
+            self._dispatcher.settle(able, wanted)
             for worker in workers.take_unborn():
                 self._send_elsewhere(worker)
 
@@ -141,6 +143,18 @@ class Resizer:
             self._send_elsewhere(worker)
         self.start_more()  # it may be wanted again
 
+    def gave_up(self, lane: int) -> None:
+        """Hear that a lane has lost the places of its readers, and gives back all that it has.
+
+        It takes nothing until it is answered: so none of its tasks, wherever on its way, is done
+        by it, and their slots are free.
+        """
+        with HeldBack(), self._dispatcher.lock:
+            self.settle()  # the board shows that it is not able
+            self._pipes.send(Part(ALL), lane)
+            if self._handshake.missing is None:
+                self._dispatcher.send_again(lane, (), succeeded=True)
+
     def _send_elsewhere(self, worker: int) -> None:
         """Send tasks of its own to others that a worker which is gone has left.
 
@@ -170,6 +184,8 @@ class Resizer:
             for each in gone:
                 dispatcher.drop_void(each)
                 workers.bury(each)
+            if worker in workers.lanes:  # their readers need not wait for other lanes to open
+                self.settle()
             succeeded = workers.is_wanted(worker)
             resuming = handshake.missing is not None  # then all tasks are void
             if not resuming:
@@ -189,9 +205,12 @@ class Resizer:
             if not resuming:
                 if skip_task is not None:
                     dispatcher.withdraw(skip_task)
-                dispatcher.send_again(worker, workers.rows().values(), succeeded)
+                for each in gone[:1] if self._pipes.shared_queue else gone:
+                    dispatcher.send_again(each, workers.rows().values(), succeeded)
+                for _ in gone:  # perhaps each had just taken what was for one that is to leave
+                    self.not_needed()
 
     def not_needed(self) -> None:
-        """Hear that an Attend came to a worker that it meant nothing to; send another one."""
+        """Send another Attend, for one came to a worker that it meant nothing to."""
         if self.waited_for:
             self._pipes.announce(1)

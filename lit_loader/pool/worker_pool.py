@@ -7,10 +7,9 @@ outcomes (a batch in shared memory, or an error) and the deaths of workers come 
       └─ indices ─▶ slot                 │ batch ─▶ slot          │
     resume ─Resume─▶ control pipes ──────┘◀── sentinels ── poll ──┘
 
-Its parts: `pool/worker_set.py` has the processes, `pool/dispatcher.py` the tasks,
-`pool/handshake.py` the beginning of an epoch, `pool/resources.py` all that is given back at the
-end. :meth:`WorkerPool.receive` waits in one ``poll`` for results, for a worker's death and for
-:meth:`WorkerPool.wake`; nothing is looked at in intervals once the workers are up.
+`pool/worker_set.py` has the processes, `pool/dispatcher.py` the tasks, `pool/handshake.py` the
+beginning of an epoch, `pool/resources.py` all that is given back. :meth:`WorkerPool.receive` waits
+in one ``poll`` for all there is; nothing is looked at in intervals once the workers are up.
 
 The number of workers may change at any time (`pool/resizer.py`). One thread may submit while
 another receives; any may call :meth:`WorkerPool.resize` and :meth:`WorkerPool.wake`. Everything
@@ -170,8 +169,8 @@ class WorkerPool:
 
     @property
     def settled(self) -> bool:
-        """Whether there are just as many as there are to be, all of them up."""
-        return not self._workers.starting and len(self._workers.started) == self.num_workers
+        """Whether there are just as many as there are to be, all of them up; lanes do not count."""
+        return self._workers.settled and self._workers.num_workers == self.num_workers
 
     @property
     def leaving(self) -> bool:
@@ -190,7 +189,7 @@ class WorkerPool:
 
     @property
     def pids(self) -> list[int]:
-        """Their process ids."""
+        """Their process ids, by number; that which has all lanes is the last."""
         return self._workers.pids
 
     def rows(self) -> dict[int, BoardRow]:
@@ -279,6 +278,8 @@ class WorkerPool:
                 self._resizer.came_up(message.worker)  # type: ignore[union-attr]
             elif kind is Spare:
                 self._resizer.not_needed()
+            elif kind is Return and not self._pipes.shared_queue:
+                self._resizer.gave_up(message.worker)  # type: ignore[union-attr]
             else:
                 if message is None and workers.starting:
                     workers.look_at_starting()

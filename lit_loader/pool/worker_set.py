@@ -97,6 +97,7 @@ class WorkerSet:
             stacks=Descriptor(own.stacks.fd),
         )
         self.lanes = range(first_lane, first_lane + (0 if lanes is None else lanes.count))
+        self._lanes_each = 1 if lanes is None else lanes.in_flight
         starter: Starter = make_starter(context, self._links, spec)
         own.starter = starter
         if lanes is not None:
@@ -116,8 +117,15 @@ class WorkerSet:
 
     @property
     def pids(self) -> list[int]:
-        """Their process ids."""
-        return [process.pid or 0 for _, process in sorted(self._own.processes.items())]
+        """Their process ids, by number; that which has all lanes is the last."""
+        pids = (process.pid or 0 for _, process in sorted(self._own.processes.items()))
+        return list(dict.fromkeys(pids))
+
+    @property
+    def settled(self) -> bool:
+        """Whether there are as many as there are to be, all of them up; lanes do not count."""
+        here = len(self._own.processes) - sum(lane in self._own.processes for lane in self.lanes)
+        return not self.starting and here == self.num_workers
 
     @property
     def shared_data(self) -> int:
@@ -135,9 +143,18 @@ class WorkerSet:
 
     @property
     def able(self) -> list[int]:
-        """Those that stay and have a pipe that they read, or will: they can be sent tasks."""
-        reading = (each for each in self._able if self._board.read(each).stage != Stage.LEFT)
-        return [worker for worker in reading if self.is_wanted(worker)]
+        """Those that stay and have a pipe that they read, or will: they can be sent tasks.
+
+        Lanes come last, and first one of each worker elsewhere.
+        """
+        able = [each for each in self._able if self.is_wanted(each) and self._reads(each)]
+        first, each = self.lanes.start, self._lanes_each
+        return sorted(able, key=lambda w: (w in self.lanes, (w - first) % each, w))
+
+    def _reads(self, worker: int) -> bool:
+        stage = self._board.read(worker).stage
+        # A lane whose worker is not there says so by being at its beginning.
+        return stage != Stage.LEFT and not (stage == Stage.STARTING and worker in self.lanes)
 
     def take_tasks(self, workers: Sequence[int]) -> None:
         """Note that workers can be sent tasks, though they are not up yet."""

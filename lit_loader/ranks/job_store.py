@@ -17,6 +17,7 @@ import torch.distributed
 from torch.distributed import distributed_c10d
 
 from lit_loader.errors import LoaderError
+from lit_loader.system.interrupts import HeldBack
 
 __all__ = ["JobStore", "Talks", "common_store"]
 
@@ -41,30 +42,36 @@ class Talks:
         self._loader: int | None = None
         self._times: Counter[int] = Counter()  # that an epoch was begun
         self._begun: list[JobStore] = []
+        self._last: Any = None
 
-    def begin(self, kind: str, epoch: int, rank: int, replicas: int) -> JobStore:
-        """Begin another subject.
+    def begin(self, kind: str, epoch: int, start: object, rank: int, replicas: int) -> JobStore:
+        """Begin another subject; the last one again, if it was interrupted at its beginning.
 
         Args:
             kind: Of loader.
             epoch: The epoch.
+            start: What begins it; of each subject another object.
             rank: This rank.
             replicas: How many ranks there are.
 
         Raises:
             LoaderError: This is no job of so many processes.
         """
-        if self._loader is None:
-            self._loader = _loaders[kind]
-            _loaders[kind] += 1
-        name = f"{kind}/{self._loader}/{epoch}/{self._times[epoch]}"
-        begun = JobStore(name, rank, replicas)
-        self._times[epoch] += 1
-        # All have begun the last one when its end was agreed on, and so are through with that
-        # before it.
-        self._begun.append(begun)
-        if len(self._begun) > 2:
-            self._begun.pop(0).forget()
+        if start is self._last:
+            return self._begun[-1]
+        with HeldBack():  # else it would be counted here, and on no other rank
+            if self._loader is None:
+                self._loader = _loaders[kind]
+                _loaders[kind] += 1
+            name = f"{kind}/{self._loader}/{epoch}/{self._times[epoch]}"
+            begun = JobStore(name, rank, replicas)
+            self._times[epoch] += 1
+            # All have begun the last one when its end was agreed on, and so are through with that
+            # before it.
+            self._begun.append(begun)
+            if len(self._begun) > 2:
+                self._begun.pop(0).forget()
+            self._last = start
         return begun
 
 

@@ -189,7 +189,7 @@ def tail_of(
         counts = _promised(loader, shards.count, ranks, epoch, resumed)
     job = None
     if ranks > 1 and counts is None:
-        job = talks.begin(f"{name}/{shards.count}/{ranks}/{tail}", epoch, rank, ranks)
+        job = talks.begin(f"{name}/{shards.count}/{ranks}/{tail}", epoch, start, rank, ranks)
     where = f"epoch {epoch} of {name}"
     final = counts is not None
     lead = sum(point.batches for point in points) if tail == "drop" else 0

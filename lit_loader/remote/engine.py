@@ -46,6 +46,7 @@ class Order(NamedTuple):
         epoch: Its epoch.
         seed: Base seed of the epoch.
         capacity: Bytes of the slot; the report of an error is to fit.
+        generation: The generation of its task: readers begin anew in each.
     """
 
     packed: bytes
@@ -53,6 +54,7 @@ class Order(NamedTuple):
     epoch: int
     seed: int
     capacity: int
+    generation: int = 0
 
 
 class Made(NamedTuple):

@@ -88,9 +88,14 @@ class Lane:
         self._held = False
         self._made: Made | None = None  # waits for a larger slot
         self._began = 0
-        desk.board.enter(worker, Stage.IDLE, -1)
+        self._rest = Stage.IDLE  # when it is at nothing
         desk.board.is_elsewhere(worker, "")
-        desk.send(Up(worker))
+        self._begin()
+
+    def _begin(self) -> None:
+        """Say that it is there."""
+        self._desk.board.enter(self.worker, self._rest, -1)
+        self._desk.send(Up(self.worker))
 
     @property
     def free(self) -> bool:
@@ -104,7 +109,9 @@ class Lane:
     def attend(self) -> bool:
         """Read one control message and do what it says; returns False when it is to stop."""
         data = os.read(self.control, SIZE)
-        message = unpack(data) if data else Stop()
+        return self._hear(unpack(data) if data else Stop())
+
+    def _hear(self, message: Message) -> bool:
         if isinstance(message, Stop):
             return False
         if isinstance(message, Resume):
@@ -126,7 +133,8 @@ class Lane:
         self.task = task
         self._began = board.enter(self.worker, Stage.FETCHING, task.number, task.issue)
         packed = self._desk.arena.memory(task.offset, task.capacity)[: task.nbytes].tobytes()
-        return Order(packed, position_of(task.number), task.epoch, task.seed, task.capacity)
+        number = position_of(task.number)
+        return Order(packed, number, task.epoch, task.seed, task.capacity, task.generation)
 
     def finish(self, made: Made) -> None:
         """Write what has been made into the slot, and report it."""
@@ -204,4 +212,4 @@ class Lane:
 
     def _drop(self) -> None:
         self.task = self._made = None
-        self._desk.board.enter(self.worker, Stage.IDLE, -1)
+        self._desk.board.enter(self.worker, self._rest, -1)

@@ -22,7 +22,9 @@ from numpy.typing import NDArray
 
 from lit_loader.batch.batch_loader import BatchLoader
 from lit_loader.batch.collate import collate_privately
-from lit_loader.batch.worker_info import WorkerInfo, show
+from lit_loader.batch.fetch import EndOfData
+from lit_loader.batch.shard_loader import ShardLoader
+from lit_loader.batch.worker_info import ProcessInfo, WorkerInfo, show
 from lit_loader.context import reading
 from lit_loader.remote.engine import Hello, Made, Order, Role
 from lit_loader.remote.payload import unpack_spec
@@ -56,7 +58,8 @@ class Maker:
         self._role = role
         self._node = platform.node()
         self._scratch = np.empty(_SCRATCH, np.uint8)
-        self._loader: BatchLoader | None = None
+        self._loader: BatchLoader | ShardLoader | None = None
+        self._generation = 0
         self._broken: RemoteError | None = None
         torch.set_num_threads(1)
         with _one_at_a_time:
@@ -71,11 +74,17 @@ class Maker:
             where = f"{self._where()}, in worker_init_fn"
             reading.shard_asked = False
             number, workers = role.worker, role.num_workers
-            show(WorkerInfo(id=number, num_workers=workers, seed=role.seed, dataset=spec.dataset))
+            kind = ProcessInfo if spec.num_shards else WorkerInfo
+            show(kind(id=number, num_workers=workers, seed=role.seed, dataset=spec.dataset))
             collate_privately()
             if spec.worker_init_fn is not None:
                 spec.worker_init_fn(role.worker)
-            self._loader = BatchLoader(spec, role.worker, role.num_workers)
+            where = f"{self._where()}, while its dataset was copied"
+            if spec.num_shards:
+                reading.shard_asked = False  # by a worker, not by a reader
+                self._loader = ShardLoader(spec)
+            else:
+                self._loader = BatchLoader(spec, role.worker, role.num_workers)
         except BaseException as error:
             self._broken = RemoteError.capture(error, where)
 
@@ -104,6 +113,9 @@ class Maker:
     def _make(self, order: Order) -> Made:
         if self._broken is not None:
             return self._failed(order, self._broken)
+        if order.generation != self._generation and self._loader is not None:
+            self._generation = order.generation
+            self._loader.begin_epoch()
         progress, indices = Progress(), None
         times = [time.monotonic_ns()]
 
@@ -113,13 +125,18 @@ class Maker:
             times.append(now)
 
         try:
-            indices = unpack_indices(np.frombuffer(order.packed, np.uint8))
+            if order.packed:
+                indices = unpack_indices(np.frombuffer(order.packed, np.uint8))
             writer = SlotWriter(self._scratch)
             batch = self._load(order, indices, progress, on_collate, writer)
             times.append(time.monotonic_ns())
             at, nbytes, used = self._encode(batch, writer)
             times.append(time.monotonic_ns())
+        except EndOfData:
+            return Made(Status.END, self._scratch[:0], 0, 0, 0, 0, 0, 0, 0, 0)
         except BaseException as error:
+            if isinstance(self._loader, ShardLoader):
+                indices = self._loader.whose(order.number)
             shown = describe_batch(order.number, indices, progress)
             return self._failed(order, RemoteError.capture(error, f"{self._where()}, {shown}"))
         # A batch that was omitted has not been through all stages.

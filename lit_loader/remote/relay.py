@@ -39,6 +39,7 @@ from lit_loader.memory.arena import ArenaMap
 from lit_loader.remote.crew import Crew, Member
 from lit_loader.remote.engine import Engine, Hello, Made, Order, UnreachableError
 from lit_loader.remote.lane import Desk, Lane
+from lit_loader.remote.reader_lane import ReaderLane
 from lit_loader.remote.second_look import SecondLook
 from lit_loader.remote.wires import EXACTNESS, FINAL, GONE, NODE, OPEN, RESTART, Plan, Wires
 from lit_loader.system.stack_dumps import write_stacks_to
@@ -72,7 +73,7 @@ def relay_main(wires: Wires, plan: Plan) -> None:
     for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
-    write_stacks_to(wires.fds[3])
+    write_stacks_to(wires.fds[2])
     code = Relay(wires, plan).run()
     os._exit(code)  # the engine's threads have nothing more to say
 
@@ -86,12 +87,15 @@ class Relay:
     """
 
     def __init__(self, wires: Wires, plan: Plan) -> None:
-        arena_fd, tasks, results, _, payload, requests = wires.fds
+        arena_fd, results, _, payload, requests, *tasks = wires.fds
         arena = ArenaMap(arena_fd, wires.mapped, wires.board_bytes)
         self._desk = Desk(arena, StatusBoard(arena.board), results)
-        # Opened anew: that reading it does not block is to hold for nobody else.
-        self._tasks = os.open(f"/proc/self/fd/{tasks}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        os.close(tasks)
+        self._tasks: int | None = None  # lanes have tasks of their own
+        for fd in tasks:
+            # Opened anew: that reading it does not block is to hold for nobody else.
+            how = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+            self._tasks = os.open(f"/proc/self/fd/{fd}", how)
+            os.close(fd)
         self._parent = os.pidfd_open(wires.parent)
         self._requests = socket.socket(fileno=requests)
         self._woken, self._wake = os.pipe()
@@ -187,7 +191,7 @@ class Relay:
         crew = self._crew
         again = None if crew is None else self._look(crew)
         wanted = self._wants_tasks()
-        if wanted != self._watches_tasks:
+        if wanted != self._watches_tasks and self._tasks is not None:
             if wanted:
                 self._poll.register(self._tasks, select.POLLIN)
             else:
@@ -213,7 +217,8 @@ class Relay:
             self._code = 0
             return
         worker, generation = OPEN.unpack(data)
-        lane = self._lanes[fds[0]] = Lane(worker, fds[0], generation, self._desk)
+        kind = ReaderLane if self._tasks is None else Lane
+        lane = self._lanes[fds[0]] = kind(worker, fds[0], generation, self._desk)
         if self._crew is not None:
             place = (worker - self._plan.first) // self._plan.config.in_flight
             self._lanes_of.setdefault(place, []).append(lane)
@@ -243,7 +248,9 @@ class Relay:
         find that they are to wait.
         """
         crew = self._crew
-        while self._code is None and crew is not None:
+        if crew is not None and self._tasks is None:
+            self._serve_readers(crew)
+        while self._code is None and crew is not None and self._tasks is not None:
             self._attend_all(0)
             member = crew.with_room(self._has_lane)
             lane = None if member is None else self._free_lane(member)
@@ -265,6 +272,17 @@ class Relay:
             order = lane.take(message)
             if order is not None:
                 self._orders[crew.give(member, order)] = lane, message, order
+
+    def _serve_readers(self, crew: Crew) -> None:
+        """Order what lanes were sent, and see which of them have a worker."""
+        for place, lanes in self._lanes_of.items():
+            member = crew.members[place]
+            for lane in lanes:
+                assert isinstance(lane, ReaderLane)
+                lane.follow(member.up and not member.silent)
+                order = lane.next_order()
+                if order is not None and lane.task is not None:
+                    self._orders[crew.give(member, order)] = lane, lane.task, order
 
     # --- what the crew tells ---
 

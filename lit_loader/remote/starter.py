@@ -55,13 +55,15 @@ class RemoteLanes:
         nodes: Is told which machine each of them is on, by its place among them.
 
     Attributes:
-        count: How many lanes: one for each batch that a remote worker may have.
+        in_flight: Lanes for each remote worker: one for each batch that it may have.
+        count: How many lanes.
     """
 
     def __init__(self, config: Any, remote_workers: int, nodes: dict[int, str]) -> None:
         self._config = config
         self._remote_workers = remote_workers
         self._nodes = nodes
+        self.in_flight: int = config.in_flight
         self.count: int = remote_workers * config.in_flight
 
     def starter(self, here: Starter, links: Links, first: int, spec: BatchSpec) -> Starter:
@@ -161,9 +163,9 @@ class _Relay:
         last: bool,
     ) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        assert links.tasks is not None
-        fds = (links.arena.fd, links.tasks.fd, links.results.fd, links.stacks.fd, payload)
-        wires = Wires(os.getpid(), links.mapped, links.board_bytes, (*fds, theirs.fileno()))
+        fds = (links.arena.fd, links.results.fd, links.stacks.fd, payload, theirs.fileno())
+        tasks = () if links.tasks is None else (links.tasks.fd,)
+        wires = Wires(os.getpid(), links.mapped, links.board_bytes, (*fds, *tasks))
         context = multiprocessing.get_context("spawn")
         process = context.Process(
             target=relay_main, args=(wires, plan), name="lit_loader relay", daemon=True

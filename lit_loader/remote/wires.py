@@ -56,7 +56,8 @@ class Wires:
         parent: Process id of the parent.
         mapped: Bytes of the arena to map.
         board_bytes: Bytes of the status board at its start.
-        fds: Arena, task pipe, result pipe, file for stacks, payload, and the socket of the starter.
+        fds: Arena, result pipe, file for stacks, payload, the socket of the starter; and the task
+            pipe, unless lanes have tasks of their own, those of readers.
     """
 
     def __init__(self, parent: int, mapped: int, board_bytes: int, fds: tuple[int, ...]) -> None:

@@ -35,6 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
+    "ALL",
     "SIZE",
     "Ack",
     "Attend",
@@ -60,6 +61,9 @@ __all__ = [
 ]
 
 SIZE: Final = 128
+
+ALL: Final = -1
+"""In the place of a reader."""
 
 _POSITION_BITS: Final = 40
 _EPOCHS: Final = 1 << 22
@@ -135,7 +139,10 @@ class Proceed(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Close a reader of an iterable dataset: another worker serves it from now on."""
+    """Close a reader of an iterable dataset: another worker serves it from now on.
+
+    To a lane :data:`ALL` says so of all that it gave up: what it is sent from here on is meant.
+    """
 
     reader: int
 
@@ -225,7 +232,8 @@ class Grow(NamedTuple):
 class Return(NamedTuple):
     """A worker gives a task back undone, and will not write into its slot; another is to have it.
 
-    ``offset`` is the slot of the task, as in :class:`Grow`.
+    ``offset`` is the slot of the task, as in :class:`Grow`. Where tasks are assigned all that it
+    has is given back, with the places of its readers, whatever the number.
     """
 
     worker: int

@@ -55,8 +55,12 @@ class Workers(Protocol):
         """Whether there are as many as there are to be, all of them up."""
 
     @property
+    def num_workers(self) -> int:
+        """How many there are to be on this machine."""
+
+    @property
     def pids(self) -> Sequence[int]:
-        """Their process ids."""
+        """Their process ids, by number."""
 
 
 class AutoWorkers:
@@ -140,8 +144,8 @@ class AutoWorkers:
             if workers.settled:
                 self._measures = True
                 self._begin()
-                if len(workers.pids) < controller.setting.workers:  # no more could be started
-                    self._most = len(workers.pids)
+                if workers.num_workers < controller.setting.workers:  # no more could be started
+                    self._most = workers.num_workers
             return None
         if len(window) < controller.window or window.seconds * 1e9 < LEAST:
             self._due = len(window) + max(4, controller.window // 4)
@@ -149,7 +153,7 @@ class AutoWorkers:
         moment, used = self._before
         elapsed = max(1, time.monotonic_ns() - moment)
         nbytes = window.nbytes
-        load = window.take(len(workers.pids), (time.process_time_ns() - used) / elapsed)
+        load = window.take(workers.num_workers, (time.process_time_ns() - used) / elapsed)
         self._begin()
         if not load.processor or controller.is_quiet(load):
             self._rest = REST * controller.window
@@ -196,5 +200,5 @@ class AutoWorkers:
             batches = max(1, int(budget // nbytes))
             most = min(most, batches)
         if left is not None and each:
-            most = min(most, len(workers.pids) + int(SPARE * left / each))
+            most = min(most, workers.num_workers + int(SPARE * left / each))
         return Bounds(processors, max(1, most), batches)

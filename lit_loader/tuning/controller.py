@@ -19,6 +19,8 @@ measures, asks it once a window of batches, and resizes its pool.
   rarely, as long as the consumer waits.
 - **More batches ahead** are had where what they take varies, and the consumer waits: then it is one
   slow batch that all others queue behind.
+- **Workers on other machines** take what those here leave. So there are to be as many here as if
+  there were no others: the processors of this machine are used first.
 """
 
 from __future__ import annotations
@@ -142,7 +144,7 @@ class Controller:
         if self._quiet <= 0 or seen is None:
             return False
         self._quiet -= 1
-        if (load.waiting > WAITING) != (seen.waiting > WAITING):
+        if (load.lacking > WAITING) != (seen.lacking > WAITING):
             return False
         return not _differs(load, seen, resized=False) and not _crowded(load, seen)
 
@@ -181,14 +183,15 @@ class Controller:
             return None
         self._age = 0
         before, now = trial.before, load.workers
-        if load.waiting <= WAITING:
+        if (load.lacking if now > before.workers else load.waiting) <= WAITING:
             if now > before.workers:
                 self._floor = before.workers + 1
             return None
         gained = _gain(before, load) - 1
         if now > before.workers:
             helped = gained >= (trial.expected - 1) / 2 - _noise(load)
-            if helped and (before.idle <= IDLE or load.waiting < LESS * before.waiting):
+            less = before.idle <= IDLE or load.waiting <= max(WAITING, LESS * before.waiting)
+            if helped and less:
                 return None
             worth = math.ceil(before.workers * (1 + MARGIN * max(0.0, gained)))
             self._ceiling = min(worth, now)
@@ -213,7 +216,8 @@ class Controller:
         target = math.ceil(min(filling, margin * _reaching(demand, rates)))
         most = max(1, int(min(self._ceiling, bounds.most)))
         target = max(min(self._floor, most), min(target, most))
-        if waits and target > now:
+        # If workers elsewhere see to it that there is no wait: what those here would make alone.
+        if target > now and (waits or (load.remote > WAITING and rates[now - 1] < demand)):
             expected = rates[target - 1] / rates[now - 1]
             busy = target == filling
             reason = "keep the processors busy" if busy else "keep up with the consumer"
@@ -275,7 +279,7 @@ def _reaching(rate: float, rates: Sequence[float]) -> float:
 def _gain(before: Load, after: Load) -> float:
     """Times as much as before that gets done, by batches that are as dear as those were."""
     rate = after.capacity / before.capacity
-    if before.idle > IDLE:
+    if before.idle > IDLE and not before.remote:  # else others take what these could
         rate = after.rate / before.rate
     dearer = after.processor / before.processor - 1 if before.processor else 0.0
     return rate * (1 + dearer * min(1.0, before.processor / before.alone))

@@ -51,6 +51,8 @@ class Load:
         wait: Seconds that it waited for one.
         idle: Part of their time in which workers had nothing to do.
         consumer_processors: Processors that the consumer's own process kept busy.
+        remote: Part of the batches that workers on other machines made. All that is said of workers
+            is said of those of this machine.
     """
 
     workers: int
@@ -64,6 +66,7 @@ class Load:
     wait: float
     idle: float
     consumer_processors: float = 0.0
+    remote: float = 0.0
 
     @property
     def capacity(self) -> float:
@@ -94,6 +97,11 @@ class Load:
     def waiting(self) -> float:
         """The part of its time that the consumer waits."""
         return self.wait / max(self.step + self.wait, 1e-12)
+
+    @property
+    def lacking(self) -> float:
+        """The part that the workers fail to give: it is waited for, or made on other machines."""
+        return max(self.waiting, self.remote)
 
 
 def others_at_work(load: Load, processors: float) -> float:

@@ -72,9 +72,11 @@ class Lanes(Protocol):
 
     Attributes:
         count: How many there are.
+        in_flight: How many lead to the same worker elsewhere, one behind the other.
     """
 
     count: int
+    in_flight: int
 
     def starter(self, here: Starter, links: Links, first: int, spec: BatchSpec) -> Starter:
         """Give what starts all workers.

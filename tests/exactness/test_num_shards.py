@@ -385,6 +385,26 @@ def test_each_reader_has_a_copy(workers: int) -> None:
     assert dataset.given == [] and dataset.table[0] == 0
 
 
+class Streaming:
+    """Has its epoch where Hugging Face's streams have it."""
+
+    def __init__(self) -> None:
+        self._ex_iterable, self.other = [1], torch.tensor(5).share_memory_()
+        self._epoch = torch.tensor(0).share_memory_()
+
+
+def test_each_reader_has_an_epoch_of_its_own() -> None:
+    from lit_loader.batch.dataset_copies import DatasetCopies
+
+    stream = [Streaming()]
+    copies = DatasetCopies(stream)
+    (first,), (second,) = copies.make()[0], copies.make()[0]
+    first._epoch += 1
+    first.other += 1
+    assert [int(each._epoch) for each in (first, second, *stream)] == [1, 0, 0]
+    assert int(second.other) == int(stream[0].other) == 6
+
+
 def test_copies_share_what_is_read_only(tmp_path: Path) -> None:
     from lit_loader.batch.dataset_copies import DatasetCopies
 

@@ -1,12 +1,13 @@
-"""Streams of other libraries with ``num_shards``: stopped, resumed with other workers and ranks.
+"""Streams of other libraries with ``num_shards``: killed, resumed with other workers and ranks.
 
 They take their share by ``torch.utils.data.get_worker_info()``, and know nothing of this loader.
+Those of the recipes are in ``tests/examples/test_streams.py``.
 """
 
 from __future__ import annotations
 
+import functools
 import io
-import itertools
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from typing import Any
 import pytest
 
 import lit_loader
-from lit_loader import DataLoader
+from lit_loader import MixtureStream
+from tests.support.stream_resumes import Stream, check_resumes
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -22,84 +24,87 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 
-SHARDS, FILES, ROWS, SIZE = 4, 8, 10, 3
+SHARDS, FILES, ROWS, SIZE = 4, 8, 20, 3
 
 
-def ids(batch: Any) -> list[int]:
-    return [int(value) for value in (batch["id"] if isinstance(batch, dict) else batch)]
+def check(make: Any, folder: Path, times: int = 1) -> None:
+    expected = check_resumes(Stream(make, SIZE, SHARDS), folder)
+    ids = [int(sample.removeprefix("id=")) for _, samples in expected for sample in samples]
+    assert sorted(ids) == sorted([*range(FILES * ROWS)] * times)
 
 
-def read(
-    dataset: Any,
-    workers: int,
-    taken: int | None = None,
-    state: Any = None,
-    ranks: int = 1,
-    rank: int = 0,
-) -> tuple[list[list[int]], Any]:
-    options: dict[str, Any] = {"num_shards": SHARDS, "seed": 1, "shard_tail": "keep"}
-    options |= {"num_replicas": ranks, "rank": rank}
-    with DataLoader(dataset, SIZE, num_workers=workers, **options) as loader:
-        if state is not None:
-            loader.load_state_dict(state)
-        batches = [ids(batch) for batch in itertools.islice(loader, taken)]
-        return batches, loader.state_dict()
+def rows(files: list[str], shuffled: bool = False, seed: int = 5) -> Any:
+    from datasets import load_dataset
 
-
-def check(dataset: Any) -> None:
-    expected, _ = read(dataset, 0)
-    assert sorted(itertools.chain(*expected)) == [*range(FILES * ROWS)]
-    assert read(dataset, 2)[0] == expected
-    for taken in (1, 5, 13, 20):
-        before, state = read(dataset, 2, taken)
-        assert before + read(dataset, 3, state=state)[0] == expected
-    parts = [read(dataset, rank, 3, None, 2, rank) for rank in range(2)]
-    merged = lit_loader.merge_states([state for _, state in parts])
-    assert [batch for pair in zip(parts[0][0], parts[1][0], strict=True) for batch in pair] == (
-        expected[:6]
+    stream = load_dataset(
+        "parquet",
+        data_files=files,
+        split="train",
+        streaming=True,
+        cache_dir=str(Path(files[0]).parent),
     )
-    assert read(dataset, 1, None, merged)[0] == expected[6:]
+    if shuffled:
+        stream = stream.shuffle(seed=seed, buffer_size=8, max_buffer_input_shards=1)
+    return stream
 
 
-def test_hugging_face_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def mixed_rows(files: list[str]) -> Any:
+    sources = [rows(files, True, seed) for seed in (5, 6)]
+    return MixtureStream(sources, weights=[3, 1], exhausted="drop", seed=2)
+
+
+@pytest.fixture
+def parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    arrow = pytest.importorskip("pyarrow")
-    datasets = pytest.importorskip("datasets")
+    pytest.importorskip("datasets")
+    written, arrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
     for file in range(FILES):
         numbers = [*range(file * ROWS, (file + 1) * ROWS)]
-        parquet.write_table(
-            arrow.table({"id": numbers}), tmp_path / f"{file}.parquet", row_group_size=4
+        written.write_table(
+            arrow.table({"id": numbers}), tmp_path / f"{file}.parquet", row_group_size=6
         )
-    files = sorted(map(str, tmp_path.glob("*.parquet")))
-    check(
-        datasets.load_dataset(
-            "parquet", data_files=files, split="train", streaming=True, cache_dir=str(tmp_path)
-        )
-    )
+    return sorted(map(str, tmp_path.glob("*.parquet")))
+
+
+def test_hugging_face_parquet(parquet: list[str], tmp_path: Path) -> None:
+    """Resumed from its own state."""
+    check(functools.partial(rows, parquet), tmp_path)
+
+
+def test_hugging_face_streams_mixed(parquet: list[str], tmp_path: Path) -> None:
+    """Each shuffled through a buffer, and begun in the midst of a batch."""
+    check(functools.partial(mixed_rows, parquet), tmp_path, times=2)
 
 
 def number_of(sample: Any) -> int:
     return int(sample["__key__"])
 
 
+def tars(urls: list[str]) -> Any:
+    import webdataset
+
+    return webdataset.WebDataset(urls, shardshuffle=False).map(number_of)
+
+
 def test_web_dataset_tars(tmp_path: Path) -> None:
-    webdataset = pytest.importorskip("webdataset")
+    pytest.importorskip("webdataset")
     for file in range(FILES):
         with tarfile.open(tmp_path / f"{file}.tar", "w") as tar:
             for number in range(file * ROWS, (file + 1) * ROWS):
                 entry = tarfile.TarInfo(f"{number:04}.txt")
                 entry.size = 1
                 tar.addfile(entry, io.BytesIO(b"x"))
-    urls = sorted(map(str, tmp_path.glob("*.tar")))
-    check(webdataset.WebDataset(urls, shardshuffle=False).map(number_of))
+    check(functools.partial(tars, sorted(map(str, tmp_path.glob("*.tar")))), tmp_path)
 
 
-def test_torch_data_pipes() -> None:
+def pipe() -> Any:
     from torch.utils.data.datapipes.iter import IterableWrapper
 
-    pipe = IterableWrapper(range(FILES * ROWS)).filter(takes)
-    check(pipe)
+    return IterableWrapper(range(FILES * ROWS)).filter(takes)
+
+
+def test_torch_data_pipes(tmp_path: Path) -> None:
+    check(pipe, tmp_path)
 
 
 def takes(number: int) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -196,21 +195,3 @@ def test_data_are_written_once_and_as_a_whole(examples: None, tmp_path: Path) ->
     assert (place / "file").read_text() == "other"
     write_once(place, fail)
     assert [path.name for path in place.parent.iterdir()] == ["data"]
-
-
-def test_row_groups_in_shards(parquet: Callable[[], IterableDataset[Any]]) -> None:
-    """24 groups do not go evenly into 5 shards; stopped, and resumed by other workers and ranks."""
-
-    def read(workers: int, taken: int | None = None, state: Any = None, rank: int = 0) -> Any:
-        ranks = 5 if rank or taken is None else 1
-        options: dict[str, Any] = {"num_shards": 5, "shard_tail": "keep", "seed": 3}
-        options |= {"num_replicas": ranks, "rank": rank}
-        with DataLoader(parquet(), 24, num_workers=workers, **options) as loader:
-            if state is not None:
-                loader.load_state_dict(state)
-            rows = [tuple(row) for x, _ in itertools.islice(loader, taken) for row in x.tolist()]
-            return rows, loader.state_dict()
-
-    first, state = read(2, 7)
-    rest = [row for rank in range(5) for row in read(rank % 2, None, state, rank)[0]]
-    assert len(first) + len(rest) == len({*first, *rest}) == 384

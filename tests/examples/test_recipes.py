@@ -16,8 +16,10 @@ from tests.support.recipes import EXAMPLES, TRAIN, importable, run
 RECIPES = {
     "images": ("PIL", 17, ["predictions.png"]),
     "tabular": ("pyarrow", 12, []),
-    "webdataset": ("webdataset", 18, ["predictions.png"]),
+    "webdataset": ("webdataset", 20, ["predictions.png"]),
     "huggingface": ("datasets", 17, []),
+    "huggingface_stream": ("datasets", 20, []),
+    "nodes": ("torchdata.nodes", 20, ["predictions.png"]),
 }
 
 
@@ -29,8 +31,11 @@ def examples(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize(
     "recipe",
-    # What is its own in "webdataset" is tested in test_recipe_datasets.py, in this process.
-    [pytest.param(n, marks=[pytest.mark.slow] if n == "webdataset" else []) for n in RECIPES],
+    # What is their own is tested in test_recipe_datasets.py and test_streams.py, in this process.
+    [
+        pytest.param(n, marks=[pytest.mark.slow] if n in ("webdataset", "nodes") else [])
+        for n in RECIPES
+    ],
 )
 def test_a_recipe_trains(recipe: str, tmp_path: Path) -> None:
     library, steps, files = RECIPES[recipe]
@@ -115,17 +120,23 @@ def test_a_sweep_ends_with_a_picture(tmp_path: Path) -> None:
     [
         pytest.param(23, ["--resume-with", "loader.num_workers=1"], id="digits"),
         pytest.param(23, ["experiment=tabular"], id="tabular", marks=pytest.mark.slow),
+        pytest.param(
+            23,
+            ["experiment=huggingface_stream", "--resume-with", "loader.num_workers=3"],
+            id="huggingface_stream",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(23, ["experiment=huggingface"], id="huggingface", marks=pytest.mark.slow),
         pytest.param(23, ["experiment=images"], id="images", marks=pytest.mark.slow),
     ],
 )
 def test_a_killed_training_goes_on_exactly(kill: int, arguments: list[str], tmp_path: Path) -> None:
-    for library in ("pyarrow", "datasets") if len(arguments) == 1 else ():
+    for library in ("pyarrow", "datasets") if "experiment=" in arguments[0] else ():
         pytest.importorskip(library)
     printed = run(
         tmp_path, EXAMPLES / "resume.py", "--kill-at", str(kill), *arguments, "trainer.max_epochs=2"
     )
-    steps = 24 if "tabular" in arguments[0] else 34
+    steps = 24 if "tabular" in arguments[0] else 40 if "stream" in arguments[0] else 34
     assert (
         f"identical over {steps} steps: killed after step {kill}, resumed at step "
         f"{kill // 10 * 10 + 1}; final weights identical\n"

@@ -94,6 +94,16 @@ def test_mixture(elsewhere: Path) -> None:
     assert_picture(directory / "mixture.png")
 
 
+def test_text_stream(elsewhere: Path) -> None:
+    printed, figures, directory = run(
+        elsewhere, "text_stream", *SHORT, *SMALL, "callbacks.resume_check.batches=30"
+    )
+    for name, weight in figures["weights"].items():
+        assert abs(figures["shares"][name] - weight) < 0.03
+    assert "checkpoint of step 30: 30 of 30 batches equal, byte for byte" in printed
+    assert_picture(directory / "mixture.png")
+
+
 def test_imbalanced(elsewhere: Path) -> None:
     """Two processes; the frequencies are pooled over both."""
     printed, figures, directory = run(elsewhere, "imbalanced", "trainer.max_epochs=3")

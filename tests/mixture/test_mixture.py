@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import random
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -407,3 +408,43 @@ def test_sources_that_give_everybody_everything_are_warned_of() -> None:
         assert sorted(np.concatenate([batch.numpy() for batch in loader])) == [
             1, 1, 2, 2, 3, 3, 4, 4,
         ]  # fmt: skip
+
+
+class Drawn(Stream):
+    """Draws its order before its first sample, from a global generator and one of its own."""
+
+    def __init__(self, start: int, length: int) -> None:
+        super().__init__(start, length)
+        self.rng = random.Random()
+
+    def __iter__(self) -> Iterator[Tensor]:
+        order = [*range(self.start, self.start + self.length)]
+        random.shuffle(order)
+        self.rng.shuffle(order)
+        index, count = lit_loader.get_shard()
+        for number in order[index::count]:
+            yield item(number)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_all_readers_shuffle_a_source_alike(workers: int) -> None:
+    """Though each begins it in the midst of another batch; and after a resume it is the same."""
+
+    def loader() -> DataLoader[Any]:
+        mixture = MixtureStream(
+            [Drawn(0, 40), Drawn(100, 40)], weights=[9, 1], exhausted="drop", seed=5
+        )
+        return DataLoader(mixture, 4, num_shards=3, num_workers=workers, seed=2)
+
+    with loader() as one:
+        states, expected = [through_file(one.state_dict())], []
+        for batch in one:
+            expected.append(batch)
+            states.append(through_file(one.state_dict()))
+    numbers = [int(row[0]) for batch in expected for row in batch]
+    assert numbers != sorted(numbers) == [*range(40), *range(100, 140)]
+    for stop in range(0, len(expected), 1 + 6 * bool(workers)):
+        with loader() as resumed:
+            resumed.load_state_dict(states[stop])
+            assert digests(resumed) == digests(expected[stop:])

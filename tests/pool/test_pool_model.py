@@ -590,6 +590,15 @@ def test_another_worker_is_woken_than_the_one_that_is_to_leave(machine: PoolMach
     assert machine.pool.started == [0, 1]
 
 
+def test_who_dies_with_what_was_to_wake_the_one_that_is_to_leave(machine: PoolMachine) -> None:
+    """What it says of it is dropped, or is never said: the one that waits is woken again."""
+    machine.begin(num_workers=2, depth=1)
+    for worker in range(2):
+        machine.step(worker, 8)
+    machine.resize(1, at_once=True)
+    machine.end_hung(0, 1, meanwhile=[])
+
+
 def test_who_is_wanted_again_before_it_has_left(machine: PoolMachine) -> None:
     """It stays, if it has not seen that it was to leave; else another takes its place."""
     machine.begin(num_workers=2, depth=1)

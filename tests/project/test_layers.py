@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "tuning": ("statistics", "system"),
     "hydra": ("config",),
     "transport": ("memory",),
-    "ranks": ("checkpoint",),
+    "ranks": ("checkpoint", "system"),
     "node": ("config", "seeding", "system"),
     "cache": ("transport", "node", "config", "seeding", "system"),
     "batch": ("transport", "checkpoint", "config", "seeding", "system"),

@@ -113,14 +113,22 @@ def test_subjects(store: HashStore) -> None:
     """One name for an epoch of a loader, and none twice; the last but one is forgotten."""
     mine, theirs = Talks(), Talks()
     for epoch in (0, 1, 0, 2):
-        mine.begin("Stream", epoch, 0, 2).write("1  0")
-        theirs.begin("Stream", epoch, 0, 2).write("1  0")
+        mine.begin("Stream", epoch, object(), 0, 2).write("1  0")
+        theirs.begin("Stream", epoch, object(), 0, 2).write("1  0")
     assert store.num_keys() == 4
+
+
+def test_a_beginning_that_was_interrupted(store: HashStore) -> None:
+    """It is made once more, and is the same subject: other ranks count no other."""
+    talks, start = Talks(), object()
+    first = talks.begin("Stream", 0, start, 0, 2)
+    assert talks.begin("Stream", 0, start, 0, 2) is first
+    assert talks.begin("Stream", 0, object(), 0, 2) is not first
 
 
 def test_fewer_processes_than_ranks() -> None:
     with pytest.raises(LoaderError, match="which is a job of 3 processes here"):
-        Talks().begin("Stream", 0, 0, 4)
+        Talks().begin("Stream", 0, object(), 0, 4)
 
 
 def test_read_before_all_have_written() -> None:

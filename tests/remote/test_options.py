@@ -49,9 +49,20 @@ def test_a_mistake_is_refused_in_one_line(options: dict[str, Any], message: str)
     assert "\n" not in str(refusal.value)
 
 
-def test_an_iterable_dataset_is_refused(tmp_path: Any) -> None:
-    with pytest.raises(OptionError, match="remote_workers does not apply to an IterableDataset"):
-        lit_loader.DataLoader(Stream(), remote_workers=1, remote=ThreadWorkers(str(tmp_path)))
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "remote_workers does not apply to an IterableDataset without num_shards"),
+        ({"num_shards": 2}, "remote_workers serve readers of an IterableDataset beside workers"),
+    ],
+)
+def test_an_iterable_dataset_is_refused_where_it_must_be(
+    options: dict[str, Any], message: str, tmp_path: Any
+) -> None:
+    options |= {"remote_workers": 1, "remote": ThreadWorkers(str(tmp_path))}
+    with pytest.raises(OptionError, match=message) as refusal:
+        lit_loader.DataLoader(Stream(), **options)
+    assert "\n" not in str(refusal.value)
 
 
 def test_options_may_be_a_mapping() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -26,6 +27,8 @@ from torch.utils.data import Dataset
 
 import lit_loader
 from lit_loader.errors import LoaderError, WorkerRestartWarning
+from tests.remote import test_streams_beside_remote as streams
+from tests.remote.test_auto_beside_remote import compare_while_resized
 from tests.remote.test_remote_loader import (
     PROGRAM,
     Broken,
@@ -196,6 +199,39 @@ def test_faults(nodes: list[Node], fault: str, here: int) -> None:
         if fault == "stopped":
             worker.send_signal(signal.SIGCONT)
     assert [text for text in warned if "WorkerRestartWarning" in text]
+
+
+@pytest.mark.slow
+def test_a_worker_is_killed_while_the_number_here_changes(
+    nodes: list[Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_before: list[int] = []
+
+    def happened(loader: Any) -> bool:
+        made = loader.statistics().remote_batches
+        if made and not made_before:
+            nodes[0].processes("RemoteWorker")[0].send_signal(signal.SIGKILL)
+            made_before.append(made)
+        return bool(made_before) and made > made_before[0] + 8
+
+    compare_while_resized(Drawn(), at(nodes), happened, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_stream_whose_reader_is_killed(nodes: list[Node], keeps: bool) -> None:
+    made_before: list[int] = []
+
+    def happened() -> bool:
+        made = loader.statistics().remote_batches
+        if made and not made_before:
+            nodes[0].processes("RemoteWorker")[0].send_signal(signal.SIGKILL)
+            made_before.append(made)
+        return bool(made_before) and made > made_before[0] + 8
+
+    kind = "iterator" if keeps else "generator"
+    with streams.stream(kind, keeps, 1, remote_workers=2, remote=at(nodes)) as loader:
+        streams.compare_until(happened, loader, kind, keeps, random.Random(0))
 
 
 @pytest.mark.slow

@@ -48,6 +48,7 @@ LONG: Final = (
     "examples/test_recipes_text.py::test_imbalanced*",
     "examples/test_recipes_text.py::test_mixture*",
     "examples/test_recipes_text.py::test_text",
+    "examples/test_recipes_text.py::test_text_stream",
     "batch/test_sample_errors.py::test_resuming_gives_the_rest[[]2 workers-*",
     "parity/test_iterators.py::test_a_loader_in_a_child_process[[]*workers*-spawn*",
     "parity/test_iterators.py::test_a_loader_in_a_child_process[[]*persistent*-spawn*",

@@ -37,6 +37,7 @@ class Scene:
         work: What batches take.
         neighbour: Processors that other programs would keep busy.
         ranks: Loaders alike, on the same machine.
+        remote: Remote workers of each.
     """
 
     name: str
@@ -44,10 +45,11 @@ class Scene:
     work: Work
     neighbour: Callable[[float], float] = _still
     ranks: int = 1
+    remote: int = 0
 
     def machine(self) -> Machine:
         machine = Machine(self.processors, self.neighbour)
-        machine.loaders = [Loader(self.work) for _ in range(self.ranks)]
+        machine.loaders = [Loader(self.work, there=self.remote) for _ in range(self.ranks)]
         return machine
 
 
@@ -123,6 +125,9 @@ def scenes(seed: int = 0) -> dict[str, Scene]:
         ),
         Scene("two ranks", 8, decode, ranks=2),
         Scene("two ranks, slow consumer", 8, Work(d(0.05, some), nothing, d(0.025, 0.1)), ranks=2),
+        Scene("decoding, remote workers", 8, decode, remote=16),
+        Scene("remote workers keep up", 8, Work(d(0.05, some), nothing, d(0.01, 0.1)), remote=16),
+        Scene("slow consumer, remote", 8, Work(d(0.05, some), nothing, d(0.02, 0.1)), remote=16),
     ]
     return {scene.name: scene for scene in found}
 
@@ -195,7 +200,11 @@ class Tuned:
 
 def tuned(name: str, make: Callable[[], Any] = Controller, seed: int = 0) -> Tuned:
     """The first loader of a load, set by a controller."""
-    scene = scenes(seed)[name]
+    return fitted(scenes(seed)[name], make)
+
+
+def fitted(scene: Scene, make: Callable[[], Any] = Controller) -> Tuned:
+    """The first loader of a scene, set by a controller."""
     machine = scene.machine()
     bounds = Bounds(scene.processors / scene.ranks, 64, 1000)
     first, *_ = [Tuned(machine, loader, make(), bounds) for loader in machine.loaders]

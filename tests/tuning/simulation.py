@@ -2,6 +2,7 @@
 
 Every loader has workers, an in-order window of batches and a consumer. Workers and consumers share
 the machine's processors, equally, with other programs; what waits for storage shares its channels.
+Remote workers share nothing; of two tasks they take one, if they and those here have nothing to do.
 One event after another, in simulated seconds; the same numbers in every run.
 """
 
@@ -43,7 +44,7 @@ class _Job:
 
     left: float
     batch: int
-    stage: str  # "start", "storage", "compute", "step"
+    stage: str  # "start", "storage", "compute", "step", "elsewhere"
     worker: int = -1
     queued: float = 0.0
     began: float = 0.0
@@ -61,6 +62,7 @@ class Loader:
         given: Batches given out.
         made: Batches made.
         trainer_seconds: Processor time of the consumer.
+        there: Remote workers that have nothing to do.
     """
 
     work: Work
@@ -80,6 +82,10 @@ class Loader:
     stepping: bool = False
     step: float = 0.0
     started: int = 0
+    there: int = 0
+
+    def __post_init__(self) -> None:
+        self.remote = self.there
 
     def resize(self, workers: int, depth: int) -> None:
         """Have so many workers and batches ahead from now on; who leaves finishes what it has."""
@@ -124,9 +130,15 @@ class Machine:
         while loader.leaving and loader.idle:
             loader.idle.pop()
             loader.leaving -= 1
-        while loader.idle and loader.sent - loader.given < loader.depth:
+        depth = loader.depth + 2 * loader.remote
+        while (loader.idle or loader.there) and loader.sent - loader.given < depth:
             batch, loader.sent = loader.sent, loader.sent + 1
             left = loader.work.storage(batch)
+            if loader.there and (batch % 2 or not loader.idle):
+                loader.there -= 1
+                left += loader.work.compute(batch)
+                loader.jobs.append(_Job(left, batch, "elsewhere", 1024, began=self.now))
+                continue
             loader.jobs.append(_Job(left, batch, "storage", loader.idle.pop(0), began=self.now))
 
     def _speeds(self) -> Iterator[tuple[Loader, _Job, float]]:
@@ -172,8 +184,11 @@ class Machine:
         if job.stage == "step":
             loader.stepping, loader.asked = False, self.now
             return
-        loader.idle.append(job.worker)
-        if job.stage == "compute":
+        if job.stage == "elsewhere":
+            loader.there += 1
+        else:
+            loader.idle.append(job.worker)
+        if job.stage != "start":
             took = self.now - job.began
             loader.made += 1
             loader.done[job.batch] = (job.worker, job.began, took, job.computed, job.queued)
@@ -185,7 +200,8 @@ class Machine:
         worker, began, took, computed, queued = loader.done.pop(batch)
         record = BatchRecord(
             *(0, batch, worker, 1, 0, round(began * 1e9), round(took * 1e9), 0, 0),
-            *(0, round(loader.asked * 1e9), round((self.now - loader.asked) * 1e9), 0, 0),
+            *(round((began + took) * 1e9), round(loader.asked * 1e9)),
+            *(round((self.now - loader.asked) * 1e9), 0, 0),
             *(round(loader.step * 1e9), 0, None, round(computed * 1e9), round(queued * 1e9)),
         )
         loader.given += 1

@@ -47,7 +47,8 @@ class Endless(Sampler[int]):
     Workers are up sooner or later: an epoch of so many batches may be over before they are.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, length: int = 240) -> None:
+        self.length = length
         self.decided: Sequence[Any] = ()
         self.epoch = 0
 
@@ -55,7 +56,7 @@ class Endless(Sampler[int]):
         self.epoch += 1
         dice, enough = random.Random(self.epoch), len(self.decided) + 2
         while len(self.decided) < enough:
-            yield from (dice.randrange(240) for _ in range(4))
+            yield from (dice.randrange(self.length) for _ in range(4))
 
 
 class Random:
@@ -219,6 +220,7 @@ def test_no_warning_and_no_prefetch_factor_of_its_own(recwarn: pytest.WarningsRe
 def test_too_few_workers_that_can_be_started_are_a_bound() -> None:
     class Two:
         settled = True
+        num_workers = 2
         pids = (os.getpid(), os.getpid())
 
     auto = AutoWorkers(5)

@@ -10,7 +10,7 @@ import pytest
 
 from lit_loader.tuning.controller import Controller
 from lit_loader.tuning.estimate import Bounds, Load, rates_by_workers
-from tests.tuning.loads import HillClimbing, best, fixed, scenes, tuned
+from tests.tuning.loads import HillClimbing, best, fitted, fixed, scenes, tuned
 
 LOAD = Load(
     workers=2, batches=16, rate=40.0, worker=0.05, processor=0.05, queued=0.0, spread=0.1,
@@ -21,8 +21,8 @@ BOUNDS = Bounds(processors=8, most=64, batches=1000)
 HARDER = {"busy neighbour, 4 of 8": 0.93, "storage": 0.93}
 """What one drawing may miss by; over five it is 0.95 (`test_every_load_over_five_drawings`)."""
 
-MANY = {"busy neighbour, slow consumer": 3}
-"""Workers beyond the best number that are let pass."""
+MANY = {"busy neighbour, slow consumer": 3, "remote workers keep up": 6}
+"""Workers beyond the best number that are let pass; those here are used before remote ones."""
 
 
 @pytest.mark.parametrize("name", scenes())
@@ -61,7 +61,17 @@ def test_straight_to_the_estimate_after_the_first_batches() -> None:
     assert found.decided[1][0] <= 20
 
 
-@pytest.mark.parametrize("name", ["decoding", "decoding, 16 processors", "slow consumer"])
+@pytest.mark.parametrize("name", ["remote workers keep up", "decoding, remote workers"])
+def test_remote_workers_take_what_those_here_leave(name: str) -> None:
+    """There are as many here as there would be without, though nobody waits for them."""
+    alone = replace(scenes()[name], remote=0)
+    found = tuned(name).decided[-1][1]
+    assert found == fitted(alone).decided[-1][1] >= 6
+
+
+@pytest.mark.parametrize(
+    "name", ["decoding", "decoding, 16 processors", "slow consumer", "slow consumer, remote"]
+)
 def test_it_does_not_swing(name: str) -> None:
     assert len(tuned(name).decided) <= 5
 
@@ -121,7 +131,7 @@ def test_any_load_has_a_decision() -> None:
                 workers=controller.setting.workers, batches=dice.randint(1, 64),
                 rate=1e-6 + number(), worker=number(), processor=number(), queued=number(),
                 spread=min(number(), 5), step=number(), wait=number(), idle=dice.random(),
-                consumer_processors=dice.uniform(0, 4),
+                consumer_processors=dice.uniform(0, 4), remote=dice.choice([0.0, dice.random()]),
             )  # fmt: skip
             setting = controller.decide(load, bounds)
             assert 1 <= setting.workers <= bounds.most

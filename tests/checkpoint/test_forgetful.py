@@ -1,0 +1,107 @@
+"""A state that leaves out what a shuffle buffer holds is not taken; made as Hugging Face's is."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from torch.utils.data import IterableDataset
+
+import lit_loader
+from lit_loader import DataLoader, MixtureStream
+from lit_loader.checkpoint.forgetful import forgets
+
+
+class Rows:
+    """Numbers, and how many of them were read."""
+
+    def __init__(self, length: int) -> None:
+        self.length, self.read = length, 0
+
+    def __iter__(self) -> Iterator[int]:
+        shard, count = lit_loader.get_shard()
+        while self.read * count + shard < self.length:
+            self.read += 1
+            yield (self.read - 1) * count + shard
+
+
+class BufferShuffledExamplesIterable:
+    """Draws out of a buffer, by a generator that it keeps."""
+
+    def __init__(self, rows: Any, size: int) -> None:
+        self.ex_iterable, self.size, self.generator = rows, size, random.Random(3)
+
+    def __iter__(self) -> Iterator[int]:
+        generator = random.Random()
+        generator.setstate(self.generator.getstate())
+        rows = iter(self.ex_iterable)
+        buffer = [*itertools.islice(rows, self.size)]
+        while buffer:
+            place = generator.randrange(len(buffer))
+            yield buffer[place]
+            buffer[place : place + 1] = itertools.islice(rows, 1)
+
+
+class Concatenated:
+    def __init__(self, *parts: Any) -> None:
+        self.ex_iterables = list(parts)
+
+
+class Streaming(IterableDataset[int]):
+    """Says how much it has read, which is more than what it has given."""
+
+    def __init__(self, length: int, buffer: bool = True) -> None:
+        self.rows = Rows(length)
+        self._ex_iterable = BufferShuffledExamplesIterable(self.rows, 8) if buffer else self.rows
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._ex_iterable)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"read": self.rows.read}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.rows.read = state["read"]
+
+
+def test_it_is_found_wherever_it_is() -> None:
+    stream = Streaming(5)
+    assert forgets(stream) and not forgets(Streaming(5, buffer=False)) and not forgets([1])
+    stream._ex_iterable = Concatenated(Rows(3), Concatenated(stream._ex_iterable))  # type: ignore[assignment]
+    assert forgets(stream)
+    stream._ex_iterable = circle = Concatenated()  # type: ignore[assignment]
+    circle.ex_iterables = [circle]
+    assert not forgets(stream)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_nothing_is_lost(workers: int) -> None:
+    def loader() -> DataLoader[Any]:
+        return DataLoader(Streaming(80), 3, num_workers=workers, num_shards=4, seed=1)
+
+    with loader() as one:
+        expected = [batch.tolist() for batch in one]
+    assert sorted(itertools.chain(*expected)) == [*range(80)] != [*itertools.chain(*expected)]
+    with loader() as one:
+        found = [batch.tolist() for batch in itertools.islice(one, 9)]
+        state = one.state_dict()
+    with loader() as one, pytest.warns(UserWarning, match="leaves out what is in its shuffle buf"):
+        one.load_state_dict(state)
+        assert found + [batch.tolist() for batch in one] == expected
+
+
+def test_a_source_of_a_mixture() -> None:
+    def loader() -> DataLoader[Any]:
+        mixture = MixtureStream([Streaming(60), Streaming(30)], exhausted="drop", seed=2)
+        return DataLoader(mixture, 3, num_shards=2, seed=1)
+
+    expected = [batch.tolist() for batch in loader()]
+    assert sorted(itertools.chain(*expected)) == sorted([*range(60), *range(30)])
+    for stop in (1, 4, 11):
+        one, again = loader(), loader()
+        found = [batch.tolist() for batch in itertools.islice(one, stop)]
+        again.load_state_dict(one.state_dict())
+        assert found + [batch.tolist() for batch in again] == expected

@@ -1,0 +1,146 @@
+"""``num_workers="auto"`` beside remote workers: the same bytes, and lanes count for nobody here."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lit_loader
+from lit_loader.errors import WorkerRestartWarning
+from lit_loader.statistics.records import BatchRecord
+from lit_loader.tuning import giving_way, turns
+from lit_loader.tuning.auto_workers import AutoWorkers
+from lit_loader.tuning.window import MOST, Window
+from tests.parity.tools import wait_gone
+from tests.remote.test_remote_loader import Drawn, frozen
+from tests.support.remote_threads import ThreadWorkers
+from tests.tuning.test_auto_workers import Endless, by_chance
+
+
+def auto(dataset: Any, remote: Any, there: int = 2, **options: Any) -> Any:
+    options = {"batch_size": 4, "seed": 3, "persistent_workers": True, **options}
+    return lit_loader.DataLoader(
+        dataset, num_workers="auto", remote_workers=there, remote=remote, **options
+    )
+
+
+def compare_while_resized(
+    dataset: Any,
+    remote: Any,
+    happened: Callable[[Any], bool],
+    monkeypatch: pytest.MonkeyPatch,
+    **options: Any,
+) -> None:
+    """Resize by chance, every few batches; compare until something has happened, and twice so."""
+    sampler = Endless(96)
+    alone = lit_loader.DataLoader(dataset, 4, seed=3, sampler=Endless(96))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", WorkerRestartWarning)
+        with auto(dataset, remote, sampler=sampler, **options) as loader:
+            controller = by_chance(loader, monkeypatch, most=3)
+            sampler.decided = controller.loads
+            numbers: set[int] = set()
+            while not (happened(loader) and len(numbers) > 1 and sampler.epoch > 1):
+                found = []
+                for batch in loader:
+                    found.append(frozen(batch))
+                    numbers.add(loader.num_workers)
+                assert found == [frozen(batch) for batch in islice(alone, len(found))]
+            assert loader.statistics().remote_batches > 0
+    for load, bounds in controller.loads:
+        assert load.processor > 0 and 0 <= load.remote < 1 and bounds.most >= 1
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "dies",
+        pytest.param("none", marks=pytest.mark.slow),
+        pytest.param("silent", marks=pytest.mark.slow),
+        pytest.param("relay", marks=pytest.mark.slow),
+    ],
+)
+def test_the_number_here_changes_with_the_bytes_of_one_process(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote = ThreadWorkers(str(tmp_path), patience=1.0 if fault == "silent" else 5.0)
+    places = range(7, 400, 31)
+    if fault == "dies":
+        remote.dies_at = dict.fromkeys(places, 1)
+    elif fault == "silent":
+        remote.silent_at = tuple(places)
+    elif fault == "relay":
+        remote.kills_relay_at = (38,)
+    name = {"dies": "died", "silent": "silent", "relay": "killed"}.get(fault)
+
+    def happened(loader: Any) -> bool:
+        struck = name is None or any(remote.count(f"{name} {place}") for place in places)
+        return struck and bool(loader.statistics().remote_batches > 4)
+
+    compare_while_resized(Drawn(), remote, happened, monkeypatch)
+
+
+def test_lanes_are_nobody_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (turns, giving_way):
+        monkeypatch.setattr(module, "FORKED", 0)
+    monkeypatch.setattr(giving_way, "STARTED", 0)
+    monkeypatch.setattr(AutoWorkers, "add", lambda *args: False)  # three they stay
+    remote = ThreadWorkers(str(tmp_path))
+    expected = [frozen(batch) for batch in lit_loader.DataLoader(Drawn(), 4, seed=3)]
+    other = lit_loader.DataLoader(Drawn(), 4, num_workers=1, persistent_workers=True)
+    with auto(Drawn(), remote) as loader, other:
+        loader._internals.auto.begin_with(3)
+        settled = False
+        while not settled:
+            for _ in loader:
+                [pool] = loader._internals.pools()
+                settled = settled or pool.settled
+        loader.set_epoch(0)
+        batches = iter(loader)
+        found = [frozen(next(batches))]
+        turn, before = loader._internals.turn, pool.pids
+        assert len(before) == 4  # and the relay, for all its lanes
+        memory = loader.statistics(memory=True).memory
+        assert memory is not None and len(memory.workers) == 4
+        while not turn.parked:
+            list(other)
+        while not turn.settle():
+            os.sched_yield()
+        assert pool.pids[0] == before[0] and len(pool.pids) == 2
+        wait_gone(before[1:3])
+        assert loader.statistics().why_so_many == "another loader is iterated"
+        found += [frozen(batch) for batch in batches]
+        assert found == expected
+
+
+def record(made_by: int, **fields: int) -> BatchRecord:
+    known = dict.fromkeys(BatchRecord._fields, 0)
+    known |= {"worker": made_by, "step": 1_000_000}
+    return BatchRecord(**{**known, **fields})
+
+
+def test_batches_from_elsewhere_cost_nothing_here() -> None:
+    ms = 1_000_000
+    window = Window()
+    for place in range(4):
+        at = 100 * ms * place
+        window.add(record(0, began=at, fetch=40 * ms, processor=30 * ms, asked=at + 41 * ms))
+        window.add(  # it came 20 ms after it was asked for, and took 300 elsewhere
+            record(1024, fetch=300 * ms, asked=at + 50 * ms, arrived=at + 70 * ms, wait=25 * ms)
+        )
+    assert len(window) == 4
+    load = window.take(1)
+    assert (load.batches, load.remote) == (4, 0.5)
+    assert load.worker == pytest.approx(0.040) and load.processor == pytest.approx(0.030)
+    assert load.wait == pytest.approx(0.010)
+    assert load.step == pytest.approx(0.001 + 0.0025)
+    assert load.lacking == pytest.approx(load.wait / (load.wait + load.step))
+    for _ in range(2 * MOST + 1):
+        window.add(record(1024))
+    assert len(window) == 0 and len(window._records) == 1

@@ -1,0 +1,191 @@
+"""Thousands of starts from a process that is busy: none may hang, and every byte is right.
+
+    LIT_LOADER_STARTS=1000 pytest -m slow -n 0 -s -o faulthandler_timeout=0 \\
+        tests/worker/test_many_starts.py
+
+Threads compute with OpenMP, log, draw a progress bar, import, allocate and decode text without a
+pause, while the main thread begins one loader after the other. A second test does so in two ranks
+of a gloo group whose threads are at collectives meanwhile. A worker that hangs at its start is
+either healed (and told of, which is counted), or ends the test by the loader's own ``timeout``.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import importlib
+import io
+import json
+import logging
+import os
+import random
+import re
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+from torch.utils.data import Dataset
+
+from lit_loader import DataLoader
+from lit_loader.errors import WorkerRestartWarning
+
+STARTS = int(os.environ.get("LIT_LOADER_STARTS", "1000"))
+RANKS = 2
+
+LONG = pytest.param(STARTS, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])
+
+
+class Drawn(Dataset[torch.Tensor]):
+    """What it gives takes the locks that a fork may have copied, and the loader's seeds."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        logging.getLogger("lit_loader.tests.many_starts").info("sample %d", index)
+        sys.modules.pop("colorsys", None)
+        importlib.import_module("colorsys")
+        drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]
+        return torch.tensor(drawn) @ torch.full((3, 3), float(index))
+
+
+class Figures(collections.Counter[str]):
+    """How many starts there were, and what was told of them.
+
+    To be made while no other thread draws from this process's generators.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._expected = torch.cat(list(DataLoader(Drawn(), batch_size=2, seed=3)))
+
+    def run(self, starts: int) -> None:
+        """Begin so many loaders; each gives what one without workers does."""
+        dataset = Drawn()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", WorkerRestartWarning)
+            for start in range(starts):
+                loader = DataLoader(
+                    dataset,
+                    batch_size=2,
+                    num_workers=1 + start % 2,
+                    seed=3,
+                    timeout=30,
+                    multiprocessing_context="fork",
+                )
+                assert torch.equal(torch.cat(list(loader)), self._expected)
+                self["starts"] += 1
+        for warning in caught:
+            text = str(warning.message).splitlines()[0]
+            self[re.sub(r"\d+", "n", text)] += 1
+
+
+def deeds() -> list[Callable[[], object]]:
+    """What threads do without a pause."""
+    log = logging.getLogger("lit_loader.tests.many_starts.threads")
+    log.propagate = False
+    log.setLevel(logging.INFO)
+    log.addHandler(logging.StreamHandler(io.StringIO()))
+    matrix = torch.rand(120, 120)
+
+    def imported() -> None:
+        sys.modules.pop("wave", None)
+        importlib.import_module("wave")
+
+    return [
+        lambda: matrix @ matrix,
+        lambda: log.info("%s", "." * 500),
+        imported,
+        lambda: [bytearray(random.randrange(1 << 18)) for _ in range(20)],
+        lambda: json.loads(json.dumps({"numbers": list(range(200))})),
+    ]
+
+
+@contextlib.contextmanager
+def busy(more: list[Callable[[], object]]) -> Iterator[None]:
+    """Threads that never rest, until the end."""
+    stop, failures = threading.Event(), list[BaseException]()
+
+    def repeat(deed: Callable[[], object]) -> None:
+        try:
+            while not stop.is_set():
+                deed()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=repeat, args=(deed,)) for deed in [*deeds(), *more]]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert not failures, failures
+
+
+@pytest.mark.parametrize("starts", [5, LONG])
+def test_from_a_process_with_busy_threads(starts: int) -> None:
+    progress = pytest.importorskip("rich.progress")
+    console = importlib.import_module("rich.console").Console(file=io.StringIO())
+    figures, begun = Figures(), time.monotonic()
+    with progress.Progress(console=console, refresh_per_second=50) as bar, busy([]):
+        bar.add_task("starts", total=None)
+        figures.run(starts)
+    print(f"\n{dict(figures)} in {time.monotonic() - begun:.0f} s")
+    assert figures["starts"] == starts
+
+
+def rank(number: int, starts: int, store: str, folder: str) -> None:
+    """One rank: a thread reduces without a pause; all others are as above."""
+    dist.init_process_group(
+        "gloo",
+        store=dist.FileStore(store, RANKS),
+        rank=number,
+        world_size=RANKS,
+        timeout=timedelta(minutes=30),
+    )
+    numbers, more = torch.ones(1000), torch.ones(1)
+    figures, ended = Figures(), threading.Event()
+
+    def reduce_to_the_end() -> None:
+        # All ranks leave the collectives after the same one.
+        while True:
+            more.fill_(0.0 if ended.is_set() else 1.0)
+            dist.all_reduce(more)
+            if not more.item():
+                return
+            dist.all_reduce(numbers.fill_(1.0))
+
+    thread = threading.Thread(target=reduce_to_the_end)
+    thread.start()
+    try:
+        with busy([]):
+            figures.run(starts)
+    finally:
+        ended.set()
+        thread.join()
+    dist.destroy_process_group()
+    Path(folder, f"{number}.json").write_text(json.dumps(figures))
+
+
+@pytest.mark.parametrize("starts", [pytest.param(3, marks=pytest.mark.slow), LONG])
+def test_from_ranks_at_their_collectives(starts: int, tmp_path: Path) -> None:
+    begun = time.monotonic()
+    multiprocessing.spawn(
+        rank, (starts, str(tmp_path / "store"), str(tmp_path)), nprocs=RANKS, join=True
+    )
+    for number in range(RANKS):
+        figures = json.loads((tmp_path / f"{number}.json").read_text())
+        print(f"\nrank {number}: {figures} in {time.monotonic() - begun:.0f} s")
+        assert figures["starts"] == starts
