@@ -30,6 +30,7 @@ import numpy.typing as npt
 
 from lit_loader.cache.entry import MISSING, UNIT, seal, unpack, whole
 from lit_loader.errors import OptionError
+from lit_loader.node.held_code import held_code
 from lit_loader.node.parts import Parts
 
 __all__ = ["Folder", "fingerprint"]
@@ -168,13 +169,16 @@ def fingerprint(key: str, dataset: Any) -> str:
     """Give, in 16 characters, what entries on disk must agree in.
 
     That is the format, the kind of machine, the key, the dataset's class, its length, and the code
-    of that class with what it names. Files and parameters are for the key to name.
+    of that class and of what the dataset holds (other datasets, transforms), with what that names.
+    Files and parameters are for the key to name.
     """
     digest = hashlib.blake2b(digest_size=8)
     for part in (_VERSION, platform.machine(), key, _about(dataset)):
         digest.update(repr(part).encode())
-    for text in Parts(objects=False).of(type(dataset)):
-        digest.update(text.encode())
+    parts = Parts(objects=False)
+    for code in held_code(dataset):
+        for text in parts.of(code):
+            digest.update(text.encode("utf-8", "surrogatepass") + b"\0")
     return digest.hexdigest()
 
 

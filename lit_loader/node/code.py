@@ -24,11 +24,19 @@ _SCRIPTS = ("__main__", "__mp_main__")
 def code_of(code: types.CodeType) -> list[Any]:
     """Describe what a function does, without the lines on which it stands."""
     constants = [
-        code_of(each) if isinstance(each, types.CodeType) else repr(each)
+        code_of(each) if isinstance(each, types.CodeType) else _constant(each)
         for each in code.co_consts
-        if not isinstance(each, frozenset)  # in salted order
     ]
-    return [code.co_code, code.co_names, constants]
+    arguments = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
+    return [code.co_code, code.co_names, code.co_varnames, arguments, constants]
+
+
+def _constant(value: Any) -> str:
+    if isinstance(value, frozenset):  # in salted order
+        return f"{{{sorted(map(_constant, value))}}}"
+    if isinstance(value, tuple):
+        return f"({[*map(_constant, value)]})"
+    return repr(value)
 
 
 def names_in(code: types.CodeType) -> dict[str, None]:

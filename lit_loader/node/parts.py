@@ -18,8 +18,10 @@ import functools
 import hashlib
 import io
 import pickle
+import pydoc
 import random
 import types
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -38,6 +40,21 @@ __all__ = ["Parts"]
 _PLAIN: Final = (int, float, complex, bool, str, bytes, type(None))
 _CODE: Final = (types.FunctionType, type)
 _MEMBERS: Final = (types.FunctionType, staticmethod, classmethod, property)
+_DESCRIPTORS: Final = (types.GetSetDescriptorType, types.MemberDescriptorType)
+_BUILTIN: Final = (
+    *(list, tuple, set, frozenset, dict, functools.partial, functools.partialmethod),
+    *(types.MethodType, staticmethod, classmethod, property),
+)
+_NOTED: Final = frozenset(
+    f"__{name}__"
+    for name in (
+        *("abstractmethods", "annotate", "annotations", "annotations_cache", "classdictcell"),
+        *("dataclass_fields", "dataclass_params", "dict", "doc", "firstlineno", "match_args"),
+        *("module", "orig_bases", "parameters", "qualname", "slotnames", "static_attributes"),
+        *("type_params", "weakref"),
+    )
+)
+"""What Python itself notes in a class, some of it when it is first used."""
 _GENERATORS: Final = (
     *(random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator),
     torch.Generator,
@@ -81,16 +98,32 @@ class Parts:
         elif id(thing) not in above:
             inside = self._inside(thing)
             above |= {id(thing)}
+            if isinstance(thing, Mapping) and (target := _target(thing)) is not None:
+                yield from self._of(target, False, above)
             if inside is None:
                 yield from self._of_object(thing, strict, above)
             elif isinstance(thing, (set, frozenset)):
                 yield from sorted(self.apart(each, strict, above) for each in inside)
+                yield from self._of_kind(thing, strict, above)
             elif set(map(type, inside)) <= {*_PLAIN}:
                 yield repr(inside)
+                yield from self._of_kind(thing, strict, above)
             else:
                 yield str(len(inside))
                 for each in inside:
                     yield from self._of(each, strict, above)
+                yield from self._of_kind(thing, strict, above)
+
+    def _of_kind(self, thing: Any, strict: bool, above: frozenset[int]) -> Iterator[str]:
+        """Describe what a container is besides its items, where it is none of Python's own."""
+        kind = type(thing)
+        if kind in _BUILTIN:
+            return
+        yield from self._of(kind, strict, above)
+        if isinstance(thing, _BUILTIN):  # attributes of a mapping are how it keeps its items
+            yield from self._of(instance_dict(thing, kind), False, above)
+        if isinstance(thing, defaultdict):
+            yield from self._of(thing.default_factory, False, above)
 
     def apart(self, thing: Any, strict: bool = False, above: frozenset[int] = frozenset()) -> str:
         """Describe a thing as if it came next, whatever else comes before or after it."""
@@ -107,6 +140,8 @@ class Parts:
         if isinstance(thing, Mapping):
             return [each for item in thing.items() for each in item]
         if isinstance(thing, functools.partial):
+            return [thing.func, thing.args, thing.keywords, vars(thing)]
+        if isinstance(thing, functools.partialmethod):
             return [thing.func, thing.args, thing.keywords]
         if isinstance(thing, types.MethodType):
             return [thing.__func__, thing.__self__]
@@ -195,8 +230,8 @@ class Parts:
             if root in CLOSED:
                 continue
             for name, member in sorted(vars(base).items()):
-                if name.startswith("__") and not isinstance(member, _MEMBERS):
-                    continue  # what Python notes there, pickle at first use, say
+                if name in _NOTED or isinstance(member, _DESCRIPTORS):
+                    continue
                 if not is_library(root):
                     yield name
                     yield from self._of(member, False, frozenset())
@@ -230,6 +265,15 @@ class _Pickler(pickle.Pickler):
                 self._described[id(thing)] = thing, hashlib.blake2b(text).hexdigest()
             return str, (self._described[id(thing)][1],)
         return NotImplemented
+
+
+def _target(mapping: Mapping[Any, Any]) -> Any:
+    """Give what Hydra calls for a node, or None."""
+    try:
+        name = mapping.get("_target_")
+        return pydoc.locate(name) if isinstance(name, str) else None
+    except Exception:  # there is none: that is for Hydra to say
+        return None
 
 
 def _contents(cell: Any) -> Any:

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from lit_loader import OptionError
+from lit_loader.cache.folder import fingerprint as cache_fingerprint
 from lit_loader.node.fingerprint import fingerprint
 from tests.support.commands import run_python
 
@@ -360,6 +361,90 @@ def A(): return p
         "x + 1",
         "x + 2",
     ),
+    "set in the code": ("def A(): return [n in {1, 3} for n in range(9)]", "{1, 3}", "{2, 4}"),
+    "set in a tuple": ("def A(): return 5 in ({1}, {2, 3})", "{2, 3}", "{2, 4}"),
+    "order of parameters": (
+        """
+import functools
+def f(h, w): return 10 * h + w
+A = functools.partial(f, h=1, w=2)
+""",
+        "f(h, w): return 10 * h + w",
+        "f(w, h): return 10 * w + h",
+    ),
+    "star": ("def f(a): return len(a)\ndef A(): return f((1, 2))", "f(a)", "f(*a)"),
+    "method of a named tuple": (
+        """
+import collections, functools
+class Size(collections.namedtuple("Size", "h w")):
+  def area(self): return self.h * self.w
+A = functools.partial(lambda size: size.area(), Size(2, 3))
+""",
+        "self.h * self.w",
+        "self.h + self.w",
+    ),
+    "method of a kind of dict": (
+        """
+import functools
+class Config(dict):
+  __getattr__ = dict.__getitem__
+  def scale(self): return 1
+A = functools.partial(lambda config: config.x * config.scale(), Config(x=3))
+""",
+        "return 1",
+        "return 2",
+    ),
+    "attribute of a kind of list": (
+        """
+class Names(list): pass
+names = Names("ab")
+names.start = 3
+def A(): return names.start
+""",
+        "start = 3",
+        "start = 4",
+    ),
+    "default of a dict": (
+        """
+import collections
+names = collections.defaultdict(lambda: 1)
+def A(): return names["unknown"]
+""",
+        "lambda: 1",
+        "lambda: 2",
+    ),
+    "decorated call": (
+        """
+import functools
+class Make:
+  @functools.lru_cache
+  def __call__(self): return 1
+A = Make()
+""",
+        "return 1",
+        "return 2",
+    ),
+    "partial method": (
+        """
+import functools
+class A:
+  def f(self, m, i): return i * m
+  __getitem__ = functools.partialmethod(f, 2)
+""",
+        "(f, 2)",
+        "(f, 3)",
+    ),
+    "Hydra's target": (
+        """
+import functools
+import hydra
+class Data:
+  def __init__(self): self.x = 1
+A = functools.partial(hydra.utils.instantiate, {"a": [{"_target_": "case_module.Data"}]})
+""",
+        "self.x = 1",
+        "self.x = 2",
+    ),
     "recursion": (
         """
 def h(x): return x if x < 1 else h(x - 1)
@@ -484,3 +569,59 @@ def test_what_cannot_be_pickled_is_refused_in_an_argument_and_not_in_what_code_n
     before = fingerprint(names["factory"])
     unpicklable.more = 1  # type: ignore[attr-defined]
     assert fingerprint(names["factory"]) != before
+
+
+HOLDERS = """
+import functools
+import torch.utils.data as data
+
+def double(x): return 2 * x
+
+class Scale:
+  def __call__(self, x): return x * 3
+
+class Compose:
+  def __init__(self, *steps): self.steps = steps
+  def __call__(self, x):
+    for step in self.steps: x = step(x)
+    return x
+
+class D(data.Dataset):
+  def __init__(self, transform): self.transform = transform
+  def __len__(self): return 3
+  def __getitem__(self, index): return self.transform(index + 4)
+
+HELD
+"""
+
+
+@pytest.mark.parametrize(
+    ("held", "before", "after"),
+    [
+        ("A = data.Subset(D(double), [1])", "index + 4", "index + 5"),
+        ("A = data.ConcatDataset([D(double), D(double)])", "index + 4", "index + 5"),
+        ("A = D(double)", "2 * x", "5 * x"),
+        ("A = D(functools.partial(double))", "2 * x", "5 * x"),
+        ("A = data.Subset(D(Compose(Scale(), double)), [1])", "x * 3", "x * 7"),
+        ("A = D({'train': [Scale().__call__]})", "x * 3", "x * 7"),
+    ],
+)
+def test_the_code_that_a_cached_dataset_works_with_counts(
+    held: str, before: str, after: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = HOLDERS.replace("HELD", held)
+    first = cache_fingerprint("key", factory_of(source, monkeypatch))
+    assert cache_fingerprint("key", factory_of(source, monkeypatch)) == first
+    changed = factory_of(source.replace(before, after), monkeypatch)
+    assert cache_fingerprint("key", changed) != first
+
+
+def test_what_a_cached_dataset_holds_besides_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Parameters are for the key to name; a file that was opened meanwhile changes nothing."""
+    dataset = factory_of(HOLDERS.replace("HELD", "A = D(double)"), monkeypatch)
+    first = cache_fingerprint("key", dataset)
+    dataset.lock, dataset.sizes, dataset.names = threading.Lock(), [1, 2], ["a"] * 5000
+    dataset.again = dataset
+    assert cache_fingerprint("key", dataset) == first
