@@ -143,8 +143,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Hand the options on."""
-    if config.getoption("--start-method"):
-        multiprocessing.set_start_method(config.getoption("--start-method"))
+    method = config.getoption("--start-method")
+    if method:
+        multiprocessing.set_start_method(method)
+    if method == "forkserver" or sys.version_info >= (3, 14):
+        # What the files of tests import, which each of their workers would import anew.
+        multiprocessing.set_forkserver_preload(
+            ["__main__", "lit_loader.worker.main", "lightning.pytorch", "hypothesis", "pytest"]
+        )
     programs.cold = programs.cold or config.getoption("--cold-programs")
 
 
