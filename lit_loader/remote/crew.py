@@ -172,7 +172,7 @@ class Crew:
         self._await(hand.make(order), partial(self._on_made, member, hand, ticket))
         return ticket
 
-    def _on_made(self, member: Member, hand: Hand, ticket: int, future: Future[Made]) -> None:
+    def _on_made(self, member: Member, hand: Hand, ticket: int, future: Future[Any]) -> None:
         if member.hand is not hand:
             return
         error = future.exception()
@@ -184,8 +184,8 @@ class Crew:
         self._hear(member, hand)
         member.tickets.remove(ticket)
         if error is None:
-            member.failures = 0
-            self._orders.made(ticket, future.result(), member)
+            member.failures, made = 0, future.result()
+            self._orders.made(ticket, Made.unpack(made) if type(made) is bytes else made, member)
         else:
             self._orders.lost(ticket, f"{member}: {reason}", to_blame=True)
 

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import pickle
 from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol
 
@@ -56,6 +57,15 @@ class Order(NamedTuple):
     capacity: int
     generation: int = 0
 
+    def pack(self) -> bytes:
+        """Write it down: plain bytes are what an engine carries with the least work."""
+        return pickle.dumps(tuple(self), pickle.HIGHEST_PROTOCOL)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Order:
+        """Read what :meth:`pack` wrote."""
+        return cls(*pickle.loads(data))
+
 
 class Made(NamedTuple):
     """What has become of an order; times in nanoseconds.
@@ -84,6 +94,17 @@ class Made(NamedTuple):
     slowest: int
     slowest_at: int
 
+    def pack(self) -> bytes:
+        """Write it down, content and all."""
+        status, content, *rest = self
+        return pickle.dumps((status, content.tobytes(), *rest), pickle.HIGHEST_PROTOCOL)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Made:
+        """Read what :meth:`pack` wrote."""
+        status, content, *rest = pickle.loads(data)
+        return cls(status, np.frombuffer(content, np.uint8), *rest)
+
 
 class Hello(NamedTuple):
     """What a remote worker says of itself when it has come up.
@@ -105,8 +126,8 @@ class Hand(Protocol):
     def hello(self) -> Future[Hello]:
         """Have it say what it is, once it is up."""
 
-    def make(self, order: Order) -> Future[Made]:
-        """Have it make a batch; behind what it has been given before."""
+    def make(self, order: Order) -> Future[Made | bytes]:
+        """Have it make a batch, which may come packed; behind what it has been given before."""
 
     def ping(self) -> Future[Any]:
         """Have it give a sign of life, whatever it is at."""

@@ -43,14 +43,15 @@ class RayHand:
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
+        self._make = actor.make.remote
 
     def hello(self) -> Future[Hello]:
         """Have it say what it is, once it is up."""
         return cast("Future[Hello]", self._actor.hello.remote().future())
 
-    def make(self, order: Order) -> Future[Made]:
+    def make(self, order: Order) -> Future[Made | bytes]:
         """Have it make a batch."""
-        return cast("Future[Made]", self._actor.make.remote(order).future())
+        return cast("Future[Made | bytes]", self._make(order.pack()).future())
 
     def ping(self) -> Future[Any]:
         """Have it give a sign of life, in a thread of its own."""

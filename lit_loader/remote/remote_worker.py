@@ -6,12 +6,17 @@ torch in its memory.
 
 from __future__ import annotations
 
+from typing import Final
+
 from numpy import uint8
 from numpy.typing import NDArray
 
 from lit_loader.remote.engine import Hello, Made, Order, Role
 
 __all__ = ["RemoteWorker"]
+
+_SMALL: Final = 64 << 10
+"""Bytes of a batch that goes with the answer, and not through object stores."""
 
 
 class RemoteWorker:
@@ -34,6 +39,7 @@ class RemoteWorker:
     def ping(self) -> None:
         """Give a sign of life, in a thread of its own."""
 
-    def make(self, order: Order) -> Made:
-        """Make a batch."""
-        return self._maker.make(order)
+    def make(self, order: bytes) -> Made | bytes:
+        """Make a batch; a small one is packed, and a large one travels as it lies in memory."""
+        made = self._maker.make(Order.unpack(order))
+        return made.pack() if made.content.size <= _SMALL else made

@@ -94,6 +94,15 @@ class Node:
             stderr=subprocess.DEVNULL,
         )
 
+    def accepts(self) -> bool:
+        """Whether its head can be reached: until then a loader without workers here gives up."""
+        host, _, port = self.address.rpartition(":")
+        with contextlib.suppress(OSError), socket.create_connection((host, int(port))):
+            return True
+        assert self.process.poll() is None
+        os.sched_yield()
+        return False
+
     def processes(self, name: str) -> list[Any]:
         """Its processes with this name."""
         found = []
@@ -126,6 +135,8 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Node]]:
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
         started = [Node(None, 2, folder)]
         try:
+            while not started[0].accepts():
+                pass
             yield started
         finally:
             for node in reversed(started):

@@ -78,7 +78,7 @@ class ThreadHand:
         self._config = config
         self._payload = payload
         self._role = role
-        self._orders: queue.Queue[tuple[Order, Future[Made]] | None] = queue.Queue()
+        self._orders: queue.Queue[tuple[Order, Future[Made | bytes]] | None] = queue.Queue()
         self._hello: Future[Hello] = Future()
         self._silent = False
         self._dead = threading.Event()
@@ -87,8 +87,8 @@ class ThreadHand:
     def hello(self) -> Future[Hello]:
         return self._hello
 
-    def make(self, order: Order) -> Future[Made]:
-        future: Future[Made] = Future()
+    def make(self, order: Order) -> Future[Made | bytes]:
+        future: Future[Made | bytes] = Future()
         if self._dead.is_set():
             future.set_exception(DiedError("it had died"))
         else:
@@ -125,12 +125,14 @@ class ThreadHand:
             if number in config.silent_at and config.note(f"silent {number}") == 0:
                 self._silent = True
                 continue  # for ever
-            made = maker.make(order)
+            made = maker.make(order.pack())
+            if isinstance(made, bytes):
+                made = Made.unpack(made)
             content = made.content.copy()
             if number in config.altered:
                 content[0] ^= 1
-            config.note("made")
-            future.set_result(made._replace(content=content))
+            made = made._replace(content=content)
+            future.set_result(made.pack() if config.note("made") % 2 else made)
 
 
 class ThreadEngine:
