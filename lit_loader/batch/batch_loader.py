@@ -194,7 +194,8 @@ class BatchLoader:
             self._reseed_batch(number)
         elif spec.iterable:
             self._watch.refresh()  # type: ignore[union-attr]
-            reading.beginning = self._beginning
+            if spec.num_shards:  # else as it has always been
+                reading.beginning = self._beginning
             self._fetcher = _ENDED  # if iter(dataset) raises, there is nothing to go on with
             self._fetcher = self._open(indices or ReadPoint(), number, progress)
         else:
@@ -203,7 +204,8 @@ class BatchLoader:
         assert self._fetcher is not None
         state = None
         if spec.iterable and isinstance(self._fetcher, IterableFetcher):
-            reading.beginning = self._beginning
+            if spec.num_shards:
+                reading.beginning = self._beginning
             state = self._fetcher.state()
         samples = self._fetcher.fetch(indices, progress)
         if samples is OMITTED:
@@ -280,10 +282,7 @@ class BatchLoader:
 
     @contextmanager
     def _beginning(self, part: int) -> Iterator[None]:
-        """Set generators as for what comes before the first sample; then they go on as they were.
-
-        Those that only ``reseed_fn`` reaches are left alone: they could not be put back.
-        """
+        """Set generators (not ``reseed_fn``'s) as before the first sample; then put them back."""
         if self._spec.seeding == "worker":
             yield
             return

@@ -209,6 +209,8 @@ class Resizer:
                     dispatcher.send_again(each, workers.rows().values(), succeeded)
                 for _ in gone:  # perhaps each had just taken what was for one that is to leave
                     self.not_needed()
+        if not succeeded:
+            self.start_more()  # it may have been starting, and there is room for another now
 
     def not_needed(self) -> None:
         """Send another Attend, for one came to a worker that it meant nothing to."""

@@ -79,7 +79,7 @@ def test_packed_text(directory: Path, tmp_path: Path) -> None:
 
 
 def test_mixed_text(directory: Path, tmp_path: Path) -> None:
-    stream = Stream(functools.partial(mixed_text, directory), 16, SHARDS)
+    stream = Stream(functools.partial(mixed_text, directory), 64, SHARDS)
     expected = check_resumes(stream, tmp_path)
     drawn = Counter(sample.partition(",")[0] for _, samples in expected for sample in samples)
     assert drawn.total() == 1024 * SHARDS
@@ -116,6 +116,7 @@ def hugging_face(root: Path) -> Any:
     return stream(root, "train", seed=5, buffer_size=16)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*leaves out what is in its shuffle buffer")
 def test_hugging_face(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parquet files as an IterableDataset, shuffled through a buffer."""
@@ -136,6 +137,7 @@ def web_dataset(root: Path) -> Any:
     return pipeline(root, "train", 5, "pillow")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # webdataset leaves them so
 @pytest.mark.filterwarnings("ignore:.*resuming reads again")  # it has no state
 def test_web_dataset(tmp_path: Path) -> None:
@@ -156,6 +158,7 @@ def torchdata_nodes(root: Path) -> Any:
     return Pipeline(root, "train", seed=5, augment_with="pillow", threads=2)
 
 
+@pytest.mark.slow
 def test_torchdata_nodes(tmp_path: Path) -> None:
     """Nodes that read JPEG files ahead, in threads."""
     pytest.importorskip("torchdata.nodes")

@@ -599,6 +599,22 @@ def test_who_dies_with_what_was_to_wake_the_one_that_is_to_leave(machine: PoolMa
     machine.end_hung(0, 1, meanwhile=[])
 
 
+def test_who_dies_before_it_comes_up_and_is_not_wanted_any_more(machine: PoolMachine) -> None:
+    """There is room for another one to start, then."""
+    machine.begin(num_workers=1, depth=1, processors=1)
+    machine.step(0, 8)
+    machine.receive(1)
+    machine.resize(3, at_once=True)  # 1 starts; 2 is to follow
+    machine.step(1, 8)
+    machine.receive(1)  # and does
+    machine.resize(1, at_once=True)
+    machine.step(1, 8)
+    machine.receive(1)
+    assert machine.pool.started == [0, 2]
+    machine.resize(2, at_once=True)
+    machine.kill_and_replace(1, meanwhile=[], give_up=False)  # which is worker 2
+
+
 def test_who_is_wanted_again_before_it_has_left(machine: PoolMachine) -> None:
     """It stays, if it has not seen that it was to leave; else another takes its place."""
     machine.begin(num_workers=2, depth=1)

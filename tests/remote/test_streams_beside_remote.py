@@ -101,6 +101,7 @@ def test_bytes(kind: str, keeps: bool, here: int, there: int, fault: str, tmp_pa
         assert fault == "relay" or loader.statistics().remote_batches > 0
 
 
+@pytest.mark.slow
 def test_a_state_says_nothing_of_remote_workers(tmp_path: Path) -> None:
     remote = ThreadWorkers(str(tmp_path))
     [expected] = itertools.islice(epochs("iterator", True), 1)

@@ -149,7 +149,11 @@ def killed(stream: Stream, leg: Leg, folder: Path) -> tuple[list[Batch], Any]:
     with start_program(
         Path(__file__), folder, environment=default_environment(), stdout=subprocess.DEVNULL
     ) as program:
-        _, err = program.communicate(timeout=110)
+        try:
+            _, err = program.communicate(timeout=250)
+        except subprocess.TimeoutExpired:
+            os.killpg(program.pid, signal.SIGKILL)
+            raise
     assert program.returncode == -signal.SIGKILL, err
     batches, state = pickle.loads((folder / SAVED).read_bytes())
     return batches, state
