@@ -211,7 +211,7 @@ REFUSED = [
     ({"multiprocessing_context": "fork"}, "multiprocessing_context needs worker processes"),
     (
         {"multiprocessing_context": "frok", "num_workers": 1},
-        "multiprocessing_context must be a multiprocessing context or one of 'fork', ",
+        "multiprocessing_context must be a multiprocessing context or one of 'fork",
     ),
     ({"multiprocessing_context": 3, "num_workers": 1}, "got multiprocessing_context=3"),
     (

@@ -237,6 +237,7 @@ def test_the_one_that_stays_dies(persistent: bool) -> None:
         assert found == outcomes(made(num_workers=0))
 
 
+@pytest.mark.usefixtures("by_fork")  # its gate is a pipe
 def test_workers_die_while_they_leave(gate: Gate, tmp_path: Path) -> None:
     """Some are at a sample when they are to leave, and are killed there."""
     closed = tmp_path / "closed"  # from the sample on that is written there

@@ -18,7 +18,10 @@ from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
 from lit_loader import LoaderDataModule
 from lit_loader.tuning import auto_workers, giving_way, turns
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.usefixtures("by_fork"),  # a fork server's workers are no children of this process
+]
 
 WORKERS = 4
 
