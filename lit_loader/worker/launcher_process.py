@@ -36,6 +36,7 @@ from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.seeding.find_generators import find_generators
 from lit_loader.seeding.seeds import seed_worker
 from lit_loader.system.child_processes import reap
+from lit_loader.system.parent_death import ends_with_starter
 from lit_loader.system.stack_dumps import write_stacks_to
 from lit_loader.worker.payload import Links, Payload
 from lit_loader.worker.process_start import reset_signals
@@ -104,7 +105,8 @@ def launcher_main(
         os._exit(1)
     # A daemon may have no children; this process is one only so that its parent need not join it.
     multiprocessing.current_process().daemon = False
-    rehearse(payload.open(), origin.threads)
+    with ends_with_starter(origin.pid):  # who waits for this to be ready
+        rehearse(payload.open(), origin.threads)
     with contextlib.suppress(ConnectionError):  # the parent has closed its end
         theirs.send(READY)
     processes: dict[int, BaseProcess] = {}

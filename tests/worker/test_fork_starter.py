@@ -10,6 +10,7 @@ import select
 import signal
 import socket
 import subprocess
+import sys
 import time
 import warnings
 from collections import Counter
@@ -264,6 +265,38 @@ def test_launcher_and_workers_are_killed_at_the_same_instant(order: str, persist
     others = [text for text in texts if not re.match(workers, text)]
     assert all(text.startswith("the process that starts workers") for text in others)
     assert opened_since(before) == []
+
+
+STUCK = """
+import os
+import threading
+from lit_loader import DataLoader
+from lit_loader.worker import launcher, launcher_process
+
+def stuck(*_):
+    print(os.getpid(), flush=True)
+    held = threading.Lock()
+    held.acquire()
+    held.acquire()
+
+launcher.PATIENCE = 10**9
+launcher_process.rehearse = stuck
+list(DataLoader(range(4), num_workers=1, multiprocessing_context="fork"))
+"""
+
+
+def test_a_launcher_that_is_stuck_when_its_parent_is_killed_is_not_left_behind() -> None:
+    """It has not come to look at its parent yet: the kernel ends it."""
+    with subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        launcher = os.pidfd_open(int(parent.stdout.readline()))
+        try:
+            parent.kill()
+            ended = select.poll()
+            ended.register(launcher, select.POLLIN)
+            assert ended.poll(60_000)
+        finally:
+            os.close(launcher)
 
 
 def test_what_a_launcher_is_that_does_not_live() -> None:
