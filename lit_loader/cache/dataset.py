@@ -25,7 +25,7 @@ from lit_loader.cache.entry import MISSING, Bytes, pack
 from lit_loader.cache.folder import Folder, fingerprint
 from lit_loader.cache.mapped import MappedDataset
 from lit_loader.cache.shared_store import CacheFigures, Counter, Note, SharedStore
-from lit_loader.config.checks import memory_size, text
+from lit_loader.config.checks import filled_text, memory_size, path
 from lit_loader.config.kinds import check_dataset
 from lit_loader.context import reading
 from lit_loader.describe import public, short_repr
@@ -81,8 +81,8 @@ class CachedDataset(Dataset[Any]):
         _check_is_finite(dataset)
         self.dataset = dataset
         self.memory = memory_size("memory", memory)
-        self.directory = None if directory is None else Path(directory).absolute()
-        self.key = None if key is None else text("key", key)
+        self.directory = None if directory is None else path("directory", directory)
+        self.key = None if key is None else filled_text("key", key)
         if self.directory is not None and self.key is None:
             raise OptionError(
                 "directory needs a key, which names the data and all that their samples depend on, "

@@ -53,6 +53,9 @@ class Plan(Protocol):
     def start_for(self, samples: int) -> int:
         """Find the batch number at which so many samples of the epoch have been delivered."""
 
+    def fits(self, batches: int, samples: int) -> bool:
+        """Whether so many batches can have had so many samples."""
+
 
 @dataclass(frozen=True)
 class LoaderState:
@@ -162,6 +165,8 @@ class LoaderState:
                     "num_replicas it was taken with: resume with those"
                 )
             batches = _checked_batches(plan.start_for(self.samples))
+        elif plan is not None and not plan.fits(batches, self.samples):
+            raise damaged(f"samples must be those of {batches:,} batches", self.samples)
         if with_workers:
             _check_portable(readers)
         return Position(

@@ -16,15 +16,20 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from multiprocessing.context import BaseContext
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import Any, Final, NoReturn
 
 from lit_loader.config.scalars import plain
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError
 
+MANY: Final = 100_000
+"""Of workers, and of batches ahead for each: as many are a mistake, and no machine has room."""
+
 __all__ = [
-    *("exception_classes", "flag", "function", "generator", "is_factory", "is_iterable"),
-    *("indices", "memory_size", "number", "one_of", "or_none", "seconds", "start_method"),
+    *("MANY", "exception_classes", "filled_text", "flag", "function", "generator", "is_factory"),
+    *("indices", "is_iterable", "memory_size", "number", "one_of", "or_none", "path", "seconds"),
+    *("start_method",),
     *("text", "whole_number", "workers"),
 ]
 
@@ -88,9 +93,10 @@ def workers(name: str, value: Any) -> Any:
     if isinstance(value, str) and plain(value) == "auto":
         return "auto"
     try:
-        return whole_number(name, value, low=0)
+        number = whole_number(name, value, low=0)
     except OptionError:
         refuse(name, "a whole number of at least 0, or 'auto'", plain(value))
+    return whole_number(name, number, low=0, below=MANY)
 
 
 def memory_size(name: str, value: Any) -> int:
@@ -124,6 +130,16 @@ def seconds(name: str, value: Any) -> float:
 def text(name: str, value: Any) -> str:
     """Check a string."""
     return plain(value) if isinstance(value, str) else refuse(name, "a string", value)  # type: ignore[no-any-return]
+
+
+def filled_text(name: str, value: Any) -> str:
+    """Check a string that is not empty."""
+    return text(name, value) or refuse(name, "a string that is not empty", value)
+
+
+def path(name: str, value: Any) -> Path:
+    """Check the name of a file or folder; returns the absolute one."""
+    return (value if isinstance(value, Path) else Path(filled_text(name, value))).absolute()
 
 
 def one_of(name: str, value: Any, choices: Iterable[str]) -> str:

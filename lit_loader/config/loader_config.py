@@ -345,7 +345,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "worker_init_fn": checks.or_none(checks.function),
     "multiprocessing_context": checks.or_none(checks.start_method),
     "generator": checks.or_none(checks.generator),
-    "prefetch_factor": checks.or_none(partial(checks.whole_number, low=1)),
+    "prefetch_factor": checks.or_none(partial(checks.whole_number, low=1, below=checks.MANY)),
     "persistent_workers": checks.flag,
     "pin_memory_device": checks.text,
     "in_order": checks.flag,

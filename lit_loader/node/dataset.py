@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from lit_loader.config.checks import seconds, text
+from lit_loader.config.checks import filled_text, seconds
 from lit_loader.config.kinds import is_dataset
 from lit_loader.describe import message_of, public, short_repr
 from lit_loader.errors import LoaderError, OptionError, TransportError
@@ -84,7 +84,7 @@ def shared_dataset(factory: Callable[[], Any], key: str, timeout: float = 1800.0
         TransportError: The dataset cannot be pickled.
         LoaderError: Another process has not finished within ``timeout``.
     """
-    key = text("key", key)
+    key = filled_text("key", key)
     timeout = seconds("timeout", timeout)
     if isinstance(factory, str) or not callable(factory) or is_dataset(factory):
         raise OptionError(

@@ -111,6 +111,14 @@ class BatchPlan:
         length = self._stream_length()
         return samples if length is None else min(samples, length)
 
+    def fits(self, batches: int, samples: int) -> bool:
+        """Whether ``batches`` batches on each rank can have had ``samples`` items.
+
+        The length of the stream, of a sampler's epoch say, may be another one by now.
+        """
+        most = batches * self.global_size
+        return samples == self.samples_after(batches) or most - self.global_size < samples <= most
+
     def start_for(self, samples: int) -> int:
         """Find the batch number at which ``samples`` items of the epoch have been delivered.
 

@@ -119,6 +119,8 @@ class _Pickler(pickle.Pickler):
             return np.empty, (array.shape, dtype)
         self.parts.append(array)
         if dtype.isbuiltin and dtype.metadata is None:
+            if 0 in array.strides and not array.flags.writeable:
+                return _broadcast, (_MARKER,)
             return _given, (_MARKER,)
         # Field names, units, byte order and string lengths travel in the dtype's own pickle.
         return _with_dtype, (_MARKER, dtype)
@@ -241,6 +243,11 @@ def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
 
 def _given(part: Part) -> Part:
     return part
+
+
+def _broadcast(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    array.flags.writeable = False  # what is written to one row would be in all
+    return array
 
 
 def _with_dtype(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:

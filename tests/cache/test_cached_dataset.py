@@ -324,6 +324,9 @@ def test_refusals(tmp_path: Path) -> None:
         (Rows(), -1): "memory must be a whole number",
         (Rows(), 0): "memory=0 keeps nothing without a directory",
         (Rows(), 1000, tmp_path): "directory needs a key",
+        (Rows(), 1000, 5, "v1"): "directory must be a string, got directory=5",
+        (Rows(), 1000, "", "v1"): "directory must be a string that is not empty",
+        (Rows(), 1000, None, ""): "key must be a string that is not empty",
         (Rows(), 0, None, "v1"): "memory=0 keeps nothing without a directory",
         (Rows, 1000): "got the class Rows itself",
     }.items():

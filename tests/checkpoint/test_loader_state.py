@@ -179,6 +179,15 @@ class Plan:
         self.asked.append(samples)
         return self.answer
 
+    def fits(self, batches: int, samples: int) -> bool:
+        return samples == 20_480 and batches == 10
+
+
+def test_a_state_whose_counts_do_not_fit_together() -> None:
+    for wrong in ({"samples": 20_479}, {"batches": 9}):
+        with pytest.raises(StateError, match=r"samples must be those of (10|9) batches"):
+            make(**wrong).to_position(FINGERPRINT, Plan(), True)
+
 
 def test_the_same_batches_are_not_translated() -> None:
     plan = Plan()

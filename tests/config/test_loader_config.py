@@ -168,6 +168,11 @@ REFUSED = [
     ({"batch_size": 1.0}, "batch_size must be a whole number of at least 1, got batch_size=1.0"),
     ({"batch_size": True}, "batch_size must be a whole number of at least 1, got batch_size=True"),
     ({"num_workers": "2.5"}, "whole number of at least 0, or 'auto', got num_workers='2.5'"),
+    ({"num_workers": 10**30}, "whole number of at least 0 and below 100000, got num_workers=1000"),
+    (
+        {"num_workers": 1, "prefetch_factor": 10**30},
+        "whole number of at least 1 and below 100000, got prefetch_factor=1000",
+    ),
     ({"num_workers": -1}, "whole number of at least 0, or 'auto', got num_workers=-1"),
     ({"num_workers": None}, "num_workers must be a whole number of at least 0"),
     ({"shuffle": "no"}, "shuffle must be True or False, got shuffle='no'"),

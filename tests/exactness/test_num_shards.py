@@ -6,6 +6,7 @@ what the dataset was told about it, and what it drew from each generator.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import itertools
@@ -184,19 +185,20 @@ def test_a_resume_of_one_rank_is_in_order() -> None:
 
 
 class Deadly(WithIteratorState):
-    """Ends the process that reads one of its samples, as often as there are files to remove."""
+    """Ends the process that reads one of its samples, if it can remove that sample's file.
+
+    Or the file "kill", which is for whichever comes first.
+    """
 
     folder: Path
     at: tuple[int, ...] = ()
 
     def item(self, number: int) -> Tensor:
         if number in self.at:
-            for file in self.folder.iterdir():
-                try:
-                    file.unlink()
-                except FileNotFoundError:
-                    continue
-                os.kill(os.getpid(), signal.SIGKILL)
+            for name in (str(number), "kill"):
+                with contextlib.suppress(FileNotFoundError):
+                    (self.folder / name).unlink()
+                    os.kill(os.getpid(), signal.SIGKILL)
         return super().item(number)
 
 
@@ -222,8 +224,8 @@ def test_killed_after_a_resume(tmp_path: Path) -> None:
     assert [content(batch) for batch in itertools.islice(first, 6)] == expected[:6]
     state = first.state_dict()
     first.close()
-    for file in ("one", "two"):
-        (tmp_path / file).touch()
+    for number in dataset.at:  # none ends two workers, which would be an error if it did in a row
+        (tmp_path / str(number)).touch()
     with loader(dataset, 3) as one, pytest.warns(WorkerRestartWarning):
         one.load_state_dict(state)
         assert [content(batch) for batch in one] == expected[6:]
@@ -534,6 +536,8 @@ def test_what_does_not_fit_is_not_merged() -> None:
         merge([one, states_at([2, 2], seed=8)[1]])
     with pytest.raises(StateError, match="states must be those of all ranks, got none"):
         merge([])
+    with pytest.raises(StateError, match="states must be a list of those of all ranks, got None"):
+        merge(None)
     with pytest.raises(StateError, match="must be the dict that state_dict"):
         merge([{}])
     plain = DataLoader(Counting(), num_workers=0)

@@ -284,12 +284,13 @@ def test_random_numbers_are_refused(draw: Any) -> None:
         (([1, 2], "v1"), "factory must make the dataset when it is called"),
         (("my.Dataset", "v1"), "factory must make the dataset when it is called"),
         ((dict, 3), "key must be a string"),
+        ((dict, ""), "key must be a string that is not empty"),
         ((dict, "v1", -1), "timeout must be a finite number of seconds"),
         ((lambda: 5, "v1"), "has returned no dataset, but 5: "),
         ((functools.partial(dict, a=threading.Lock()), "v1"), "which processes mean the same"),
         ((lambda: shared_dataset(_itself, "v1"), "v1"), "asks for that dataset itself"),
     ],
-    ids=range(7),
+    ids=range(8),
 )
 def test_refusals(arguments: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message):

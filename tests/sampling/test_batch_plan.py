@@ -560,6 +560,9 @@ def test_positions_of_batches_and_back(
         samples = plan.samples_after(batches)
         assert samples <= length
         assert plan.start_for(samples) == batches
+        assert plan.fits(batches, samples)
+        assert not batches or not plan.fits(batches - 1, samples)
+        assert samples == length or not plan.fits(batches + 1, samples)
     if tail != "drop":
         assert plan.samples_after(len(plan)) == length
     for other in (1, 2, 3):

@@ -566,6 +566,8 @@ class TestArrays:
         assert got[0].flags.f_contiguous and (got[0] == array).all()
         assert got[1].tolist() == [5, 4, 3, 2, 1, 0] and got[1].strides == (-8,)
         assert got[2].strides == (0, 0) and got[2].shape == (1000, 1000)
+        with pytest.raises(ValueError, match="read-only"):
+            got[2][0] = 1  # which would be in every row
 
     def test_sparse_view_is_packed(self) -> None:
         big = np.arange(100_000.0)
