@@ -51,7 +51,7 @@ class MixtureStream(IterableDataset[Any]):
 
     Raises:
         OptionError: The weights or options are refused; "repeat" without ``epoch_length`` would
-            never end.
+            never end; a source that has a state is there twice.
     """
 
     def __init__(
@@ -71,6 +71,7 @@ class MixtureStream(IterableDataset[Any]):
                 "exhausted='repeat' never ends an epoch: set epoch_length, got epoch_length=None"
             )
         self.names, self.datasets = named_sources(datasets)
+        _check_distinct(self.names, self.datasets)
         self.weights = (
             [1] * len(self.names) if weights is None else named_weights(weights, self.names)
         )
@@ -100,6 +101,18 @@ class MixtureStream(IterableDataset[Any]):
             "epoch_length": self.epoch_length,
             "shares": summarise(self._shares),
         }
+
+
+def _check_distinct(names: Sequence[str], datasets: Sequence[Any]) -> None:
+    """Refuse an object that is two sources and has a state of its own: it could be in one place."""
+    first: dict[int, str] = {}
+    for name, dataset in zip(names, datasets, strict=True):
+        other = first.setdefault(id(dataset), name)
+        if other != name and callable(getattr(dataset, "load_state_dict", None)):
+            raise OptionError(
+                "datasets must be different objects where they have a state, got the same "
+                f"{type(dataset).__name__} as {other} and {name}: make it twice, or deepcopy it"
+            )
 
 
 class _Mixing(Iterator[Any]):

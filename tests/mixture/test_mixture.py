@@ -448,3 +448,11 @@ def test_all_readers_shuffle_a_source_alike(workers: int) -> None:
         with loader() as resumed:
             resumed.load_state_dict(states[stop])
             assert digests(resumed) == digests(expected[stop:])
+
+
+def test_one_object_is_one_source_if_it_has_a_state() -> None:
+    stateful, plain = Stream(0, 4), [1, 2]
+    stateful.load_state_dict = lambda state: None  # type: ignore[attr-defined]
+    with pytest.raises(OptionError, match="the same Stream as train and again: make it twice"):
+        MixtureStream({"train": stateful, "plain": plain, "again": stateful})
+    MixtureStream([plain, plain, stateful])
