@@ -18,6 +18,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import select
 import sys
@@ -87,6 +88,9 @@ def worker_main(links: Links, payload: Payload) -> None:
     """Be a worker until a message says to stop, or until the parent is gone."""
     reset_signals()
     write_stacks_to(links.stacks.fd)
+    # What was forked is not looked through by the garbage collector, which would copy its pages: of
+    # a large parent, in the midst of a sample, that takes seconds.
+    gc.freeze()
     follow_parent(links.parent)
     yield_to_parent()
     torch.set_num_threads(1)

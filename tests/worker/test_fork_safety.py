@@ -10,6 +10,7 @@ holds one lock at the fork for certain: each that a worker needs before the user
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import io
 import json
@@ -402,6 +403,17 @@ def test_numpys_generator_is_being_drawn_from_at_the_fork(launched: bool) -> Non
     with holding(lock_of(Drawing(), "numpy")), warned() as texts:
         assert batches(Drawing(), max_worker_restarts=0) == expected
     assert not texts
+
+
+def test_the_parents_objects_are_left_alone_by_the_workers_garbage_collector(
+    launched: bool,
+) -> None:
+    """It would copy the pages of them all."""
+    held = [[number] for number in range(300_000)]
+    with DataLoader(
+        Call(lambda index: len(gc.get_objects()), 1), num_workers=1, multiprocessing_context="fork"
+    ) as loader:
+        assert ints(loader)[0] < len(held)
 
 
 def test_torchs_generator_is_being_drawn_from_at_the_fork(launched: bool) -> None:
