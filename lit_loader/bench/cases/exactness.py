@@ -76,7 +76,9 @@ def _state_dict(times: int) -> float:
 def _first_batch(percent: int | None, times: int) -> float:
     state = _state()
     if percent is not None:
-        state["batches"] = len(_loader()) * percent // 100
+        batches = len(_loader()) * percent // 100
+        state["samples"] = state["samples"] // state["batches"] * batches
+        state["batches"] = batches
 
     def first_batch() -> None:
         loader = _loader()
