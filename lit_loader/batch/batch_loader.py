@@ -12,8 +12,8 @@ are found afterwards, and the batch is made again with them seeded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -31,7 +31,7 @@ from lit_loader.checkpoint.untrusted_state import resuming
 from lit_loader.context import reading
 from lit_loader.errors import StateError
 from lit_loader.seeding.find_generators import HeldGenerators
-from lit_loader.seeding.generator_state import Rewind
+from lit_loader.seeding.generator_state import Rewind, Rewound
 from lit_loader.seeding.generator_watch import GeneratorWatch
 from lit_loader.seeding.seeds import derive, extend, sample_seed, seed_globals
 from lit_loader.system.interrupts import let_handlers_through
@@ -280,22 +280,18 @@ class BatchLoader:
         if self._spec.seeding != "worker":
             self._reseed(extend(self._epoch_seed, _BEGINNING, stage))
 
-    @contextmanager
-    def _beginning(self, part: int) -> Iterator[None]:
+    def _beginning(self, part: int) -> AbstractContextManager[None]:
         """Set generators (not ``reseed_fn``'s) as before the first sample; then put them back."""
         if self._spec.seeding == "worker":
-            yield
-            return
+            return nullcontext()
         held = self._watch.held  # type: ignore[union-attr]
-        rewind = Rewind(held.states)
-        rewind.mark()
         seed = extend(self._epoch_seed, _BEGINNING, _FIRST_NEXT, part)
-        seed_globals(seed)
-        held.reseed(seed)
-        try:
-            yield
-        finally:
-            rewind.back()
+
+        def reseed() -> None:
+            seed_globals(seed)
+            held.reseed(seed)
+
+        return Rewound(held.states, reseed)
 
     def _reseed_batch(self, number: int) -> None:
         spec = self._spec

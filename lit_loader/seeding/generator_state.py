@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import ctypes
 import random
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -25,34 +25,48 @@ import torch
 from lit_loader.seeding.generator_lock import Turn
 from lit_loader.seeding.seeds import seed_streams
 
-__all__ = ["Loan", "OwnStreams", "Rewind", "numpy_state", "preserved", "state_reader"]
+__all__ = [
+    *("Loan", "OwnStreams", "Rewind", "Rewound", "numpy_state", "preserved", "state_reader"),
+]
 
 _numpy: Any = np.random  # its stubs do not know all of its functions
 
 
-@contextmanager
-def preserved() -> Iterator[None]:
+def preserved() -> AbstractContextManager[None]:
     """Give a context after which the global generators are exactly as they were before.
 
     Exactly means: the next numbers, a normal deviate that ``random.gauss`` or NumPy keep in
     reserve, and ``torch.initial_seed()``; also when the body raises. The body must seed before it
     draws. Other threads that borrow the generators wait meanwhile. May be nested.
     """
-    with _lent(None):
-        yield
+    return _Lent(None)
 
 
-@contextmanager
-def _lent(own: OwnStreams | None) -> Iterator[None]:
-    loan = Loan(own)
-    try:
+class _Lent(AbstractContextManager[None]):
+    """A loan as a context.
+
+    Not contextlib's, made of a generator: one whose entering a signal handler's exception breaks
+    off would put the generators back when it is collected, in the midst of whatever else is done.
+    """
+
+    def __init__(self, own: OwnStreams | None) -> None:
+        self._loan = Loan(own)
+
+    def __enter__(self) -> None:
         try:
-            loan.begin()
-            yield
-        finally:
-            loan.end()
-    finally:  # an exception out of a signal handler may have come in between
-        loan.end()
+            self._loan.begin()
+        except BaseException:
+            self._end()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        try:
+            self._loan.end()
+        finally:  # an exception out of a signal handler may have come in between
+            self._loan.end()
 
 
 class OwnStreams:
@@ -75,7 +89,7 @@ class OwnStreams:
         they were when it is entered again. Outside, the global generators are as if there were no
         body, exactly as with `preserved`; those of accelerators are not touched.
         """
-        return _lent(self)
+        return _Lent(self)
 
     def install(self) -> None:
         """Set the global generators to where these are."""
@@ -252,6 +266,29 @@ class Rewind:
         """Take them back to the last mark; may be called again."""
         for (_, write), mark in zip(self._tapes, self._marks, strict=True):
             write(mark)
+
+
+class Rewound(AbstractContextManager[None]):
+    """A context in which random generators are seeded, and after which they are where they were.
+
+    Args:
+        held: Those besides the global ones: see `Rewind`.
+        seed: Seeds them.
+    """
+
+    def __init__(self, held: Iterable[object], seed: Callable[[], object]) -> None:
+        self._rewind, self._seed = Rewind(held), seed
+
+    def __enter__(self) -> None:
+        self._rewind.mark()
+        try:
+            self._seed()
+        except BaseException:
+            self._rewind.back()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._rewind.back()
 
 
 def state_reader(generator: Any) -> Callable[[], Any] | None:
