@@ -175,7 +175,7 @@ class WorkerPool:
     @property
     def leaving(self) -> bool:
         """Whether more live than there are to be."""
-        return bool(self._workers.leaving)
+        return bool(self._workers.leaving) or self.num_workers < self._workers.num_workers
 
     @property
     def forks(self) -> bool:

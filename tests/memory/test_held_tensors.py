@@ -7,6 +7,7 @@ import itertools
 import mmap
 import os
 import random
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -142,7 +143,7 @@ def test_of_small_batches_too(tmp_path: Path) -> None:
     program.write_text(SMALL_BATCHES)
     right, sizes, places = run_program(program).splitlines()
     assert (right, sizes) == ("True", "{8}")
-    assert int(places) < 150  # where each lay by itself: 200
+    assert int(places) < (150 if sys.version_info >= (3, 14) else 100)  # each by itself: 200
 
 
 def test_what_is_kept_for_a_moment_keeps_its_memory() -> None:
