@@ -82,15 +82,8 @@ class Images(Dataset):
         return augmented(index, self.width)
 
 
-class Plain(Dataset):
+class Plain(Images):
     """Samples that may be kept: they depend on the index alone."""
-
-    def __init__(self, length: int, width: int) -> None:
-        self.length = length
-        self.width = width
-
-    def __len__(self) -> int:
-        return self.length
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         time.sleep(SAMPLE_TIME)

@@ -39,6 +39,7 @@ from lit_loader.worker import fork_starter, launcher, process_start
 from lit_loader.worker import main as worker
 from lit_loader.worker.launcher import Launcher
 from tests.parity.tools import PROMPT
+from tests.support.busy_threads import busy
 from tests.support.samples import Call, Rows, ints, worker_pids
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -121,7 +122,7 @@ def commotion(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(pinning, "find_accelerator", lambda device="": 0)
     monkeypatch.setattr(pinning, "pin_tensor", torch.Tensor.clone)
     monkeypatch.setattr(torch.accelerator, "set_device_index", lambda device: None)
-    pipe, stop, broken = Drained(), threading.Event(), []
+    pipe = Drained()
     output = open(os.dup(pipe.fd), "w", buffering=1 << 16)  # noqa: SIM115
     handlers = [Direct(pipe.fd), Locked(pipe.fd), logging.StreamHandler(output)]
     for handler in handlers:
@@ -151,22 +152,10 @@ def commotion(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         from_another_loader,
     ]
 
-    def hammer(deed: Callable[[], Any]) -> None:
-        try:
-            while not stop.is_set():
-                deed()
-        except BaseException as error:
-            broken.append(error)
-
-    threads = [threading.Thread(target=hammer, args=(deed,)) for deed in deeds]
-    for thread in threads:
-        thread.start()
     try:
-        yield
+        with busy(deeds):
+            yield
     finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
         sys.setswitchinterval(interval)
         other.close()
         monkeypatch.undo()
@@ -175,7 +164,6 @@ def commotion(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         with contextlib.suppress(io.UnsupportedOperation):
             output.close()
         pipe.close()
-    assert not broken, broken
 
 
 @pytest.mark.parametrize("launched", [True, False], ids=["launched", "direct"])
@@ -577,7 +565,7 @@ def test_a_thread_that_reads_standard_input(
 @pytest.mark.parametrize("starts", [10, pytest.param(150, marks=pytest.mark.slow)])
 def test_starts_while_others_draw(starts: int) -> None:
     """Threads that do nothing but draw and seed: no start hangs, and the bytes are the same."""
-    expected, stop = batches(Drawing(), num_workers=1), threading.Event()
+    expected = batches(Drawing(), num_workers=1)
     draws = torch.empty(20_000)
     # Later releases hold accelerators' locks for so long that nearly every start is made again.
     later = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)
@@ -589,20 +577,12 @@ def test_starts_while_others_draw(starts: int) -> None:
         lambda: random.gauss(0, 1),
     ]
 
-    def hammer(deed: Callable[[], Any]) -> None:
-        while not stop.is_set():
-            deed()
-
-    threads = [threading.Thread(target=hammer, args=(deed,)) for deed in deeds]
-    for thread in threads:
-        thread.start()
-    try:
-        with warned() as texts:
-            for _ in range(starts):
-                found = batches(Drawing(), num_workers=1, max_worker_restarts=0)
-                assert found == expected
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
+    slowest = 0.0
+    with busy(deeds), warned() as texts:
+        for _ in range(starts):
+            begun = time.monotonic()
+            found = batches(Drawing(), num_workers=1, max_worker_restarts=0)
+            assert found == expected
+            slowest = max(slowest, time.monotonic() - begun)
+    assert slowest < PROMPT
     assert not [text for text in texts if "given up" in text]

@@ -12,7 +12,6 @@ either healed (and told of, which is counted), or ends the test by the loader's 
 from __future__ import annotations
 
 import collections
-import contextlib
 import importlib
 import io
 import json
@@ -24,7 +23,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -37,6 +36,7 @@ from torch.utils.data import Dataset
 
 from lit_loader import DataLoader
 from lit_loader.errors import WorkerRestartWarning
+from tests.support.busy_threads import busy
 
 STARTS = int(os.environ.get("LIT_LOADER_STARTS", "1000"))
 RANKS = 2
@@ -110,36 +110,12 @@ def deeds() -> list[Callable[[], object]]:
     ]
 
 
-@contextlib.contextmanager
-def busy(more: list[Callable[[], object]]) -> Iterator[None]:
-    """Threads that never rest, until the end."""
-    stop, failures = threading.Event(), list[BaseException]()
-
-    def repeat(deed: Callable[[], object]) -> None:
-        try:
-            while not stop.is_set():
-                deed()
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=repeat, args=(deed,)) for deed in [*deeds(), *more]]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-    assert not failures, failures
-
-
 @pytest.mark.parametrize("starts", [5, LONG])
 def test_from_a_process_with_busy_threads(starts: int) -> None:
     progress = pytest.importorskip("rich.progress")
     console = importlib.import_module("rich.console").Console(file=io.StringIO())
     figures, begun = Figures(), time.monotonic()
-    with progress.Progress(console=console, refresh_per_second=50) as bar, busy([]):
+    with progress.Progress(console=console, refresh_per_second=50) as bar, busy(deeds()):
         bar.add_task("starts", total=None)
         figures.run(starts)
     print(f"\n{dict(figures)} in {time.monotonic() - begun:.0f} s")
@@ -170,7 +146,7 @@ def rank(number: int, starts: int, store: str, folder: str) -> None:
     thread = threading.Thread(target=reduce_to_the_end)
     thread.start()
     try:
-        with busy([]):
+        with busy(deeds()):
             figures.run(starts)
     finally:
         ended.set()
