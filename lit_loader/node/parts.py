@@ -18,7 +18,6 @@ import functools
 import hashlib
 import io
 import pickle
-import pydoc
 import random
 import types
 from collections import defaultdict
@@ -271,7 +270,11 @@ def _target(mapping: Mapping[Any, Any]) -> Any:
     """Give what Hydra calls for a node, or None."""
     try:
         name = mapping.get("_target_")
-        return pydoc.locate(name) if isinstance(name, str) else None
+        if not isinstance(name, str):
+            return None
+        import pydoc  # and much else with it
+
+        return pydoc.locate(name)
     except Exception:  # there is none: that is for Hydra to say
         return None
 
