@@ -8,6 +8,7 @@ whose buffer something else there exports, CPython's collector may tear the memo
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -100,6 +101,7 @@ def test_what_an_interruption_leaves(tmp_path: Path, held: int) -> None:
     program.write_text(INTERRUPTED)
     found = run_program(program, held, stderr=subprocess.STDOUT)
     assert "exported buffer" not in found
+    assert "BufferError" not in found or sys.version_info >= (3, 14)
     assert found.endswith("alive\n")
 
 

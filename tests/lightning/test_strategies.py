@@ -14,6 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import hydra
 import psutil
 import pytest
 import torch
@@ -212,8 +213,9 @@ def test_two_nodes(runs: Runs, tmp_path: Path) -> None:
     ]  # fmt: skip
     printed = [runs.finish(node) for node in nodes]
     warned = [line for line in "".join(printed).splitlines() if "Warning" in line]
-    # Hydra 1.3.0 uses what a later OmegaConf warns of.
-    assert not [line for line in warned if "/site-packages/hydra/" not in line]
+    if hydra.__version__ == "1.3.0":  # uses what a later OmegaConf warns of
+        warned = [line for line in warned if "/site-packages/hydra/" not in line]
+    assert not warned
     assert ["written to" in lines for lines in printed] == [True, False]
     # 1,077 images over two nodes in batches of 64.
     assert json.loads((tmp_path / "run" / "metrics.json").read_text())["steps"] == 9
