@@ -23,15 +23,14 @@ from lit_loader.config.scalars import plain
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError
 
-MANY: Final = 100_000
-"""Of workers, and of batches ahead for each: as many are a mistake, and no machine has room."""
-
 __all__ = [
     *("MANY", "exception_classes", "filled_text", "flag", "function", "generator", "is_factory"),
     *("indices", "is_iterable", "memory_size", "number", "one_of", "or_none", "path", "seconds"),
-    *("start_method",),
-    *("text", "whole_number", "workers"),
+    *("start_method", "text", "whole_number", "workers"),
 ]
+
+MANY: Final = 100_000
+"""Of workers, and of batches ahead for each: as many are a mistake, and no machine has room."""
 
 
 def refuse(name: str, constraint: str, value: object) -> NoReturn:

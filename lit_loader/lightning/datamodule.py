@@ -22,7 +22,7 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import Dataset
 
-from lit_loader.config.checks import text
+from lit_loader.config.checks import filled_text
 from lit_loader.config.kinds import is_dataset
 from lit_loader.config.loader_config import LoaderConfig
 from lit_loader.describe import public
@@ -136,7 +136,7 @@ class LoaderDataModule(BaseDataModule):
     ) -> None:
         super().__init__()
         self.device_prefetch = bool(device_prefetch)
-        self.shared_key = None if shared_key is None else text("shared_key", shared_key)
+        self.shared_key = None if shared_key is None else filled_text("shared_key", shared_key)
         if datasets is None and (self._makes_datasets or self._has_hooks):
             datasets = {}
         if not isinstance(datasets, Mapping):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import functools
 import hashlib
 import importlib.util
 import os
@@ -16,7 +17,9 @@ from typing import Any
 from lit_loader.seeding.code_references import is_library
 from lit_loader.seeding.plain_data import CLOSED
 
-__all__ = ["code_of", "home", "imported_by", "is_foreign", "names_in"]
+__all__ = [
+    *("attribute", "behind", "code_of", "home", "imported_by", "is_foreign", "names_in"),
+]
 
 _SCRIPTS = ("__main__", "__mp_main__")
 
@@ -37,6 +40,30 @@ def _constant(value: Any) -> str:
     if isinstance(value, tuple):
         return f"({[*map(_constant, value)]})"
     return repr(value)
+
+
+def behind(thing: Any) -> list[Any] | None:
+    """Give what is called where a thing stands for a function; None: it does not."""
+    if isinstance(thing, functools.partial):
+        return [thing.func, thing.args, thing.keywords, vars(thing)]
+    if isinstance(thing, functools.partialmethod):
+        return [thing.func, thing.args, thing.keywords]
+    if isinstance(thing, types.MethodType):
+        return [thing.__func__, thing.__self__]
+    if isinstance(thing, (staticmethod, classmethod)):
+        return [thing.__func__]
+    if isinstance(thing, property):
+        return [thing.fget, thing.fset, thing.fdel]
+    wrapped = attribute(thing, "__wrapped__")  # functools.lru_cache
+    return [wrapped] if callable(wrapped) else None
+
+
+def attribute(thing: Any, name: str) -> Any:
+    """Read an attribute; None if there is none, whatever a ``__getattr__`` raises."""
+    try:
+        return getattr(thing, name, None)
+    except Exception:
+        return None
 
 
 def names_in(code: types.CodeType) -> dict[str, None]:

@@ -6,12 +6,11 @@ code. `node/parts.py` describes each.
 
 from __future__ import annotations
 
-import functools
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection
 from typing import Any, Final
 
-from lit_loader.node.code import code_of, home, is_foreign
+from lit_loader.node.code import behind, code_of, home, is_foreign
 from lit_loader.seeding.plain_data import (
     CLOSED,
     PLAIN,
@@ -27,7 +26,7 @@ _SEVERAL: Final = 1000
 """Of more items than these only one of each type is looked at."""
 
 _MOST: Final = 100_000  # objects that are looked at
-_WORKING: Final = frozenset({"torch", "lit_loader", "functools"})
+_WORKING: Final = frozenset({"torch", "lit_loader"})
 """Of what is not the user's, and no other library's: whose objects call the user's code."""
 
 
@@ -59,21 +58,18 @@ def _inside(thing: Any) -> list[Any]:
     kind = type(thing)
     if isinstance(thing, (types.FunctionType, type)):
         return []
-    if isinstance(thing, types.MethodType):
-        return [thing.__func__, thing.__self__]
-    if isinstance(thing, functools.partial):
-        return [thing.func, *thing.args, *thing.keywords.values()]
-    items: list[Any] = []
+    items = list(behind(thing) or ())
     if isinstance(thing, (list, tuple, set, frozenset)):
         items = _some(thing)
-    elif isinstance(thing, Mapping):
-        items = _some(thing.values())
+    elif isinstance(thing, dict):  # another mapping may read each value from a disk
+        items = _some(dict.values(thing))
     if root_of(kind) in CLOSED and root_of(kind) not in _WORKING:
         return items
     items += (instance_dict(thing, kind) or {}).values()
     return items + [read() for _, read in slot_readers(thing, kind)]
 
 
-def _some(items: Iterable[Any]) -> list[Any]:
-    every = list(items)
-    return every if len(every) <= _SEVERAL else [*{type(each): each for each in every}.values()]
+def _some(items: Collection[Any]) -> list[Any]:
+    if len(items) > _SEVERAL:
+        return [*{type(each): each for each in items}.values()]
+    return list(items)

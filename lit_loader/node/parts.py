@@ -29,7 +29,15 @@ import torch
 
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError
-from lit_loader.node.code import code_of, home, imported_by, is_foreign, names_in
+from lit_loader.node.code import (
+    attribute,
+    behind,
+    code_of,
+    home,
+    imported_by,
+    is_foreign,
+    names_in,
+)
 from lit_loader.seeding.code_references import is_library
 from lit_loader.seeding.plain_data import CLOSED, instance_dict, root_of
 from lit_loader.system.tensor_bytes import tensor_bytes
@@ -138,21 +146,9 @@ class Parts:
             return list(thing)
         if isinstance(thing, Mapping):
             return [each for item in thing.items() for each in item]
-        if isinstance(thing, functools.partial):
-            return [thing.func, thing.args, thing.keywords, vars(thing)]
-        if isinstance(thing, functools.partialmethod):
-            return [thing.func, thing.args, thing.keywords]
-        if isinstance(thing, types.MethodType):
-            return [thing.__func__, thing.__self__]
-        if isinstance(thing, (staticmethod, classmethod)):
-            return [thing.__func__]
-        if isinstance(thing, property):
-            return [thing.fget, thing.fset, thing.fdel]
-        if callable(getattr(thing, "fingerprint_parts", None)):
-            return [thing.fingerprint_parts()]
-        if callable(getattr(thing, "__wrapped__", None)):  # functools.lru_cache
-            return [thing.__wrapped__]
-        return None
+        if callable(parts := attribute(thing, "fingerprint_parts")):
+            return [parts()]
+        return behind(thing)
 
     def _of_object(self, thing: Any, strict: bool, above: frozenset[int]) -> Iterator[str]:
         yield from self._of(type(thing), strict, above)

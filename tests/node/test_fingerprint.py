@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections.abc
 import functools
 import importlib
 import pickle
@@ -9,6 +10,7 @@ import sys
 import textwrap
 import threading
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -625,3 +627,30 @@ def test_what_a_cached_dataset_holds_besides_does_not_count(
     dataset.lock, dataset.sizes, dataset.names = threading.Lock(), [1, 2], ["a"] * 5000
     dataset.again = dataset
     assert cache_fingerprint("key", dataset) == first
+
+
+class Lazy(collections.abc.Mapping[str, int]):
+    """Whose values must not be read to find code."""
+
+    def __getitem__(self, key: str) -> int:
+        raise AssertionError(key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter("abc")
+
+    def __len__(self) -> int:
+        return 3
+
+
+class Odd:
+    def __getattr__(self, name: str) -> Any:
+        raise KeyError(name)
+
+
+def test_what_reads_when_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = factory_of(HOLDERS.replace("HELD", "A = D(double)"), monkeypatch)
+    dataset.mapping, dataset.odd = Lazy(), Odd()
+    assert cache_fingerprint("key", dataset)
+    assert fingerprint(functools.partial(print, Odd())) == fingerprint(
+        functools.partial(print, Odd())
+    )
