@@ -33,7 +33,8 @@ class RayWorkers:
         patience: Seconds without a sign of life, after which a worker's batches are made elsewhere.
             One that is only slow answers, and is waited for.
         verify: The share of the batches that this machine makes again, and compares: 0.001 is one
-            in a thousand. Of each node one batch is compared in any case.
+            in a thousand. Of each node one batch is compared in any case. Of streams only batches
+            count that a reader begins with when it has come from another worker.
 
     Raises:
         OptionError: An option is refused.
