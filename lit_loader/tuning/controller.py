@@ -209,7 +209,7 @@ class Controller:
         if waits and self._age > self._patience:
             self._patience *= 2
             self._try_more()
-        rates = _rates(load, bounds)
+        rates = _rates(load, bounds, self._floor)
         demand = 1 / max(load.step, 1e-9)
         filling = next(n for n, rate in enumerate(rates, 1) if rate >= ENOUGH * max(rates))
         margin = MARGIN + 0.2 * min(load.variance, 2.0)
@@ -257,11 +257,11 @@ class Controller:
         return min(wanted, PREFETCH, max(1, bounds.batches // workers))
 
 
-def _rates(load: Load, bounds: Bounds) -> list[float]:
-    """Batches per second of each number of workers that is thought of."""
+def _rates(load: Load, bounds: Bounds, least: int) -> list[float]:
+    """Batches per second of each number of workers that is thought of, ``least`` among them."""
     compute = max(load.processor / load.threads, 1e-9)
     filling = bounds.processors / load.threads * (1 + load.storage / compute)
-    most = max(1, min(bounds.most, math.ceil(CROWD * filling)))
+    most = max(least, min(bounds.most, math.ceil(CROWD * filling)))
     others = others_at_work(load, bounds.processors)
     return rates_by_workers(load, bounds.processors, others, most)
 
