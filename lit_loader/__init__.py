@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from lit_loader.sampling.token_budget import TokenBudgetBatchSampler
     from lit_loader.statistics.records import LoaderStatistics
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "CachedDataset",

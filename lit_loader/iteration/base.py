@@ -23,6 +23,7 @@ from lit_loader.seeding.generator_watch import GeneratorWatch
 from lit_loader.statistics.recorder import Recorder
 from lit_loader.system.interrupts import is_interruption
 from lit_loader.transport.loader_page import LoaderPage
+from lit_loader.transport.own_page import ShownHere
 
 __all__ = ["BatchObserver", "Host", "LoaderIterator"]
 
@@ -79,6 +80,9 @@ class Shown(Protocol):
 
     def begin(self, page: LoaderPage, start: EpochStart, size: tuple[int, int]) -> None:
         """Tell that an iterator has the workers of this page, which are so many."""
+
+    def here(self, start: EpochStart) -> ShownHere:
+        """Give what tells of an epoch whose batches this process makes."""
 
     def errors(self, errors: Sequence[SampleError]) -> None:
         """Tell of samples that could not be read."""

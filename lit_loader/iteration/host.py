@@ -371,6 +371,7 @@ class LoaderHost:
         internals = self._internals
         with self.lock, HeldBack(), contextlib.ExitStack() as steps:
             steps.callback(internals.workers.close)  # the last step, whatever the others raise
+            steps.callback(self.shown.close)
             for iterator in list(internals.iterators):
                 steps.callback(iterator.close)
 

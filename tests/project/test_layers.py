@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "memory": ("system",),
     "tuning": ("statistics", "system"),
     "hydra": ("config",),
-    "transport": ("memory",),
+    "transport": ("memory", "system"),
     "ranks": ("checkpoint", "system"),
     "node": ("config", "seeding", "system"),
     "cache": ("transport", "node", "config", "seeding", "system"),
