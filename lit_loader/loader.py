@@ -263,7 +263,7 @@ class DataLoader(TorchLoader[T_co]):
             epoch: Epoch number, from 0.
 
         Raises:
-            OptionError: It is no whole number, or has more than 62 bits.
+            OptionError: It is no whole number, is negative, or has more than 62 bits.
         """
         epoch = epoch_number(epoch)
         self._internals.epochs.set_epoch(epoch)
@@ -311,9 +311,10 @@ class DataLoader(TorchLoader[T_co]):
     def state_dict(self) -> dict[str, Any]:
         """Give the position in the data, for :meth:`load_state_dict`.
 
-        May be called at any time, in any process of a distributed job (all give the same), and
-        starts nothing. Inside of the loop the position is behind the batch given out last, after
-        the last batch of an epoch too; after the loop it is the start of the next epoch.
+        May be called at any time and starts nothing. All processes of a distributed job give the
+        same; of an iterable dataset each gives its own readers (`lit_loader.merge_states`). Inside
+        of the loop the position is behind the batch given out last, after the last batch of an
+        epoch too; after the loop it is the start of the next epoch.
 
         Returns:
             A new dict of primitives, less than 2 kB unless a sampler or an iterable dataset has a

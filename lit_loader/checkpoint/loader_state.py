@@ -226,9 +226,12 @@ class LoaderState:
             )
         version = state["version"]
         if not _is_readable(version, state):
+            known = f"only version {VERSION} is known here"
+            if type(version) is int and version == 1:
+                known = "the parts of iterable datasets and samplers have another form since"
             raise StateError(
-                f"state has version {brief(version)}, but only version {VERSION} is "
-                f"known here: resume with the release of lit_loader that the state was taken with"
+                f"state has version {brief(version)}, but {known}: resume with the release of "
+                "lit_loader that the state was taken with"
             )
         for name in _COUNTS:
             if not is_count(value := state.get(name)):

@@ -6,6 +6,7 @@ collation), so that the same mistake is answered in the same words. Imports neit
 
 from __future__ import annotations
 
+import difflib
 import functools
 import math
 import multiprocessing
@@ -14,7 +15,7 @@ import operator
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -24,9 +25,9 @@ from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError
 
 __all__ = [
-    *("MANY", "exception_classes", "filled_text", "flag", "function", "generator", "is_factory"),
-    *("indices", "is_iterable", "memory_size", "number", "one_of", "or_none", "path", "seconds"),
-    *("start_method", "text", "whole_number", "workers"),
+    *("MANY", "advice_for", "exception_classes", "filled_text", "flag", "function", "generator"),
+    *("indices", "is_factory", "is_iterable", "memory_size", "number", "one_of", "or_none", "path"),
+    *("seconds", "start_method", "text", "whole_number", "workers"),
 ]
 
 MANY: Final = 100_000
@@ -45,6 +46,12 @@ def refuse(name: str, constraint: str, value: object) -> NoReturn:
         OptionError: Always.
     """
     raise OptionError(f"{name} must be {constraint}, got {name}={short_repr(value)}")
+
+
+def advice_for(name: object, known: Sequence[str]) -> str:
+    """Say what was meant by a name that is not known: the nearest one, or which there are."""
+    near = difflib.get_close_matches(str(name), known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"options are {', '.join(known)}"
 
 
 def or_none(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
@@ -232,5 +239,5 @@ def _exception(name: str, value: Any) -> type[Exception]:
                 f"'package.module.Class', as in 'builtins.OSError', got {value!r:.100}"
             ) from error
     if not (isinstance(kind, type) and issubclass(kind, Exception)):
-        refuse(name, "a list of exception classes or of their dotted names", value)
+        refuse(name, "a list of exception classes or of their dotted names", [value])
     return kind

@@ -11,7 +11,6 @@ in every application of an environment, and shell completion must stay quick.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -34,8 +33,8 @@ SHARD_TAILS = ("pad", "drop", "keep")
 class LoaderConfig:
     """Every option of ``lit_loader.DataLoader`` except the dataset, validated on construction.
 
-    Immutable; `merged` makes a changed copy. Flags are normalised to ``bool`` (0 and 1 count) and
-    whole numbers, NumPy's too, to ``int``.
+    Immutable; `merged` makes a changed copy. Flags are normalised to ``bool`` (0 is False, other
+    whole numbers are True) and whole numbers, NumPy's too, to ``int``.
 
     Attributes:
         batch_size: Samples in a batch; None: samples are passed on one by one, uncollated.
@@ -233,9 +232,9 @@ class LoaderConfig:
             iterable: Whether the dataset is a ``torch.utils.data.IterableDataset``.
 
         Raises:
-            OptionError: For an iterable-style dataset shuffle, sampler or batch_sampler is set,
-                bad samples are to be replaced, there are remote workers, or the number of workers
-                is to be found; for a map-style one num_shards is set; remote workers lack Ray.
+            OptionError: For an iterable-style dataset shuffle, sampler or batch_sampler is set, or
+                bad samples are to be replaced; without num_shards there are remote workers, or
+                num_workers is "auto". For a map-style one num_shards is set. Ray is missing.
         """
         if iterable and self.on_sample_error == "replace":
             raise OptionError(
@@ -297,9 +296,7 @@ class LoaderConfig:
         known = [field.name for field in dataclasses.fields(cls)]
         for name in options:
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                advice = f"did you mean {near[0]!r}?" if near else f"options are {', '.join(known)}"
-                raise OptionError(f"unknown option {name!r}: {advice}")
+                raise OptionError(f"unknown option {name!r}: {checks.advice_for(name, known)}")
         workers = options.get("num_workers")
         if isinstance(workers, str) and workers.isdecimal():
             # Of an environment variable, say: Hydra converts what is a number and nothing else.

@@ -746,10 +746,11 @@ def test_a_mixture_has_an_order_for_every_epoch(epoch: int) -> None:
         assert [batch.tolist() for batch in loader] == first
 
 
-@pytest.mark.parametrize("epoch", [2**62, -(2**62) - 1, 10**5000], ids=["above", "below", "far"])
-def test_epochs_beyond_what_travels_to_workers_are_refused(epoch: int) -> None:
+@pytest.mark.parametrize("epoch", [2**62, -1, 10**5000], ids=["above", "below", "far"])
+def test_epochs_that_no_state_can_hold_are_refused(epoch: int) -> None:
+    message = f"^epoch must be a whole number of at least 0 and below {2**62}, got epoch="
     for target in (
         make("order"), make("order").sampler, TokenBudgetBatchSampler([1, 2], 8),
     ):  # fmt: skip
-        with pytest.raises(OptionError, match="^epoch must be below 2\\*\\*62, got epoch="):
+        with pytest.raises(OptionError, match=message):
             target.set_epoch(epoch)

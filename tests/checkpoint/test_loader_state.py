@@ -110,8 +110,11 @@ def test_unknown_versions_are_refused(version: Any) -> None:
 def test_the_first_version_is_read_where_it_means_the_same() -> None:
     state = make().to_dict() | {"version": 1, "workers": None, "sampler": {"generator": b""}}
     with_own_parts = state | {"sampler": {"iterator": 3}}
-    assert "version 1" in refused(with_own_parts)
-    assert "version 1" in refused(state | {"workers": [[1, None, False]]})
+    for refusal in (with_own_parts, state | {"workers": [[1, None, False]]}):
+        assert refused(refusal) == (
+            "state has version 1, but the parts of iterable datasets and samplers have another "
+            "form since: resume with the release of lit_loader that the state was taken with"
+        )
     del state["sampler"], state["workers"]
     assert LoaderState.from_dict(state) == LoaderState.from_dict(state | {"version": 2})
 
