@@ -100,7 +100,10 @@ class Store(NamedTuple):
 
 
 def store_of(address: str) -> Store:
-    """Ask all nodes of a cluster for what their object stores have taken in."""
+    """Ask all nodes of a cluster for what their object stores have taken in.
+
+    By functions of Ray's own, those of ``ray memory``: there are no public ones that give numbers.
+    """
     from ray._private.internal_api import node_stats
 
     created = spilled = 0
