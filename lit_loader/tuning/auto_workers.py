@@ -106,6 +106,11 @@ class AutoWorkers:
         if not self.measured and workers > 0:
             self._controller = Controller(workers)
 
+    def make_do(self, workers: int) -> None:
+        """Have no more workers than these, from now on: no more can be started."""
+        self._most = workers
+        self._controller.bound(workers)
+
     def unsettle(self) -> None:
         """Note that there are other workers: what comes in is theirs only once they are all up."""
         self._measures, self._due = False, 0
@@ -144,8 +149,6 @@ class AutoWorkers:
             if workers.settled:
                 self._measures = True
                 self._begin()
-                if workers.num_workers < controller.setting.workers:  # no more could be started
-                    self._most = workers.num_workers
             return None
         if len(window) < controller.window or window.seconds * 1e9 < LEAST:
             self._due = len(window) + max(4, controller.window // 4)

@@ -224,8 +224,9 @@ def test_too_few_workers_that_can_be_started_are_a_bound() -> None:
         pids = (os.getpid(), os.getpid())
 
     auto = AutoWorkers(5)
-    assert auto.decide(Two(), "", None) is None
+    auto.make_do(2)
     assert auto._bounds(Two(), 0, None).most == 2
+    assert (auto.setting.workers, auto.setting.reason) == (2, "more than 2 cannot be started")
 
 
 def test_processors_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
