@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from lit_loader.tuning.estimate import IDLE, Bounds, Load, others_at_work, rates_by_workers
@@ -137,6 +137,12 @@ class Controller:
         each, least, most = (3, 24, 64) if self._trial else (2, 16, 48)
         usual = max(least, min(each * self.setting.workers, most))
         return usual if self._seen is None else round(usual * (1 + min(self._seen.variance, 2.0)))
+
+    def bound(self, workers: int) -> None:
+        """Hear that there are no more workers than these, though more were to be."""
+        if workers < self.setting.workers:
+            reason = f"more than {workers} cannot be started"
+            self.setting = replace(self.setting, workers=workers, reason=reason)
 
     def is_quiet(self, load: Load) -> bool:
         """Whether this window is as the ones before, for which nothing was to be done."""
