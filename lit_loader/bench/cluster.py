@@ -186,10 +186,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--cases", default=",".join(CASES))
-    parser.add_argument("--loaders", default=";".join(LOADERS))
+    parser.add_argument("--workers", type=int, default=2, help="remote workers of each loader (2)")
+    parser.add_argument("--rounds", type=int, default=2, help="rounds (2)")
+    parser.add_argument("--cases", default=",".join(CASES), help="names, with commas (all)")
+    parser.add_argument("--loaders", default=";".join(LOADERS), help="names, with semicolons (all)")
     parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
