@@ -70,10 +70,14 @@ def _bars(title: str, measurements: Sequence[Measurement]) -> Figure | None:
         found, labels = axes.get_legend_handles_labels()
         handles.update(dict(zip(labels, found, strict=True)))
     figure.legend(
-        list(handles.values()), list(handles), loc="outside lower center", ncols=6, frameon=False
-    )
+        list(handles.values()), list(handles), loc="outside lower center", frameon=False,
+        ncols=6 if all(len(label) < _LONG for label in handles) else 2,
+    )  # fmt: skip
     return figure
 
+
+_LONG: Final = 20
+"""Letters of a label of which there is not room for six side by side."""
 
 _AXES: Final = {
     "bytes": "bytes of a batch",
@@ -122,8 +126,9 @@ def _panel(axes: Axes, unit: str, measurements: Sequence[Measurement]) -> None:
                 )  # fmt: skip
             place += 1
         if limit is not None:
+            said = f"limit: {measurement.limit_by}" if measurement.limit_by else "limit"
             axes.plot(
-                [limit.median] * 2, [top - 0.5, place - 0.5], color="black", lw=1.5, label="limit"
+                [limit.median] * 2, [top - 0.5, place - 0.5], color="black", lw=1.5, label=said
             )
         ticks.append(((top + place - 1) / 2, measurement.name))
         place += 1
