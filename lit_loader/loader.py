@@ -362,7 +362,8 @@ class DataLoader(TorchLoader[T_co]):
             prefetch_factor: Batches in flight for each worker; None: as before.
 
         Raises:
-            OptionError: It is part of the data; or it is 0 while an iterator has workers.
+            OptionError: The number is part of the data (iterable datasets without num_shards, and
+                seeding="worker"), is refused, or is 0 while an iterator has workers.
         """
         workers = check_option("num_workers", num_workers)
         resize(self, self._internals, workers, check_option("prefetch_factor", prefetch_factor))
