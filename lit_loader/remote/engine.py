@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Engine", "Hand", "Hello", "Made", "Order", "Role", "UnreachableError"]
+__all__ = ["Engine", "Fate", "Hand", "Hello", "Made", "Order", "Role", "UnreachableError"]
 
 
 class UnreachableError(Exception):
@@ -120,6 +120,20 @@ class Hello(NamedTuple):
     versions: dict[str, str]
 
 
+class Fate(NamedTuple):
+    """What an exception of a future means.
+
+    Attributes:
+        reason: In words.
+        gone: Whether its hand is gone.
+        blamed: Whether the order may have been the reason; not where a machine or object was lost.
+    """
+
+    reason: str
+    gone: bool
+    blamed: bool
+
+
 class Hand(Protocol):
     """A remote worker, which does one order after the other."""
 
@@ -152,8 +166,8 @@ class Engine(Protocol):
     def hire(self, role: Role) -> Hand:
         """Ask for a worker, which comes up whenever there is room for it."""
 
-    def explain(self, error: BaseException) -> tuple[str, bool]:
-        """Say what an exception of a future means, and whether its hand is gone."""
+    def explain(self, error: BaseException) -> Fate:
+        """Say what an exception of a future means."""
 
     def room(self) -> str:
         """Say how many processors the cluster has, for a message."""

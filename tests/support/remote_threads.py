@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from lit_loader.remote.engine import Hello, Made, Order, Role, UnreachableError
+from lit_loader.remote.engine import Fate, Hello, Made, Order, Role, UnreachableError
 from lit_loader.remote.remote_worker import RemoteWorker
 
 
@@ -151,8 +151,8 @@ class ThreadEngine:
         self._hands.append(ThreadHand(self._config, self._payload, role))
         return self._hands[-1]
 
-    def explain(self, error: BaseException) -> tuple[str, bool]:
-        return str(error), isinstance(error, DiedError)
+    def explain(self, error: BaseException) -> Fate:
+        return Fate(str(error), isinstance(error, DiedError), True)
 
     def room(self) -> str:
         return "there are few threads"
