@@ -201,6 +201,63 @@ def test_the_head_is_lost(nodes: list[Node]) -> None:
 
 
 @pytest.mark.slow
+def test_a_head_that_is_started_again_is_joined_again(nodes: list[Node]) -> None:
+    with loader_of(Calm(), 1, 2, at(nodes, patience=1.0)) as loader:
+        compare_until(lambda: joined(loader), loader, Calm())
+        nodes[0].close()
+        loader.set_epoch(0)
+        warned: list[str] = []
+        while not any("no Ray cluster can be reached" in text for text in warned):
+            warned += compare_until(lambda: True, loader, Calm())
+            loader.set_epoch(0)
+        nodes.append(nodes[0].again())
+        before = loader.statistics().remote_batches
+        compare_until(lambda: loader.statistics().remote_batches > before + 8, loader, Calm())
+
+
+@pytest.mark.slow
+def test_two_trainings_share_a_cluster(nodes: list[Node]) -> None:
+    with loader_of(Calm(), 1, 2, at(nodes, patience=1.0)) as later:
+        with loader_of(Calm(), 0, 2, at(nodes)) as first:
+            compare_until(lambda: joined(first), first, Calm())
+            warned: list[str] = []
+            while not warned:
+                warned = compare_until(lambda: True, later, Calm())
+                later.set_epoch(0)
+            assert "up: the cluster has 2 processors on 1 node, 0 of them free" in warned[0]
+            first.set_epoch(0)
+            compare_until(lambda: True, first, Calm())
+        compare_until(lambda: joined(later), later, Calm())
+
+
+@pytest.mark.slow
+def test_what_no_node_has_is_named(nodes: list[Node]) -> None:
+    remote = at(nodes, patience=1.0, resources={"nowhere": 1}, cpus_per_worker=0.5)
+    with loader_of(Calm(), 1, 2, remote) as loader:
+        warned: list[str] = []
+        while not warned:
+            warned = compare_until(lambda: True, loader, Calm())
+            loader.set_epoch(0)
+    assert "2 of them free; each needs 0.5 processors, resources {'nowhere': 1} of its" in warned[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("here", [0, 1])
+def test_a_runtime_environment_that_fails_is_told_of(nodes: list[Node], here: int) -> None:
+    remote = at(nodes, patience=1.0, runtime_env={"conda": "no_such_environment"})
+    with loader_of(Calm(), here, 1, remote) as loader:
+        if not here:
+            with pytest.raises(LoaderError, match="no_such_environment"):
+                list(loader)
+            return
+        warned: list[str] = []
+        while not warned:
+            warned = compare_until(lambda: True, loader, Calm())
+            loader.set_epoch(0)
+    assert "no_such_environment" in warned[0]
+
+
+@pytest.mark.slow
 def test_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     expected = next(epochs(Drawn()))

@@ -44,6 +44,7 @@ class Node:
         environment: Mapping[str, str] = {},
     ) -> None:
         self.address = address
+        self._how = options, under, environment
         command = [*under, shutil.which("ray") or "ray", "start", "--block"]
         self.process = subprocess.Popen(
             [*command, "--disable-usage-stats", *options],
@@ -57,6 +58,11 @@ class Node:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
+
+    def again(self) -> Node:
+        """Start it once more."""
+        options, under, environment = self._how
+        return Node(self.address, *options, under=under, environment=environment)
 
     def accepts(self) -> bool:
         """Whether its head can be reached: until then a loader without workers here gives up."""
