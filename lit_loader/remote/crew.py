@@ -152,6 +152,13 @@ class Crew:
         member.up, member.node, member.heard = True, hello.node, self._clock()
         self._is_well(hello.node)
         self._orders.came_up(member, hello)
+        # One that dies at nothing would be found by the next order only, which would be blamed.
+        self._await(hand.watch(), partial(self._on_end, member, hand))
+
+    def _on_end(self, member: Member, hand: Hand, future: Future[Any]) -> None:
+        error = future.exception()
+        if member.hand is hand and error is not None:
+            self._lose(member, self._engine.explain(error))
 
     # --- orders ---
 

@@ -2,7 +2,7 @@
 
 ::
 
-    relay ─ join, hire ─▶ Engine ─▶ Hand (one a remote worker) ─ hello, make, ping ─▶ Future
+    relay ─ join, hire ─▶ Engine ─▶ Hand (one a remote worker) ─ hello, make, ping, watch ─▶ Future
 
 `remote/ray_engine.py` is the one that is used; tests have one of threads. Nothing in here waits but
 :meth:`Engine.join`: answers come as futures, in whatever thread.
@@ -145,6 +145,9 @@ class Hand(Protocol):
 
     def ping(self) -> Future[Any]:
         """Have it give a sign of life, whatever it is at."""
+
+    def watch(self) -> Future[Any]:
+        """Be told of its end: an exception, while it is at nothing, too."""
 
     def end(self) -> None:
         """End its process."""

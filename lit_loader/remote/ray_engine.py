@@ -31,6 +31,9 @@ __all__ = ["RayEngine"]
 _SIGNS: Final = "signs of life"
 """The concurrency group of an actor that answers while it makes a batch."""
 
+_STAYS: Final = "stays"
+"""The one in which it waits for its own end."""
+
 _NODE_DIED: Final = "node has died"
 """What Ray says of an actor that has died with its machine."""
 
@@ -63,6 +66,11 @@ class RayHand:
         """Have it give a sign of life, in a thread of its own."""
         ping = self._actor.ping.options(concurrency_group=_SIGNS)
         return cast("Future[Any]", ping.remote().future())
+
+    def watch(self) -> Future[Any]:
+        """Be told of its end."""
+        stay = self._actor.stay.options(concurrency_group=_STAYS)
+        return cast("Future[Any]", stay.remote().future())
 
     def end(self) -> None:
         """End its process."""
@@ -126,7 +134,7 @@ class RayEngine:
             max_restarts=0,
             max_task_retries=0,
             scheduling_strategy="SPREAD",
-            concurrency_groups={_SIGNS: 1},
+            concurrency_groups={_SIGNS: 1, _STAYS: 1},
             resources=None if config.resources is None else dict(config.resources),
             label_selector=None if config.label_selector is None else dict(config.label_selector),
         )(RemoteWorker)

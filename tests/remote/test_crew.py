@@ -31,6 +31,7 @@ class Hand:
         self.orders: list[Future[Made]] = []
         self.pings: list[Future[Any]] = []
         self.ended = False
+        self.watched: Future[Any] = Future()
 
     def hello(self) -> Future[Hello]:
         return self.said
@@ -42,6 +43,9 @@ class Hand:
     def ping(self) -> Future[Any]:
         self.pings.append(Future())
         return self.pings[-1]
+
+    def watch(self) -> Future[Any]:
+        return self.watched
 
     def end(self) -> None:
         self.ended = True
@@ -234,6 +238,18 @@ def test_one_that_cannot_be_reached_is_ended_before_another_takes_its_processors
     scene.run()
     assert scene.hands[0].ended
     assert scene.missed == [(1, False), (2, False)]
+
+
+def test_one_that_dies_at_nothing_is_given_no_order() -> None:
+    scene = Scene(workers=2)
+    scene.up(*scene.hands)
+    for hand in scene.hands[:2]:
+        hand.watched.set_exception(GoneError("killed"))
+    scene.run()
+    assert scene.give() is None and not scene.missed
+    scene.crew.look()
+    scene.up(scene.hands[2])
+    assert scene.give() == 1
 
 
 def test_a_sign_of_life_that_fails_is_asked_for_again() -> None:

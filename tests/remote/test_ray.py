@@ -201,6 +201,17 @@ def test_the_head_is_lost(nodes: list[Node]) -> None:
 
 
 @pytest.mark.slow
+def test_workers_that_die_at_nothing_are_no_batchs_fault(nodes: list[Node]) -> None:
+    with loader_of(Calm(), 0, 2, at(nodes)) as loader:
+        compare_until(lambda: len(nodes[0].processes("RemoteWorker")) == 2, loader, Calm())
+        for worker in nodes[0].processes("RemoteWorker"):
+            worker.kill()
+            worker.wait()
+        loader.set_epoch(0)
+        compare_until(lambda: True, loader, Calm())
+
+
+@pytest.mark.slow
 def test_a_head_that_is_started_again_is_joined_again(nodes: list[Node]) -> None:
     with loader_of(Calm(), 1, 2, at(nodes, patience=1.0)) as loader:
         compare_until(lambda: joined(loader), loader, Calm())
