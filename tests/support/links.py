@@ -70,7 +70,7 @@ class Link:
             subprocess.CalledProcessError: That is not allowed here.
         """
         shape = ["tbf", "rate", rate, "burst", "64kb", "latency", "100ms"]
-        _run("tc", "-n", self.host, "qdisc", "add", "dev", self._far_card, "root", *shape)
+        _run("tc", "-n", self.host, "qdisc", "replace", "dev", self._far_card, "root", *shape)
 
     def remove(self) -> None:
         """Remove it."""
