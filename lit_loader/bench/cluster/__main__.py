@@ -61,6 +61,7 @@ def main() -> None:
     if args.one:
         print(json.dumps(_one(args.workers, *args.one)), flush=True)
         os._exit(0)  # Ray Data's threads need not be waited for
+    os.environ["RAY_AUTH_MODE"] = "disabled"  # or a token of the user's is asked for
     for part in args.parts.split(","):
         with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
             _PARTS[part](args, folder)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import socket
 import subprocess
@@ -35,7 +34,6 @@ class Node:
         command = [str(Path(sys.executable).with_name("ray")), "start", "--block"]
         self._process = subprocess.Popen(
             [*command, "--object-store-memory=1000000000", "--disable-usage-stats", *options],
-            env={**os.environ, "RAY_AUTH_MODE": "disabled"},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
