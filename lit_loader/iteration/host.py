@@ -73,8 +73,7 @@ class LoaderHost:
         self._loader = loader
         self._internals = internals
         self.recorder, self.auto, self._turn = internals.recorder, internals.auto, internals.turn
-        self.max_sample_errors = loader.max_sample_errors
-        self.promised = internals.promised
+        self.max_sample_errors, self.promised = loader.max_sample_errors, internals.promised
         self.shown = ShownLoader(loader, internals)
 
     def __len__(self) -> int:

@@ -51,8 +51,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=2, help="remote workers of each loader (2)")
+    parser.add_argument("--rounds", type=int, default=1, help="rounds (1)")
     parser.add_argument("--parts", default="speed,resume,killed")
     parser.add_argument("--cases", default=",".join(case for case in CASES if case != halfway.CASE))
     parser.add_argument("--loaders", default=";".join(LOADERS))
