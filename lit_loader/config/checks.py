@@ -20,6 +20,7 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from lit_loader.config.kinds import is_list
 from lit_loader.config.scalars import plain
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError
@@ -222,7 +223,7 @@ def generator(name: str, value: Any) -> Any:
 
 def exception_classes(name: str, value: Any) -> tuple[type[Exception], ...]:
     """Check a list of exception classes, or of their names; gives the classes."""
-    if not isinstance(value, (list, tuple)):
+    if not is_list(value):
         refuse(name, "a list of exception classes or of their dotted names", value)
     return tuple(_exception(name, item) for item in value)
 
