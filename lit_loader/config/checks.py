@@ -27,7 +27,7 @@ from lit_loader.errors import OptionError
 __all__ = [
     *("MANY", "advice_for", "exception_classes", "filled_text", "flag", "function", "generator"),
     *("indices", "is_factory", "is_iterable", "memory_size", "number", "one_of", "or_none", "path"),
-    *("seconds", "start_method", "text", "whole_number", "workers"),
+    *("refuse", "seconds", "start_method", "text", "whole_number", "workers"),
 ]
 
 MANY: Final = 100_000
