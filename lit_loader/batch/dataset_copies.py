@@ -8,7 +8,9 @@ first: pickled once, and unpickled for each.
 - *Shared*, as the same objects: modules, functions and classes; what is made to be shared (locks,
   queues, tensors in shared memory, `SharedSequence` and whatever else copies itself by its
   ``__deepcopy__``); arrays that are read-only all the way down (``array.flags.writeable = False``,
-  ``np.load(path, mmap_mode="r")``), however large. Not shared: a Hugging Face stream's epoch.
+  ``np.load(path, mmap_mode="r")``), however large; what an object's class says is the same for all
+  readers (``shared_by_readers``: of a `CachedDataset` its samples). Not shared: a Hugging Face
+  stream's epoch.
 - *Refused*, by its place in the dataset: what can be neither, an open file or a generator.
 """
 
@@ -114,6 +116,9 @@ class _Pickler(pickle.Pickler):
         # readers are in different ones: who begins the next would set that of all the others.
         if "_ex_iterable" in getattr(obj, "__dict__", ()):
             self._epochs.add(id(getattr(obj, "_epoch", None)))
+        if names := getattr(kind, "shared_by_readers", ()):
+            same = {name: _Same(vars(obj)[name]) for name in names}
+            return object.__new__, (kind,), {**obj.__getstate__(), **same}
         if not hasattr(kind, "__deepcopy__") or issubclass(kind, _BY_CONTENT):
             return NotImplemented
         return copy.deepcopy, (_Same(obj),)

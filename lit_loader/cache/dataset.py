@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from multiprocessing.context import get_spawning_popen
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from torch.utils.data import Dataset, IterableDataset
 
@@ -37,7 +37,12 @@ __all__ = ["CachedDataset"]
 
 _T = TypeVar("_T")
 
-_watching: weakref.WeakKeyDictionary[SharedStore, Draws] = weakref.WeakKeyDictionary()
+
+class _Owner:
+    """Stands for a cache in `_watching`; of the caches that share a store each has its own."""
+
+
+_watching: weakref.WeakKeyDictionary[_Owner, Draws] = weakref.WeakKeyDictionary()
 """Not attributes of caches: what looks for a dataset's generators would look through them, too."""
 
 
@@ -70,6 +75,9 @@ class CachedDataset(Dataset[Any]):
         OSError: There is no memory, or the directory cannot be made.
     """
 
+    shared_by_readers: ClassVar = ("_store", "_folder")
+    """See `batch/dataset_copies.py`: samples do not depend on who has made them."""
+
     def __init__(
         self,
         dataset: Any,
@@ -91,6 +99,7 @@ class CachedDataset(Dataset[Any]):
             )
         if not self.memory and self.directory is None:
             raise OptionError("memory=0 keeps nothing without a directory, got directory=None")
+        self._owner = _Owner()
         self._open()
 
     def _open(self) -> None:
@@ -190,9 +199,9 @@ class CachedDataset(Dataset[Any]):
 
     def _without_draws(self, make: Callable[[], _T], indices: Sequence[Any]) -> _T:
         """Make samples, and see that they depend neither on random numbers nor on the epoch."""
-        draws = _watching.get(self._store)
+        draws = _watching.get(self._owner)
         if draws is None:
-            draws = _watching[self._store] = Draws(self.dataset)
+            draws = _watching[self._owner] = Draws(self.dataset)
         marks = draws.mark()
         reading.epoch_asked = False
         made = make()

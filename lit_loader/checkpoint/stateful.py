@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 from lit_loader.checkpoint.forgetful import forgets
+from lit_loader.checkpoint.kept_start import begin_at_start, note_start
 from lit_loader.checkpoint.untrusted_state import damaged, own_part, restore, resuming
 from lit_loader.errors import StateError
 
@@ -85,7 +86,10 @@ class Opened:
     ) -> None:
         self._source, self._name, self._role = source, name, role or name
         self._state, self._restoring = state or {}, restoring
-        self._restore(source, name)
+        if name in self._state:
+            self._restore(source, name)
+        else:
+            begin_at_start(source)
         if before_iter is not None:
             before_iter()
         with resuming(source, self._role) if self._state else nullcontext():
@@ -105,6 +109,7 @@ class Opened:
                 f"), which {type(self._source).__name__} has not: resume with the {self._role} "
                 "that the state was taken from"
             )
+        note_start(thing)
         with self._restoring():
             restore(
                 thing,

@@ -89,6 +89,9 @@ class PoolHost(Host, Protocol):
     def size(self) -> tuple[int, int]:
         """How many workers there are to be, and how many batches may be outstanding."""
 
+    def make_do(self, workers: int) -> None:
+        """Have no more workers than these, in the epochs to come too: no more can be started."""
+
     def end_idle_workers(self) -> None:
         """End the persistent workers that no iterator has."""
 

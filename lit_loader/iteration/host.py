@@ -19,6 +19,7 @@ import os
 import threading
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from lit_loader.accelerator import pin_memory as pinning
@@ -72,8 +73,7 @@ class LoaderHost:
         self._loader = loader
         self._internals = internals
         self.recorder, self.auto, self._turn = internals.recorder, internals.auto, internals.turn
-        self.max_sample_errors = loader.max_sample_errors
-        self.promised = internals.promised
+        self.max_sample_errors, self.promised = loader.max_sample_errors, internals.promised
         self.shown = ShownLoader(loader, internals)
 
     def __len__(self) -> int:
@@ -120,8 +120,7 @@ class LoaderHost:
 
     @property
     def _depth(self) -> int:
-        loader = self._loader
-        auto = self._internals.auto
+        loader, auto = self._loader, self._internals.auto
         usual = DEFAULT_PREFETCH if auto is None else auto.setting.prefetch
         depth: int = (loader.prefetch_factor or usual) * loader.num_workers
         depth += 0 if self._lanes is None else self._lanes.count
@@ -215,8 +214,7 @@ class LoaderHost:
             )
             return None
 
-        def note() -> None:
-            internals.checked = True
+        note = partial(setattr, internals, "checked", True)
 
         def begin() -> BatchLoader:
             spec = self.spec()
@@ -318,10 +316,7 @@ class LoaderHost:
         workers = self._turn.workers(self._loader.num_workers)
         # 0: from the next one on. A stream's readers need a place while nobody is up elsewhere.
         workers = workers or (0 if self._lanes and not self.assigned else 1)
-
-        def start() -> WorkerPool:
-            return self._start_pool(request.seed, workers, self._lanes)
-
+        start = partial(self._start_pool, request.seed, workers, self._lanes)
         if not self._loader.persistent_workers:
             return temporary(start())
         return self._internals.workers.claim(request, start, workers, self.expected_batches)
@@ -350,6 +345,13 @@ class LoaderHost:
         bounds = loader.memory_budget, self._readers
         if auto is self._internals.auto and auto.decide(workers, name, *bounds):
             self._internals.resize(*self.size)
+
+    def make_do(self, workers: int) -> None:
+        """Have no more workers than these: no more can be started."""
+        if self._internals.auto is not None:
+            self._internals.auto.make_do(workers)
+        elif workers < self._loader.num_workers:
+            self._loader.num_workers = workers
 
     def statistics(self, memory: bool) -> LoaderStatistics:
         """Say where the time went, since the loader was made, and what memory it takes now."""
@@ -389,8 +391,7 @@ class LoaderHost:
 
     def warn_of_broken_promise(self, promised: int, samples: int) -> None:
         """Warn that an iterable dataset gives more samples than its length says."""
-        loader = self._loader
-        text = broken_promise(loader.dataset, promised, samples, loader.num_workers)
+        text = broken_promise(self._loader.dataset, promised, samples, self._loader.num_workers)
         warnings.warn(text, stacklevel=program_stacklevel())
 
     def warn_of_ignored_share(self) -> None:

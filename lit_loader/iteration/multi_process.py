@@ -31,6 +31,7 @@ from lit_loader.iteration.delivery import Delivery, DeliveryPipeline, Pin
 from lit_loader.iteration.outstanding import OutstandingTasks, is_of
 from lit_loader.iteration.session import Session, end_with_the_program
 from lit_loader.iteration.task_feed import ReaderFeed, SamplerFeed, TaskFeed
+from lit_loader.pool.outcome import FewerWorkers
 from lit_loader.pool.pipes import PoolClosed
 from lit_loader.pool.recovery import Recovery
 from lit_loader.pool.worker_pool import WorkerPool
@@ -312,6 +313,8 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         self._restarts_noted = recovery.restarts
         while recovery.notices:
             notice = recovery.notices.popleft()
+            if isinstance(notice, FewerWorkers):
+                self._host.make_do(notice.workers)
             warnings.warn(notice, WorkerRestartWarning, stacklevel=stacklevel)
 
     def disconnect(self, reusable: bool) -> None:

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from lit_loader.errors import OptionError
 from lit_loader.iteration.host import LoaderHost
 from lit_loader.iteration.internals import DEFAULT_PREFETCH, LoaderInternals
 from lit_loader.pool.worker_pool import MOST_WORKERS
 from lit_loader.tuning.giving_way import do_it_here
+from lit_loader.tuning.num_workers import check_resize
 
 __all__ = ["resize"]
 
@@ -40,7 +40,12 @@ def resize(
     """
     host = LoaderHost(loader, internals)
     running = internals.alive()
-    _check(host, num_workers, any(each.connected for each in running))
+    check_resize(
+        num_workers,
+        MOST_WORKERS,
+        host.why_not_resized(),
+        any(each.connected for each in running),
+    )
     if prefetch_factor is None and num_workers and loader.prefetch_factor is None:
         prefetch_factor = DEFAULT_PREFETCH
     if prefetch_factor is not None:
@@ -52,28 +57,4 @@ def resize(
     internals.turn.parked = 0
     internals.resize(*host.size)
     do_it_here(internals, host.lock)
-
-
-def _check(host: LoaderHost, num_workers: Any, running: bool) -> None:
-    if num_workers == "auto":
-        raise OptionError(
-            "a loader is resized to a number of workers, got resize('auto'): set "
-            "loader.num_workers = 'auto', which counts from the next epoch on"
-        )
-    reason = host.why_not_resized()
-    if reason is not None:
-        raise OptionError(
-            f"{reason}, so it cannot be resized, got resize({num_workers}): set "
-            f"loader.num_workers = {num_workers}, which counts from the next epoch on"
-        )
-    if num_workers > MOST_WORKERS:
-        raise OptionError(
-            f"a loader is resized to at most {MOST_WORKERS} workers, got resize({num_workers}): "
-            "make a new loader if there are to be so many"
-        )
-    if num_workers == 0 and running:
-        raise OptionError(
-            "there is an iterator whose batches workers make, and which needs one of them, got "
-            "resize(0): resize to 1, or set loader.num_workers = 0, which counts from the next "
-            "epoch on"
-        )
+    host.make_do(min((pool.num_workers for pool in internals.pools()), default=num_workers))

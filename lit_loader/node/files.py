@@ -68,7 +68,8 @@ def find(label: str, sealed: bool = True) -> int | None:
             with contextlib.suppress(OSError):
                 if os.readlink(path) == wanted:
                     fd = os.open(path, (os.O_RDONLY if sealed else os.O_RDWR) | os.O_CLOEXEC)
-                    if _is_ours(fd, sealed):
+                    # Looked at again: its number may be another file's since.
+                    if os.readlink(f"/proc/self/fd/{fd}") == wanted and _is_ours(fd, sealed):
                         return fd
                     os.close(fd)
     return None

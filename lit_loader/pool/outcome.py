@@ -1,4 +1,4 @@
-"""`Outcome` and `WorkerDeath`: what `WorkerPool.receive` returns, and what it raises."""
+"""What a pool reports: `Outcome`, which it returns; `WorkerDeath`, raised; `FewerWorkers`, told."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lit_loader.transport.remote_error import RemoteError
 from lit_loader.transport.status_board import BoardRow
 from lit_loader.worker.starters import Loss
 
-__all__ = ["Outcome", "WorkerDeath"]
+__all__ = ["FewerWorkers", "Outcome", "WorkerDeath"]
 
 
 class Outcome(NamedTuple):
@@ -78,3 +78,20 @@ class WorkerDeath(Exception):
         self.row = row
         self.stack = stack
         self.peak_memory = peak_memory
+
+
+class FewerWorkers(str):
+    """What the consumer is told where more workers were wanted than can be started.
+
+    Attributes:
+        workers: How many there are to be instead.
+    """
+
+    workers: int
+
+    @classmethod
+    def of(cls, text: str, workers: int) -> FewerWorkers:
+        """Make one of this text."""
+        notice = cls(text)
+        notice.workers = workers
+        return notice

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from lit_loader.errors import LoaderError
 from lit_loader.pool.dispatcher import Dispatcher
 from lit_loader.pool.handshake import Handshake
+from lit_loader.pool.outcome import FewerWorkers
 from lit_loader.pool.pipes import Pipes
 from lit_loader.pool.worker_set import WorkerSet
 from lit_loader.system.interrupts import HeldBack
@@ -128,9 +129,8 @@ class Resizer:
         there = next(n for n in range(wanted + 1) if n not in workers.started)
         self._board.workers = workers.num_workers = self.wanted = there
         self.settle()
-        workers.notices.append(
-            f"num_workers stays at {there} instead of {wanted}, and nothing is lost: {error}"
-        )
+        text = f"num_workers stays at {there} instead of {wanted}, and nothing is lost: {error}"
+        workers.notices.append(FewerWorkers.of(text, there))
 
     def part_with(self, worker: int) -> None:
         """Clear away what is left of a worker that has left."""

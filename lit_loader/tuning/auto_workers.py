@@ -104,9 +104,15 @@ class AutoWorkers:
         return self._processors > 0
 
     def begin_with(self, workers: int) -> None:
-        """Begin with so many, if nothing was found yet."""
+        """Begin with so many, if nothing was found yet; they may be those of a larger machine."""
         if not self.measured and workers > 0:
-            self._controller = Controller(workers)
+            most = _most_on(processors_of_this_rank(self.ranks))
+            self._controller = Controller(min(workers, most))
+
+    def make_do(self, workers: int) -> None:
+        """Have no more workers than these, from now on: no more can be started."""
+        self._most = workers
+        self._controller.bound(workers)
 
     def unsettle(self) -> None:
         """Note that there are other workers: what comes in is theirs only once they are all up."""
@@ -146,8 +152,6 @@ class AutoWorkers:
             if workers.settled:
                 self._measures = True
                 self._begin()
-                if workers.num_workers < controller.setting.workers:  # no more could be started
-                    self._most = workers.num_workers
             return None
         if len(window) < controller.window or window.seconds * 1e9 < LEAST:
             self._due = len(window) + max(4, controller.window // 4)
@@ -194,7 +198,7 @@ class AutoWorkers:
             self._processors = processors_of_this_rank(self.ranks)
             self._each = own_memory(workers.pids[0]) if workers.pids else None
         processors, left, each = self._processors, self._left, self._each
-        most = min(self._most, max(MOST, 8 * math.ceil(processors)))
+        most = min(self._most, _most_on(processors))
         if readers:
             most = min(most, readers)
         batches = 1 << 20
@@ -204,3 +208,8 @@ class AutoWorkers:
         if left is not None and each:
             most = min(most, workers.num_workers + int(SPARE * left / each))
         return Bounds(processors, max(1, most), batches)
+
+
+def _most_on(processors: float) -> int:
+    """Workers that there may be on so many processors."""
+    return max(MOST, 8 * math.ceil(processors))

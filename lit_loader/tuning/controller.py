@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from lit_loader.tuning.estimate import IDLE, Bounds, Load, others_at_work, rates_by_workers
@@ -138,6 +138,12 @@ class Controller:
         usual = max(least, min(each * self.setting.workers, most))
         return usual if self._seen is None else round(usual * (1 + min(self._seen.variance, 2.0)))
 
+    def bound(self, workers: int) -> None:
+        """Hear that there are no more workers than these, though more were to be."""
+        if workers < self.setting.workers:
+            reason = f"more than {workers} cannot be started"
+            self.setting = replace(self.setting, workers=workers, reason=reason)
+
     def is_quiet(self, load: Load) -> bool:
         """Whether this window is as the ones before, for which nothing was to be done."""
         seen = self._seen
@@ -209,7 +215,7 @@ class Controller:
         if waits and self._age > self._patience:
             self._patience *= 2
             self._try_more()
-        rates = _rates(load, bounds)
+        rates = _rates(load, bounds, self._floor)
         demand = 1 / max(load.step, 1e-9)
         filling = next(n for n, rate in enumerate(rates, 1) if rate >= ENOUGH * max(rates))
         margin = MARGIN + 0.2 * min(load.variance, 2.0)
@@ -257,11 +263,11 @@ class Controller:
         return min(wanted, PREFETCH, max(1, bounds.batches // workers))
 
 
-def _rates(load: Load, bounds: Bounds) -> list[float]:
-    """Batches per second of each number of workers that is thought of."""
+def _rates(load: Load, bounds: Bounds, least: int) -> list[float]:
+    """Batches per second of each number of workers that is thought of, ``least`` among them."""
     compute = max(load.processor / load.threads, 1e-9)
     filling = bounds.processors / load.threads * (1 + load.storage / compute)
-    most = max(1, min(bounds.most, math.ceil(CROWD * filling)))
+    most = max(least, min(bounds.most, math.ceil(CROWD * filling)))
     others = others_at_work(load, bounds.processors)
     return rates_by_workers(load, bounds.processors, others, most)
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from lit_loader.errors import OptionError
 
-__all__ = ["NumWorkers", "why_not_resized"]
+__all__ = ["NumWorkers", "check_resize", "why_not_resized"]
 
 _NAME = "num_workers"
 
@@ -51,3 +51,38 @@ def why_not_resized(iterable: bool, sharded: bool, assigned: bool) -> str | None
     if assigned and not sharded:
         return "with seeding='worker' the number of workers is part of the data"
     return None
+
+
+def check_resize(num_workers: Any, most: int, reason: str | None, running: bool) -> None:
+    """Refuse a number of workers that a loader cannot be resized to.
+
+    Args:
+        num_workers: The number.
+        most: Workers that there may be.
+        reason: What `why_not_resized` says.
+        running: Whether there is an iterator that has workers.
+
+    Raises:
+        OptionError: It is refused.
+    """
+    if num_workers == "auto":
+        raise OptionError(
+            "a loader is resized to a number of workers, got resize('auto'): set "
+            "loader.num_workers = 'auto', which counts from the next epoch on"
+        )
+    if reason is not None:
+        raise OptionError(
+            f"{reason}, so it cannot be resized, got resize({num_workers}): set "
+            f"loader.num_workers = {num_workers}, which counts from the next epoch on"
+        )
+    if num_workers > most:
+        raise OptionError(
+            f"a loader is resized to at most {most} workers, got resize({num_workers}): "
+            "make a new loader if there are to be so many"
+        )
+    if num_workers == 0 and running:
+        raise OptionError(
+            "there is an iterator whose batches workers make, and which needs one of them, got "
+            "resize(0): resize to 1, or set loader.num_workers = 0, which counts from the next "
+            "epoch on"
+        )

@@ -5,14 +5,20 @@ What is decoded is kept; what is drawn, from every generator there is, comes beh
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import IterableDataset
 
+import lit_loader
 from lit_loader import CachedDataset, DataLoader
 from lit_loader.cache.mapped import MappedDataset
+from lit_loader.errors import OptionError
 from tests.cache.data import Augment, Decoded, ManyAtOnce
 from tests.support.exact import digests, taken, through_file
 
@@ -86,3 +92,46 @@ def test_checked_by_being_made_again() -> None:
     cached = CachedDataset(Decoded(), "1 MB")
     with make(cached, num_workers=2, check_exactness=5) as loader:
         assert digests(loader) == reference("batch")[0]
+
+
+class Rows(IterableDataset[Any]):
+    """Goes through its share of a map-style dataset."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __iter__(self) -> Iterator[Any]:
+        index, count = lit_loader.get_shard()
+        for number in range(index, len(self.dataset), count):
+            yield self.dataset[number]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_readers_of_a_stream_share_what_is_kept(workers: int) -> None:
+    """Each has a copy of the dataset, anew in each epoch; the samples are the same for all."""
+    plain = MappedDataset(Decoded(), Numbers())
+    expected = DataLoader(Rows(plain), 4, num_shards=3, seed=11)
+    cached = CachedDataset(Decoded(), "1 MB")
+    rows = Rows(MappedDataset(cached, Numbers()))
+    options = {"num_workers": workers, "persistent_workers": workers > 0}
+    with DataLoader(rows, 4, num_shards=3, seed=11, **options) as loader:
+        assert [digests(loader) for _ in range(3)] == [digests(expected) for _ in range(3)]
+    hits, misses, *_ = cached.figures()
+    assert misses == 26 and hits >= 2 * 26
+
+
+class Sometimes(Decoded):
+    """Draws for one sample, out of a generator of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = random.Random(3)
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((2,), self.own.random() if index == 1 else index)
+
+
+def test_each_readers_generators_are_watched() -> None:
+    rows = Rows(CachedDataset(Sometimes(), "1 MB"))
+    with pytest.raises(OptionError, match="draws from .* in sample 1, and CachedDataset"):
+        list(DataLoader(rows, 4, num_shards=2))

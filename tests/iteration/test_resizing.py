@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import random
@@ -9,7 +10,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from lit_loader import DataLoader
 from lit_loader.accelerator import pin_memory as pinning
 from lit_loader.errors import LoaderError, OptionError, WorkerRestartWarning
 from lit_loader.pool.worker_pool import MOST_WORKERS, WorkerPool
+from lit_loader.pool.worker_set import WorkerSet
 from lit_loader.worker.fork_starter import ForkStarter
 from tests.parity.tools import PROMPT, Gate, wait_gone
 from tests.support.faults import Faults, Noisy, Strike, outcomes
@@ -347,6 +349,41 @@ def test_more_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
             found += outcomes(iterator)
         assert len(told) == 1
     assert found == outcomes(noisy(0))
+
+
+@pytest.mark.parametrize(
+    ("how", "persistent"),
+    [("here", True), ("here", False), ("between epochs", True), ("later", True), ("later", False)],
+)
+def test_the_next_epochs_make_do_with_as_many(
+    how: str, persistent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it is tried in the call, or where the next batch is waited for."""
+    launch = WorkerSet.launch
+
+    def refuse(self: WorkerSet, workers: Sequence[int], generation: int) -> None:
+        if max(workers) > 0:
+            raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+        launch(self, workers, generation)
+
+    monkeypatch.setattr(WorkerSet, "launch", refuse)
+    with DataLoader(Call(int, 60), num_workers=1, persistent_workers=persistent) as loader:
+        if how == "between epochs":
+            assert ints(loader) == list(range(60))
+            loader.resize(3)
+        with pytest.warns(WorkerRestartWarning, match="num_workers stays at 1 instead of 3"):
+            iterator = iter(loader)
+            found = [int(next(iterator))]
+            if how == "here":
+                loader.resize(3)
+            elif how == "later":
+                loader.num_workers = 3
+                loader._internals.resize(3, 6)
+            assert found + ints(iterator) == list(range(60))
+        assert loader.num_workers == 1
+        pids = pool_of(loader).pids if persistent else []
+        assert ints(loader) == list(range(60))
+        assert not persistent or pool_of(loader).pids == pids
 
 
 # Without workers, and what is refused ------------------------------------------------------------

@@ -92,3 +92,26 @@ def test_users_are_kept_apart(fd: int) -> None:
     assert child.line() == "None"
     assert files.find(label) is None
     child.end()
+
+
+def test_another_file_that_comes_in_between_is_not_taken(
+    fd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process may close its file, and open one of another label, while it is being found."""
+    files.seal(fd)
+    other, kept, look = files.new(f"{LABEL} other"), os.dup(fd), os.readlink
+    files.seal(other)
+
+    def exchange(path: str) -> str:
+        found = look(path)
+        if found.startswith(f"/memfd:{LABEL} (") and os.path.dirname(path).endswith("/fd"):
+            for number in (fd, kept):
+                os.dup2(other, number)
+        return found
+
+    monkeypatch.setattr(os, "readlink", exchange)
+    try:
+        assert files.find(LABEL) is None
+    finally:
+        os.close(other)
+        os.close(kept)

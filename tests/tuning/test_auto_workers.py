@@ -224,8 +224,18 @@ def test_too_few_workers_that_can_be_started_are_a_bound() -> None:
         pids = (os.getpid(), os.getpid())
 
     auto = AutoWorkers(5)
-    assert auto.decide(Two(), "", None) is None
+    auto.make_do(2)
     assert auto._bounds(Two(), 0, None).most == 2
+    assert (auto.setting.workers, auto.setting.reason) == (2, "more than 2 cannot be started")
+
+
+def test_a_larger_machines_number_is_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a checkpoint from there may have it: so many processes might be too many here."""
+    monkeypatch.setattr(auto_workers, "processors_of_this_rank", lambda ranks: 6.0)
+    for workers, here in ((5, 5), (500, 48)):
+        auto = AutoWorkers()
+        auto.begin_with(workers)
+        assert auto.setting.workers == here
 
 
 def test_processors_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,6 +104,19 @@ def test_bounds_are_kept() -> None:
     assert setting.workers * setting.prefetch <= 10
 
 
+def test_what_was_learned_is_gone_back_to_on_fewer_processors() -> None:
+    """More workers than the processors of the moment would call for."""
+    controller = Controller(12)
+    mixed = replace(LOAD, workers=12, worker=0.05, processor=0.025, step=1 / 150, wait=0.0)
+    enough = [controller.decide(mixed, BOUNDS).workers for _ in range(2)][-1]
+    assert enough < 12
+    missed = replace(mixed, workers=enough, worker=0.06, wait=0.01)
+    assert controller.decide(missed, BOUNDS).workers == 12
+    waits, fewer = replace(mixed, wait=0.01), replace(BOUNDS, processors=0.5)
+    assert controller.decide(waits, replace(fewer, most=6)).workers == 6
+    assert controller.decide(replace(waits, workers=6), fewer).workers == 12
+
+
 def test_nothing_is_estimated_again_while_nothing_changes() -> None:
     controller = Controller(8)
     calm = replace(LOAD, workers=8, rate=100.0, step=0.01, wait=0.0)
