@@ -33,8 +33,8 @@ class Stream(IterableDataset[int]):
     ("options", "message"),
     [
         ({"remote": {"address": "ray://head:10001"}}, "remote.address must be that of a cluster"),
-        ({"remote": {"adress": "auto"}}, "unknown option remote.adress: did you mean 'address'?"),
-        ({"remote": {"colour": 1}}, "unknown option remote.colour: options are address, cpus"),
+        ({"remote": {"adress": "auto"}}, "unknown option 'remote.adress': did you mean 'address'?"),
+        ({"remote": {"colour": 1}}, "unknown option 'remote.colour': options are address, cpus"),
         ({"remote": {"address": "head"}}, "remote.address must be 'auto', 'local' or host:port"),
         ({"remote": {"address": ""}}, "remote.address must be 'auto', 'local' or host:port"),
         ({"remote": {"in_flight": 0}}, "remote.in_flight must be a whole number of at least 1"),
