@@ -16,7 +16,7 @@ from lit_loader import DataLoader
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--workers", type=int, default=2)

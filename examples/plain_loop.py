@@ -16,7 +16,7 @@ from lit_loader import DataLoader
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--checkpoint", type=Path, help="written every ten steps, gone on from")

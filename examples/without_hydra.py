@@ -16,7 +16,7 @@ from lit_loader import LoaderDataModule, LoaderMonitor
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()

@@ -1,4 +1,4 @@
-"""lit_loader: PyTorch's DataLoader on one shared-memory arena, driven by Lightning and Hydra.
+"""lit_loader: a fast, exact and self-healing DataLoader for PyTorch, Lightning and Hydra.
 
 Every public name is imported at its first use (PEP 562): Hydra loads its plugins, ours among them,
 in every application of an environment, and importing this package must therefore not import torch.
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from lit_loader.sampling.token_budget import TokenBudgetBatchSampler
     from lit_loader.statistics.records import LoaderStatistics
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "CachedDataset",

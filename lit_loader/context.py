@@ -53,18 +53,22 @@ reading: Final = _Reading()
 
 @public
 def get_epoch() -> int:
-    """The epoch that is being loaded, in a worker as well as with ``num_workers=0``."""
+    """The number of the epoch that is being loaded, from 0; for use inside of a dataset.
+
+    It is the same in a worker and with ``num_workers=0``.
+    """
     reading.epoch_asked = True
     return reading.epoch
 
 
 @public
 def get_shard() -> tuple[int, int]:
-    """This reader's share over ranks × workers, for an iterable dataset's ``__iter__``.
+    """Which share of an iterable dataset is read here, and of how many; for its ``__iter__``.
 
     Returns:
-        ``(index, count)``: with 2 ranks and 3 workers, ``count`` is 6 and worker 1 of rank 1 has
-        ``index`` 4. Without ranks and workers ``(0, 1)``. Typical use::
+        ``(index, count)``: with ``num_shards=8`` the share's number and 8, whatever the workers and
+        ranks. Without, a share for each worker of each rank: with 2 ranks and 3 workers ``count``
+        is 6, and worker 1 of rank 1 has ``index`` 4. Without either ``(0, 1)``. Typical use::
 
             index, count = lit_loader.get_shard()
             yield from itertools.islice(samples, index, None, count)

@@ -94,13 +94,18 @@ class PinMemoryError(LoaderError):
 
 
 class ExactnessWarning(UserWarning):
-    """A batch that was made again, for ``check_exactness``, had other bytes than at first."""
+    """A batch that was made again, for a check, came out otherwise than at first.
+
+    By ``check_exactness``, or where a batch of a remote worker is compared with this machine's;
+    also: another machine has other versions of what batches may depend on.
+    """
 
 
 class WorkerRestartWarning(RuntimeWarning):
     """A worker died or hung and was replaced; the data goes on as if nothing had happened.
 
-    Also: the process that starts workers was, or a worker could not be forked at first.
+    Also: the process that starts workers was replaced, a worker could not be forked at first, or
+    remote workers are missing or lost.
     """
 
 

@@ -311,9 +311,10 @@ class DataLoader(TorchLoader[T_co]):
     def state_dict(self) -> dict[str, Any]:
         """Give the position in the data, for :meth:`load_state_dict`.
 
-        May be called at any time, in any process of a distributed job (all give the same), and
-        starts nothing. Inside of the loop the position is behind the batch given out last, after
-        the last batch of an epoch too; after the loop it is the start of the next epoch.
+        May be called at any time and starts nothing. All processes of a distributed job give the
+        same; of an iterable dataset each gives its own readers (`lit_loader.merge_states`). Inside
+        of the loop the position is behind the batch given out last, after the last batch of an
+        epoch too; after the loop it is the start of the next epoch.
 
         Returns:
             A new dict of primitives, less than 2 kB unless a sampler or an iterable dataset has a
@@ -361,7 +362,8 @@ class DataLoader(TorchLoader[T_co]):
             prefetch_factor: Batches in flight for each worker; None: as before.
 
         Raises:
-            OptionError: It is part of the data; or it is 0 while an iterator has workers.
+            OptionError: The number is part of the data (iterable datasets without num_shards, and
+                seeding="worker"), is refused, or is 0 while an iterator has workers.
         """
         workers = check_option("num_workers", num_workers)
         resize(self, self._internals, workers, check_option("prefetch_factor", prefetch_factor))

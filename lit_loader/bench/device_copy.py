@@ -94,10 +94,10 @@ class Registered:
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--megabytes", type=int, default=64, help="bytes a batch, in 2**20")
-    parser.add_argument("--batches", type=int, default=200, help="batches a round")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--step-ms", type=float, default=5.0, help="what a step computes for")
+    parser.add_argument("--megabytes", type=int, default=64, help="MiB of a batch (64)")
+    parser.add_argument("--batches", type=int, default=200, help="batches of a round (200)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds (5)")
+    parser.add_argument("--step-ms", type=float, default=5.0, help="ms that a step computes (5)")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         print("no CUDA device: there is nothing to copy to, and nothing was measured")

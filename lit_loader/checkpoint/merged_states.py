@@ -37,7 +37,7 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     Raises:
         StateError: They are not the states of all ranks at the same step of the same data.
     """
-    if not isinstance(states, Iterable):
+    if not isinstance(states, Iterable) or isinstance(states, (Mapping, str)):
         raise StateError(f"states must be a list of those of all ranks, got {brief(states)}")
     given = list(states)
     loaded = [LoaderState.from_dict(state) for state in given]

@@ -6,6 +6,7 @@ collation), so that the same mistake is answered in the same words. Imports neit
 
 from __future__ import annotations
 
+import difflib
 import functools
 import math
 import multiprocessing
@@ -14,7 +15,7 @@ import operator
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -25,9 +26,9 @@ from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError
 
 __all__ = [
-    *("MANY", "exception_classes", "filled_text", "flag", "function", "generator", "is_factory"),
-    *("indices", "is_iterable", "memory_size", "number", "one_of", "or_none", "path", "seconds"),
-    *("start_method", "text", "whole_number", "workers"),
+    *("MANY", "exception_classes", "filled_text", "flag", "function", "generator", "indices"),
+    *("is_factory", "is_iterable", "known_options", "memory_size", "number", "one_of", "or_none"),
+    *("path", "refuse", "seconds", "start_method", "text", "whole_number", "workers"),
 ]
 
 MANY: Final = 100_000
@@ -46,6 +47,19 @@ def refuse(name: str, constraint: str, value: object) -> NoReturn:
         OptionError: Always.
     """
     raise OptionError(f"{name} must be {constraint}, got {name}={short_repr(value)}")
+
+
+def known_options(options: Iterable[object], known: Sequence[str], place: str = "") -> None:
+    """Refuse options that there are not, naming the nearest one; ``place`` goes before the name.
+
+    Raises:
+        OptionError: There is such an option.
+    """
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, n=1)
+            advice = f"did you mean {near[0]!r}?" if near else f"options are {', '.join(known)}"
+            raise OptionError(f"unknown option '{place}{name}': {advice}")
 
 
 def or_none(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
@@ -233,5 +247,5 @@ def _exception(name: str, value: Any) -> type[Exception]:
                 f"'package.module.Class', as in 'builtins.OSError', got {value!r:.100}"
             ) from error
     if not (isinstance(kind, type) and issubclass(kind, Exception)):
-        refuse(name, "a list of exception classes or of their dotted names", value)
+        refuse(name, "a list of exception classes or of their dotted names", [value])
     return kind

@@ -11,7 +11,6 @@ in every application of an environment, and shell completion must stay quick.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -34,8 +33,8 @@ SHARD_TAILS = ("pad", "drop", "keep")
 class LoaderConfig:
     """Every option of ``lit_loader.DataLoader`` except the dataset, validated on construction.
 
-    Immutable; `merged` makes a changed copy. Flags are normalised to ``bool`` (0 and 1 count) and
-    whole numbers, NumPy's too, to ``int``.
+    Immutable; `merged` makes a changed copy. Flags are normalised to ``bool`` (0 is False, other
+    whole numbers are True) and whole numbers, NumPy's too, to ``int``.
 
     Attributes:
         batch_size: Samples in a batch; None: samples are passed on one by one, uncollated.
@@ -115,8 +114,9 @@ class LoaderConfig:
             or tuples, lists and dicts of such, and more) from memory that all of them share,
             instead of a copy in each. They and their records read as before, and raise if they are
             written to. The training process's own stay as they are.
-        remote_workers: Workers on other machines, besides; an iterable dataset needs num_shards.
-        remote: Where they come from: a `RayWorkers`, or a mapping of its options; None:
+        remote_workers: Workers on other machines, besides those of num_workers here; an iterable
+            dataset needs num_shards, and a worker here. 0: none.
+        remote: Where remote workers come from: a `RayWorkers`, or a mapping of its options; None:
             ``RayWorkers()``, the Ray cluster that this machine is a node of.
 
     Raises:
@@ -233,9 +233,9 @@ class LoaderConfig:
             iterable: Whether the dataset is a ``torch.utils.data.IterableDataset``.
 
         Raises:
-            OptionError: For an iterable-style dataset shuffle, sampler or batch_sampler is set,
-                bad samples are to be replaced, there are remote workers, or the number of workers
-                is to be found; for a map-style one num_shards is set; remote workers lack Ray.
+            OptionError: For an iterable-style dataset shuffle, sampler or batch_sampler is set, or
+                bad samples are to be replaced; without num_shards there are remote workers, or
+                num_workers is "auto". For a map-style one num_shards is set. Ray is missing.
         """
         if iterable and self.on_sample_error == "replace":
             raise OptionError(
@@ -294,12 +294,7 @@ class LoaderConfig:
         Raises:
             OptionError: An option is unknown (the message names the nearest known one) or refused.
         """
-        known = [field.name for field in dataclasses.fields(cls)]
-        for name in options:
-            if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                advice = f"did you mean {near[0]!r}?" if near else f"options are {', '.join(known)}"
-                raise OptionError(f"unknown option {name!r}: {advice}")
+        checks.known_options(options, [field.name for field in dataclasses.fields(cls)])
         workers = options.get("num_workers")
         if isinstance(workers, str) and workers.isdecimal():
             # Of an environment variable, say: Hydra converts what is a number and nothing else.

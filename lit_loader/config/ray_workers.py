@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
 from lit_loader.config import checks
-from lit_loader.describe import public, short_repr
+from lit_loader.describe import public
 from lit_loader.errors import OptionError
 
 __all__ = ["RayWorkers", "check_use", "remote_from"]
@@ -61,6 +62,8 @@ class RayWorkers:
         for name, least in (("patience", 0), ("cpus_per_worker", 0)):
             if getattr(self, name) <= least:
                 checks.refuse(f"remote.{name}", "more than 0", getattr(self, name))
+        if self.address not in ("auto", "local") and not _HOST_AND_PORT.fullmatch(self.address):
+            checks.refuse("remote.address", "'auto', 'local' or host:port", self.address)
         if self.verify > 1:
             checks.refuse("remote.verify", "a share of the batches, from 0 to 1", self.verify)
 
@@ -104,9 +107,7 @@ def remote_from(name: str, value: Any) -> Any:
     """Check the option ``remote``: a `RayWorkers`, a mapping of its options, or the like of it."""
     if isinstance(value, Mapping):
         known = [field.name for field in dataclasses.fields(RayWorkers)]
-        for key in value:
-            if key not in known:
-                raise OptionError(f"unknown option remote.{key}: options are {', '.join(known)}")
+        checks.known_options(value, known, place="remote.")
         return RayWorkers(**value)
     if isinstance(value, type) or not callable(getattr(value, "check_installed", None)):
         checks.refuse(name, "a lit_loader.RayWorkers, or a mapping of its options", value)
@@ -115,8 +116,11 @@ def remote_from(name: str, value: Any) -> Any:
 
 def _mapping(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise OptionError(f"{name} must be a mapping, got {name}={short_repr(value)}")
+        checks.refuse(name, "a mapping", value)
     return dict(value)
+
+
+_HOST_AND_PORT: Final = re.compile(r".+:\d+")
 
 
 _CHECKS: Final[dict[str, Callable[[str, Any], Any]]] = {

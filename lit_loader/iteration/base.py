@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any, Generic, NoReturn, Protocol, TypeVar
+from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar
 
 from lit_loader.batch.batch_spec import BatchSpec, BatchWithReport
 from lit_loader.batch.sample_errors import SampleError, SampleErrorLog
+from lit_loader.errors import LoaderError
 from lit_loader.ranks.shard_tail import ShardTail
 from lit_loader.sampling.epochs import EpochStart
 from lit_loader.seeding.generator_lock import Turn
@@ -23,10 +24,16 @@ from lit_loader.seeding.generator_watch import GeneratorWatch
 from lit_loader.statistics.recorder import Recorder
 from lit_loader.system.interrupts import is_interruption
 from lit_loader.transport.loader_page import LoaderPage
+from lit_loader.transport.own_page import ShownHere
 
 __all__ = ["BatchObserver", "Host", "LoaderIterator"]
 
 T_co = TypeVar("T_co", covariant=True)
+
+_NO_END: Final = (
+    "a StopIteration came up in the midst of an epoch, and would have passed for its end: the "
+    "traceback above shows where; nothing is lost, the next next() gives the batch"
+)
 
 
 class Host(Protocol):
@@ -79,6 +86,9 @@ class Shown(Protocol):
 
     def begin(self, page: LoaderPage, start: EpochStart, size: tuple[int, int]) -> None:
         """Tell that an iterator has the workers of this page, which are so many."""
+
+    def here(self, start: EpochStart) -> ShownHere:
+        """Give what tells of an epoch whose batches this process makes."""
 
     def errors(self, errors: Sequence[SampleError]) -> None:
         """Tell of samples that could not be read."""
@@ -144,7 +154,13 @@ class LoaderIterator(Generic[T_co]):
                     self._due = False
                 self._settle(start)
                 asked = True
-                batch = self._next(start)
+                try:
+                    batch = self._next(start)
+                except StopIteration as error:
+                    if self._ended:
+                        raise
+                    self._take_back()
+                    raise LoaderError(_NO_END) from error
             if mine is not None:
                 mine.end()
             return batch

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 from lit_loader.accelerator.pin_memory import PinMemoryThread
 from lit_loader.batch.batch_spec import BatchWithReport
 from lit_loader.errors import LoaderError, TransportError
-from lit_loader.iteration.reorder_buffer import ReorderBuffer
 from lit_loader.pool.outcome import Outcome, WorkerDeath
 from lit_loader.pool.pipes import PoolClosed
 from lit_loader.pool.recovery import Recovery
+from lit_loader.pool.reorder_buffer import ReorderBuffer
 from lit_loader.pool.worker_pool import WorkerPool
 from lit_loader.sampling.epochs import EpochStart
 from lit_loader.statistics.records import BatchRecord

@@ -112,7 +112,7 @@ class ExactnessCheck:
                         f"when it was made again, after other batches: {found}. Something "
                         "there is not a function of seed and index (a generator that is not "
                         "found, a counter, the order of a set): seed it in "
-                        "reseed_fn(dataset, seed), or make it one",
+                        "reseed_fn(dataset, seed), or let it follow from the index",
                         ExactnessWarning,
                     )
                     return

@@ -73,8 +73,7 @@ class LoaderHost:
         self._loader = loader
         self._internals = internals
         self.recorder, self.auto, self._turn = internals.recorder, internals.auto, internals.turn
-        self.max_sample_errors = loader.max_sample_errors
-        self.promised = internals.promised
+        self.max_sample_errors, self.promised = loader.max_sample_errors, internals.promised
         self.shown = ShownLoader(loader, internals)
 
     def __len__(self) -> int:
@@ -374,6 +373,7 @@ class LoaderHost:
         internals = self._internals
         with self.lock, HeldBack(), contextlib.ExitStack() as steps:
             steps.callback(internals.workers.close)  # the last step, whatever the others raise
+            steps.callback(self.shown.close)
             for iterator in list(internals.iterators):
                 steps.callback(iterator.close)
 

@@ -33,6 +33,7 @@ from lit_loader.seeding.generator_watch import GeneratorWatch
 from lit_loader.seeding.seeds import BaseSeed
 from lit_loader.statistics.recorder import Recorder
 from lit_loader.transport.loader_page import LoaderPage
+from lit_loader.transport.own_page import OwnPage
 from lit_loader.tuning.auto_workers import AutoWorkers
 from lit_loader.tuning.giving_way import LoaderTurn
 
@@ -42,7 +43,7 @@ DEFAULT_PREFETCH: Final = 2
 """Batches in flight for each worker, unless ``prefetch_factor`` says otherwise."""
 
 _OF_THE_PROCESS: Final = (
-    *("lock", "lock_pid", "workers", "iterators", "watch", "page", "turn", "talks"),
+    *("lock", "lock_pid", "workers", "iterators", "watch", "page", "own_page", "turn", "talks"),
 )
 
 
@@ -70,6 +71,8 @@ class LoaderInternals:
         advice_at_start: What to warn of when the next epoch begins.
         role: What the loader is for, as messages to the user name it; "": not known.
         page: What viewers are shown of the workers that were used last; None: there were none.
+        own_page: Where they are shown batches that are made without workers; None: nowhere.
+        first_here: When the first of these was asked for, in nanoseconds; 0: none was.
         resizes: Counts how often the number of workers was changed while they live.
         workers: Those that outlive an iterator.
         iterators: With workers, all that are alive.
@@ -105,6 +108,8 @@ class LoaderInternals:
         self.iterators: weakref.WeakSet[MultiProcessIterator[Any]] = weakref.WeakSet()
         self.watch: GeneratorWatch | None = None
         self.page: LoaderPage | None = None
+        self.own_page: OwnPage | None = None
+        self.first_here = 0
         self.talks = Talks()
         self.turn = LoaderTurn(self)
 

@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from lit_loader.iteration.delivery import Delivery
-from lit_loader.iteration.reorder_buffer import ReorderBuffer
 from lit_loader.pool.outcome import Outcome
+from lit_loader.pool.reorder_buffer import ReorderBuffer
 from lit_loader.sampling.epoch_batches import UpcomingBatch
 from lit_loader.transport.messages import position_of, task_number
 

@@ -22,7 +22,7 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import Dataset
 
-from lit_loader.config.checks import filled_text
+from lit_loader.config.checks import filled_text, flag
 from lit_loader.config.kinds import is_dataset
 from lit_loader.config.loader_config import LoaderConfig
 from lit_loader.describe import public
@@ -135,7 +135,7 @@ class LoaderDataModule(BaseDataModule):
         shared_key: str | None = None,
     ) -> None:
         super().__init__()
-        self.device_prefetch = bool(device_prefetch)
+        self.device_prefetch = flag("device_prefetch", device_prefetch)
         self.shared_key = None if shared_key is None else filled_text("shared_key", shared_key)
         if datasets is None and (self._makes_datasets or self._has_hooks):
             datasets = {}

@@ -13,7 +13,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from lit_loader.config.kinds import is_dataset, is_list
-from lit_loader.describe import public
+from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError
 from lit_loader.mixture.schedule import Weights, exact_weights, named_weights
 
@@ -46,7 +46,7 @@ class MixtureDataset(Dataset[Any]):
         self, datasets: Mapping[str, Any] | Sequence[Any], weights: Weights | None = None
     ) -> None:
         self.names, self.datasets = named_sources(datasets)
-        self.lengths = [len(dataset) for dataset in self.datasets]
+        self.lengths = [*map(_length, self.names, self.datasets)]
         self.weights = self.lengths if weights is None else named_weights(weights, self.names)
         if weights is not None:
             exact_weights(self.weights)  # bad ones are refused here, where they are given
@@ -118,7 +118,27 @@ def named_sources(datasets: Any) -> tuple[list[str], list[Any]]:
     if not isinstance(datasets, Mapping):
         datasets = {str(number): dataset for number, dataset in enumerate(datasets)}
     names, members = list(map(str, datasets)), list(datasets.values())
-    return names, [member if is_dataset(member) else member() for member in members]
+    return names, [*map(_made, names, members)]
+
+
+def _made(name: str, source: Any) -> Any:
+    """The dataset that a source is, or that a factory makes."""
+    if not is_dataset(source) and not callable(source):
+        raise OptionError(
+            f"datasets[{name!r}] must be a dataset, or a factory without arguments, got "
+            f"{short_repr(source)}"
+        )
+    return source if is_dataset(source) else source()
+
+
+def _length(name: str, dataset: Any) -> int:
+    """The samples of a source."""
+    if not hasattr(type(dataset), "__len__"):
+        raise OptionError(
+            f"datasets[{name!r}] must have a length, got {type(dataset).__name__}: a "
+            "MixtureDataset is of map-style datasets, a MixtureStream of iterable ones"
+        )
+    return len(dataset)
 
 
 def in_short(names: Sequence[str]) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from lit_loader.checkpoint.fingerprint import Fingerprint, summarise
-from lit_loader.config.checks import whole_number
+from lit_loader.config.checks import flag, whole_number
 from lit_loader.describe import public
 from lit_loader.errors import OptionError
 from lit_loader.mixture.dataset import MixtureDataset, in_short
@@ -78,7 +78,7 @@ class MixtureSampler(EpochOrder, Sampler[int]):
         self.epoch_length = len(data_source)
         if epoch_length is not None:
             self.epoch_length = whole_number("epoch_length", epoch_length, low=1)
-        self.data_source, self.shuffle = data_source, bool(shuffle)
+        self.data_source, self.shuffle = data_source, flag("shuffle", shuffle)
         self.seed = whole_number("seed", seed)
         self._schedule = Schedule(data_source.weights, self.seed)
 

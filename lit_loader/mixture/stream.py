@@ -35,11 +35,11 @@ __all__ = ["MixtureStream"]
 class MixtureStream(IterableDataset[Any]):
     """Several iterable datasets, mixed by weights.
 
-    Each reader (rank × worker) mixes what it gets of every source, so each source asks
-    `lit_loader.get_shard` for its share. The stream is resumed exactly: from the sources' own
-    ``state_dict`` and ``load_state_dict`` (those of the iterator and of the dataset). A source
-    without them is read again up to the place; its order must not be drawn from a global random
-    generator then.
+    Each reader (one of ``num_shards``; without, each worker of each rank) mixes what it gets of
+    every source, so each source asks `lit_loader.get_shard` for its share. The stream is resumed
+    exactly: from the sources' own ``state_dict`` and ``load_state_dict`` (those of the iterator and
+    of the dataset). A source without them is read again up to the place. Unless there are
+    ``num_shards``, such a source must not draw its order from a global random generator.
 
     Args:
         datasets: The sources, in a list, or by name; factories without arguments are called.

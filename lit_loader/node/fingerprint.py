@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lit_loader import __version__
 from lit_loader.node.parts import Parts
 
 __all__ = ["environment", "fingerprint"]
@@ -35,5 +36,5 @@ def fingerprint(*things: Any) -> str:
 
 def environment() -> tuple[str, ...]:
     """Name what must agree for one process to read what another has pickled."""
-    versions = (torch.__version__, np.__version__, platform.machine())
+    versions = (__version__, torch.__version__, np.__version__, platform.machine())
     return sys.version, sys.prefix, str(versions), os.path.dirname(os.path.dirname(__file__))

@@ -6,6 +6,7 @@ batch to batch is written by the session (`iteration/session.py`).
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from typing import Protocol
@@ -14,6 +15,7 @@ from torch.utils.data import Dataset
 
 from lit_loader.batch.sample_errors import SampleError
 from lit_loader.transport.loader_page import LoaderPage
+from lit_loader.transport.own_page import AFTER, OwnPage, ShownHere
 
 __all__ = ["ShownLoader"]
 
@@ -53,6 +55,8 @@ class Internals(Protocol):
 
     role: str
     page: LoaderPage | None
+    own_page: OwnPage | None
+    first_here: int
     replica: tuple[int, int] | None
 
     @property
@@ -109,6 +113,8 @@ class ShownLoader:
         """
         loader, internals = self._loader, self._internals
         plan = internals.plan
+        if internals.own_page is not None and internals.own_page.page is not page:
+            self.close()
         if internals.page is not page:
             page.describe(
                 internals.role,
@@ -121,6 +127,30 @@ class ShownLoader:
                 page.follow(internals.page)
             internals.page = page
         page.begin_epoch(start.epoch, start.position.now().delivered, _length(plan))
+
+    def here(self, start: Start) -> ShownHere:
+        """Give what shows an iterator that makes its batches in this process."""
+        internals = self._internals
+
+        def begin(now: int) -> OwnPage | None:
+            internals.first_here = internals.first_here or now
+            if now - internals.first_here < AFTER:
+                return None
+            own = internals.own_page
+            if own is None or own.page.pid != os.getpid():  # in a forked copy it is the parent's
+                with contextlib.suppress(OSError):  # nothing depends on it
+                    internals.own_page = own = OwnPage()
+            if own is not None:
+                self.begin(own.page, start, (0, 0))
+            return own
+
+        return ShownHere(begin)
+
+    def close(self) -> None:
+        """Show no more of what is made in this process."""
+        own, self._internals.own_page = self._internals.own_page, None
+        if own is not None:
+            own.close()
 
     def errors(self, errors: Sequence[SampleError]) -> None:
         """Write that samples could not be read."""

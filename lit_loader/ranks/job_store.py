@@ -97,11 +97,11 @@ class JobStore:
         if distributed.is_available() and distributed.is_initialized():
             world = distributed.get_world_size()
         if world < replicas:
-            there = f"a job of {world} processes" if world else "none"
+            there = f"this one has {world} processes" if world else "there is none here"
             raise LoaderError(
-                f"{replicas} ranks must tell each other when their readers come to an end, by the "
-                f"job of torch.distributed, which is {there} here: call init_process_group first, "
-                "pass shard_tail='keep', or give the dataset shard_length(index, count)"
+                f"{replicas} ranks must tell each other when their readers come to an end, "
+                f"through the job of torch.distributed, and {there}: call init_process_group "
+                "first, pass shard_tail='keep', or give the dataset shard_length(index, count)"
             )
         store = common_store()
         if store not in _connections:

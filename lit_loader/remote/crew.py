@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final, Protocol
 
-from lit_loader.remote.engine import Engine, Hand, Hello, Made, Order, Role
+from lit_loader.remote.engine import Engine, Fate, Hand, Hello, Made, Order, Role
 
 __all__ = ["Crew", "Member", "Orders"]
 
@@ -31,7 +31,7 @@ _LONGEST_PAUSE: Final = 30.0
 """Seconds between two attempts to put another worker in the place of one that is lost."""
 
 _ONE_EVENT: Final = 2.0
-"""Seconds within which the loss of several workers of a node is one event."""
+"""Seconds within which the loss of several workers of a node is one event in any case."""
 
 
 class Orders(Protocol):
@@ -88,6 +88,10 @@ class Crew:
         orders: Is told of orders.
         tell: Is called with a message for the consumer.
         clock: Gives seconds.
+
+    Attributes:
+        members: The workers.
+        trouble: Why the last one that was lost was lost; "": none was.
     """
 
     def __init__(
@@ -110,6 +114,7 @@ class Crew:
         self._tell = tell
         self._clock = clock
         self._ticket = 0
+        self.trouble = ""
         self._told: dict[str, float] = {}
         self._ticked = clock()
 
@@ -130,6 +135,7 @@ class Crew:
     def _hire(self, member: Member) -> None:
         hand = member.hand = self._engine.hire(member.role)
         member.up = member.silent = member.asked = False
+        member.node = ""
         self._await(hand.hello(), partial(self._on_hello, member, hand))
 
     def _await(self, future: Future[Any], call: Callable[[Future[Any]], None]) -> None:
@@ -140,11 +146,19 @@ class Crew:
             return
         error = future.exception()
         if error is not None:
-            self._lose(member, self._engine.explain(error)[0])
+            self._lose(member, self._engine.explain(error))
             return
         hello = future.result()
         member.up, member.node, member.heard = True, hello.node, self._clock()
+        self._is_well(hello.node)
         self._orders.came_up(member, hello)
+        # One that dies at nothing would be found by the next order only, which would be blamed.
+        self._await(hand.watch(), partial(self._on_end, member, hand))
+
+    def _on_end(self, member: Member, hand: Hand, future: Future[Any]) -> None:
+        error = future.exception()
+        if member.hand is hand and error is not None:
+            self._lose(member, self._engine.explain(error))
 
     # --- orders ---
 
@@ -177,9 +191,9 @@ class Crew:
             return
         error = future.exception()
         if error is not None:
-            reason, gone = self._engine.explain(error)
-            if gone:
-                self._lose(member, reason)
+            fate = self._engine.explain(error)
+            if fate.gone:
+                self._lose(member, fate)
                 return
         self._hear(member, hand)
         member.tickets.remove(ticket)
@@ -187,13 +201,16 @@ class Crew:
             member.failures, made = 0, future.result()
             self._orders.made(ticket, Made.unpack(made) if type(made) is bytes else made, member)
         else:
-            self._orders.lost(ticket, f"{member}: {reason}", to_blame=True)
+            self._orders.lost(ticket, f"{member}: {fate.reason}", to_blame=fate.blamed)
 
     def _hear(self, member: Member, hand: Hand, future: Future[Any] | None = None) -> None:
         """Note a sign of life."""
-        if member.hand is not hand or (future is not None and future.exception() is not None):
+        if member.hand is not hand:
             return
-        member.heard, member.asked, member.silent = self._clock(), False, False
+        member.asked = False
+        if future is None or future.exception() is None:
+            member.heard, member.silent = self._clock(), False
+            self._is_well(member.node)
 
     # --- what goes wrong ---
 
@@ -221,12 +238,11 @@ class Crew:
             member.asked = True
             self._await(hand.ping(), partial(self._hear, member, hand))
         if quiet >= _GIVE_UP * patience:
-            hand.end()
-            self._lose(member, f"nothing was heard of it for {quiet:.0f} s")
+            self._lose(member, Fate(f"nothing was heard of it for {quiet:.0f} s", True, False))
         elif quiet >= patience and not member.silent:
             member.silent = True
             self._event(
-                member,
+                member.node,
                 f"Nothing was heard of {member} for {quiet:.1f} s (remote.patience={patience:g}): "
                 "its batches are made elsewhere, and nothing is lost.",
             )
@@ -234,25 +250,46 @@ class Crew:
                 self._orders.lost(ticket, f"{member} is silent", to_blame=False)
         return patience / 4
 
-    def _lose(self, member: Member, reason: str) -> None:
+    def _lose(self, member: Member, fate: Fate) -> None:
         """Note that a worker is gone, and take its orders away."""
         tickets, member.tickets = member.tickets, []
-        text, was_up = f"{member}: {reason}", member.up
+        text, was_up, was_silent = f"{member}: {fate.reason}", member.up, member.silent
+        if member.hand is not None:
+            member.hand.end()  # one that only cannot be reached has its processors still
         member.hand, member.up, member.silent = None, False, False
         pause = 0.0 if was_up and not member.failures else min(2.0**member.failures, _LONGEST_PAUSE)
         member.failures += 1
         member.again = self._clock() + pause
         for place, ticket in enumerate(tickets):
-            self._orders.lost(ticket, text, to_blame=place == 0)
-        self._event(
-            member,
-            f"{str(member).capitalize()} is gone ({reason}). Its batches are made elsewhere and "
-            "nothing is lost; another one is asked for.",
-        )
+            self._orders.lost(ticket, text, to_blame=fate.blamed and place == 0)
+        self.trouble = fate.reason
+        name = str(member)[0].upper() + str(member)[1:]
+        if not was_up:
+            # Told once, however often it is tried.
+            self._event(
+                fate.reason, f"{name} did not come up ({fate.reason}); another one is asked for."
+            )
+        elif not was_silent:  # that has been told of
+            self._event(
+                member.node,
+                f"{name} is gone ({fate.reason}). Its batches are made elsewhere and nothing is "
+                "lost; another one is asked for.",
+            )
 
-    def _event(self, member: Member, message: str) -> None:
-        """Tell of a loss; the loss of a node is one event, however many workers it had."""
-        now, place = self._clock(), member.node or "nowhere"
-        if now - self._told.get(place, -_ONE_EVENT) >= _ONE_EVENT:
+    def _event(self, what: str, message: str) -> None:
+        """Tell of a loss, unless it belongs to what was told of.
+
+        Args:
+            what: The node: its loss is one event, however many workers it had, and until it gives a
+                sign of life. Or the reason why there was none.
+            message: What to say.
+        """
+        if what not in self._told:
             self._tell(message)
-        self._told[place] = now
+        self._told[what] = self._clock()
+
+    def _is_well(self, node: str) -> None:
+        """Note a sign of life of a node: what befalls it from now on is another event."""
+        now = self._clock()
+        if now - self._told.get(node, now) >= _ONE_EVENT:
+            del self._told[node]

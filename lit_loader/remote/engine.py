@@ -2,7 +2,7 @@
 
 ::
 
-    relay ─ join, hire ─▶ Engine ─▶ Hand (one a remote worker) ─ hello, make, ping ─▶ Future
+    relay ─ join, hire ─▶ Engine ─▶ Hand (one a remote worker) ─ hello, make, ping, watch ─▶ Future
 
 `remote/ray_engine.py` is the one that is used; tests have one of threads. Nothing in here waits but
 :meth:`Engine.join`: answers come as futures, in whatever thread.
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Engine", "Hand", "Hello", "Made", "Order", "Role", "UnreachableError"]
+__all__ = ["Engine", "Fate", "Hand", "Hello", "Made", "Order", "Role", "UnreachableError"]
 
 
 class UnreachableError(Exception):
@@ -120,6 +120,20 @@ class Hello(NamedTuple):
     versions: dict[str, str]
 
 
+class Fate(NamedTuple):
+    """What an exception of a future means.
+
+    Attributes:
+        reason: In words.
+        gone: Whether its hand is gone.
+        blamed: Whether the order may have been the reason; not where a machine or object was lost.
+    """
+
+    reason: str
+    gone: bool
+    blamed: bool
+
+
 class Hand(Protocol):
     """A remote worker, which does one order after the other."""
 
@@ -131,6 +145,9 @@ class Hand(Protocol):
 
     def ping(self) -> Future[Any]:
         """Have it give a sign of life, whatever it is at."""
+
+    def watch(self) -> Future[Any]:
+        """Be told of its end: an exception, while it is at nothing, too."""
 
     def end(self) -> None:
         """End its process."""
@@ -152,8 +169,8 @@ class Engine(Protocol):
     def hire(self, role: Role) -> Hand:
         """Ask for a worker, which comes up whenever there is room for it."""
 
-    def explain(self, error: BaseException) -> tuple[str, bool]:
-        """Say what an exception of a future means, and whether its hand is gone."""
+    def explain(self, error: BaseException) -> Fate:
+        """Say what an exception of a future means."""
 
     def room(self) -> str:
         """Say how many processors the cluster has, for a message."""

@@ -16,19 +16,26 @@ import contextlib
 import logging
 import os
 import socket
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Final, cast
 
 import numpy as np
 
 from lit_loader.config.ray_workers import RayWorkers
-from lit_loader.remote.engine import Hello, Made, Order, Role, UnreachableError
+from lit_loader.remote.engine import Fate, Hello, Made, Order, Role, UnreachableError
 from lit_loader.remote.remote_worker import RemoteWorker
 
 __all__ = ["RayEngine"]
 
 _SIGNS: Final = "signs of life"
 """The concurrency group of an actor that answers while it makes a batch."""
+
+_STAYS: Final = "stays"
+"""The one in which it waits for its own end."""
+
+_NODE_DIED: Final = "node has died"
+"""What Ray says of an actor that has died with its machine."""
 
 _KNOCK: Final = 10.0
 """Seconds that the head of a cluster has to accept a connection."""
@@ -39,10 +46,12 @@ class RayHand:
 
     Args:
         actor: Ray's handle of a `RemoteWorker`.
+        ended: Is told when it is to end.
     """
 
-    def __init__(self, actor: Any) -> None:
+    def __init__(self, actor: Any, ended: Callable[[RayHand], None]) -> None:
         self._actor = actor
+        self._ended = ended
         self._make = actor.make.remote
 
     def hello(self) -> Future[Hello]:
@@ -58,10 +67,16 @@ class RayHand:
         ping = self._actor.ping.options(concurrency_group=_SIGNS)
         return cast("Future[Any]", ping.remote().future())
 
+    def watch(self) -> Future[Any]:
+        """Be told of its end."""
+        stay = self._actor.stay.options(concurrency_group=_STAYS)
+        return cast("Future[Any]", stay.remote().future())
+
     def end(self) -> None:
         """End its process."""
         import ray
 
+        self._ended(self)
         with contextlib.suppress(Exception):  # it has ended
             ray.kill(self._actor, no_restart=True)
 
@@ -75,7 +90,7 @@ class RayEngine:
 
     def __init__(self, config: RayWorkers) -> None:
         self._config = config
-        self._hands: list[RayHand] = []
+        self._hands: set[RayHand] = set()
         self._payload: Any = None
         self._actor: Any = None
 
@@ -105,12 +120,7 @@ class RayEngine:
                     logging_level=logging.ERROR,
                 )
             except Exception as error:
-                cause = " ".join(str(error).split())
-                raise UnreachableError(
-                    f"no Ray cluster can be reached at remote.address={config.address!r} "
-                    f"({type(error).__name__}: {cause:.200}): start one (ray start --head), see "
-                    "that this machine is a node of it, or set remote_workers=0"
-                ) from error
+                raise UnreachableError(_not_joined(config, error)) from error
         try:
             self._payload = ray.put(np.frombuffer(payload, np.uint8))
         except Exception as error:
@@ -124,27 +134,25 @@ class RayEngine:
             max_restarts=0,
             max_task_retries=0,
             scheduling_strategy="SPREAD",
-            concurrency_groups={_SIGNS: 1},
+            concurrency_groups={_SIGNS: 1, _STAYS: 1},
             resources=None if config.resources is None else dict(config.resources),
             label_selector=None if config.label_selector is None else dict(config.label_selector),
         )(RemoteWorker)
 
     def hire(self, role: Role) -> RayHand:
         """Ask for a worker."""
-        hand = RayHand(self._actor.remote(self._payload, role))
-        self._hands.append(hand)
+        hand = RayHand(self._actor.remote(self._payload, role), self._hands.discard)
+        self._hands.add(hand)
         return hand
 
-    def explain(self, error: BaseException) -> tuple[str, bool]:
-        """Say what an exception means, and whether the worker is gone."""
-        from ray.exceptions import ActorUnavailableError, RayActorError, WorkerCrashedError
+    def explain(self, error: BaseException) -> Fate:
+        """Say what an exception of a future means."""
+        from ray import exceptions
 
-        kind = type(error).__name__
-        text = " ".join(str(error).split()).partition(" class_name: ")[0]
-        gone = isinstance(error, (RayActorError, WorkerCrashedError))
-        if isinstance(error, ActorUnavailableError):
-            text = "it cannot be reached"
-        return f"{kind}: {text:.300}", gone
+        gone = isinstance(error, (exceptions.RayActorError, exceptions.WorkerCrashedError))
+        lost = (exceptions.ActorUnavailableError, exceptions.ObjectLostError)
+        blamed = not isinstance(error, lost) and _NODE_DIED not in str(error)
+        return Fate(f"{type(error).__name__}: {_said(error):.300}", gone, blamed)
 
     def room(self) -> str:
         """Say how many processors the cluster has."""
@@ -155,9 +163,14 @@ class RayEngine:
             nodes = sum(1 for node in ray.nodes() if node["Alive"])
         except Exception as error:
             return f"the cluster does not answer ({type(error).__name__})"
+        config = self._config
+        needs = [] if config.cpus_per_worker == 1 else [f"{config.cpus_per_worker:g} processors"]
+        needs += [] if config.resources is None else [f"resources {dict(config.resources)}"]
+        needs += [] if config.label_selector is None else [f"labels {dict(config.label_selector)}"]
         return (
             f"the cluster has {there.get('CPU', 0):g} processors on {nodes} "
             f"node{'' if nodes == 1 else 's'}, {free.get('CPU', 0):g} of them free"
+            + (f"; each needs {', '.join(needs)} of its node" if needs else "")
         )
 
     def leave(self) -> None:
@@ -165,10 +178,45 @@ class RayEngine:
         import ray
 
         if ray.is_initialized():
-            for hand in self._hands:
+            for hand in list(self._hands):
                 hand.end()
             self._payload = self._actor = None
             ray.shutdown()
+
+
+def _not_joined(config: RayWorkers, error: Exception) -> str:
+    """Say why a cluster was not joined, and what to do."""
+    from ray.exceptions import RuntimeEnvSetupError
+
+    cause = f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
+    refused = isinstance(error, (ValueError, TypeError, RuntimeEnvSetupError))
+    if config.runtime_env is not None and refused:
+        return (
+            f"Ray cannot provide this remote.runtime_env ({cause}): see what it asks for "
+            f"({', '.join(config.runtime_env)})"
+        )
+    return (
+        f"no Ray cluster can be reached at remote.address={config.address!r} ({cause}): start one "
+        "(ray start --head), see that this machine is a node of it, or set remote_workers=0"
+    )
+
+
+def _said(error: BaseException) -> str:
+    """What matters of what Ray says, which may be pages; in one line."""
+    from ray import exceptions
+
+    if isinstance(error, exceptions.ActorUnavailableError):
+        return "it cannot be reached"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if getattr(error, "actor_init_failed", False):
+        return f"{lines[-1]}: is lit_loader there, in this version (remote.runtime_env)?"
+    if isinstance(error, exceptions.ActorDiedError):
+        # The first line says no more than the exception's name; indented are the actor's names.
+        told = [line for line in str(error).splitlines()[1:] if not line.startswith("\t")]
+        return " ".join(" ".join(told).split()).partition(" There are some potential")[0]
+    if isinstance(error, exceptions.RayTaskError):
+        return lines[-1]
+    return " ".join(lines)
 
 
 def _knock(address: str) -> None:

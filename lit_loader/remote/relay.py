@@ -356,9 +356,10 @@ class Relay:
         # Joining has an end of its own.
         longest = _ALONE * self._patience if self._joined else _JOINING
         if self._plan.alone and crew.up == 0 and missing >= longest:
+            why = f" (the last one: {crew.trouble})" if crew.trouble else ""
             self._say(
                 FINAL,
-                f"remote_workers={len(crew.members)}: none has come up for {missing:.0f} s, and "
+                f"remote_workers={len(crew.members)}: none is up for {missing:.0f} s{why}, and "
                 "there are no workers on this machine (num_workers=0): see what the cluster has "
                 "(ray status), ask for less (remote.cpus_per_worker, remote.resources), or set "
                 "num_workers",

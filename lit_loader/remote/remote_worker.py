@@ -6,6 +6,7 @@ torch in its memory.
 
 from __future__ import annotations
 
+import threading
 from typing import Final
 
 from numpy import uint8
@@ -38,6 +39,10 @@ class RemoteWorker:
 
     def ping(self) -> None:
         """Give a sign of life, in a thread of its own."""
+
+    def stay(self) -> None:
+        """Never return, in a thread of its own: who waits for it is told when the process ends."""
+        threading.Event().wait()
 
     def make(self, order: bytes) -> Made | bytes:
         """Make a batch; a small one is packed, and a large one travels as it lies in memory."""

@@ -19,6 +19,7 @@ import os
 import pickle
 import signal
 import socket
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
@@ -40,7 +41,10 @@ from lit_loader.worker.starters import DirectWorker, Loss, Notice, Starter, Work
 __all__ = ["RemoteLanes"]
 
 _RELAYS: Final = 4
-"""Relays that are started for a pool; the last one has no remote workers."""
+"""Relays that are started for a pool in a row; the last one has no remote workers."""
+
+_ROW: Final = 600.0
+"""Seconds that a relay has served after which the next one begins another row."""
 
 _LEAVING: Final = 10.0
 """Seconds that a relay has to end its remote workers before it is ended itself."""
@@ -126,6 +130,8 @@ class _MixedStarter:
     def _start_relay(self) -> _Relay:
         if self._relay is not None:
             self._relay.let_go()
+            if time.monotonic() - self._relay.since >= _ROW:
+                self._relays = 0
         self._relays += 1
         plan = self._plan
         if self._relays >= _RELAYS:
@@ -182,6 +188,7 @@ class _Relay:
             ours.close()
             raise
         self.process = DirectWorker(process)
+        self.since = time.monotonic()
         self._requests = ours
         self._notices = notices
         self._nodes = nodes

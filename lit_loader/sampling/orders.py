@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 
-from lit_loader.checkpoint.untrusted_state import MAX_COUNT
+from lit_loader.checkpoint.untrusted_state import is_epoch
 from lit_loader.config.checks import whole_number
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError
@@ -210,7 +210,7 @@ def epoch_number(epoch: Any) -> int:
         OptionError: It is no whole number, or is beyond what travels to workers.
     """
     number = whole_number("epoch", epoch)
-    if not -MAX_COUNT <= number < MAX_COUNT:
+    if not is_epoch(number):
         raise OptionError(f"epoch must be below 2**62, got epoch={short_repr(number)}")
     return number
 

@@ -28,7 +28,7 @@ from torch.utils.data import Sampler
 
 from lit_loader.checkpoint.fingerprint import Fingerprint, summarise
 from lit_loader.checkpoint.untrusted_state import damaged, is_count
-from lit_loader.config.checks import one_of, or_none, whole_number
+from lit_loader.config.checks import flag, one_of, or_none, whole_number
 from lit_loader.config.scalars import plain
 from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError, StateError
@@ -142,7 +142,8 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         share: Any = plain(spread)  # mypy does not take a float for a numbers.Real
         if not (isinstance(share, numbers.Real) and 0 <= float(share) <= 1):
             raise OptionError(f"spread must be between 0 and 1, got spread={short_repr(share)}")
-        self.shuffle, self.drop_last, self.spread = bool(shuffle), bool(drop_last), float(share)
+        self.shuffle, self.drop_last = flag("shuffle", shuffle), flag("drop_last", drop_last)
+        self.spread = float(share)
         self.too_long = one_of("too_long", too_long, _TOO_LONG)
         self.seed, self.epoch = whole_number("seed", seed, low=0), 0
 

@@ -22,7 +22,10 @@ TEN_GBE: Final = 1.15e9
 """Bytes a second that such a network carries of batches."""
 
 WIDE: Final = 0.08e9
-"""Bytes a second from which on it is their number that takes the time: what 1 GbE carries."""
+"""Bytes a second up to which it is the number of small batches that takes the time, not bytes."""
+
+SMALL: Final = 1e6
+"""Bytes of a batch up to which it is small: a slow network, 100 Mbit, carries a dozen a second."""
 
 
 def remote_busy(statistics: LoaderStatistics) -> float:
@@ -42,15 +45,15 @@ def network_limits(statistics: LoaderStatistics) -> str:
     rate = statistics.remote_nbytes / max(statistics.seconds, 1e-9)
     way = statistics.transit / statistics.remote_batches
     text = f"remote workers were only {100 * busy:.0f} % busy: "
-    if rate < WIDE:
+    if rate < WIDE and each < SMALL:
         return text + (
             f"a batch of {_size(each)} is {_milliseconds(way)} on its way or waiting for it: raise "
             "remote.in_flight, or make larger batches"
         )
     return text + (
         f"the network, or the process that takes batches in, is the limit ({_size(each)} a batch, "
-        f"{rate / each:.2g} a second; 10 GbE carries {TEN_GBE / each:.2g}): send less, images as "
-        "uint8, say, and convert and normalise them in the model"
+        f"{_number(rate / each)} a second; 10 GbE carries {_number(TEN_GBE / each)}): send less, "
+        "images as uint8, say, and convert and normalise them in the model"
     )
 
 
@@ -68,6 +71,10 @@ def came_from(statistics: LoaderStatistics) -> list[str]:
         f"{workers} remote worker{'' if workers == 1 else 's'} ({listed}"
         f"{', …' if len(named) > 4 else ''}), each {_milliseconds(way)} in transit"
     ]
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def _milliseconds(seconds: float) -> str:

@@ -232,6 +232,9 @@ class MemoryUse:
 class LoaderStatistics:
     """Where a loader's time went, from its first batch on.
 
+    A stage (``fetch`` to ``step``) has ``total``, ``mean``, ``p50``, ``p90``, ``p99`` and ``max``,
+    in seconds.
+
     Attributes:
         batches: Batches given out.
         samples: Samples in them.
@@ -241,7 +244,7 @@ class LoaderStatistics:
         collate: Collating, in workers.
         encode: Writing batches into shared memory, in workers.
         wait: The consumer's wait for the workers. With ``num_workers=0``: for fetch and collate.
-        decode: Rebuilding batches, in the parent.
+        decode: Rebuilding batches, in the training process.
         pin: Copying them into page-locked memory, in the pin-memory thread.
         step: What the consumer did between batches; 0 before an iterator's first one.
         waited: Seconds that the consumer waited for data: ``wait``, and what it did itself: decode
@@ -258,7 +261,7 @@ class LoaderStatistics:
         worker_restarts: Workers that were replaced after they died or hung.
         sample_errors: Samples that could not be read, and were skipped or replaced.
         sample_retries: Times that a sample was read again.
-        shared_memory: Bytes of the arena that are in use.
+        shared_memory: Bytes of shared memory that batches have in use now.
         cache_hits: Samples that a `CachedDataset` in the dataset gave from memory or disk, since it
             was made and in all processes.
         cache_misses: Samples that it had to make.

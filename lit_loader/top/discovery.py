@@ -31,8 +31,8 @@ _MEETING = (
 """Variables by which launchers let ranks find each other."""
 
 NO_LOADER = (
-    "no loader found: no process of {user} has a lit_loader DataLoader with workers at this moment "
-    "(one is seen from its first batch on; with num_workers=0, never)"
+    "no loader found: no process of {user} has a lit_loader DataLoader at this moment "
+    "(one is seen from its first batch on; with num_workers=0, a second later)"
 )
 
 
@@ -200,6 +200,6 @@ def resolve(pid: int, boards: Iterable[Board]) -> int:
     if trainings:
         return trainings[0][0]
     raise NotFound(
-        f"process {pid} ({name}) has no lit_loader DataLoader with workers at this moment (one is "
-        "seen from its first batch on; with num_workers=0, never)"
+        f"process {pid} ({name}) has no lit_loader DataLoader at this moment (one is seen "
+        "from its first batch on; with num_workers=0, a second later)"
     )

@@ -9,7 +9,7 @@ from typing import Final
 
 from lit_loader.top.snapshot import Loader, Worker
 
-__all__ = ["doing", "duration", "findings"]
+__all__ = ["doing", "duration", "findings", "who"]
 
 _LONG_STEP: Final = 30.0
 """Seconds that a training step takes before it is remarked upon."""
@@ -55,6 +55,11 @@ def doing(worker: Worker) -> str:
     return f"reading index {worker.index} (sample {worker.sample} of batch {worker.batch})"
 
 
+def who(worker: Worker) -> str:
+    """Name a worker: ``worker 3``."""
+    return "the training process itself" if worker.worker < 0 else f"worker {worker.worker}"
+
+
 def findings(loader: Loader) -> list[str]:
     """Say what stands out."""
     found = []
@@ -68,34 +73,38 @@ def findings(loader: Loader) -> list[str]:
             "the training next waits for a batch"
         )
     for worker in sorted(stalled, key=lambda worker: -(worker.seconds or 0)):
-        text = (
-            f"worker {worker.worker} has been {doing(worker)} for {duration(worker.seconds or 0)}"
-        )
+        text = f"{who(worker)} has been {doing(worker)} for {duration(worker.seconds or 0)}"
         if worker.doing:
             text += f", {worker.doing}"
         line = next((frame for frame in worker.stack or () if frame.user), None)
         if line is not None:
             text += f", in {line.function} ({line.file}:{line.line})"
-        if waits and worker.batch == loader.batches:
+        if worker.worker < 0:
+            pass  # it cannot wait meanwhile
+        elif waits and worker.batch == loader.batches:
             text += f"; the training has waited for this batch for {waited}"
         elif waits:
             text += f"; the training has waited for batch {loader.batches} for {waited}"
         elif loader.ready:
             text += f"; the training does not wait for it yet ({loader.ready} batches are ready)"
         found.append(text)
+    here = any(worker.worker < 0 for worker in loader.workers)
     if not found and waits:
+        get_on = "which it makes itself" if here else "and the workers get on"
         found.append(
-            f"the training has waited for batch {loader.batches} for {waited}, and the workers get "
-            "on: samples are slow"
+            f"the training has waited for batch {loader.batches} for {waited}, {get_on}: samples "
+            "are slow"
         )
     elif not found and loader.state == "computing" and (loader.state_seconds or 0) >= _LONG_STEP:
+        ready = "" if here else f", and {loader.ready} batches are ready"
         found.append(
-            f"the training has been at its own step for {waited}, and {loader.ready} batches are "
-            "ready: it does not wait for the loader"
+            f"the training has been at its own step for {waited}{ready}: it does not wait for the "
+            "loader"
         )
     elif not found and (loader.wait_share or 0) >= _MUCH:
         found.append(
-            f"the training waits {loader.wait_share:.0%} of the time: more workers, or samples "
-            "that take less; loader.statistics() says which part takes how long"
+            f"the training {'makes batches' if here else 'waits'} {loader.wait_share:.0%} of the "
+            f"time: {'' if here else 'more '}workers, or samples that take less; "
+            "loader.statistics() says which part takes how long"
         )
     return found

@@ -19,7 +19,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from lit_loader.top.findings import duration
+from lit_loader.top.findings import duration, who
 from lit_loader.top.snapshot import Event, Loader, Rank, Training, Worker
 
 __all__ = ["KEYS", "picture"]
@@ -136,7 +136,7 @@ def _loaders(training: Training, width: int) -> Table:
         for loader in rank.loaders:
             table.add_row(*first, *_loader_cells(loader, wide, not ranks or wide))
         if not rank.loaders:
-            table.add_row(*first, Text("no workers at this moment", style="dim"))
+            table.add_row(*first, Text("no loader at this moment", style="dim"))
     return table
 
 
@@ -224,7 +224,8 @@ def _worker_table(
         stage = worker.stage
         if worker.node:
             stage = f"{stage} {_plain(worker.node).partition('.')[0]}"
-        cells = [f"{mark}{worker.worker}", *([_plain_pid(worker)] if wide else []), stage]
+        number = "–" if worker.worker < 0 else str(worker.worker)
+        cells = [f"{mark}{number}", *([_plain_pid(worker)] if wide else []), stage]
         cells += [_count(worker.batch), _count(worker.sample)]
         cells.append("–" if worker.index is None else str(worker.index))
         cells.append("–" if worker.seconds is None else duration(worker.seconds))
@@ -278,7 +279,7 @@ def _stacks(training: Training) -> list[RenderableType]:
                 continue
             when = time.strftime("%H:%M:%S", time.localtime(worker.stack_time))
             text = Text()
-            text.append(f"\nPython stack of worker {worker.worker}, at {when}\n", style="bold")
+            text.append(f"\nPython stack of {who(worker)}, at {when}\n", style="bold")
             if worker.stack_problem is not None:
                 text.append(f"  {_plain(worker.stack_problem)}\n", style="yellow")
             elif not worker.stack:

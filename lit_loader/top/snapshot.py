@@ -32,10 +32,10 @@ class Frame:
 
 @dataclass
 class Worker:
-    """A worker process.
+    """A worker process; or the training process, where it makes the batches itself.
 
     Attributes:
-        worker: Its number.
+        worker: Its number; -1: it is the training process.
         pid: Its process here; None: it has none.
         stage: ``"starting"``, ``"worker_init_fn"``, ``"idle"``, ``"fetch"``, ``"collate"``,
             ``"encode"``, ``"leaving"``; ``"dead"``: it has ended and was not replaced yet;
@@ -90,7 +90,7 @@ class Event:
 
 @dataclass
 class Loader:
-    """A loader that has workers.
+    """A loader.
 
     Attributes:
         role: What it is for, ``"train"``, say; "": not known.
@@ -106,7 +106,8 @@ class Loader:
         wait_share: Which part of the last interval the training has waited; None: not known yet.
         ready: Batches that are made and were not asked for.
         ahead: Batches that may be asked for ahead.
-        num_workers: How many workers it is to have, on this machine.
+        num_workers: How many workers it is to have, on this machine; 0: the training process makes
+            the batches itself.
         remote_in_flight: Batches that remote workers may have at hand, at most.
         remote_batches: Those that they have made.
         nodes: Their machines.
@@ -154,7 +155,7 @@ class Rank:
         ranks: How many there are, those on other machines too; None: not known.
         cpu: Processors it uses, without its workers'; None: not known yet.
         memory: Bytes of its own memory; None: not known.
-        loaders: Those that have workers at this moment.
+        loaders: Those that are seen at this moment.
     """
 
     pid: int

@@ -69,6 +69,11 @@ _WAITS: Final = {
 }
 """What functions of the kernel that a process waits in mean, by a part of their name."""
 
+NO_STACKS: Final = (
+    "the training process makes these batches itself, and is sent no signal: py-spy dump --pid "
+    "{pid} shows where it is"
+)
+
 _RANKS: Final = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "LOCAL_RANK")
 
 
@@ -215,7 +220,9 @@ class Watch:
         indices = _indices(board, view)
         for number, row in enumerate(view.rows):
             gone = row.stage == Stage.LEFT and row.pid not in board.pids
-            if row.node is not None:
+            if row.pid == view.pid:
+                loader.workers.append(self._itself(board.owner, view.consumer, row, loader))
+            elif row.node is not None:
                 loader.workers.append(_lane(number, row))
             elif (row.pid and not gone) or number < view.workers:
                 loader.workers.append(self._worker(board, number, row, indices.get(number)))
@@ -225,6 +232,27 @@ class Watch:
         loader.nodes = sorted({lane.node for lane in lanes if lane.node})
         loader.findings = findings(loader)
         return loader
+
+    def _itself(self, pid: int, asked: int, row: WorkerRow, loader: Loader) -> Worker:
+        """The training process, where it makes the batches itself."""
+        worker = Worker(-1, pid, "fetch" if loader.state == "waiting" else "idle")
+        worker.made, worker.seconds = loader.batches, loader.state_seconds
+        worker.memory = processes.memory_of(pid)
+        if worker.stage == "idle":
+            worker.doing = "training" if loader.state == "computing" else None
+            return worker
+        worker.batch = loader.batches
+        if row.since >= asked:
+            worker.sample = row.position
+            worker.seconds = (time.monotonic_ns() - row.since) / 1e9
+        worker.stalled = (worker.seconds or 0) >= STALLED
+        worker.doing = _means(processes.read_process(pid))
+        if pid in self.asked or (self.every and worker.stalled):
+            self.asked.discard(pid)
+            self._answers[pid] = None, NO_STACKS.format(pid=pid), time.time()
+        if pid in self._answers:
+            worker.stack, worker.stack_problem, worker.stack_time = self._answers[pid]
+        return worker
 
     def _worker(self, board: Board, number: int, row: WorkerRow, index: int | None) -> Worker:
         pid = board.pids.get(row.pid)
@@ -246,13 +274,8 @@ class Watch:
             worker.stalled = (worker.seconds or 0) >= STALLED
         with contextlib.suppress(OSError):
             process = processes.read_process(pid)
-            worker.doing = _DOING.get(process.state)
-            if stage == "idle" and process.state == "S":
-                worker.doing = "waiting for a task"
-            elif process.state == "S":
-                where = processes.waits_in(pid)
-                means = (text for part, text in _WAITS.items() if part in where)
-                worker.doing = next(means, worker.doing)
+            at_rest = stage == "idle" and process.state == "S"
+            worker.doing = "waiting for a task" if at_rest else _means(process)
             worker.cpu = self._cpu(pid)
             worker.memory = processes.memory_of(pid)
         if pid in self.asked or (self.every and worker.stalled):
@@ -271,6 +294,15 @@ def _lane(number: int, row: WorkerRow) -> Worker:
     worker.seconds = (time.monotonic_ns() - row.since) / 1e9 if row.since else None
     worker.doing = f"on node {row.node}" if row.node else "no remote worker has come up for it"
     return worker
+
+
+def _means(process: processes.Process) -> str | None:
+    """Say what the system says that a process is at."""
+    doing = _DOING.get(process.state)
+    if process.state != "S":
+        return doing
+    where = processes.waits_in(process.pid)
+    return next((text for part, text in _WAITS.items() if part in where), doing)
 
 
 def _answer(pid: int, row: WorkerRow) -> tuple[list[Frame] | None, str | None, float]:

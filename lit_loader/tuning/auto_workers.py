@@ -71,10 +71,12 @@ class AutoWorkers:
 
     Attributes:
         ranks: Processes of the job on this machine; None: as the launcher says.
+        reads_again: Whether a reader that moves to another worker reads again what it has given.
     """
 
     def __init__(self, workers: int | None = None) -> None:
         self.ranks: int | None = None
+        self.reads_again = False
         self._controller = Controller(FIRST if workers is None else workers)
         self._window = Window()
         self._measures = False
@@ -121,10 +123,10 @@ class AutoWorkers:
 
         Args:
             record: What it has cost.
-            again: Whether a reader that moves to another worker reads again what it has given. Then
-                an epoch's next change waits until there are twice as many batches: all that is read
-                again is in proportion to what is read.
+            again: What ``reads_again`` is. Then an epoch's next change waits until there are twice
+                as many batches: all that is read again is in proportion to what is read.
         """
+        self.reads_again = again
         self._latest = record.epoch, record.number
         if again and record.epoch == self._changed[0] and record.number < 2 * self._changed[1]:
             return False

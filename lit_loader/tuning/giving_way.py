@@ -50,10 +50,6 @@ class Loader(Protocol):
     auto: AutoWorkers | None
     role: str
 
-    @property
-    def plan(self) -> object:
-        """None for an iterable dataset."""
-
     def pools(self) -> Collection[Pool]:
         """All of its workers."""
 
@@ -64,7 +60,7 @@ class Loader(Protocol):
 class LoaderTurn(Turn):
     """One loader's turn. Parks it if it has ``num_workers="auto"``: then the number is our choice.
 
-    Not an iterable dataset's: readers that move may have to read again.
+    Not a stream whose readers, when they move, read again what they have given.
 
     Args:
         loader: The loader, which holds this: no cycle is to delay the end of its workers.
@@ -85,8 +81,8 @@ class LoaderTurn(Turn):
     def park(self, now: int) -> bool:
         """Let all leave but those that are kept."""
         loader = self._loader()
-        auto = None if loader is None or loader.plan is None else loader.auto
-        if loader is None or auto is None or not loader.pools():
+        auto = None if loader is None else loader.auto
+        if loader is None or auto is None or auto.reads_again or not loader.pools():
             return False
 
         def tell() -> None:

@@ -110,8 +110,11 @@ def test_unknown_versions_are_refused(version: Any) -> None:
 def test_the_first_version_is_read_where_it_means_the_same() -> None:
     state = make().to_dict() | {"version": 1, "workers": None, "sampler": {"generator": b""}}
     with_own_parts = state | {"sampler": {"iterator": 3}}
-    assert "version 1" in refused(with_own_parts)
-    assert "version 1" in refused(state | {"workers": [[1, None, False]]})
+    for refusal in (with_own_parts, state | {"workers": [[1, None, False]]}):
+        assert refused(refusal) == (
+            "state has version 1, but the parts of iterable datasets and samplers have another "
+            "form since: resume with the release of lit_loader that the state was taken with"
+        )
     del state["sampler"], state["workers"]
     assert LoaderState.from_dict(state) == LoaderState.from_dict(state | {"version": 2})
 
@@ -119,9 +122,12 @@ def test_the_first_version_is_read_where_it_means_the_same() -> None:
 @pytest.mark.parametrize("name", ["epoch", "batches", "samples"])
 @pytest.mark.parametrize("value", [-1, 1.0, "1", None, True])
 def test_bad_counts_are_refused(name: str, value: Any) -> None:
+    least = " of at least 0"
+    if name == "epoch":  # an epoch that is set may be below 0
+        least, value = "", -(2**63) if value == -1 else value
     expected = (
-        f"state's {name} must be a whole number of at least 0, got {value!r}: resume with a state "
-        "as state_dict() gave it"
+        f"state's {name} must be a whole number{least}, got {value!r}: resume with a state as "
+        "state_dict() gave it"
     )
     assert refused(make().to_dict() | {name: value}) == expected
 

@@ -256,9 +256,9 @@ REFUSED = [
     ({"retry_backoff": -1}, "retry_backoff must be a finite number of seconds, 0 or more, got"),
     ({"transient_errors": OSError}, "transient_errors must be a list of exception classes or of"),
     ({"transient_errors": "OSError"}, "names, got transient_errors='OSError'"),
-    ({"transient_errors": [3]}, "names, got transient_errors=3"),
+    ({"transient_errors": [3]}, "names, got transient_errors=[3]"),
     ({"transient_errors": [KeyboardInterrupt]}, "must be a list of exception classes or of their"),
-    ({"transient_errors": ["builtins.print"]}, "names, got transient_errors='builtins.print'"),
+    ({"transient_errors": ["builtins.print"]}, "names, got transient_errors=['builtins.print']"),
     (
         {"transient_errors": ["builtins.OSErorr"]},
         "transient_errors holds a name that cannot be imported (AttributeError: module 'builtins' "

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.remote.test_ray import Node, nodes  # noqa: F401
+from tests.remote.test_ray import nodes  # noqa: F401
+from tests.support.ray_nodes import Node, joining
 from tests.support.recipes import EXAMPLES
 
 pytestmark = [pytest.mark.slow, pytest.mark.process, pytest.mark.timeout(900)]
@@ -52,7 +53,7 @@ def test_a_node_is_killed_and_one_rank_goes_on(
     tmp_path: Path,
 ) -> None:
     for number in range(2):
-        nodes.append(Node(nodes[0].address, 2, "", '{"rank": 1}'))
+        joining(nodes, 2, '--resources={"rank": 1}')
         wait_for(nodes[0].address, 2 + number)
     said = train(
         tmp_path,

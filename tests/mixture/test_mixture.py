@@ -252,6 +252,11 @@ def test_a_data_module_makes_it_from_factories() -> None:
     [
         (lambda: MixtureDataset({}), "datasets must be a list of datasets, or a mapping from name"),
         (lambda: MixtureDataset(Range(0, 3)), "with at least one, got Range"),  # type: ignore
+        (lambda: MixtureDataset([3]), "datasets['0'] must be a dataset, or a factory without"),
+        (
+            lambda: MixtureDataset({"a": iter([1])}),
+            "datasets['a'] must have a length, got list_iterator: a MixtureDataset is of map-style",
+        ),
         (lambda: mixture([1, 2]), "weights must be one for each of the 3 datasets, got 2 weights"),
         (lambda: mixture({"a": 1, "d": 2}), "weights must name the datasets 'a', 'b', 'c', got '"),
         (lambda: MixtureDataset([Range(0, 0)], [1]), "source '0' is empty: leave it out or give"),
@@ -260,6 +265,7 @@ def test_a_data_module_makes_it_from_factories() -> None:
         (lambda: MixtureSampler(mixture([1, 1, float("nan")])), "weights must be finite numbers"),
         (lambda: MixtureSampler(mixture([1, 1, 1e-9])), "0 or at least a millionth of their sum"),
         (lambda: sampler(epoch_length=0), "whole number of at least 1, got epoch_length=0"),
+        (lambda: sampler(shuffle="no"), "shuffle must be True or False, got shuffle='no'"),
         (lambda: MixtureSampler(Range(0, 3)), "must be a MixtureDataset, which knows its"),  # type: ignore
         (lambda: MixtureStream([[1]], exhausted="loop"), "exhausted must be one of 'stop', 'drop'"),
         (lambda: MixtureStream([[1]], exhausted="repeat"), "never ends an epoch: set epoch_length"),

@@ -19,7 +19,7 @@ import torch
 
 from lit_loader import OptionError
 from lit_loader.cache.folder import fingerprint as cache_fingerprint
-from lit_loader.node.fingerprint import fingerprint
+from lit_loader.node.fingerprint import environment, fingerprint
 from tests.support.commands import run_python
 
 MODULE = """
@@ -531,7 +531,7 @@ def test_code_inside_of_arguments_counts(monkeypatch: pytest.MonkeyPatch) -> Non
 
 PROGRAM = """
 import functools, torch, helpers_of_it as module
-from lit_loader.node.fingerprint import fingerprint
+from lit_loader.node.fingerprint import environment, fingerprint
 tensors = [torch.ones(3), {"t": torch.ones(3)}]
 arguments = {"x", "y", "z"}, {module.decode, module.cached, len}, tensors
 print(fingerprint(functools.partial(module.Data, arguments)))
@@ -675,3 +675,12 @@ def test_what_reads_when_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> Non
     assert fingerprint(functools.partial(print, Odd())) == fingerprint(
         functools.partial(print, Odd())
     )
+
+
+@pytest.mark.parametrize("what", ["__version__", "torch.__version__", "np.__version__"])
+def test_what_another_version_has_pickled_is_not_read(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = environment()
+    monkeypatch.setattr(f"lit_loader.node.fingerprint.{what}", "0.0")
+    assert environment() != before

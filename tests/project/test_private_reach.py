@@ -6,6 +6,7 @@ complete by the first test.
 
 from __future__ import annotations
 
+import inspect
 import multiprocessing
 import os
 import pickle
@@ -43,6 +44,7 @@ REACHES = {
     },
     "lightning/trainer_progress.py": {"fit_loop._restarting", "loop._batches_that_stepped"},
     "batch/worker_info.py": {"torch.utils.data._utils", "torch_worker._worker_info"},
+    "bench/cluster/nodes.py": {"ray._private"},
 }  # fmt: skip
 
 OWN = re.compile(
@@ -60,6 +62,14 @@ def test_the_list_is_complete() -> None:
         if names:
             found[path.relative_to(PACKAGE).as_posix()] = names
     assert found == REACHES
+
+
+def test_figures_of_rays_object_stores() -> None:
+    """bench/cluster/nodes.py: what `ray memory --stats-only` is made of; the benchmark alone."""
+    internal = pytest.importorskip("ray._private.internal_api")
+    options = inspect.signature(internal.node_stats).parameters
+    assert {"node_manager_address", "node_manager_port", "include_memory_info"} <= options.keys()
+    assert callable(internal.get_state_from_address)
 
 
 def test_worker_info(monkeypatch: pytest.MonkeyPatch) -> None:

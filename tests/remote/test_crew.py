@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lit_loader.remote.crew import Crew, Member
-from lit_loader.remote.engine import Hello, Made, Order, Role
+from lit_loader.remote.engine import Fate, Hello, Made, Order, Role
 
 ORDER = Order(b"", 0, 0, 0, 0)
 MADE = Made(0, np.zeros(1, np.uint8), 0, 0, 0, 0, 0, 0, 0, 0)
@@ -21,12 +21,17 @@ class GoneError(Exception):
     pass
 
 
+class LostError(GoneError):
+    """Not the order's fault."""
+
+
 class Hand:
     def __init__(self) -> None:
         self.said: Future[Hello] = Future()
         self.orders: list[Future[Made]] = []
         self.pings: list[Future[Any]] = []
         self.ended = False
+        self.watched: Future[Any] = Future()
 
     def hello(self) -> Future[Hello]:
         return self.said
@@ -38,6 +43,9 @@ class Hand:
     def ping(self) -> Future[Any]:
         self.pings.append(Future())
         return self.pings[-1]
+
+    def watch(self) -> Future[Any]:
+        return self.watched
 
     def end(self) -> None:
         self.ended = True
@@ -71,8 +79,8 @@ class Scene:
         self.hands.append(Hand())
         return self.hands[-1]
 
-    def explain(self, error: BaseException) -> tuple[str, bool]:
-        return str(error), isinstance(error, GoneError)
+    def explain(self, error: BaseException) -> Fate:
+        return Fate(str(error), isinstance(error, GoneError), not isinstance(error, LostError))
 
     def made(self, ticket: int, made: Made, member: Member) -> None:
         self.done.append(ticket)
@@ -192,6 +200,83 @@ def test_the_loss_of_a_node_is_one_event() -> None:
     scene.run()
     assert [ticket for ticket, _ in scene.missed] == [1, 2, 3]
     assert len(scene.told) == 1
+
+
+def test_a_node_that_is_silent_and_lost_later_is_one_event() -> None:
+    scene = Scene(workers=2)
+    scene.up(*scene.hands)
+    scene.give()
+    scene.passes(PATIENCE)
+    assert len(scene.told) == 1
+    scene.passes(6)
+    assert scene.give() == 2  # to the other one, of which nothing was asked until now
+    for hand in scene.hands[:2]:
+        hand.orders[0].set_exception(GoneError("its node is lost"))
+    scene.run()
+    assert len(scene.told) == 1
+    scene.crew.look()
+    assert len(scene.hands) == 4
+
+
+def test_a_node_that_was_well_again_is_another_event() -> None:
+    scene = Scene(workers=1)
+    scene.up(*scene.hands)
+    for times in (1, 2):
+        scene.give()
+        scene.hands[-1].orders[0].set_exception(GoneError("killed"))
+        scene.run()
+        assert len(scene.told) == times
+        scene.passes(3)
+        scene.up(scene.hands[-1])
+
+
+def test_one_that_cannot_be_reached_is_ended_before_another_takes_its_processors() -> None:
+    scene = Scene(workers=1)
+    scene.up(*scene.hands)
+    scene.give(), scene.give()
+    scene.hands[0].orders[0].set_exception(LostError("it cannot be reached"))
+    scene.run()
+    assert scene.hands[0].ended
+    assert scene.missed == [(1, False), (2, False)]
+
+
+def test_one_that_dies_at_nothing_is_given_no_order() -> None:
+    scene = Scene(workers=2)
+    scene.up(*scene.hands)
+    for hand in scene.hands[:2]:
+        hand.watched.set_exception(GoneError("killed"))
+    scene.run()
+    assert scene.give() is None and not scene.missed
+    scene.crew.look()
+    scene.up(scene.hands[2])
+    assert scene.give() == 1
+
+
+def test_a_sign_of_life_that_fails_is_asked_for_again() -> None:
+    scene = Scene(workers=1)
+    scene.up(*scene.hands)
+    scene.give()
+    scene.passes(3)
+    [ping] = scene.hands[0].pings
+    ping.set_exception(LostError("it cannot be reached"))
+    scene.passes(3)
+    assert scene.crew.up == 0
+    scene.hands[0].pings[1].set_result(None)
+    scene.run()
+    assert scene.crew.up == 1
+
+
+def test_why_none_comes_up_is_told_once_and_known() -> None:
+    scene = Scene(workers=1)
+    for _ in range(20):
+        if not scene.hands[-1].said.done():
+            scene.hands[-1].said.set_exception(ValueError("no package of this name"))
+        scene.run()
+        scene.passes(1)
+    assert scene.told == [
+        "Remote worker 0 did not come up (no package of this name); another one is asked for."
+    ]
+    assert scene.crew.trouble == "no package of this name"
 
 
 def test_an_order_that_fails_leaves_its_worker_alone() -> None:

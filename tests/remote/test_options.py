@@ -33,7 +33,10 @@ class Stream(IterableDataset[int]):
     ("options", "message"),
     [
         ({"remote": {"address": "ray://head:10001"}}, "remote.address must be that of a cluster"),
-        ({"remote": {"adress": "auto"}}, "unknown option remote.adress: options are address"),
+        ({"remote": {"adress": "auto"}}, "unknown option 'remote.adress': did you mean 'address'?"),
+        ({"remote": {"colour": 1}}, "unknown option 'remote.colour': options are address, cpus"),
+        ({"remote": {"address": "head"}}, "remote.address must be 'auto', 'local' or host:port"),
+        ({"remote": {"address": ""}}, "remote.address must be 'auto', 'local' or host:port"),
         ({"remote": {"in_flight": 0}}, "remote.in_flight must be a whole number of at least 1"),
         ({"remote": {"patience": 0}}, "remote.patience must be more than 0"),
         ({"remote": {"cpus_per_worker": -1}}, "remote.cpus_per_worker must be a finite number"),
@@ -44,7 +47,7 @@ class Stream(IterableDataset[int]):
         ({"remote_workers": -1}, "remote_workers must be a whole number of at least 0"),
         ({"remote_workers": 2, "seeding": "worker"}, "remote_workers needs batches that do not"),
     ],
-    ids=range(11),
+    ids=range(14),
 )
 def test_a_mistake_is_refused_in_one_line(options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message) as refusal:

@@ -1,26 +1,22 @@
 """Remote workers on a real Ray cluster: one or two nodes on this host. Skipped without Ray.
 
-Each node is a ``ray start --block`` of the test's own, which ends its processes; what is left of
-them is looked for by session. Takes 100 MB of /dev/shm a node, and 20 to 60 seconds a test.
+Takes 100 MB of /dev/shm a node, and 20 to 60 seconds a test.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
-import shutil
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch.utils.data import Dataset
@@ -39,15 +35,9 @@ from tests.remote.test_remote_loader import (
     frozen,
     loader_of,
 )
+from tests.support.ray_nodes import NEEDS_RAY, ROOT, Node, at, cluster, joined, joining
 
-pytestmark = [
-    pytest.mark.skipif(shutil.which("ray") is None, reason="needs Ray"),
-    pytest.mark.process,
-    pytest.mark.timeout(280),
-]
-
-psutil: Any = pytest.importorskip("psutil")
-ROOT = Path(__file__).parents[2]
+pytestmark = NEEDS_RAY
 
 
 class Calm(Drawn):
@@ -68,88 +58,12 @@ class Large(Dataset[Any]):
         return torch.full((40 << 20,), index, dtype=torch.uint8)
 
 
-class Node:
-    """One node; the first is the head."""
-
-    def __init__(self, address: str | None, cpus: int, folder: str, resources: str = "{}") -> None:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled"}
-        options = [f"--num-cpus={cpus}", "--object-store-memory=100000000", "--disable-usage-stats"]
-        options += [f"--resources={resources}"]
-        if address is None:
-            with socket.socket() as free:
-                free.bind(("127.0.0.1", 0))
-                port = free.getsockname()[1]
-            self.address = f"127.0.0.1:{port}"
-            options += ["--head", f"--port={port}", "--include-dashboard=false"]
-            options += [f"--temp-dir={folder}", "--node-ip-address=127.0.0.1"]
-        else:
-            self.address = address
-            options += [f"--address={address}"]
-        command = [shutil.which("ray") or "ray", "start", "--block", *options]
-        self.process = subprocess.Popen(
-            command,
-            env=environment,
-            start_new_session=True,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-
-    def accepts(self) -> bool:
-        """Whether its head can be reached: until then a loader without workers here gives up."""
-        host, _, port = self.address.rpartition(":")
-        with contextlib.suppress(OSError), socket.create_connection((host, int(port))):
-            return True
-        assert self.process.poll() is None
-        os.sched_yield()
-        return False
-
-    def processes(self, name: str) -> list[Any]:
-        """Its processes with this name."""
-        found = []
-        for process in psutil.Process(self.process.pid).children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                if name in process.name() or name in " ".join(process.cmdline()[:1]):
-                    found.append(process)
-        return found
-
-    def close(self) -> None:
-        mine = []
-        with contextlib.suppress(psutil.Error):
-            mine = psutil.Process(self.process.pid).children(recursive=True)
-        self.process.terminate()
-        try:
-            self.process.wait(20)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        for process in mine:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        psutil.wait_procs(mine, timeout=10)
-
-
 @pytest.fixture
 def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Node]]:
     """A cluster with one node of two processors; a test may add others."""
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
-        started = [Node(None, 2, folder)]
-        try:
-            while not started[0].accepts():
-                pass
-            yield started
-        finally:
-            for node in reversed(started):
-                node.close()
-
-
-def at(nodes: list[Node], **options: Any) -> lit_loader.RayWorkers:
-    environment = {"env_vars": {"PYTHONPATH": str(ROOT)}}
-    return lit_loader.RayWorkers(address=nodes[0].address, runtime_env=environment, **options)
-
-
-def joined(loader: Any) -> bool:
-    return bool(loader.statistics().remote_batches)
+    with cluster(2) as started:
+        yield started
 
 
 def test_batches_are_those_of_one_process_and_nothing_is_left(nodes: list[Node]) -> None:
@@ -247,15 +161,13 @@ def test_a_stream_whose_reader_is_killed(nodes: list[Node], keeps: bool) -> None
 
 @pytest.mark.slow
 def test_a_node_is_lost_and_another_joins(nodes: list[Node]) -> None:
-    nodes.append(Node(nodes[0].address, 2, ""))
+    joining(nodes, 2)
     with loader_of(Calm(), 1, 4, at(nodes, patience=3.0)) as loader:
         compare_until(lambda: bool(nodes[1].processes("RemoteWorker")), loader, Calm())
-        for process in nodes[1].processes(""):
-            with contextlib.suppress(psutil.Error):
-                process.kill()
+        nodes[1].kill()
         loader.set_epoch(0)
         compare_until(lambda: True, loader, Calm())
-        nodes.append(Node(nodes[0].address, 2, ""))
+        joining(nodes, 2)
         loader.set_epoch(0)
         compare_until(lambda: bool(nodes[2].processes("RemoteWorker")), loader, Calm())
 
@@ -286,6 +198,74 @@ def test_the_head_is_lost(nodes: list[Node]) -> None:
         nodes[0].close()
         loader.set_epoch(0)
         compare_until(lambda: True, loader, Calm())
+
+
+@pytest.mark.slow
+def test_workers_that_die_at_nothing_are_no_batchs_fault(nodes: list[Node]) -> None:
+    with loader_of(Calm(), 0, 2, at(nodes)) as loader:
+        compare_until(lambda: len(nodes[0].processes("RemoteWorker")) == 2, loader, Calm())
+        for worker in nodes[0].processes("RemoteWorker"):
+            worker.kill()
+            worker.wait()
+        loader.set_epoch(0)
+        compare_until(lambda: True, loader, Calm())
+
+
+@pytest.mark.slow
+def test_a_head_that_is_started_again_is_joined_again(nodes: list[Node]) -> None:
+    with loader_of(Calm(), 1, 2, at(nodes, patience=1.0)) as loader:
+        compare_until(lambda: joined(loader), loader, Calm())
+        nodes[0].close()
+        loader.set_epoch(0)
+        warned: list[str] = []
+        while not any("no Ray cluster can be reached" in text for text in warned):
+            warned += compare_until(lambda: True, loader, Calm())
+            loader.set_epoch(0)
+        nodes.append(nodes[0].again())
+        before = loader.statistics().remote_batches
+        compare_until(lambda: loader.statistics().remote_batches > before + 8, loader, Calm())
+
+
+@pytest.mark.slow
+def test_two_trainings_share_a_cluster(nodes: list[Node]) -> None:
+    with loader_of(Calm(), 1, 2, at(nodes, patience=1.0)) as later:
+        with loader_of(Calm(), 0, 2, at(nodes)) as first:
+            compare_until(lambda: joined(first), first, Calm())
+            warned: list[str] = []
+            while not warned:
+                warned = compare_until(lambda: True, later, Calm())
+                later.set_epoch(0)
+            assert "up: the cluster has 2 processors on 1 node, 0 of them free" in warned[0]
+            first.set_epoch(0)
+            compare_until(lambda: True, first, Calm())
+        compare_until(lambda: joined(later), later, Calm())
+
+
+@pytest.mark.slow
+def test_what_no_node_has_is_named(nodes: list[Node]) -> None:
+    remote = at(nodes, patience=1.0, resources={"nowhere": 1}, cpus_per_worker=0.5)
+    with loader_of(Calm(), 1, 2, remote) as loader:
+        warned: list[str] = []
+        while not warned:
+            warned = compare_until(lambda: True, loader, Calm())
+            loader.set_epoch(0)
+    assert "2 of them free; each needs 0.5 processors, resources {'nowhere': 1} of its" in warned[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("here", [0, 1])
+def test_a_runtime_environment_that_fails_is_told_of(nodes: list[Node], here: int) -> None:
+    remote = at(nodes, patience=1.0, runtime_env={"conda": "no_such_environment"})
+    with loader_of(Calm(), here, 1, remote) as loader:
+        if not here:
+            with pytest.raises(LoaderError, match="no_such_environment"):
+                list(loader)
+            return
+        warned: list[str] = []
+        while not warned:
+            warned = compare_until(lambda: True, loader, Calm())
+            loader.set_epoch(0)
+    assert "no_such_environment" in warned[0]
 
 
 @pytest.mark.slow

@@ -288,6 +288,17 @@ def test_relays_that_are_killed_again_and_again_are_done_without(tmp_path: Path)
 
 
 @pytest.mark.slow
+def test_relays_that_had_served_for_long_are_replaced_as_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lit_loader.remote.starter._ROW", 0.0)
+    remote = ThreadWorkers(str(tmp_path), kills_relay_at=tuple(range(LENGTH)), in_flight=1)
+    with loader_of(Drawn(), 1, 1, remote) as loader:
+        warned = compare_until(lambda: len(remote.killed) >= 5, loader, Drawn())
+    assert all("Another one was started, and nothing is lost" in text for text in warned)
+
+
+@pytest.mark.slow
 def test_without_a_cluster_the_workers_here_go_on(tmp_path: Path) -> None:
     remote = ThreadWorkers(str(tmp_path), unreachable=2, patience=1.0)
     with loader_of(Drawn(), 1, 2, remote) as loader:

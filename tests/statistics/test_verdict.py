@@ -141,6 +141,15 @@ SLOW = (SlowSample(77, 0.055, 0, 3), SlowSample("a.png", 1.26, 0, 9), SlowSample
             "360 ms in transit",
         ),
         (
+            run(0.4, 0.5, **elsewhere(0.2, 4_000_000, 180.0)),
+            1,
+            "the trainer waited 40 % of the time; remote workers were only 20 % busy: the network, "
+            "or the process that takes batches in, is the limit (4 MB a batch, 5 a second; "
+            "10 GbE carries 288): send less, images as uint8, say, and convert and normalise "
+            "them in the model; 50 % of the batches (2 GB) came from 2 remote workers (a.b 500), "
+            "each 360 ms in transit",
+        ),
+        (
             run(0.4, 0.5, **elsewhere(0.2, 2_000, 180.0)),
             1,
             "the trainer waited 40 % of the time; remote workers were only 20 % busy: a batch of "

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from lit_loader.remote.engine import Hello, Made, Order, Role, UnreachableError
+from lit_loader.remote.engine import Fate, Hello, Made, Order, Role, UnreachableError
 from lit_loader.remote.remote_worker import RemoteWorker
 
 
@@ -82,6 +82,7 @@ class ThreadHand:
         self._hello: Future[Hello] = Future()
         self._silent = False
         self._dead = threading.Event()
+        self._watched: Future[Any] = Future()
         threading.Thread(target=self._run, daemon=True).start()
 
     def hello(self) -> Future[Hello]:
@@ -100,6 +101,9 @@ class ThreadHand:
         if not self._silent:
             future.set_result(None)
         return future
+
+    def watch(self) -> Future[Any]:
+        return self._watched
 
     def end(self) -> None:
         self._orders.put(None)
@@ -121,6 +125,7 @@ class ThreadHand:
                     rest = self._orders.get()
                     if rest is not None:
                         rest[1].set_exception(DiedError("killed"))
+                self._watched.set_exception(DiedError("killed"))
                 return
             if number in config.silent_at and config.note(f"silent {number}") == 0:
                 self._silent = True
@@ -151,8 +156,8 @@ class ThreadEngine:
         self._hands.append(ThreadHand(self._config, self._payload, role))
         return self._hands[-1]
 
-    def explain(self, error: BaseException) -> tuple[str, bool]:
-        return str(error), isinstance(error, DiedError)
+    def explain(self, error: BaseException) -> Fate:
+        return Fate(str(error), isinstance(error, DiedError), True)
 
     def room(self) -> str:
         return "there are few threads"

@@ -66,7 +66,7 @@ def full(found: Loader) -> bool:
 
 
 def test_batches_are_counted(loader: DataLoader[Any]) -> None:
-    with pytest.raises(NotFound, match="has no lit_loader DataLoader with workers at this moment"):
+    with pytest.raises(NotFound, match="has no lit_loader DataLoader at this moment"):
         seen()
     iterator = iter(loader)
     for given in range(1, 13):

@@ -21,6 +21,7 @@ from tests.iteration.test_resizing import until
 from tests.parity.tools import Gate, wait_gone
 from tests.support.faults import Noisy, outcomes
 from tests.support.samples import Call, Counting, Noted, ints
+from tests.support.shard_data import KINDS
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -43,9 +44,15 @@ def pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "set_device_index", lambda device: None)
 
 
-def made(length: int = 60, num_workers: Any = "auto", **options: Any) -> DataLoader[Any]:
+def made(
+    length: int = 60, num_workers: Any = "auto", stream: str = "", **options: Any
+) -> DataLoader[Any]:
+    dataset: Any = Noisy(length)
+    if stream:
+        dataset = KINDS[stream](length)
+        options = {**options, "num_shards": 4}
     loader: DataLoader[Any] = DataLoader(
-        Noisy(length), batch_size=2, shuffle=True, seed=7, num_workers=num_workers, **options
+        dataset, batch_size=2, shuffle=not stream, seed=7, num_workers=num_workers, **options
     )
     if num_workers == "auto":
         assert loader._internals.auto is not None
@@ -93,8 +100,8 @@ def trained(loader: DataLoader[Any], other: DataLoader[Any], every: int) -> list
     return found
 
 
-def expected(found: list[list[Any]], length: int) -> list[list[Any]]:
-    single, other = made(num_workers=0), made(length, 0)
+def expected(found: list[list[Any]], length: int, stream: str = "") -> list[list[Any]]:
+    single, other = made(num_workers=0, stream=stream), made(length, 0)
     return [outcomes(single) + outcomes(single), [outcomes(other) for _ in found[1]]]
 
 
@@ -118,6 +125,16 @@ def test_bytes(method: str, persistent: bool, pin: bool, pinned: None) -> None:
     with made(**options) as loader, made(24, **options) as other:
         found = trained(loader, other, every)
         assert found == expected(found, 24)
+
+
+@pytest.mark.parametrize("persistent", [False, True], ids=["", "persistent"])
+@pytest.mark.parametrize("kind", ["iterator", "dataset", "both"])
+def test_streams(kind: str, persistent: bool) -> None:
+    """Readers that have a state move to the worker that stays, and back."""
+    options: dict[str, Any] = {"stream": kind, "persistent_workers": persistent}
+    with made(**options) as loader, made(24) as other:
+        found = trained(loader, other, 10)
+        assert found == expected(found, 24, kind)
 
 
 def test_they_come_back() -> None:
@@ -157,7 +174,7 @@ def test_an_epoch_begun_ahead_is_adopted(tmp_path: Path) -> None:
 
 
 def test_numbers_that_were_asked_for_stay() -> None:
-    """Only those with "auto" give way, to any; and no stream, whose readers would move."""
+    """Only those with "auto" give way, to any; and no stream whose readers have no state."""
     with (
         DataLoader(Counting(4000), num_workers="auto", num_shards=2) as loader,
         made(24, 1, persistent_workers=True) as other,

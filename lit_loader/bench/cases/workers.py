@@ -93,10 +93,8 @@ def _run(session: Session, name: str) -> None:
             "workers", f"… {name}", "workers in the end", limit_by=f"the fewest {among} as good"
         ),
     }
-    openers = {
-        f"all {each} processors" if each == cores else f"{each} workers": opener(each)
-        for each in numbers
-    }
+    names = {1: "1 worker", cores: f"all {cores} processors"}
+    openers = {names.get(each, f"{each} workers"): opener(each) for each in numbers}
     openers["climbing"] = opener(1, climbs=True)
     session.compare(
         measurements, {OURS: opener("auto"), **openers, LIMIT: plain_opener(best)}, uncounted=0

@@ -5,12 +5,12 @@ Made by `bench/runner.py`, read by the cases and the report.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from lit_loader.bench.core.names import CASES, LOADERS, choose, installed
+from lit_loader.config.checks import known_options
 from lit_loader.errors import OptionError
 
 __all__ = ["GridSettings", "Settings"]
@@ -103,12 +103,7 @@ class Settings:
                 "or leave it out of loaders"
             )
         grid = dict(options["grid"])
-        known = [field.name for field in fields(GridSettings)]
-        for name in grid:
-            if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                advice = f"did you mean {near[0]!r}?" if near else f"options are {', '.join(known)}"
-                raise OptionError(f"unknown option 'grid.{name}': {advice}")
+        known_options(grid, [field.name for field in fields(GridSettings)], place="grid.")
         for name in ("num_workers", "prefetch_factor"):
             if not isinstance(grid[name], Sequence) or isinstance(grid[name], str):
                 grid[name] = [grid[name]]

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from torch.utils.data import default_collate, default_convert
 
+import lit_loader
 from lit_loader.bench.core.names import LOADERS
 from lit_loader.bench.core.processes import wait_until_idle
 
@@ -100,8 +101,10 @@ class LoaderAdapter(ABC):
 
     @property
     def version(self) -> str:
-        """The version of the distribution that it comes in."""
-        return importlib.metadata.version(LOADERS[self.name][1])
+        """The version of the distribution that it comes in; of this one, that of the code."""
+        package = LOADERS[self.name][1]
+        ours = package == lit_loader.__name__
+        return lit_loader.__version__ if ours else importlib.metadata.version(package)
 
     @abstractmethod
     def open(self, dataset: Any, setup: Setup) -> OpenLoader:

@@ -14,6 +14,7 @@ from lit_loader.bench.core.results import LIMIT, Measurement
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
     from lit_loader.bench.own_dataset.grid import Grid
@@ -69,18 +70,37 @@ def _bars(title: str, measurements: Sequence[Measurement]) -> Figure | None:
         found, labels = axes.get_legend_handles_labels()
         handles.update(dict(zip(labels, found, strict=True)))
     figure.legend(
-        list(handles.values()), list(handles), loc="outside lower center", ncols=6, frameon=False
-    )
+        list(handles.values()), list(handles), loc="outside lower center", frameon=False,
+        ncols=6 if all(len(label) < _LONG for label in handles) else 2,
+    )  # fmt: skip
     return figure
 
+
+_LONG: Final = 20
+"""Letters of a label of which there is not room for six side by side."""
+
+_AXES: Final = {
+    "bytes": "bytes of a batch",
+    "tensors": "tensors of a batch",
+    "samples": "samples of the dataset",
+}
+"""What an axis of the growth's picture says, where it is not its name."""
 
 _FEW_POWERS = 30
 """Times that an axis' end is its beginning; below, it has too few powers of ten for its marks."""
 
 
-def _panel(axes: Axes, unit: str, measurements: Sequence[Measurement]) -> None:
+def _few_powers(axis: Axis, low: float, high: float) -> None:
+    """Mark 1, 2 and 5 of each power of ten on a logarithmic axis that is short of these."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+    if high < _FEW_POWERS * low:
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+        axis.set_minor_formatter(NullFormatter())
+
+
+def _panel(axes: Axes, unit: str, measurements: Sequence[Measurement]) -> None:
     place, ticks = 0.0, []
     for measurement in measurements:
         top = place
@@ -106,8 +126,9 @@ def _panel(axes: Axes, unit: str, measurements: Sequence[Measurement]) -> None:
                 )  # fmt: skip
             place += 1
         if limit is not None:
+            said = f"limit: {measurement.limit_by}" if measurement.limit_by else "limit"
             axes.plot(
-                [limit.median] * 2, [top - 0.5, place - 0.5], color="black", lw=1.5, label="limit"
+                [limit.median] * 2, [top - 0.5, place - 0.5], color="black", lw=1.5, label=said
             )
         ticks.append(((top + place - 1) / 2, measurement.name))
         place += 1
@@ -117,11 +138,8 @@ def _panel(axes: Axes, unit: str, measurements: Sequence[Measurement]) -> None:
     low, high = axes.get_xlim()
     named = all(name in _COLOURS for each in measurements for name in each.loaders)
     axes.set_xlim(low, high * (high / low) ** (0.08 if named else 0.2))  # room for the texts
-    if high < _FEW_POWERS * low:
-        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
-        axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel(f"{unit} (less is better)", fontsize=8)
+    _few_powers(axes.xaxis, low, high)
+    axes.set_xlabel(f"{unit}, logarithmic (less is better)", fontsize=8)
     axes.tick_params(axis="x", labelsize=8)
     axes.grid(axis="x", color="0.88")
     axes.set_axisbelow(True)
@@ -151,7 +169,11 @@ def _lines(measurements: Sequence[Measurement]) -> Figure:
             )  # fmt: skip
         axes.set_xscale("log")
         axes.set_yscale("log")
-        axes.set_xlabel({"bytes": "bytes a batch", "tensors": "tensors a batch"}.get(kind, kind))
+        _few_powers(axes.yaxis, *axes.get_ylim())
+        if kind == "workers":
+            axes.set_xticks(numbers := [m.x for m in points], [f"{x:,.0f}" for x in numbers])
+            axes.set_xticks([], minor=True)
+        axes.set_xlabel(_AXES.get(kind, kind))
         axes.set_ylabel("µs/batch")
         axes.grid(color="0.88")
         labelled, labels = axes.get_legend_handles_labels()

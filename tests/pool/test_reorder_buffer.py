@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lit_loader.iteration.reorder_buffer import ReorderBuffer
+from lit_loader.pool.reorder_buffer import ReorderBuffer
 
 
 def drain(window: ReorderBuffer[str]) -> list[int]:

@@ -1,0 +1,125 @@
+"""Remote workers behind a network of their own: one that is cut in mid-epoch, and one that is slow.
+
+A second node runs in a network namespace, with a name of its own, at the other end of a cable
+(`tests/support/links.py`). Skipped without Ray, and where namespaces are not allowed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from lit_loader.statistics.verdict import verdict
+from tests.remote.test_ray import Calm
+from tests.remote.test_remote_loader import compare_until, loader_of
+from tests.support.links import Link, link, why_none
+from tests.support.ray_nodes import NEEDS_RAY, Node, at, cluster, joining
+
+pytestmark = [*NEEDS_RAY, pytest.mark.slow]
+
+
+class Far(NamedTuple):
+    """A cluster of a head without processors, and a node at the other end of a link."""
+
+    nodes: list[Node]
+    link: Link
+
+    def join(self) -> None:
+        """Start a node there."""
+        joining(self.nodes, 2, f"--node-ip-address={self.link.far}", under=self.link.under)
+
+    def made(self, loader: Any) -> int:
+        """How many batches came from there."""
+        nodes = loader.statistics().nodes
+        return sum(node.batches for node in nodes if node.node == self.link.host)
+
+
+@pytest.fixture
+def far(monkeypatch: pytest.MonkeyPatch) -> Iterator[Far]:
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    if why := why_none():
+        pytest.skip(f"no network namespaces: {why}")
+    with link() as laid, cluster(0, host=laid.near) as nodes:
+        there = Far(nodes, laid)
+        there.join()
+        yield there
+
+
+class During:
+    """A loader, of which one epoch is disturbed in its middle."""
+
+    def __init__(self, loader: Any, disturb: Callable[[], None]) -> None:
+        self._loader, self._disturb = loader, [disturb]
+
+    def __iter__(self) -> Iterator[Any]:
+        for place, batch in enumerate(self._loader):
+            yield batch
+            if place == 8 and self._disturb:
+                self._disturb.pop()()
+
+
+def until_silence(loader: Any, disturb: Callable[[], None]) -> list[str]:
+    """Disturb an epoch, and compare this and the next ones, until silence is told of."""
+    disturbed, warned = During(loader, disturb), list[str]()
+    while not any("Nothing was heard of remote worker" in text for text in warned):
+        loader.set_epoch(0)
+        warned += compare_until(lambda: True, disturbed, Calm())
+    loader.set_epoch(0)
+    return warned
+
+
+def test_a_link_that_is_cut_costs_no_batch_and_is_used_when_it_is_mended(far: Far) -> None:
+    with loader_of(Calm(), 1, 2, at(far.nodes, patience=3.0)) as loader:
+        compare_until(lambda: far.made(loader) > 8, loader, Calm())
+        warned = until_silence(loader, far.link.cut)
+        far.link.mend()
+        before = far.made(loader)
+        warned += compare_until(lambda: far.made(loader) > before + 8, loader, Calm())
+    warned = [text for text in warned if "are up" not in text]
+    assert len(warned) == 1, warned
+    assert f"(node {far.link.host}) for " in warned[0]
+
+
+def test_a_node_without_power_is_one_event_and_its_successor_is_used(far: Far) -> None:
+    def lose_power() -> None:
+        far.link.cut()
+        far.nodes[1].kill()
+
+    with loader_of(Calm(), 1, 2, at(far.nodes, patience=3.0)) as loader:
+        compare_until(lambda: far.made(loader) > 8, loader, Calm())
+        warned = until_silence(loader, lose_power)
+        far.link.mend()
+        before = far.made(loader)
+        far.join()
+        warned += compare_until(lambda: far.made(loader) > before + 8, loader, Calm())
+    warned = [text for text in warned if "are up" not in text]
+    assert len(warned) == 1, warned
+
+
+class Wide(Dataset[Any]):
+    """Samples of 2 MB, 50 ms each: two workers make 80 MB a second."""
+
+    def __len__(self) -> int:
+        return 320
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(0.05)
+        return torch.full((2_000_000,), index, dtype=torch.uint8)
+
+
+def test_the_verdict_says_whether_the_network_is_the_limit(far: Far) -> None:
+    for expected in ("raise remote_workers", "the network, or the process that takes batches in"):
+        with loader_of(Wide(), 0, 2, at(far.nodes), batch_size=2) as loader:
+            for batch in itertools.chain.from_iterable(itertools.repeat(loader)):
+                assert batch.shape == (2, 2_000_000)
+                said = verdict(loader.statistics(), num_workers=0, persistent_workers=True)
+                if expected in said:  # until then it is the start that has taken longest
+                    break
+        far.link.narrow("100mbit")
+    assert "is the limit (4 MB a batch, " in said and "10 GbE carries 288" in said
