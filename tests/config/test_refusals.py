@@ -247,9 +247,9 @@ def test_an_epoch_set_on_a_sampler_may_be_numpys() -> None:
 # --- epochs ---
 
 
-@pytest.mark.parametrize("epoch", ["x", 1.0, None, True])
+@pytest.mark.parametrize("epoch", ["x", 1.0, None, True, -1])
 def test_an_epoch_is_a_whole_number(epoch: Any) -> None:
-    expected = f"epoch must be a whole number, got epoch={epoch!r}"
+    expected = f"epoch must be a whole number of at least 0 and below {2**62}, got epoch={epoch!r}"
     loader = DataLoader(Rows(4), shuffle=True)
     for target in (
         loader, loader.sampler, DataLoader(Counting(4)), MixtureSampler(mixture()),
@@ -258,7 +258,7 @@ def test_an_epoch_is_a_whole_number(epoch: Any) -> None:
         assert refused(lambda target=target: target.set_epoch(epoch)) == expected  # type: ignore
 
 
-def test_epochs_of_other_integer_types_and_below_zero() -> None:
+def test_epochs_of_other_integer_types() -> None:
     loader = DataLoader(Call(int, 40), 40, shuffle=True, seed=1)
 
     def order(epoch: Any) -> list[int]:
@@ -267,7 +267,7 @@ def test_epochs_of_other_integer_types_and_below_zero() -> None:
         found: list[int] = batch.tolist()
         return found
 
-    assert order(np.int64(3)) == order(3) != order(-3) == order(torch.tensor(-3))
+    assert order(np.int64(3)) == order(3) != order(2) == order(torch.tensor(2))
 
 
 # --- data modules ---
