@@ -265,10 +265,10 @@ class Crew:
         self.trouble = fate.reason
         name = str(member)[0].upper() + str(member)[1:]
         if not was_up:
-            # Told once, however often it is tried.
-            self._event(
-                fate.reason, f"{name} did not come up ({fate.reason}); another one is asked for."
-            )
+            # Told once, however often it is tried. With a machine that was lost it is nothing new.
+            if fate.blamed:
+                text = f"{name} did not come up ({fate.reason}); another one is asked for."
+                self._event(fate.reason, text)
         elif not was_silent:  # that has been told of
             self._event(
                 member.node,

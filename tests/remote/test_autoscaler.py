@@ -42,7 +42,13 @@ def nodes(
     """A cluster of a head without processors, that may have three nodes with one each."""
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     port = free_port()
-    provider: dict[str, Any] = {"type": "fake_multinode", "gcs_address": f"127.0.0.1:{port}"}
+    provider: dict[str, Any] = {
+        "type": "fake_multinode",
+        "gcs_address": f"127.0.0.1:{port}",
+        "use_node_id_as_ip": True,  # all nodes have the same
+        "disable_node_updaters": True,
+        "disable_launch_config_check": True,
+    }
     environment = {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
     if request.param == "2":
         provider |= {"launch_multiple": True, "head_node_id": HEAD}

@@ -279,6 +279,14 @@ def test_why_none_comes_up_is_told_once_and_known() -> None:
     assert scene.crew.trouble == "no package of this name"
 
 
+def test_one_that_was_to_come_up_on_a_node_that_is_lost_is_no_event_besides() -> None:
+    scene = Scene(workers=1)
+    scene.hands[0].said.set_exception(LostError("its node has died"))
+    scene.run()
+    scene.passes(2)
+    assert len(scene.hands) == 2 and not scene.told
+
+
 def test_an_order_that_fails_leaves_its_worker_alone() -> None:
     scene = Scene(workers=1)
     scene.up(*scene.hands)
