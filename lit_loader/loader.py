@@ -263,7 +263,7 @@ class DataLoader(TorchLoader[T_co]):
             epoch: Epoch number, from 0.
 
         Raises:
-            OptionError: It is no whole number, is negative, or has more than 62 bits.
+            OptionError: It is no whole number, or has more than 62 bits.
         """
         epoch = epoch_number(epoch)
         self._internals.epochs.set_epoch(epoch)

@@ -23,7 +23,14 @@ from lit_loader.checkpoint.reader_states import (
     checked_workers,
 )
 from lit_loader.checkpoint.sampler_state import check_packed, checked_sampler_state
-from lit_loader.checkpoint.untrusted_state import MAX_BATCHES, PRIMITIVES, brief, damaged, is_count
+from lit_loader.checkpoint.untrusted_state import (
+    MAX_BATCHES,
+    PRIMITIVES,
+    brief,
+    damaged,
+    is_count,
+    is_epoch,
+)
 from lit_loader.errors import StateError
 
 __all__ = ["ELASTIC", "VERSION", "LoaderState", "Plan"]
@@ -233,12 +240,14 @@ class LoaderState:
                 f"state has version {brief(version)}, but {known}: resume with the release of "
                 "lit_loader that the state was taken with"
             )
-        for name in _COUNTS:
+        if not is_epoch(epoch := state.get("epoch")):
+            raise damaged("epoch must be a whole number", epoch)
+        for name in _COUNTS[1:]:
             if not is_count(value := state.get(name)):
                 raise damaged(f"{name} must be a whole number of at least 0", value)
         fingerprint = _checked_fingerprint(state.get("fingerprint"))
         requested = state.get("requested")
-        if not (requested is None or is_count(requested)):
+        if not (requested is None or is_epoch(requested)):
             raise damaged("requested must be an epoch's number or None", requested)
         since = state.get("since", 0)
         if not is_count(since):

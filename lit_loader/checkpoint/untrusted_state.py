@@ -21,7 +21,7 @@ from lit_loader.system.interrupts import let_handlers_through
 
 __all__ = [
     *("DEEPEST", "MAX_BATCHES", "MAX_COUNT", "PRIMITIVES"),
-    *("brief", "damaged", "is_count", "own_part", "restore", "resuming"),
+    *("brief", "damaged", "is_count", "is_epoch", "own_part", "restore", "resuming"),
 ]
 
 MAX_COUNT: Final = 2**62
@@ -42,6 +42,11 @@ _CONTAINERS = (dict, list, tuple, set, frozenset)
 def is_count(value: object, below: int = MAX_COUNT) -> TypeGuard[int]:
     """Whether this is a whole number of at least 0, of Python's own type, and not too large."""
     return type(value) is int and 0 <= value < below
+
+
+def is_epoch(value: object) -> TypeGuard[int]:
+    """Whether this is a whole number of Python's own type that an epoch may have: below 0, too."""
+    return type(value) is int and -MAX_COUNT <= value < MAX_COUNT
 
 
 def brief(value: object) -> str:

@@ -20,14 +20,15 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from lit_loader.config.kinds import is_list
 from lit_loader.config.scalars import plain
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError
 
 __all__ = [
-    *("MANY", "advice_for", "exception_classes", "filled_text", "flag", "function", "generator"),
-    *("indices", "is_factory", "is_iterable", "memory_size", "number", "one_of", "or_none", "path"),
-    *("seconds", "start_method", "text", "whole_number", "workers"),
+    *("MANY", "exception_classes", "filled_text", "flag", "function", "generator", "indices"),
+    *("is_factory", "is_iterable", "known_options", "memory_size", "number", "one_of", "or_none"),
+    *("path", "refuse", "seconds", "start_method", "text", "whole_number", "workers"),
 ]
 
 MANY: Final = 100_000
@@ -48,10 +49,17 @@ def refuse(name: str, constraint: str, value: object) -> NoReturn:
     raise OptionError(f"{name} must be {constraint}, got {name}={short_repr(value)}")
 
 
-def advice_for(name: object, known: Sequence[str]) -> str:
-    """Say what was meant by a name that is not known: the nearest one, or which there are."""
-    near = difflib.get_close_matches(str(name), known, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"options are {', '.join(known)}"
+def known_options(options: Iterable[object], known: Sequence[str], place: str = "") -> None:
+    """Refuse options that there are not, naming the nearest one; ``place`` goes before the name.
+
+    Raises:
+        OptionError: There is such an option.
+    """
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, n=1)
+            advice = f"did you mean {near[0]!r}?" if near else f"options are {', '.join(known)}"
+            raise OptionError(f"unknown option '{place}{name}': {advice}")
 
 
 def or_none(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
@@ -222,7 +230,7 @@ def generator(name: str, value: Any) -> Any:
 
 def exception_classes(name: str, value: Any) -> tuple[type[Exception], ...]:
     """Check a list of exception classes, or of their names; gives the classes."""
-    if not isinstance(value, (list, tuple)):
+    if not is_list(value):
         refuse(name, "a list of exception classes or of their dotted names", value)
     return tuple(_exception(name, item) for item in value)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError
 
-__all__ = ["check_dataset", "is_dataset"]
+__all__ = ["check_dataset", "is_dataset", "is_list"]
 
 
 def is_dataset(source: object) -> bool:
@@ -16,6 +17,13 @@ def is_dataset(source: object) -> bool:
     return not isinstance(source, type) and (
         hasattr(source, "__getitem__") or hasattr(source, "__iter__")
     )
+
+
+def is_list(value: object) -> bool:
+    """Whether this is a list or tuple; a Hydra node without ``_convert_`` has others for them."""
+    if isinstance(value, (list, tuple)):
+        return True
+    return isinstance(value, Sequence) and type(value).__module__.startswith("omegaconf.")
 
 
 def _check_split_once(dataset: Any, config: Any) -> None:

@@ -294,10 +294,7 @@ class LoaderConfig:
         Raises:
             OptionError: An option is unknown (the message names the nearest known one) or refused.
         """
-        known = [field.name for field in dataclasses.fields(cls)]
-        for name in options:
-            if name not in known:
-                raise OptionError(f"unknown option {name!r}: {checks.advice_for(name, known)}")
+        checks.known_options(options, [field.name for field in dataclasses.fields(cls)])
         workers = options.get("num_workers")
         if isinstance(workers, str) and workers.isdecimal():
             # Of an environment variable, say: Hydra converts what is a number and nothing else.

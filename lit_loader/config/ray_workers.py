@@ -107,9 +107,7 @@ def remote_from(name: str, value: Any) -> Any:
     """Check the option ``remote``: a `RayWorkers`, a mapping of its options, or the like of it."""
     if isinstance(value, Mapping):
         known = [field.name for field in dataclasses.fields(RayWorkers)]
-        for key in value:
-            if key not in known:
-                raise OptionError(f"unknown option remote.{key}: {checks.advice_for(key, known)}")
+        checks.known_options(value, known, place="remote.")
         return RayWorkers(**value)
     if isinstance(value, type) or not callable(getattr(value, "check_installed", None)):
         checks.refuse(name, "a lit_loader.RayWorkers, or a mapping of its options", value)

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any, Generic, NoReturn, Protocol, TypeVar
+from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar
 
 from lit_loader.batch.batch_spec import BatchSpec, BatchWithReport
 from lit_loader.batch.sample_errors import SampleError, SampleErrorLog
+from lit_loader.errors import LoaderError
 from lit_loader.ranks.shard_tail import ShardTail
 from lit_loader.sampling.epochs import EpochStart
 from lit_loader.seeding.generator_lock import Turn
@@ -28,6 +29,11 @@ from lit_loader.transport.own_page import ShownHere
 __all__ = ["BatchObserver", "Host", "LoaderIterator"]
 
 T_co = TypeVar("T_co", covariant=True)
+
+_NO_END: Final = (
+    "a StopIteration came up in the midst of an epoch, and would have passed for its end: the "
+    "traceback above shows where; nothing is lost, the next next() gives the batch"
+)
 
 
 class Host(Protocol):
@@ -148,7 +154,13 @@ class LoaderIterator(Generic[T_co]):
                     self._due = False
                 self._settle(start)
                 asked = True
-                batch = self._next(start)
+                try:
+                    batch = self._next(start)
+                except StopIteration as error:
+                    if self._ended:
+                        raise
+                    self._take_back()
+                    raise LoaderError(_NO_END) from error
             if mine is not None:
                 mine.end()
             return batch

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from lit_loader.config.kinds import is_dataset
+from lit_loader.config.kinds import is_dataset, is_list
 from lit_loader.errors import OptionError
 
 __all__ = [
@@ -32,7 +32,7 @@ def is_several(source: Any) -> bool:
 
     Any other list, tuple or dict is itself a dataset, of what it holds.
     """
-    if not isinstance(source, (list, tuple, Mapping)) or not source:
+    if not (isinstance(source, Mapping) or is_list(source)) or not source:
         return False
     return all(isinstance(member, Dataset) or _is_factory(member) for member in _members(source))
 

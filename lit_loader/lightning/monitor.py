@@ -14,9 +14,9 @@ from typing import Any, Final
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from lit_loader.config.checks import flag, refuse, whole_number
 from lit_loader.config.scalars import plain
 from lit_loader.describe import public
-from lit_loader.errors import OptionError
 from lit_loader.lightning.loader_history import LoaderReport
 from lit_loader.lightning.loop_monitor import LoopMonitor
 from lit_loader.statistics.chrome_trace import write_trace
@@ -70,16 +70,14 @@ class LoaderMonitor(Callback):
         progress_bar: bool = True,
         print_verdict: bool = True,
     ) -> None:
-        keep = plain(keep)
-        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-            raise OptionError(f"keep must be a whole number of at least 1, got keep={keep!r}")
-        if plot:
+        keep = whole_number("keep", keep, low=1)
+        self._files = {"trace": _checked_file("trace", trace), "plot": _checked_file("plot", plot)}
+        if self._files["plot"]:
             check_matplotlib("LoaderMonitor(plot=...)")
         self.reports: tuple[LoaderReport, ...] = ()
-        self._files = {"trace": trace, "plot": plot}
-        self._keep = keep if trace or plot else 0
-        self._progress_bar = progress_bar
-        self._print_verdict = print_verdict
+        self._keep = keep if any(self._files.values()) else 0
+        self._progress_bar = flag("progress_bar", progress_bar)
+        self._print_verdict = flag("print_verdict", print_verdict)
         self._loops: dict[str, LoopMonitor] = {}
         self._interval = 0
 
@@ -186,7 +184,7 @@ class LoaderMonitor(Callback):
 
     def _path(self, trainer: Trainer, kind: str) -> Path | None:
         given = self._files[kind]
-        if given is None or given is False:
+        if given is None:
             return None
         path = Path(trainer.default_root_dir, _FILES[kind]) if given is True else Path(given)
         if trainer.global_rank:
@@ -198,3 +196,13 @@ def _interval(trainer: Trainer) -> int:
     """Number of the logging interval; where steps are never logged, always the same."""
     every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
     return trainer.global_step // every if every else 0
+
+
+def _checked_file(name: str, value: Any) -> str | os.PathLike[str] | bool | None:
+    """Check what names a file that is written, or says whether there is one."""
+    value = plain(value)
+    if value is None or isinstance(value, bool):
+        return value or None
+    if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
+        refuse(name, "a file's name, True or None", value)
+    return value

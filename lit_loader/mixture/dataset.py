@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset
 
-from lit_loader.config.kinds import is_dataset
+from lit_loader.config.kinds import is_dataset, is_list
 from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError
 from lit_loader.mixture.schedule import Weights, exact_weights, named_weights
@@ -107,7 +107,7 @@ class MixtureDataset(Dataset[Any]):
 
 def named_sources(datasets: Any) -> tuple[list[str], list[Any]]:
     """Give the names and the datasets of a mapping or sequence; factories are called."""
-    listed, kind = isinstance(datasets, (Mapping, list, tuple)), type(datasets).__name__
+    listed, kind = isinstance(datasets, Mapping) or is_list(datasets), type(datasets).__name__
     if listed and not datasets:
         kind = f"an empty {kind}"
     if not listed or not datasets:

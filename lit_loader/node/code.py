@@ -31,7 +31,8 @@ def code_of(code: types.CodeType) -> list[Any]:
         for each in code.co_consts
     ]
     arguments = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
-    return [code.co_code, code.co_names, code.co_varnames, arguments, constants]
+    covered = getattr(code, "co_exceptiontable", b"")  # by try and with; before 3.11 in co_code
+    return [code.co_code, covered, code.co_names, code.co_varnames, arguments, constants]
 
 
 def _constant(value: Any) -> str:

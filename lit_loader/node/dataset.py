@@ -201,17 +201,29 @@ def _built(factory: Callable[[], Any], key: str, label: str) -> Any:
         return dataset
     fd = -1
     try:
-        fd = files.new(label)
-        parcel.write(fd)
-    except OSError as error:
-        if fd >= 0:
-            os.close(fd)
-        _log.warning("%r is built in each process for itself: %s", key, message_of(error))
-        return dataset
-    try:
+        try:
+            fd = files.new(label)
+            parcel.write(fd)
+        except OSError as error:
+            _log.warning("%r is built in each process for itself: %s", key, message_of(error))
+            return dataset
         # From here on this process has it as all others have, and its own copy goes.
         dataset = parcel = None
         gc.collect()
+        dataset = _published(fd, key)
+    finally:
+        if fd >= 0:
+            os.close(fd)
+    _log.info(
+        "%r is built, in %.1f s: %.1f MB for all processes",
+        *(key, time.monotonic() - began, nbytes / 1e6),
+    )
+    return dataset
+
+
+def _published(fd: int, key: str) -> Any:
+    """Read what was written, and let all others read it."""
+    try:
         dataset = read(fd)
         files.seal(fd)
     except Exception as error:
@@ -219,10 +231,4 @@ def _built(factory: Callable[[], Any], key: str, label: str) -> Any:
             f"shared_dataset({key!r}) cannot be unpickled ({type(error).__name__}: "
             f"{message_of(error)}): mend its __setstate__"
         ) from error
-    finally:
-        os.close(fd)
-    _log.info(
-        "%r is built, in %.1f s: %.1f MB for all processes",
-        *(key, time.monotonic() - began, nbytes / 1e6),
-    )
     return dataset

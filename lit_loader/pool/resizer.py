@@ -126,7 +126,10 @@ class Resizer:
     def _make_do(self, error: Exception) -> None:
         """Go on with the workers that there are: others were wanted, and cannot be started."""
         workers, wanted = self._workers, self._workers.num_workers
-        there = next(n for n in range(wanted + 1) if n not in workers.started)
+        started = workers.started
+        there = next((n for n in range(wanted) if n not in started), wanted)
+        if there == wanted:  # none is missing: fewer are wanted meanwhile
+            return
         self._board.workers = workers.num_workers = self.wanted = there
         self.settle()
         text = f"num_workers stays at {there} instead of {wanted}, and nothing is lost: {error}"

@@ -99,7 +99,11 @@ class _MixedStarter:
         self.notices: deque[Notice] = here.notices
         packed = pack_spec(spec)
         self._payload, _ = nameless_file("lit_loader dataset")
-        write_all(self._payload, packed)
+        try:
+            write_all(self._payload, packed)
+        except BaseException:
+            os.close(self._payload)
+            raise
 
     @property
     def forks(self) -> bool:

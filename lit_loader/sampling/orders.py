@@ -19,8 +19,10 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 
-from lit_loader.checkpoint.untrusted_state import MAX_COUNT
+from lit_loader.checkpoint.untrusted_state import is_epoch
 from lit_loader.config.checks import whole_number
+from lit_loader.describe import short_repr
+from lit_loader.errors import OptionError
 from lit_loader.sampling.permutation import Permutation
 from lit_loader.seeding.seeds import BaseSeed, derive
 
@@ -57,7 +59,7 @@ class EpochOrder:
             epoch: Epoch number, counted from 0.
 
         Raises:
-            OptionError: It is no whole number, is negative, or has more than 62 bits.
+            OptionError: It is no whole number, or has more than 62 bits.
         """
         self.epoch = self.requested_epoch = epoch_number(epoch)
 
@@ -205,9 +207,12 @@ def epoch_number(epoch: Any) -> int:
     """Give an epoch's number as an int.
 
     Raises:
-        OptionError: It is no whole number, is negative, or is beyond what travels to workers.
+        OptionError: It is no whole number, or is beyond what travels to workers.
     """
-    return whole_number("epoch", epoch, low=0, below=MAX_COUNT)
+    number = whole_number("epoch", epoch)
+    if not is_epoch(number):
+        raise OptionError(f"epoch must be below 2**62, got epoch={short_repr(number)}")
+    return number
 
 
 class EndlessSampler(Sampler[None]):

@@ -170,7 +170,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
             epoch: Epoch number, counted from 0.
 
         Raises:
-            OptionError: It is no whole number, is negative, or has more than 62 bits.
+            OptionError: It is no whole number, or has more than 62 bits.
         """
         self.epoch = epoch_number(epoch)
 

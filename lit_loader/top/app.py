@@ -33,19 +33,22 @@ _RICH: Final = (
 def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         NAME,
-        description="What the loaders and workers of a running training are at; it is not touched.",
+        description="Show what the loaders and workers of a running training are at. The training "
+        "is not touched.",
         epilog="While it runs: q quits, up and down choose a worker, s shows its Python stack.",
     )
     parser.add_argument(
         "pid",
         nargs="?",
         type=int,
-        help="a process of the training: it, one of its ranks or workers, or a launcher above; "
+        help="the training's process, one of its ranks or workers, or a launcher above it; "
         "without, all trainings of this user are listed",
     )
-    parser.add_argument("--once", action="store_true", help="show it once")
+    parser.add_argument("--once", action="store_true", help="show it once, and end")
     parser.add_argument(
-        "--json", action="store_true", help="with --once: as JSON (the keys are documented)"
+        "--json",
+        action="store_true",
+        help="with --once: as JSON (keys: lit_loader/top/README.md)",
     )
     parser.add_argument(
         "--stacks",

@@ -520,8 +520,8 @@ MIXING = ["workers", 0, 1, "iterator"]
     [
         ("order", ["version"], True, "state has version True, but only version 2 is known"),
         ("order", ["version"], torch.ones(2), "state has version tensor([1., 1.]), but only"),
-        ("order", ["epoch"], 10**5000, "state's epoch must be a whole number of at least 0, got an "
-         "integer of 16610 bits:"),
+        ("order", ["epoch"], 10**5000, "state's epoch must be a whole number, got an integer of "
+         "16610 bits:"),
         ("order", ["batches"], MAX_BATCHES, "state's batches must be less than 1,099,511,627,776"),
         ("order", ["fingerprint", 3], 4, "state's fingerprint must have names for keys, got 3:"),
         ("order", ["fingerprint", "seed"], torch.tensor(1), "state's fingerprint['seed'] must be "
@@ -746,11 +746,10 @@ def test_a_mixture_has_an_order_for_every_epoch(epoch: int) -> None:
         assert [batch.tolist() for batch in loader] == first
 
 
-@pytest.mark.parametrize("epoch", [2**62, -1, 10**5000], ids=["above", "below", "far"])
+@pytest.mark.parametrize("epoch", [2**62, -(2**62) - 1, 10**5000], ids=["above", "below", "far"])
 def test_epochs_that_no_state_can_hold_are_refused(epoch: int) -> None:
-    message = f"^epoch must be a whole number of at least 0 and below {2**62}, got epoch="
     for target in (
         make("order"), make("order").sampler, TokenBudgetBatchSampler([1, 2], 8),
     ):  # fmt: skip
-        with pytest.raises(OptionError, match=message):
+        with pytest.raises(OptionError, match="^epoch must be below 2\\*\\*62, got epoch="):
             target.set_epoch(epoch)

@@ -268,6 +268,12 @@ def test_epochs_of_other_integer_types_and_below_zero() -> None:
         return found
 
     assert order(np.int64(3)) == order(3) != order(-3) == order(torch.tensor(-3))
+    loader.set_epoch(-3)
+    state = loader.state_dict()
+    resumed = DataLoader(Call(int, 40), 40, shuffle=True, seed=1)
+    resumed.load_state_dict(state)
+    [batch] = resumed
+    assert batch.tolist() == order(-3)
 
 
 # --- data modules ---

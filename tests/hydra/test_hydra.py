@@ -186,6 +186,21 @@ def test_data_module_holds_no_config_nodes(application: Compose) -> None:
     assert type(data.datasets) is dict
 
 
+def test_lists_of_nodes_that_do_not_convert() -> None:
+    """Hydra's own default: lists come as nodes."""
+    numbers = [{"_target_": f"{__name__}.Numbers", "length": length} for length in (4, 6)]
+    options = {"batch_size": 2, "transient_errors": ["builtins.KeyError"]}
+    target = {"_target_": "lit_loader.LoaderDataModule", "loader": options}
+    data = instantiate({**target, "datasets": {"train": numbers[0], "val": numbers}})
+    data.setup("fit")
+    loaders = data.val_dataloader()
+    assert [len(loader) for loader in loaders] == [2, 3]
+    assert loaders[1].transient_errors == (KeyError,)
+    target = {"_target_": "lit_loader.MixtureDataset"}
+    mixture = instantiate({**target, "datasets": numbers, "weights": [3, 1]})
+    assert (mixture.lengths, list(mixture.weights)) == ([4, 6], [3, 1])
+
+
 def test_loads_through_workers(application: Compose) -> None:
     data = module(application("loader.num_workers=1", "loader.batch_size=4"))
     data.setup("fit")

@@ -155,6 +155,10 @@ def test_what_is_a_dataset(dataset: Any) -> None:
             ({"train": Points}, {}, {"timeout": 3}),
             "train: timeout needs worker processes: set num_workers to at least 1 or leave",
         ),
+        (
+            ({"train": Points}, *[None] * 5, "maybe"),
+            "device_prefetch must be True or False, got device_prefetch='maybe'",
+        ),
     ],
 )
 def test_refused_in_one_line(arguments: tuple[Any, ...], message: str) -> None:

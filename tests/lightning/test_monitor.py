@@ -466,6 +466,19 @@ def test_keep_is_checked(keep: Any) -> None:
         LoaderMonitor(keep=keep)
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("trace", 3, "trace must be a file's name, True or None, got trace=3"),
+        ("plot", "", "plot must be a file's name, True or None, got plot=''"),
+        ("progress_bar", "no", "progress_bar must be True or False, got progress_bar='no'"),
+    ],
+)
+def test_options_are_checked(option: str, value: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        LoaderMonitor(**{option: value})
+
+
 def test_in_hydra(tmp_path: Path) -> None:
     (tmp_path / "app.yaml").write_text("defaults: [{lit_loader/callbacks@callbacks: monitor}]\n")
     with initialize_config_dir(str(tmp_path), version_base="1.3"):

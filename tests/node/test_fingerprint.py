@@ -447,6 +447,27 @@ A = functools.partial(hydra.utils.instantiate, {"a": [{"_target_": "case_module.
         "self.x = 1",
         "self.x = 2",
     ),
+    "what is in the midst of a try": (
+        """
+def A(a=int, b=ord):
+  x = 0
+  try:
+    x = a()
+    x = b(x)
+  except TypeError:
+    pass
+  return x
+""",
+        """    x = b(x)
+  except TypeError:
+    pass
+""",
+        """  except TypeError:
+    pass
+  else:
+    x = b(x)
+""",
+    ),
     "recursion": (
         """
 def h(x): return x if x < 1 else h(x - 1)

@@ -364,6 +364,21 @@ class Unreadable(list[int]):
         return int, ("x",)
 
 
+def test_nothing_is_left_of_one_that_is_interrupted(
+    factory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a notebook the process goes on."""
+    write = module.Parcel.write
+
+    def interrupt(self: module.Parcel, fd: int) -> None:
+        write(self, fd)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module.Parcel, "write", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        shared_dataset(factory, "key")
+
+
 def test_what_nobody_could_read_is_not_published() -> None:
     with pytest.raises(TransportError, match="cannot be unpickled .ValueError: invalid literal"):
         shared_dataset(functools.partial(Unreadable, [1]), "v1")

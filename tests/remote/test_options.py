@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import importlib.util
+import os
 import pickle
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 import lit_loader
 from lit_loader.config.loader_config import LoaderConfig
 from lit_loader.errors import OptionError
+from lit_loader.remote import starter
 from tests.support.remote_threads import ThreadWorkers
 
 DATA = TensorDataset(torch.arange(8))
@@ -30,8 +33,8 @@ class Stream(IterableDataset[int]):
     ("options", "message"),
     [
         ({"remote": {"address": "ray://head:10001"}}, "remote.address must be that of a cluster"),
-        ({"remote": {"adress": "auto"}}, "unknown option remote.adress: did you mean 'address'?"),
-        ({"remote": {"colour": 1}}, "unknown option remote.colour: options are address, cpus"),
+        ({"remote": {"adress": "auto"}}, "unknown option 'remote.adress': did you mean 'address'?"),
+        ({"remote": {"colour": 1}}, "unknown option 'remote.colour': options are address, cpus"),
         ({"remote": {"address": "head"}}, "remote.address must be 'auto', 'local' or host:port"),
         ({"remote": {"address": ""}}, "remote.address must be 'auto', 'local' or host:port"),
         ({"remote": {"in_flight": 0}}, "remote.in_flight must be a whole number of at least 1"),
@@ -94,6 +97,22 @@ def test_a_loader_without_workers_here_may_have_their_options(tmp_path: Any) -> 
         DATA, remote_workers=2, remote=remote, persistent_workers=True, prefetch_factor=4
     )
     assert "remote_workers=2" in repr(loader)
+
+
+def test_no_file_is_left_where_there_is_no_room_for_the_dataset(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(starter, "write_all", refuse)
+    remote = ThreadWorkers(str(tmp_path))
+    with lit_loader.DataLoader(list(range(8)), remote_workers=1, remote=remote) as loader:
+        with pytest.raises(OSError, match="No space left"):
+            next(iter(loader))
+        links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+        there = [os.readlink(link) for link in links if os.path.islink(link)]
+        assert not [link for link in there if "lit_loader dataset" in link]
 
 
 def test_without_ray_using_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

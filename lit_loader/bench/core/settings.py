@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from lit_loader.bench.core.names import CASES, LOADERS, choose, installed
-from lit_loader.config.checks import advice_for
+from lit_loader.config.checks import known_options
 from lit_loader.errors import OptionError
 
 __all__ = ["GridSettings", "Settings"]
@@ -103,10 +103,7 @@ class Settings:
                 "or leave it out of loaders"
             )
         grid = dict(options["grid"])
-        known = [field.name for field in fields(GridSettings)]
-        for name in grid:
-            if name not in known:
-                raise OptionError(f"unknown option 'grid.{name}': {advice_for(name, known)}")
+        known_options(grid, [field.name for field in fields(GridSettings)], place="grid.")
         for name in ("num_workers", "prefetch_factor"):
             if not isinstance(grid[name], Sequence) or isinstance(grid[name], str):
                 grid[name] = [grid[name]]
