@@ -231,8 +231,12 @@ class Crew:
                 return member.again - now
             self._hire(member)
             return None
-        if not member.up or not (member.tickets or member.silent):
+        doubtful = member.node in self._told  # then idle ones are asked, too
+        if not member.up or not (member.tickets or member.silent or doubtful):
             return None
+        if not (member.tickets or member.silent or member.asked):
+            member.heard, member.asked = now, True
+            self._await(hand.ping(), partial(self._hear, member, hand))
         quiet = now - member.heard
         if quiet >= patience / 2 and not member.asked:
             member.asked = True
