@@ -113,6 +113,7 @@ class Wide(Dataset[Any]):
         return torch.full((2_000_000,), index % 256, dtype=torch.uint8)
 
 
+@pytest.mark.filterwarnings("ignore:. of remote_workers=2 are up")
 def test_the_verdict_says_whether_the_network_is_the_limit(far: Far) -> None:
     for expected in ("raise remote_workers", "the network, or the process that takes batches in"):
         with loader_of(Wide(), 0, 2, at(far.nodes), batch_size=2) as loader:
