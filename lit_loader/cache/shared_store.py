@@ -313,7 +313,7 @@ class SharedStore:
     def _extent(self) -> str:
         kept = self.total(Counter.KEPT)
         return (
-            f"{kept} of {self.length} samples are kept ({self.used / 1e9:.2f} GB), the others are "
+            f"{kept} of {self.length} samples are kept ({self.used / 1e6:,.1f} MB), the others are "
             "made anew each time"
         )
 
