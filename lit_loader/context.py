@@ -15,11 +15,15 @@ from lit_loader.describe import public
 __all__ = ["get_epoch", "get_shard", "reading"]
 
 
+Aside = Callable[[], AbstractContextManager[object]]
 Beginning = Callable[[int], AbstractContextManager[object]]
 
 
-def _as_they_are(part: int) -> AbstractContextManager[object]:
+def _as_they_are(part: int = 0) -> AbstractContextManager[object]:
     return nullcontext()
+
+
+_Place = tuple[int, tuple[int, int], bool, Beginning, Aside]
 
 
 class _Reading:
@@ -28,24 +32,27 @@ class _Reading:
     Attributes:
         beginning: Gives a context in which generators are as before the epoch's first sample, for
             a part of an iterable dataset that begins later; by the part's number.
+        aside: Gives a context after which the generators that the dataset holds are where they
+            were, for what is read again in the midst of a batch.
     """
 
     def __init__(self) -> None:
         self.epoch = 0
         self.shard = (0, 1)
         self.beginning: Beginning = _as_they_are
+        self.aside: Aside = _as_they_are
         self.shard_asked = False
         self.epoch_asked = False
 
-    def leave(self) -> tuple[int, tuple[int, int], bool, Beginning]:
+    def leave(self) -> _Place:
         """Read something else (a loader within a dataset, say); returns what `return_to` takes."""
-        place = self.epoch, self.shard, self.shard_asked, self.beginning
-        self.shard_asked, self.beginning = False, _as_they_are
+        place = self.epoch, self.shard, self.shard_asked, self.beginning, self.aside
+        self.shard_asked, self.beginning, self.aside = False, _as_they_are, _as_they_are
         return place
 
-    def return_to(self, place: tuple[int, tuple[int, int], bool, Beginning]) -> None:
+    def return_to(self, place: _Place) -> None:
         """Be again where `leave` was called."""
-        self.epoch, self.shard, self.shard_asked, self.beginning = place
+        self.epoch, self.shard, self.shard_asked, self.beginning, self.aside = place
 
 
 reading: Final = _Reading()

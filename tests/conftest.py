@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
 
 from lit_loader.system import processors
 from tests.support import programs
@@ -30,6 +31,10 @@ signal.pthread_sigmask(signal.SIG_SETMASK, ())
 os.umask(0o022)
 for name in ("PYTHONWARNINGS", "HYDRA_FULL_ERROR"):  # they print more than tests compare with
     os.environ.pop(name, None)
+
+# Nothing depends on the machine's speed.
+settings.register_profile("any", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any")
 
 _TURNS = pytest.StashKey[Turns]()
 _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")

@@ -187,7 +187,7 @@ class BatchLoader:
         self._unwatched -= 1
         spec, begins = self._spec, self._fetcher is None
         # At every batch: loaders with num_workers=0 may take turns in one process.
-        reading.epoch, reading.shard = epoch, self._share
+        reading.epoch, reading.shard, reading.aside = epoch, self._share, self._aside
         if self._epoch != (seed, epoch):
             self._enter(seed, epoch)
         if not begins:
@@ -292,6 +292,11 @@ class BatchLoader:
             held.reseed(seed)
 
         return Rewound(held.states, reseed)
+
+    def _aside(self) -> AbstractContextManager[None]:
+        """Put generators (not ``reseed_fn``'s) back, where this batch's seed has set them."""
+        seeded = self._spec.seeding != "worker"
+        return Rewound(self._watch.held.states if seeded else ())  # type: ignore[union-attr]
 
     def _reseed_batch(self, number: int) -> None:
         spec = self._spec

@@ -35,6 +35,7 @@ from lit_loader.node import files
 from lit_loader.node.lock import NodeLock
 from lit_loader.system.cgroups import memory_limits
 from lit_loader.system.shared_file import address_space_left, nameless_file, round_up
+from lit_loader.system.weak_sets import members
 
 __all__ = ["CacheFigures", "Counter", "Note", "SharedStore"]
 
@@ -313,7 +314,7 @@ class SharedStore:
     def _extent(self) -> str:
         kept = self.total(Counter.KEPT)
         return (
-            f"{kept} of {self.length} samples are kept ({self.used / 1e9:.2f} GB), the others are "
+            f"{kept} of {self.length} samples are kept ({self.used / 1e6:,.1f} MB), the others are "
             "made anew each time"
         )
 
@@ -370,7 +371,7 @@ _stores: weakref.WeakSet[SharedStore] = weakref.WeakSet()
 
 
 def _in_child() -> None:
-    for store in list(_stores):
+    for store in members(_stores):
         store.forked()
 
 

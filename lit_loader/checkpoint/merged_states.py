@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from lit_loader.checkpoint.alike import alike
 from lit_loader.checkpoint.loader_state import LoaderState
 from lit_loader.checkpoint.reader_states import batches_of_first_rank
 from lit_loader.checkpoint.untrusted_state import brief
@@ -58,7 +59,7 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             "load each on the rank that it was taken on, or read with num_shards"
         )
     if not any(state.readers for state in loaded):
-        if any(state != first for state in loaded):
+        if not all(alike(vars(state), vars(first)) for state in loaded):
             raise StateError(
                 f"states differ, which are the same on all ranks (after {first.batches} batches "
                 "and others): merge those that were taken at the same step"

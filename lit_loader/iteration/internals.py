@@ -32,6 +32,7 @@ from lit_loader.sampling.shown_samplers import ShownSamplers
 from lit_loader.seeding.generator_watch import GeneratorWatch
 from lit_loader.seeding.seeds import BaseSeed
 from lit_loader.statistics.recorder import Recorder
+from lit_loader.system.weak_sets import members
 from lit_loader.transport.loader_page import LoaderPage
 from lit_loader.transport.own_page import OwnPage
 from lit_loader.tuning.auto_workers import AutoWorkers
@@ -150,11 +151,7 @@ class LoaderInternals:
 
     def alive(self) -> list[MultiProcessIterator[Any]]:
         """The iterators with workers that are alive; another thread may be making one."""
-        while True:
-            try:
-                return list(self.iterators)
-            except RuntimeError:  # it was
-                continue
+        return members(self.iterators)
 
     def pools(self) -> set[WorkerPool]:
         """All of the loader's workers."""

@@ -197,7 +197,10 @@ class MultiProcessIterator(LoaderIterator[T_co]):
                     feed.restart()
                     continue
                 error, feed.error = feed.error, None
-                return None if error is None else Delivery(-1, None, error)
+                if error is not None:
+                    return Delivery(-1, None, error)
+                feed.check_end()
+                return None
             if tail and not tail.admits(start.position, session.hold):
                 self.disconnect(reusable=True)
                 outstanding.clear()

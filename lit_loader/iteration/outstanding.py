@@ -79,12 +79,16 @@ class OutstandingTasks:
         self.lookahead = others.lookahead
 
     def begins(self, epoch: int, batches: Iterator[Any]) -> bool:
-        """Whether these tasks are the first batches of an epoch, and all of them are right.
+        """Whether these tasks begin with the first batches of an epoch, and all of it are right.
+
+        Those of an epoch before it would stay for ever, in the place of others.
 
         Args:
             epoch: The epoch.
             batches: The indices of its batches, from the first one on.
         """
+        if next(iter(self.tasks), None) != task_number(epoch, 0):
+            return False
         place = 0
         while (number := task_number(epoch, place)) in self.tasks:
             if next(batches, None) != self.tasks[number]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from lit_loader.checkpoint.reader_states import Shards
+from lit_loader.errors import LoaderError
 from lit_loader.iteration.outstanding import OutstandingTasks
 from lit_loader.sampling.epoch_batches import EpochBatches, UpcomingBatch
 from lit_loader.sampling.epochs import EpochStart
@@ -82,6 +83,20 @@ class SamplerFeed:
 
     def restart(self) -> None:
         """Begin anew after an end that was none: there is no such."""
+
+    def check_end(self) -> None:
+        """Make sure that an epoch that is about to end has been given out whole.
+
+        Raises:
+            LoaderError: It has not: better no end than one that loses batches without a word.
+        """
+        given = self._start.position.now().delivered
+        if not self.epoch_issued or given < self._position:
+            issued = f"{self._position} {'' if self.epoch_issued else 'or more '}batches"
+            raise LoaderError(
+                f"epoch {self._start.epoch} would have ended after {given} of {issued}: this is a "
+                "fault of the loader; load_state_dict(state_dict()) goes on with the next batch"
+            )
 
     def _draw(self) -> Task | None:
         """Draw the sampler's next batch; None: it is not to be sent, or there is none."""
@@ -181,6 +196,9 @@ class ReaderFeed:
             for reader, point in enumerate(points)
             if point.batches or point.before  # it has ended where it is now
         }
+
+    def check_end(self) -> None:
+        """Readers end by themselves: nobody knows beforehand when."""
 
     def take(self) -> Task | None:
         """Give the next task to be sent, which is outstanding from now on; None: there is none."""

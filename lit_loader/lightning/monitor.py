@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
@@ -198,11 +198,11 @@ def _interval(trainer: Trainer) -> int:
     return trainer.global_step // every if every else 0
 
 
-def _checked_file(name: str, value: Any) -> str | os.PathLike[str] | bool | None:
+def _checked_file(name: str, value: Any) -> str | os.PathLike[str] | Literal[True] | None:
     """Check what names a file that is written, or says whether there is one."""
     value = plain(value)
     if value is None or isinstance(value, bool):
-        return value or None
+        return True if value else None
     if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
         refuse(name, "a file's name, True or None", value)
     return value

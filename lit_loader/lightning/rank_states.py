@@ -22,11 +22,12 @@ from typing import Any, Final
 
 import torch.distributed
 
+from lit_loader.checkpoint.alike import alike
 from lit_loader.checkpoint.merged_states import merge_states
 from lit_loader.errors import StateError
 from lit_loader.ranks.job_store import common_store
 
-__all__ = ["RankStates"]
+__all__ = ["RankStates", "is_place_of"]
 
 PATIENCE: Final = 30.0
 """Seconds that are waited for another rank's states."""
@@ -97,6 +98,19 @@ class RankStates:
         states: list[State] = pickle.loads(store.get(key))
         store.delete_key(key)
         return states
+
+
+def is_place_of(state: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two states are of the same place, whatever of the datasets' own lies in them."""
+    one, two = (
+        {**each, "readers": [*map(_place, each.get("readers") or ())]} for each in (state, other)
+    )
+    return alike(one, two)
+
+
+def _place(reader: Sequence[Any]) -> list[Any]:
+    """A reader's part of a state, but for its dataset's own."""
+    return [*reader[:2], *reader[3:]]
 
 
 def _is_partial(state: Mapping[str, Any]) -> bool:

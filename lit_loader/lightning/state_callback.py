@@ -27,7 +27,7 @@ from torch.utils.data import IterableDataset
 from lit_loader.checkpoint.untrusted_state import damaged
 from lit_loader.describe import public
 from lit_loader.errors import StateError
-from lit_loader.lightning.rank_states import RankStates
+from lit_loader.lightning.rank_states import RankStates, is_place_of
 from lit_loader.lightning.trainer_progress import (
     ResumedEpoch,
     begin_next_epoch,
@@ -144,7 +144,7 @@ class LoaderStateCallback(Callback):
         for states in (saved_states(checkpoint), parts):
             if isinstance(states, list) and len(states) == len(own):
                 for state, before, after in zip(states, own, merged, strict=True):
-                    if state == before:
+                    if after is not before and is_place_of(state, before):
                         state.clear()
                         state.update(after)
 

@@ -38,8 +38,10 @@ class MixtureStream(IterableDataset[Any]):
     Each reader (one of ``num_shards``; without, each worker of each rank) mixes what it gets of
     every source, so each source asks `lit_loader.get_shard` for its share. The stream is resumed
     exactly: from the sources' own ``state_dict`` and ``load_state_dict`` (those of the iterator and
-    of the dataset). A source without them is read again up to the place. Unless there are
-    ``num_shards``, such a source must not draw its order from a global random generator.
+    of the dataset). A source without them is read again up to the place, and random generators are
+    then put back (not those that only ``reseed_fn`` knows). Such a source must come in the same
+    order then: it may draw its order with ``num_shards``, before its first sample, and must not
+    between samples, as a shuffle buffer does.
 
     Args:
         datasets: The sources, in a list, or by name; factories without arguments are called.
@@ -231,7 +233,7 @@ class _Source:
 
     def _open_again(self) -> None:
         # In the run that is resumed, this batch was made without any of what follows.
-        with preserved(), reading.beginning(self._number):
+        with preserved(), reading.aside(), reading.beginning(self._number):
             self._opened = Opened(self._dataset, _KEY, self._loaded, role=_ROLE)
             if not self._loaded:
                 self._again = self.taken
@@ -240,7 +242,7 @@ class _Source:
 
     def _read_again(self, opened: Opened) -> None:
         """Read what has been given before; a sample that raised then may raise again."""
-        with preserved():
+        with preserved(), reading.aside():
             while self._again:
                 self._read_one_again(opened)
 

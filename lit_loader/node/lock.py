@@ -18,6 +18,8 @@ import time
 import weakref
 from typing import Final
 
+from lit_loader.system.weak_sets import members
+
 __all__ = ["NodeLock"]
 
 _WAITING: Final = 4096
@@ -124,7 +126,7 @@ class NodeLock:
 
 
 def _in_child() -> None:
-    for lock in list(_held):
+    for lock in members(_held):
         lock.release()
 
 

@@ -231,8 +231,12 @@ class Crew:
                 return member.again - now
             self._hire(member)
             return None
-        if not member.up or not (member.tickets or member.silent):
+        doubtful = member.node in self._told  # then idle ones are asked, too
+        if not member.up or not (member.tickets or member.silent or doubtful):
             return None
+        if not (member.tickets or member.silent or member.asked):
+            member.heard, member.asked = now, True
+            self._await(hand.ping(), partial(self._hear, member, hand))
         quiet = now - member.heard
         if quiet >= patience / 2 and not member.asked:
             member.asked = True
@@ -265,10 +269,10 @@ class Crew:
         self.trouble = fate.reason
         name = str(member)[0].upper() + str(member)[1:]
         if not was_up:
-            # Told once, however often it is tried.
-            self._event(
-                fate.reason, f"{name} did not come up ({fate.reason}); another one is asked for."
-            )
+            # Told once, however often it is tried. With a machine that was lost it is nothing new.
+            if fate.blamed:
+                text = f"{name} did not come up ({fate.reason}); another one is asked for."
+                self._event(fate.reason, text)
         elif not was_silent:  # that has been told of
             self._event(
                 member.node,

@@ -216,6 +216,8 @@ def _said(error: BaseException) -> str:
         return " ".join(" ".join(told).split()).partition(" There are some potential")[0]
     if isinstance(error, exceptions.RayTaskError):
         return lines[-1]
+    if any(line.startswith("Traceback") for line in lines):
+        return f"{lines[0]} {lines[-1]}"
     return " ".join(lines)
 
 

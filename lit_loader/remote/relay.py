@@ -359,10 +359,10 @@ class Relay:
             why = f" (the last one: {crew.trouble})" if crew.trouble else ""
             self._say(
                 FINAL,
-                f"remote_workers={len(crew.members)}: none is up for {missing:.0f} s{why}, and "
-                "there are no workers on this machine (num_workers=0): see what the cluster has "
-                "(ray status), ask for less (remote.cpus_per_worker, remote.resources), or set "
-                "num_workers",
+                f"remote_workers={len(crew.members)}: none has come up for {missing:.0f} s{why}, "
+                "and there are no workers on this machine (num_workers=0): see what the cluster "
+                "has (ray status), ask for less (remote.cpus_per_worker, remote.resources), or "
+                "set num_workers",
             )
             self._code = GONE
         return self._patience / 2 if again is None else min(again, self._patience / 2)

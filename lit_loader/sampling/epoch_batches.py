@@ -101,7 +101,8 @@ class EpochBatches(Iterator[Any]):
         """
         self.at = _NOWHERE
         self.position = position
-        self._cursor = SamplerCursor(self._plan, self._epoch, position, state or {}, self._resumed)
+        given, again = state or {}, hasattr(self, "_cursor")
+        self._cursor = SamplerCursor(self._plan, self._epoch, position, given, self._resumed, again)
         self._batches = self._run(self._cursor, position)
         self.at = position
 

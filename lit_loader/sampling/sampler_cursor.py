@@ -63,6 +63,7 @@ class SamplerCursor:
         position: Number of the first batch.
         given: What :meth:`state` gave there; nothing: it is reached by drawing from the start.
         resumed: Whether that came from outside: refusals then name the sampler.
+        again: Whether the epoch had been begun already.
 
     Attributes:
         number: That of the group drawn last.
@@ -70,10 +71,17 @@ class SamplerCursor:
     """
 
     def __init__(
-        self, plan: BatchPlan, epoch: int, position: int, given: Mapping[str, Any], resumed: bool
+        self,
+        plan: BatchPlan,
+        epoch: int,
+        position: int,
+        given: Mapping[str, Any],
+        resumed: bool,
+        again: bool = False,
     ) -> None:
         self._plan, self._epoch, self._position = plan, epoch, position
         self._given, self._resumed = dict(given), resumed
+        self._is_known = resumed or again  # what the sampler carried, though that be nothing
         self._kept: dict[str, Any] = {}
         self._opened: Opened | None = None
         self._place: dict[str, Any] | None = None
@@ -206,6 +214,9 @@ class SamplerCursor:
         """Bring a sampler's other generators, and its counters, to where they were; note them."""
         plan, carried = self._plan, self._given.get("carried")
         if carried is None:
+            if self._is_known and not self._given.keys() & {*_PARTS, BETWEEN}:
+                plan.sampler.memory.go_back()
+            plan.sampler.memory.look()
             carried = plan.sampler.memory.note(plan.sampler.generator())
         else:
             for _ in range(2):

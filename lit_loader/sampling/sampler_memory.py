@@ -12,7 +12,7 @@ import itertools
 import json
 import random
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,8 @@ class SamplerMemory:
         self._plain = [dict(_plain(owner)) for owner in self._owners]
         self._other = [self._glance(owner) for owner in self._owners]
         self._announced: set[str] = set()  # names of what set_epoch sets, which need not be kept
+        self._began: list[dict[str, Any]] = []  # as `_plain`, when the epoch began
+        self._moved: set[tuple[int, str]] = set()  # attributes that have changed since an epoch did
         self.unsaved: str | None = None
         """An attribute that has changed and is not part of the position; None: there is none."""
 
@@ -88,6 +90,27 @@ class SamplerMemory:
             return None
         return {"generators": packed, "attributes": changed}
 
+    def look(self) -> None:
+        """See, where an epoch begins, which attributes have changed since the last one did."""
+        now = [dict(_plain(owner)) for owner in self._owners]
+        for number, before in enumerate(self._began):
+            moved = (name for name in before if before[name] != now[number].get(name, before))
+            self._moved.update((number, name) for name in moved)
+        self._began = now
+
+    def go_back(self, kept: Collection[str] = ()) -> None:
+        """Bring attributes that have changed since an epoch began to where they were at first.
+
+        Args:
+            kept: Those that are brought elsewhere, by owner and name: ``"0.calls"``.
+        """
+        self.look()
+        for number, name in self._moved:
+            first = self._plain[number]
+            if name in first and name not in self._announced and f"{number}.{name}" not in kept:
+                vars(self._owners[number])[name] = first[name]
+        self._began = [dict(_plain(owner)) for owner in self._owners]
+
     def _notice(self, owner: Any, before: dict[str, Any]) -> None:
         if self.unsaved is None:
             now = self._glance(owner)
@@ -127,6 +150,7 @@ class SamplerMemory:
                 if not isinstance(value, _PLAIN):
                     raise TypeError(f"{name} is no number or text")
                 vars(self._owners[int(number)])[name] = value
+            self.go_back(changed)
             held = self._generators(apart_from)
             targets: dict[str, list[Any]] = {}
             for path, generator in zip(held.paths, held.generators, strict=True):

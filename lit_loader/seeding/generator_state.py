@@ -269,14 +269,14 @@ class Rewind:
 
 
 class Rewound(AbstractContextManager[None]):
-    """A context in which random generators are seeded, and after which they are where they were.
+    """A context after which random generators are where they were.
 
     Args:
         held: Those besides the global ones: see `Rewind`.
-        seed: Seeds them.
+        seed: Seeds them for the body, which finds them as they are without.
     """
 
-    def __init__(self, held: Iterable[object], seed: Callable[[], object]) -> None:
+    def __init__(self, held: Iterable[object], seed: Callable[[], object] = lambda: None) -> None:
         self._rewind, self._seed = Rewind(held), seed
 
     def __enter__(self) -> None:

@@ -20,6 +20,7 @@ import weakref
 from collections.abc import Callable, Iterator
 
 from lit_loader.system.shared_file import map_over
+from lit_loader.system.weak_sets import members
 
 __all__ = ["ForkGuard", "unguarded_fork"]
 
@@ -111,17 +112,17 @@ def unguarded_fork() -> Iterator[None]:
 
 def _before() -> None:
     if threading.get_ident() not in _unguarded:
-        for guard in list(_guards):
+        for guard in members(_guards):
             guard.before()
 
 
 def _in_parent() -> None:
-    for guard in list(_guards):
+    for guard in members(_guards):
         guard.in_parent()
 
 
 def _in_child() -> None:
-    for guard in list(_guards):
+    for guard in members(_guards):
         guard.in_child()
     _unguarded.clear()
     _guards.clear()  # the arenas are the parent's

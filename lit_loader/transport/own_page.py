@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Final
 
 from lit_loader.system.shared_file import SharedFile, map_over, map_part, round_up
+from lit_loader.system.weak_sets import members
 from lit_loader.transport.loader_page import PAGE_BYTES, LoaderPage
 from lit_loader.transport.status_board import Progress, StatusBoard, board_bytes
 
@@ -76,7 +77,7 @@ class OwnPage:
 
 
 def _in_child() -> None:
-    for page in list(_open):
+    for page in members(_open):
         with contextlib.suppress(OSError):
             page.leave_to_parent()
 

@@ -538,7 +538,7 @@ def test_what_does_not_fit_is_not_merged() -> None:
         merge([])
     with pytest.raises(StateError, match="states must be a list of those of all ranks, got None"):
         merge(None)
-    with pytest.raises(StateError, match="states must be a list of those of all ranks, got {'ver"):
+    with pytest.raises(StateError, match="states must be a list of those of all ranks, got {"):
         merge(one)
     with pytest.raises(StateError, match="must be the dict that state_dict"):
         merge([{}])

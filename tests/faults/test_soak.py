@@ -212,24 +212,29 @@ def memory(pid: int | str, file: str, field: str) -> int:
 
 
 def usage(targets: Iterable[Lane]) -> Usage:
+    """What all take; workers whose number varies, with their descriptors, are not counted."""
     pids: set[int] = {child.pid for child in psutil.Process().children(recursive=True)}
+    varying: set[int] = set()
     arenas = 0
     for lane in targets:
         pool = lane.pool()
         # Workers of a launcher that was killed are nobody's children any more.
         with contextlib.suppress(OSError, ValueError, AttributeError):
             if pool is not None and not pool.closed:
-                pids.update(pool.pids)
+                (varying if lane.varies else pids).update(pool.pids)
                 arenas += os.fstat(pool._arena.fd).st_blocks * 512
     return Usage(
         memory("self", "status", "RssAnon"),
-        sum(memory(pid, "smaps_rollup", "Pss") for pid in pids),
+        sum(memory(pid, "smaps_rollup", "Pss") for pid in pids - varying),
         arenas,
-        len(os.listdir("/proc/self/fd")),
+        len(os.listdir("/proc/self/fd")) - A_WORKER * len(varying),
         threading.active_count(),
-        len(pids),
+        len(pids - varying),
     )
 
+
+A_WORKER = 3
+"""Descriptors that the parent has of a worker."""
 
 SLACK = Usage(64 << 20, 512 << 20, 128 << 20, 32, 2, 8)
 """By how much the median of the last quarter may be above that of the first. Workers of the fork

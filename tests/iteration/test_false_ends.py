@@ -9,6 +9,7 @@ import pytest
 from lit_loader import DataLoader
 from lit_loader.errors import LoaderError
 from lit_loader.statistics.recorder import Recorder
+from lit_loader.transport.messages import task_number
 from tests.support.samples import Call, ints
 
 
@@ -35,3 +36,40 @@ def test_a_stray_stop_iteration(num_workers: int, monkeypatch: pytest.MonkeyPatc
         found += ints(iterator)
         assert found == list(range(8))
         assert ints(loader) == list(range(8))
+
+
+def test_an_epoch_that_would_end_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is asked of the workers any more, whatever the reason; and batches are left."""
+    with DataLoader(Call(int, 8), num_workers=1, prefetch_factor=1) as loader:
+        iterator = iter(loader)
+        found = [int(next(iterator)), int(next(iterator))]
+        monkeypatch.setattr(iterator, "_depth", 0)
+        found.append(int(next(iterator)))
+        expected = "epoch 0 would have ended after 3 of 3 or more batches"
+        with pytest.raises(LoaderError, match=expected):
+            next(iterator)
+        loader.load_state_dict(loader.state_dict())
+        assert found + ints(loader) == list(range(8))
+
+
+def test_an_epoch_is_left_out_whose_batches_are_there() -> None:
+    """Epochs 1 and 2 have been begun; 2 is asked for, with fewer workers: all of it comes."""
+    with (
+        DataLoader(
+            Call(int, 5), num_workers=4, persistent_workers=True, shuffle=True, seed=3
+        ) as loader,
+        DataLoader(Call(int, 5), shuffle=True, seed=3) as single,
+    ):
+        assert ints(loader) == ints(single)
+        begun = loader._internals.workers.begun
+        assert begun is not None
+        assert {task_number(1, 4), task_number(2, 0)} <= begun.tasks.keys()
+        loader.set_epoch(2)
+        single.set_epoch(2)
+        iterator = iter(loader)
+        found = [int(next(iterator))]
+        assert {*iterator._outstanding.tasks} <= {  # type: ignore[attr-defined]
+            task_number(epoch, place) for epoch in (2, 3, 4) for place in range(5)
+        }
+        loader.resize(1)
+        assert found + ints(iterator) == ints(single)

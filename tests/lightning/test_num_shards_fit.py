@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from lightning.fabric import Fabric
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 from torch.distributed import HashStore, distributed_c10d
+from torch.utils.data import IterableDataset
 
 import lit_loader
 from lit_loader import DataLoader, LoaderDataModule, StateError
 from lit_loader.lightning import rank_states
-from lit_loader.lightning.rank_states import RankStates
+from lit_loader.lightning.rank_states import RankStates, is_place_of
 from tests.support import sharded_fit
 from tests.support.exact import digest
 from tests.support.lightning_runs import SaveAt, quiet_trainer
@@ -172,6 +176,55 @@ def test_a_rank_that_is_elsewhere(store: HashStore) -> None:
     RankStates().merged([other], 0, 2)
     with pytest.warns(RuntimeWarning, match="taken after 2 batches on one rank and after 3"):
         assert RankStates().merged([one], 0, 2) == [one]
+
+
+class WithArrays(IterableDataset[Tensor]):
+    """Has arrays in its state, which have no ``==`` for the whole."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Iterator[Tensor]:
+        while self.at < 24:
+            self.at += 1
+            yield torch.full((12,), self.at)
+        self.at = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "held": [np.arange(3.0), torch.zeros(2)]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+
+
+@pytest.mark.parametrize("shards", [None, 1])
+def test_a_state_with_arrays(shards: int | None, tmp_path: Path) -> None:
+    def fit(ckpt_path: Path | None, **more: Any) -> Seen:
+        model = Model()
+        options = {"batch_size": 4, "num_shards": shards, "seed": 1}
+        data = LoaderDataModule({"train": WithArrays()}, options)
+        trainer = quiet_trainer(tmp_path, **more)
+        trainer.fit(model, data, ckpt_path=ckpt_path, weights_only=False)
+        return model.seen
+
+    path = tmp_path / "one.ckpt"
+    first = fit(None, callbacks=[SaveAt(path, 2)], max_steps=2)
+    assert first + fit(path) == fit(None)
+
+
+def test_states_with_arrays_are_put_together(store: HashStore) -> None:
+    """In the checkpoint, the first rank's are a copy of those that are merged."""
+    states = states_after(2, 2)
+    for state in states:
+        for part in state["readers"]:
+            part[2] = {"dataset": {"held": [np.arange(3.0), torch.zeros(2), object()]}}
+    own, copied, elsewhere = (copy.deepcopy(states[0]) for _ in range(3))
+    elsewhere["readers"][0][1] += 1
+    assert is_place_of(own, copied) and not is_place_of(own, elsewhere)
+    assert not is_place_of(own, states[1]) and not is_place_of(own, {})
+    RankStates().merged(states[1:], 0, 2)
+    merged = RankStates().merged([own], 0, 2)
+    assert len(merged[0]["readers"]) == SHARDS
 
 
 def test_without_a_job_nothing_is_merged() -> None:

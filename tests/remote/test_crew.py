@@ -209,9 +209,9 @@ def test_a_node_that_is_silent_and_lost_later_is_one_event() -> None:
     scene.passes(PATIENCE)
     assert len(scene.told) == 1
     scene.passes(6)
-    assert scene.give() == 2  # to the other one, of which nothing was asked until now
+    assert scene.crew.up == 0 and scene.give() is None  # the other one was asked then, too
     for hand in scene.hands[:2]:
-        hand.orders[0].set_exception(GoneError("its node is lost"))
+        hand.watched.set_exception(GoneError("its node is lost"))
     scene.run()
     assert len(scene.told) == 1
     scene.crew.look()
@@ -277,6 +277,14 @@ def test_why_none_comes_up_is_told_once_and_known() -> None:
         "Remote worker 0 did not come up (no package of this name); another one is asked for."
     ]
     assert scene.crew.trouble == "no package of this name"
+
+
+def test_one_that_was_to_come_up_on_a_node_that_is_lost_is_no_event_besides() -> None:
+    scene = Scene(workers=1)
+    scene.hands[0].said.set_exception(LostError("its node has died"))
+    scene.run()
+    scene.passes(2)
+    assert len(scene.hands) == 2 and not scene.told
 
 
 def test_an_order_that_fails_leaves_its_worker_alone() -> None:

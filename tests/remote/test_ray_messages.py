@@ -58,6 +58,14 @@ ModuleNotFoundError: No module named 'lit_loader'
             ),
         ),
         (
+            ray.RuntimeEnvSetupError("Traceback (most recent call last):\n  long\nOSError: no"),
+            (
+                "RuntimeEnvSetupError: Failed to set up runtime environment. OSError: no",
+                False,
+                True,
+            ),
+        ),
+        (
             ray.RuntimeEnvSetupError("no package\ncalled this"),
             (
                 "RuntimeEnvSetupError: Failed to set up runtime environment. no package called "

@@ -232,6 +232,7 @@ class Lane:
         self.method = method
         self.options = {"batch_size": 4, "seed": 7, **options}
         self.with_workers: dict[str, Any] = {"num_workers": workers}
+        self.varies = workers == "auto"
         if workers:
             self.with_workers |= {
                 "persistent_workers": persistent,
@@ -355,6 +356,10 @@ class Resized(Lane):
     """The number of its workers is changed in the midst of an epoch, now and then."""
 
     resized = 0
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.varies = True
 
     def _epoch(self, loader: Any) -> None:
         self._loader = loader

@@ -1,0 +1,23 @@
+"""`members`: what is in a weak set, while other threads add to it."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TypeVar
+
+__all__ = ["members"]
+
+T = TypeVar("T")
+
+
+def members(of: weakref.WeakSet[T]) -> list[T]:
+    """Give the members of a weak set.
+
+    Going through it raises a RuntimeError if another thread adds one meanwhile, and so must not be
+    done where nobody would hear of that: around a fork, say.
+    """
+    while True:
+        try:
+            return list(of)
+        except RuntimeError:
+            continue
