@@ -302,7 +302,7 @@ class DataLoader(TorchLoader[T_co]):
 
         Args:
             ahead: Whether the last batch given out is not used yet, for a training loop that takes
-                one ahead; for iterable datasets only.
+                one ahead. It has taken none if it has been told of this loader's end.
             within: Whether the training loop's epoch goes on. If this loader has come to its end,
                 it has nothing more to give then, also after resuming; else its next epoch begins.
         """

@@ -113,6 +113,7 @@ class EpochPosition:
     _ended: bool = field(init=False, default=False)
     _previous: Position = field(init=False)
     _latest: int | _Read | None = field(init=False, default=None)  # given out, and not counted yet
+    _last: int | None = field(init=False, default=None)  # a map-style one's, counted last
 
     def __post_init__(self) -> None:
         self._batches = self.start.batches
@@ -168,20 +169,23 @@ class EpochPosition:
         if latest is None:
             return
         if latest == self._batches and not self._ahead:  # as nearly always: the shortest way
+            self._last = latest
             if self._samplers:
-                self._samplers.pop(self._batches, None)
+                self._samplers.pop(latest - 1, None)  # not its own: `before_last` may ask for it
             self._batches += 1  # at once with what follows: nothing is called in between
         elif isinstance(latest, _Read):
             self._previous = latest.before
             self._readers[latest.reader] = latest.point
             self._batches = latest.before.batches + 1
         else:
+            self._last = latest
             if latest >= self._batches:
                 self._ahead.add(latest)
             while (done := self._batches) in self._ahead:
-                self._samplers.pop(done, None)
                 self._batches = done + 1
                 self._ahead.discard(done)
+            for number in [n for n in self._samplers if n < min(latest, self._batches)]:
+                del self._samplers[number]
         self._latest = None
 
     def take_back(self) -> None:
@@ -222,9 +226,24 @@ class EpochPosition:
         self._ended = True
 
     def before_last(self) -> Position:
-        """Give the position before an iterable dataset's last batch; else where it all began."""
-        self.settle()
-        return self._previous
+        """Give the position before the batch given out last; at the end, that of this moment."""
+        now = self.now()
+        if self._ended:
+            return now  # the consumer has asked since, and was given nothing
+        if self._readers:
+            return replace(self._previous, requested=now.requested)
+        last = self._last
+        if last is None:
+            return now
+        rest = {*now.ahead, *range(last, now.batches)} - {last}
+        batches = min(last, now.batches)
+        return replace(
+            now,
+            batches=batches,
+            ahead=tuple(sorted(rest)),
+            sampler=self._samplers.get(batches),
+            since=batches - self.start.batches,
+        )
 
     def now(self) -> Position:
         """Give the position of this moment."""

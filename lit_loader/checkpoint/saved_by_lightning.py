@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from typing import Final
 
-__all__ = ["ADVICE_WITHOUT_CALLBACK", "called_by_lightning"]
+__all__ = ["ADVICE_WITHOUT_CALLBACK", "called_by_lightning", "taken_ahead_by_lightning"]
 
 ADVICE_WITHOUT_CALLBACK: Final = (
     "Lightning saves and restores the position of this loader, but no callback tells which batches "
@@ -19,6 +19,7 @@ ADVICE_WITHOUT_CALLBACK: Final = (
 )
 
 _CALLER: Final = "lightning.pytorch.utilities.combined_loader"
+_FETCHERS: Final = "lightning.pytorch.loops.fetchers"
 
 
 def called_by_lightning() -> bool:
@@ -27,3 +28,13 @@ def called_by_lightning() -> bool:
     for _ in range(2):
         frame = frame and frame.f_back
     return frame is not None and frame.f_globals.get("__name__") == _CALLER
+
+
+def taken_ahead_by_lightning() -> bool:
+    """Whether a Trainer's loop is taking a batch while it only makes an iterator."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == _FETCHERS and frame.f_code.co_name == "__iter__":
+            return True
+        frame = frame.f_back
+    return False

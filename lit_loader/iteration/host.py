@@ -31,6 +31,7 @@ from lit_loader.batch.sample_errors import TRANSIENT_ERRORS, Tolerance
 from lit_loader.batch.tensor_table import frozen
 from lit_loader.cache.figures import figures_of
 from lit_loader.checkpoint.reader_states import Shards
+from lit_loader.checkpoint.saved_by_lightning import taken_ahead_by_lightning
 from lit_loader.describe import program_stacklevel
 from lit_loader.iteration.base import LoaderIterator
 from lit_loader.iteration.claims import Claim, WorkerRequest
@@ -286,10 +287,9 @@ class LoaderHost:
             if advice is not None:
                 internals.warn_once(advice)
         advice, internals.advice_at_start = internals.advice_at_start, None
-        # Of loaders without length, Lightning takes a batch before any callback comes to act.
-        with contextlib.suppress(TypeError, NotImplementedError):
-            if advice is not None and len(self._loader) >= 0:
-                internals.warn_once(advice)
+        # Where Lightning takes a batch ahead, it does so before any callback comes to act.
+        if advice is not None and not taken_ahead_by_lightning():
+            internals.warn_once(advice)
         return internals.epochs.begin(self._readers)
 
     def tail(self, start: EpochStart) -> ShardTail | None:

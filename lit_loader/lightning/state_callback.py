@@ -22,6 +22,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import CombinedLoader
+from torch.utils.data import IterableDataset
 
 from lit_loader.checkpoint.untrusted_state import damaged
 from lit_loader.describe import public
@@ -32,6 +33,7 @@ from lit_loader.lightning.trainer_progress import (
     begin_next_epoch,
     correct_logged_step,
     correct_progress,
+    mark_consumed,
     recount_batches,
     saved_states,
 )
@@ -58,6 +60,7 @@ class LoaderStateCallback(Callback):
         self._to_restore: list[dict[str, Any]] = []
         self._workers_hint: list[Any] = []
         self._resumes = False
+        self._has_begun = False  # whether the epoch's first batch was fetched before its hooks
         self._rank_states = RankStates()
         self._loaders: list[DataLoader[Any]] = []  # found once an epoch: that takes 50 µs
 
@@ -167,8 +170,13 @@ class LoaderStateCallback(Callback):
         if states:
             resumed = self._restore_loaders(trainer, states, ahead, between)
             if not between:
+                mark_consumed(trainer, self._loaders, resumed)
                 recount_batches(trainer, resumed)
-        if not ahead:
+        self._has_begun = ahead
+        if ahead:
+            for loader in loaders:
+                loader._internals.epochs.begun_for(_epoch(trainer))
+        else:
             self._set_epoch(trainer)
         self._commit(ahead)
 
@@ -198,26 +206,41 @@ class LoaderStateCallback(Callback):
         # releases, if it has just been restored.
         renews = between and trainer.current_epoch > 0 and not getattr(fit_loop, "is_resuming", 0)
         begun = not ahead or renews or any(map(_is_elsewhere, self._loaders, states))
+        # Where others ended the epoch, Lightning has fetched from the middle of this one's.
+        begun = begun or (between and any(state["batches"] for state in states))
         resumed = []
         for loader, state in zip(self._loaders, states, strict=True):
             if begun:
                 loader.load_state_dict(state)
             after: int = loader.state_dict()["batches"]
-            length = math.inf if ahead else len(loader)
-            resumed.append(ResumedEpoch(before=state["batches"], after=after, length=length))
+            resumed.append(ResumedEpoch(state["batches"], after, _length(loader)))
+            if ahead and between:
+                self._leave_epoch(trainer, loader, state)
         if ahead and begun and not renews:
             # The batch that was taken ahead is of another place.
             iter(fit_loop._data_fetcher)
         return resumed
+
+    @staticmethod
+    def _leave_epoch(trainer: Trainer, loader: DataLoader[Any], state: Mapping[str, Any]) -> None:
+        """Give up where a loader was when others ended the epoch, as a later fetch would."""
+        if not _is_iterable(loader):
+            loader.set_epoch(_epoch(trainer))
+        elif state["batches"]:
+            loader.set_epoch(state["epoch"] + 1)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Sets the epoch of loaders that Lightning does not: those of iterable datasets, say."""
         self._loaders = train_loaders(trainer)
         if not _fetches_ahead(trainer):
             self._set_epoch(trainer)
+        elif not self._has_begun:
+            self._commit(False)  # what was taken ahead, and is not used, is lost with its epoch
+            self._set_epoch(trainer, iterable=False)  # those of iterable datasets count up
 
     def on_train_batch_start(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         """Corrects, with the first batch, what Lightning has counted until then."""
+        self._has_begun = False
         if self._resumes:
             self._resumes = False
             correct_logged_step(trainer)
@@ -233,11 +256,10 @@ class LoaderStateCallback(Callback):
         """Keeps no reference to the loaders."""
         self._loaders = []
 
-    def _set_epoch(self, trainer: Trainer) -> None:
-        # What Lightning itself passes to the samplers of the loaders.
-        progress: Any = trainer.fit_loop.epoch_progress.current
+    def _set_epoch(self, trainer: Trainer, iterable: bool = True) -> None:
         for loader in self._loaders:
-            loader.set_epoch(progress.processed)
+            if iterable or not _is_iterable(loader):
+                loader.set_epoch(_epoch(trainer))
 
     def _commit(self, ahead: bool, within: bool = False) -> None:
         for loader in self._loaders:
@@ -274,8 +296,33 @@ def train_loaders(trainer: Trainer) -> list[DataLoader[Any]]:
 
 
 def _fetches_ahead(trainer: Trainer) -> bool:
-    """Whether Lightning fetches one batch ahead, as it does from loaders without length."""
-    return math.isinf(trainer.num_training_batches)
+    """Whether Lightning fetches one batch ahead, of all loaders.
+
+    It does so if their combination has no length, which depends on its mode and on limits; and not
+    for a ``training_step`` that takes a ``dataloader_iter``.
+    """
+    fetcher = trainer.fit_loop._data_fetcher
+    return math.isinf(trainer.num_training_batches) and bool(
+        getattr(fetcher, "prefetch_batches", 0)
+    )
+
+
+def _epoch(trainer: Trainer) -> int:
+    """What Lightning itself passes to the samplers of the loaders."""
+    progress: Any = trainer.fit_loop.epoch_progress
+    return int(progress.current.processed)
+
+
+def _length(loader: DataLoader[Any]) -> float:
+    """Batches in a loader's epoch; infinity if it has no length."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return math.inf
+
+
+def _is_iterable(loader: DataLoader[Any]) -> bool:
+    return isinstance(loader.dataset, IterableDataset)
 
 
 def _is_elsewhere(loader: DataLoader[Any], state: Mapping[str, Any]) -> bool:

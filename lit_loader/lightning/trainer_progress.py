@@ -29,6 +29,7 @@ __all__ = [
     "begin_next_epoch",
     "correct_logged_step",
     "correct_progress",
+    "mark_consumed",
     "recount_batches",
     "saved_states",
 ]
@@ -117,6 +118,28 @@ class ResumedEpoch(NamedTuple):
     length: float
 
 
+def mark_consumed(trainer: Trainer, ours: Sequence[Any], resumed: Sequence[ResumedEpoch]) -> None:
+    """Remind Lightning which loaders it has gone through in the resumed epoch.
+
+    With ``max_size_cycle``, an epoch ends once it has gone through all; no checkpoint says which.
+
+    Args:
+        trainer: A Trainer that resumes in mid-epoch, before `recount_batches`.
+        ours: Its training loaders that are ours.
+        resumed: How far each of them is.
+    """
+    fit_loop: Any = trainer.fit_loop
+    combined = fit_loop._combined_loader
+    consumed = getattr(combined._iterator, "_consumed", None)
+    if not consumed:
+        return
+    done: int = fit_loop.epoch_loop.batch_progress.current.processed
+    for loader, place in zip(ours, resumed, strict=True):
+        if place.before < done:  # it has begun again
+            for number, other in enumerate(combined.flattened):
+                consumed[number] |= other is loader
+
+
 def recount_batches(trainer: Trainer, loaders: Sequence[ResumedEpoch]) -> None:
     """Count the resumed epoch's batches anew where the loaders' batches are others than before.
 
@@ -174,7 +197,8 @@ def _count(
     def limited(loader: ResumedEpoch) -> float:
         if isinstance(limit, int):
             return min(loader.length, limit)
-        return loader.length if limit is None else int(loader.length * limit)
+        whole = limit is None or math.isinf(loader.length)
+        return loader.length if whole else int(loader.length * limit)
 
     # Shorter than the longest loader: the shortest one ends it.
     choose = min if length < max(map(limited, loaders)) else max

@@ -85,11 +85,16 @@ class Running:
         position: Where its iterator is.
         committed: Where it was at the last commit; None: not since the epoch has begun.
         within: Whether the training loop's epoch goes on behind the end of this one.
+        earlier: Until the first commit: what was committed in the epoch before, if that has batches
+            which are not used yet although this one has begun, for a loop that takes one ahead.
+        announced: An epoch that a training loop is going to ask for and has begun with this one.
     """
 
     position: EpochPosition
     committed: Position | None = None
     within: bool = False
+    earlier: Position | None = None
+    announced: int | None = None
 
 
 class Epochs:
@@ -107,6 +112,7 @@ class Epochs:
         self._next_epoch = 0
         self._epoch_requested = False
         self._commits = False  # whether commit() is used at all
+        self._ahead = False  # whether the last commit was of a loop that takes a batch ahead
 
     def __copy__(self) -> Epochs:
         """A copy goes on from here by itself; the samplers of both are the same objects."""
@@ -147,10 +153,30 @@ class Epochs:
         batches = None
         if self._plan is not None:
             batches = EpochBatches(self._plan, start.epoch, start.batches, given)
-        begun, running = EpochStart(start.epoch, start.seed, batches, position), Running(position)
+        begun = EpochStart(start.epoch, start.seed, batches, position)
+        running = Running(position, earlier=self._unused(state) if self._ahead else None)
         # All at once: nothing is called any more that a signal handler could raise in.
         self._state, self._epoch_requested, self._next_epoch = running, False, start.epoch + 1
         return begun
+
+    def begun_for(self, epoch: int) -> None:
+        """Note for which epoch of a training loop this one has begun, before the loop asks for it.
+
+        A loop that takes a batch ahead does so before it sets the epoch: that is not to be the
+        epoch of the next iterator, too.
+        """
+        state = self._state
+        if isinstance(state, Running):
+            state.announced, start = epoch, state.position.start
+            state.position.start = dataclasses.replace(start, requested=epoch)
+
+    @staticmethod
+    def _unused(state: Fresh | Loaded | Running) -> Position | None:
+        """What was committed, if batches have been given out since."""
+        if not isinstance(state, Running) or state.committed is None:
+            return None if not isinstance(state, Running) else state.earlier
+        now = state.position.now()
+        return state.committed if state.committed.delivered < now.delivered else None
 
     def _begin_loaded(
         self, loaded: Position, requested: int | None
@@ -233,16 +259,18 @@ class Epochs:
         """The epoch that was asked for since the last one began, or None."""
         requested = None if self._plan is None else self._plan.sampler.requested_epoch()
         if requested is None and self._epoch_requested:
-            return self._next_epoch
+            requested = self._next_epoch
+        state = self._state
+        if isinstance(state, Running) and requested == state.announced:
+            return None
         return requested
 
     def commit(self, ahead: bool = False, within: bool = False) -> None:
         """Note that everything given out so far is used; see ``DataLoader.commit``."""
-        state, self._commits = self._state, True
+        state, self._commits, self._ahead = self._state, True, ahead
         if isinstance(state, Running):
-            before = ahead and self._plan is None
             state.within = within
-            state.committed = state.position.before_last() if before else state.position.now()
+            state.committed = state.position.before_last() if ahead else state.position.now()
 
     @property
     def begun_without_commits(self) -> bool:
@@ -258,7 +286,7 @@ class Epochs:
             return self._epoch_start(requested)
         now, committed = state.position.now(), state.committed
         if self._commits and (committed is None or committed.delivered < now.delivered):
-            return committed or state.position.start
+            return committed or state.earlier or state.position.start
         return self._epoch_start(requested) if now.ended and not state.within else now
 
 
