@@ -198,7 +198,7 @@ def _count(
         if isinstance(limit, int):
             return min(loader.length, limit)
         whole = limit is None or math.isinf(loader.length)
-        return loader.length if whole else int(loader.length * limit)
+        return loader.length if whole else int(loader.length * (limit or 1.0))
 
     # Shorter than the longest loader: the shortest one ends it.
     choose = min if length < max(map(limited, loaders)) else max
