@@ -43,7 +43,7 @@ from lit_loader.errors import StateError
 from lit_loader.sampling.batch_plan import BatchPlan
 from lit_loader.sampling.orders import OrderedSampler, ShuffledSampler, resolve
 from lit_loader.sampling.user_sampler import BETWEEN, SAMPLER
-from lit_loader.seeding.generator_state import preserved
+from lit_loader.seeding.generator_state import Loan, preserved
 from lit_loader.seeding.seeds import derive, seed_globals
 
 __all__ = ["SamplerCursor"]
@@ -151,8 +151,11 @@ class SamplerCursor:
         for number in itertools.count(first):
             opens = number == first
             wanted = behind if opens and behind else group_size
-            with preserved() if isolated else _NOTHING:
-                if isolated:
+            # Not a context: an exception at the edge of __enter__ or __exit__ would leave it begun.
+            loan = Loan() if isolated else None
+            try:
+                if loan is not None:
+                    loan.begin()
                     seed_globals(began if opens else derive(seed, number))
                 if opens:
                     with self._resuming() if restored or doubtful else _NOTHING:
@@ -168,6 +171,12 @@ class SamplerCursor:
                     group = _take(items, wanted)
                 if opens and isolated and number == 0 and self._now():
                     draws = not _are_at(began)
+            finally:
+                if loan is not None:
+                    try:
+                        loan.end()
+                    finally:
+                        loan.end()
             if draws:
                 place = {_BEHIND: 0, **fresh, **self._now()} if before is None else before
                 self._place = {_BEHIND: group_size, **place}

@@ -42,7 +42,10 @@ REACHES = {
         "tensor._indices", "tensor._values", "obj._untyped_storage", "torch._C",
         "torch._make_per_tensor_quantized_tensor", "torch._make_per_channel_quantized_tensor",
     },
-    "lightning/trainer_progress.py": {"fit_loop._restarting", "loop._batches_that_stepped"},
+    "lightning/trainer_progress.py": {
+        "fit_loop._restarting", "loop._batches_that_stepped", "fit_loop._combined_loader",
+        "combined._iterator",
+    },
     "batch/worker_info.py": {"torch.utils.data._utils", "torch_worker._worker_info"},
     "bench/cluster/nodes.py": {"ray._private"},
 }  # fmt: skip

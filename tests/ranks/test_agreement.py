@@ -127,7 +127,9 @@ def test_a_beginning_that_was_interrupted(store: HashStore) -> None:
 
 
 def test_fewer_processes_than_ranks() -> None:
-    with pytest.raises(LoaderError, match="which is a job of 3 processes here"):
+    with pytest.raises(
+        LoaderError, match="the job of torch.distributed, and this one has 3 processes"
+    ):
         Talks().begin("Stream", 0, object(), 0, 4)
 
 
