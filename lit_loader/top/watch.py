@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from lit_loader.top import processes
@@ -74,6 +74,9 @@ NO_STACKS: Final = (
     "{pid} shows where it is"
 )
 
+_Answer = tuple[list[Frame] | None, str | None, float]
+"""A worker's stacks; or why there are none; when they were asked for."""
+
 _RANKS: Final = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "LOCAL_RANK")
 
 
@@ -94,7 +97,7 @@ class Watch:
         self._looks = 0
         self._last: dict[object, tuple[float, float, float]] = {}
         self._now: dict[object, tuple[float, float, float]] = {}
-        self._answers: dict[int, tuple[list[Frame] | None, str | None, float]] = {}
+        self._answers: dict[int, _Answer] = {}
         self.asked: set[int] = set()
         self.every = False
 
@@ -247,12 +250,16 @@ class Watch:
             worker.seconds = (time.monotonic_ns() - row.since) / 1e9
         worker.stalled = (worker.seconds or 0) >= STALLED
         worker.doing = _means(processes.read_process(pid))
+        self._show_stacks(worker, pid, lambda: (None, NO_STACKS.format(pid=pid), time.time()))
+        return worker
+
+    def _show_stacks(self, worker: Worker, pid: int, answer: Callable[[], _Answer]) -> None:
+        """Add its stacks, or why there are none, if they are asked for now or were before."""
         if pid in self.asked or (self.every and worker.stalled):
             self.asked.discard(pid)
-            self._answers[pid] = None, NO_STACKS.format(pid=pid), time.time()
+            self._answers[pid] = answer()
         if pid in self._answers:
             worker.stack, worker.stack_problem, worker.stack_time = self._answers[pid]
-        return worker
 
     def _worker(self, board: Board, number: int, row: WorkerRow, index: int | None) -> Worker:
         pid = board.pids.get(row.pid)
@@ -278,11 +285,7 @@ class Watch:
             worker.doing = "waiting for a task" if at_rest else _means(process)
             worker.cpu = self._cpu(pid)
             worker.memory = processes.memory_of(pid)
-        if pid in self.asked or (self.every and worker.stalled):
-            self.asked.discard(pid)
-            self._answers[pid] = _answer(pid, row)
-        if pid in self._answers:
-            worker.stack, worker.stack_problem, worker.stack_time = self._answers[pid]
+        self._show_stacks(worker, pid, lambda: _answer(pid, row))
         return worker
 
 
@@ -305,7 +308,7 @@ def _means(process: processes.Process) -> str | None:
     return next((text for part, text in _WAITS.items() if part in where), doing)
 
 
-def _answer(pid: int, row: WorkerRow) -> tuple[list[Frame] | None, str | None, float]:
+def _answer(pid: int, row: WorkerRow) -> _Answer:
     """Ask a worker for its stacks; returns them, or why there are none, and the time."""
     try:
         return parse(ask(pid, row.stacks - 1), pid), None, time.time()

@@ -21,6 +21,7 @@ from torch.utils.data import Dataset, IterableDataset, RandomSampler
 import lit_loader
 from lit_loader import DataLoader, LoaderDataModule
 from tests.support import older_lightning  # noqa: F401
+from tests.support.lightning_runs import quiet_trainer
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Stream has no state_dict"),
@@ -124,17 +125,7 @@ def combined(kinds: Any, mode: str | None) -> Any:
 def fit(
     root: Path, kinds: Any, mode: str | None, model: Model, path: Path | None = None, **options: Any
 ) -> list[Any]:
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        max_epochs=2,
-        callbacks=[Saver(root)],
-        **options,
-    )
+    trainer = quiet_trainer(root, max_epochs=2, callbacks=[Saver(root)], **options)
     try:
         trainer.fit(model, combined(kinds, mode), ckpt_path=path, weights_only=True)
     except LookupError:
@@ -200,19 +191,7 @@ def test_a_split_of_a_stream_and_a_map_style_dataset(tmp_path: Path) -> None:
         return LoaderDataModule(datasets, {"batch_size": 2, "seed": 1}, train={"shuffle": None})
 
     def run(root: Path, **options: Any) -> list[Any]:
-        model, trainer = (
-            Model(),
-            Trainer(
-                accelerator="cpu",
-                devices=1,
-                logger=False,
-                enable_checkpointing=False,
-                enable_progress_bar=False,
-                enable_model_summary=False,
-                max_epochs=2,
-                callbacks=[Saver(root)],
-            ),
-        )
+        model, trainer = Model(), quiet_trainer(root, max_epochs=2, callbacks=[Saver(root)])
         trainer.fit(model, datamodule=data(), weights_only=True, **options)
         return model.seen
 

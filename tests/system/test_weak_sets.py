@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-import threading
 import weakref
 from collections.abc import Iterator
 
 import pytest
 
 from lit_loader.system.weak_sets import members
+from tests.support.busy_threads import busy
 
 
 class Member:
@@ -27,18 +27,10 @@ def _quick_turns() -> Iterator[None]:
 def test_members_while_others_come() -> None:
     there, kept = weakref.WeakSet[Member](), [Member() for _ in range(500)]
     there.update(kept)
-    stop = threading.Event()
 
     def add() -> None:
-        while not stop.is_set():
-            for _ in [there.add(Member()) for _ in range(50)]:
-                pass
+        there.update([Member() for _ in range(50)])
 
-    thread = threading.Thread(target=add)
-    thread.start()
-    try:
+    with busy([add]):
         for _ in range(300):
             assert {*kept} <= {*members(there)}
-    finally:
-        stop.set()
-        thread.join()
