@@ -230,7 +230,7 @@ class BatchLoader:
         """Do as :meth:`load` does, and look for generators that the batch has made."""
         watch = self._watch
         if watch is None:
-            watch = self._watch = self._spec.watch()
+            watch = self._watch = self._spec.watch(task[-1].beat)
         again = not self._spec.iterable and self._spec.seeding != "worker"
         if again:
             watch.begin_batch()

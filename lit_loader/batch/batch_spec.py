@@ -100,12 +100,18 @@ class BatchSpec:
         """Whether batches are collated by the default rules."""
         return self.collate_fn in (torch_default_collate, default_collate)
 
-    def watch(self) -> GeneratorWatch:
-        """The generators that the dataset and the functions hold."""
+    def watch(self, beat: Callable[[], object] = lambda: None) -> GeneratorWatch:
+        """The generators that the dataset and the functions hold.
+
+        Args:
+            beat: Called now and then while they are searched for.
+        """
         if self.seeding != "worker":
-            return GeneratorWatch(self.dataset, self.collate_fn, warn=self.reseed_fn is None)
+            warn = self.reseed_fn is None
+            return GeneratorWatch(self.dataset, self.collate_fn, warn=warn, beat=beat)
         # They go on from batch to batch, and are only taken back after a failed attempt.
-        return GeneratorWatch(*(() if self.tolerance.none else (self.dataset,)), warn=False)
+        roots = () if self.tolerance.none else (self.dataset,)
+        return GeneratorWatch(*roots, warn=False, beat=beat)
 
     def watch_again(self, known: GeneratorWatch | None) -> GeneratorWatch:
         """The same, once more: only what has changed is searched, if it is the same objects'."""

@@ -140,7 +140,7 @@ class IterableFetcher:
             self.after_first()
 
     def state(self) -> dict[str, Any] | None:
-        """Return what is needed to go on from here; None if neither dataset nor iterator has one.
+        """Return what is needed to go on from here; None: no state leads here.
 
         Before anything has been read, that is what it was begun with. Empty: it was begun at its
         start, from which it is read again.

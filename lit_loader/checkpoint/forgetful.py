@@ -43,6 +43,8 @@ def advice_on_reading_again(dataset: Any) -> str:
             "reads again all that it has given out before; shuffle by other means if that takes "
             "too long"
         )
+    if getattr(dataset, "state_is_that_of_sources", False):
+        name += " has a source that"
     return (
         f"{name} has no state_dict and load_state_dict: resuming reads again all that it has given "
         "out before; add these methods if that takes too long"

@@ -129,6 +129,17 @@ class Opened:
         return bool(self._asked)
 
     @property
+    def must_be_read_again(self) -> bool:
+        """Whether no state leads to this place: it is reached by reading from the start alone.
+
+        A stream that is made of others (`MixtureStream`) says so by an attribute of this name, as
+        it comes to know only by opening them.
+        """
+        return not self._asked or any(
+            getattr(thing, "must_be_read_again", False) for thing in self._asked.values()
+        )
+
+    @property
     def tells_its_start(self) -> bool:
         """Whether the iterator can be asked before it has given anything.
 
@@ -138,6 +149,7 @@ class Opened:
         return ITERATOR in self._asked
 
     def state(self) -> dict[str, Any] | None:
-        """Give what is needed to go on from here, by part; None if neither can be asked."""
-        parts = {part: copy.deepcopy(each.state_dict()) for part, each in self._asked.items()}
-        return parts or None
+        """Give what is needed to go on from here, by part; None: it must be read again."""
+        if self.must_be_read_again:
+            return None
+        return {part: copy.deepcopy(each.state_dict()) for part, each in self._asked.items()}

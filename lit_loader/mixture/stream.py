@@ -5,14 +5,15 @@
     Schedule: draw number ─▶ source ─▶ the next sample of its iterator
                               └─ at its end: stop, drop it, or iterate it again
 
-The state is the number of draws and the place of each source: its own state, where it has one.
+The state is the number of draws and the place of each source: its own state, where it has one. Once
+one without a state has been begun, `lit_loader.DataLoader` reads all of them again instead.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from torch.utils.data import IterableDataset
 
@@ -38,10 +39,13 @@ class MixtureStream(IterableDataset[Any]):
     Each reader (one of ``num_shards``; without, each worker of each rank) mixes what it gets of
     every source, so each source asks `lit_loader.get_shard` for its share. The stream is resumed
     exactly: from the sources' own ``state_dict`` and ``load_state_dict`` (those of the iterator and
-    of the dataset). A source without them is read again up to the place, and random generators are
-    then put back (not those that only ``reseed_fn`` knows). Such a source must come in the same
-    order then: it may draw its order with ``num_shards``, before its first sample, and must not
-    between samples, as a shuffle buffer does.
+    of the dataset). If one that has been begun has none, all of the mixture is read again from the
+    epoch's start, each batch with the seeds that it had.
+
+    Loaders that are not of this package know only the mixture's own state. From that a source
+    without a state is read again alone, and random generators are then put back (not those that
+    only ``reseed_fn`` knows): there it must not draw its order between samples, as a shuffle buffer
+    does.
 
     Args:
         datasets: The sources, in a list, or by name; factories without arguments are called.
@@ -55,6 +59,9 @@ class MixtureStream(IterableDataset[Any]):
         OptionError: The weights or options are refused; "repeat" without ``epoch_length`` would
             never end; a source that has a state is there twice.
     """
+
+    state_is_that_of_sources: Final = True
+    """For the advice that is given where there is none."""
 
     def __init__(
         self,
@@ -160,6 +167,11 @@ class _Mixing(Iterator[Any]):
     def _all_ended(self) -> bool:
         return all(source.ended for source in self._drawn_from)
 
+    @property
+    def must_be_read_again(self) -> bool:
+        """Whether a source has been begun that could come in another order if read by itself."""
+        return any(source.must_be_read_again for source in self._sources)
+
     def state_dict(self) -> dict[str, Any]:
         """Give the place, with that of each source."""
         return {
@@ -220,6 +232,13 @@ class _Source:
     def begin_again(self) -> None:
         """Iterate the source from its start at the next sample."""
         self._opened, self._loaded, self._again, self.taken = None, None, 0, 0
+
+    @property
+    def must_be_read_again(self) -> bool:
+        """Whether it is in the midst of what no state of its own leads to."""
+        if not self.taken or self.ended:
+            return False
+        return not self._loaded if self._opened is None else self._opened.must_be_read_again
 
     def state(self) -> list[Any]:
         """Give the samples taken, whether none is left, and the source's own state."""

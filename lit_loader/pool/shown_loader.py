@@ -14,6 +14,7 @@ from typing import Protocol
 from torch.utils.data import Dataset
 
 from lit_loader.batch.sample_errors import SampleError
+from lit_loader.system.interrupts import let_handlers_through
 from lit_loader.transport.loader_page import LoaderPage
 from lit_loader.transport.own_page import AFTER, OwnPage, ShownHere
 
@@ -175,5 +176,6 @@ def _length(plan: Plan | None) -> int:
     """Batches of an epoch; -1: not known."""
     try:
         return -1 if plan is None else len(plan)
-    except Exception:  # a sampler of the user's, perhaps without a length
+    except Exception as error:  # a sampler of the user's, perhaps without a length
+        let_handlers_through(error)
         return -1

@@ -32,6 +32,8 @@ MAX_OBJECTS = 20_000
 """Objects that are looked into, breadth first, data before code; as much again of code. The search
 takes 1 to 5 us for each."""
 
+_BEAT = 512
+
 _GLOBALS: tuple[Any, ...] = (
     random.seed.__self__,  # type: ignore[attr-defined]
     np.random.mtrand._rand,
@@ -147,7 +149,11 @@ class HeldGenerators:
             reseed(derive(seed, name))
 
 
-def find_generators(*roots: object, apart_from: Iterable[object] = ()) -> HeldGenerators:
+def find_generators(
+    *roots: object,
+    apart_from: Iterable[object] = (),
+    beat: Callable[[], object] = lambda: None,
+) -> HeldGenerators:
     """Find the random generators that objects hold or functions use.
 
     Looked into: attributes (``__dict__``, ``__slots__``, class attributes), items of containers and
@@ -164,6 +170,7 @@ def find_generators(*roots: object, apart_from: Iterable[object] = ()) -> HeldGe
     Args:
         *roots: The dataset, the collate_fn, ...
         apart_from: Objects that are not looked into.
+        beat: Called now and then: on a loaded machine the search may take seconds.
     """
     found: dict[str, list[tuple[Any, _Reseed]]] = {}
     held, searched = HeldGenerators(), SearchedPlaces()
@@ -190,6 +197,8 @@ def find_generators(*roots: object, apart_from: Iterable[object] = ()) -> HeldGe
             continue
         seen[id(value)] = value
         looked += 1
+        if looked % _BEAT == 0:
+            beat()
         if issubclass(kind, np.random.Generator):
             held.note_place(parent, value, path)
             values.appendleft((value.bit_generator, path, depth, calls, None))
@@ -202,6 +211,7 @@ def find_generators(*roots: object, apart_from: Iterable[object] = ()) -> HeldGe
             for step, child, inner in leads(value, calls, searched, seen):
                 entry = (child, path + step, depth + 1, inner, value)
                 (code if issubclass(type(child), _CODE) else values).append(entry)
+    beat()
     held.take(found, searched)
     return held
 

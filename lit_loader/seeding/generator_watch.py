@@ -10,7 +10,7 @@ An iterable dataset is searched before each epoch: what it makes on the way is n
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lit_loader.seeding.find_generators import HeldGenerators, find_generators, has_seed
@@ -32,14 +32,18 @@ class GeneratorWatch:
     Args:
         *roots: The dataset, the collate_fn, ...
         warn: Whether to note what cannot be seeded.
+        beat: Called now and then while it searches.
 
     Attributes:
         held: The generators.
         notes: Warnings for the user, each once; to be taken out by what gives them.
     """
 
-    def __init__(self, *roots: object, warn: bool = True) -> None:
+    def __init__(
+        self, *roots: object, warn: bool = True, beat: Callable[[], object] = lambda: None
+    ) -> None:
         self.roots = roots
+        self._beat = beat
         self.notes: list[str] = []
         self._warn = warn
         self._noted: set[str] = set()
@@ -54,7 +58,7 @@ class GeneratorWatch:
         self._search()
 
     def _search(self) -> None:
-        self.held = find_generators(*self.roots)
+        self.held = find_generators(*self.roots, beat=self._beat)
         self.held.without_places(self._fleeting)
         if self.held.paths:
             _log.debug("generators reseeded with the global ones: %s", ", ".join(self.held.paths))
@@ -139,7 +143,7 @@ class GeneratorWatch:
             self._iterated = True
             return
         self._iterated = True
-        now = find_generators(*self.roots)
+        now = find_generators(*self.roots, beat=self._beat)
         for path, generator in zip(now.paths, now.generators, strict=True):
             if path not in self.held.paths and not has_seed(generator):
                 self._note(

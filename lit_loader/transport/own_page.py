@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable
 from typing import Final
 
+from lit_loader.system.interrupts import HeldBack
 from lit_loader.system.shared_file import SharedFile, map_over, map_part, round_up
 from lit_loader.system.weak_sets import members
 from lit_loader.transport.loader_page import PAGE_BYTES, LoaderPage
@@ -48,6 +49,10 @@ class OwnPage:
     def __init__(self) -> None:
         if len(_open) >= MOST:
             raise OSError(f"{MOST} loaders are shown already")
+        with HeldBack():  # an exception out of a signal handler would leave the file behind
+            self._make()
+
+    def _make(self) -> None:
         file = SharedFile()
         try:
             if not file.sparse:
@@ -57,7 +62,7 @@ class OwnPage:
         except BaseException:
             file.close()
             raise
-        self._finalizer = weakref.finalize(self, file.close)
+        self._finalizer = weakref.finalize(self, _close, file)
         memory = memoryview(self._mapping)[: _BOARD + PAGE_BYTES]
         board = StatusBoard(memory)
         board.launched(0, os.getpid())
@@ -66,14 +71,20 @@ class OwnPage:
 
     def close(self) -> None:
         """Have it seen no more; what is written afterwards goes nowhere."""
-        self._finalizer()
-        _open.discard(self)
+        with HeldBack():
+            self._finalizer()
+            _open.discard(self)
 
     def leave_to_parent(self) -> None:
         """In a forked child: write into memory of this process alone."""
         address = ctypes.addressof(ctypes.c_char.from_buffer(self._mapping))
         map_over(address, _NBYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.close()
+
+
+def _close(file: SharedFile) -> None:
+    with HeldBack(unnoticed=True):  # most often it is the garbage collector's call
+        file.close()
 
 
 def _in_child() -> None:

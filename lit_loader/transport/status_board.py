@@ -160,6 +160,10 @@ class Progress:
         self.finish(now)
         self._at, self._last = position, now
 
+    def beat(self) -> None:
+        """Note that work of the loader's own gets on, before a sample or after it."""
+        self._words[self._since] = time.monotonic_ns()
+
     def finish(self, now: int) -> None:
         """Note that the last sample has been read by ``now``."""
         if self._at >= 0 and now - self._last > self.slowest:

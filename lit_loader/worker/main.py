@@ -155,7 +155,7 @@ class _Worker:
             where = where.replace("in worker_init_fn", "while its dataset was copied")
             if spec.num_shards:
                 reading.shard_asked = False  # by a worker, not by a reader
-                self._loader = self._shards = ShardLoader(spec)
+                self._loader = self._shards = ShardLoader(spec, beat=self._progress.beat)
             else:
                 self._loader = BatchLoader(spec, links.worker, links.num_workers)
             self._clock = ProcessorClock(on=spec.timed)

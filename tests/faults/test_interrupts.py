@@ -21,8 +21,10 @@ from torch.utils.data import IterableDataset
 
 from lit_loader import DataLoader
 from lit_loader.accelerator import pin_memory
+from lit_loader.pool import shown_loader
 from lit_loader.seeding import generator_lock
 from lit_loader.system.interrupts import HeldBack, is_interruption, let_handlers_through
+from lit_loader.transport import own_page
 from tests.support.samples import Counting
 from tests.support.striking import Strike, Struck, StruckHard
 
@@ -107,13 +109,14 @@ class Case:
     Args:
         given: Batches given before; of ``epochs`` epochs.
         what: ``"next"``, ``"close"`` or ``"drop"``: what is interrupted.
+        shown: Whether viewers see a loader without workers at once, and not after a second.
     """
 
     def __init__(
         self, dataset: Any = None, given: int = 3, epochs: int = 0, what: str = "next",
-        **options: Any,
+        shown: bool = False, **options: Any,
     ) -> None:  # fmt: skip
-        self.given, self.epochs, self.what = given, epochs, what
+        self.given, self.epochs, self.what, self.shown = given, epochs, what, shown
         self.dataset = dataset or Noisy
         self.options = {"num_workers": 1, "seed": 4, **options}
 
@@ -125,6 +128,13 @@ class Case:
 
     def run(self, strike: Strike) -> tuple[list[Any], BaseException | None]:
         """Two epochs after those before, with a strike in the first; what was given and raised."""
+        with pytest.MonkeyPatch.context() as patch:
+            if self.shown:
+                patch.setattr(own_page, "AFTER", -1)
+                patch.setattr(shown_loader, "AFTER", -1)
+            return self._run(strike)
+
+    def _run(self, strike: Strike) -> tuple[list[Any], BaseException | None]:
         loader = self.loader()
         found: list[Any] = []
         for _ in range(self.epochs):
@@ -248,6 +258,7 @@ CASES = {
     "in process, iterable": Case(Counting, num_workers=0),
     "in process, iterable's end": Case(functools.partial(Counting, LENGTH), 8, num_workers=0),
     "in process, stateful": Case(Stateful, num_workers=0),
+    "in process, shown": Case(num_workers=0, given=0, shown=True),
     "first": Case(given=0),
     "middle": Case(),
     "last": Case(given=LENGTH - 1),
@@ -265,6 +276,7 @@ CASES = {
     "pinned": Case(pin_memory=True),
     "pinned, first": Case(given=0, pin_memory=True),
     "closing": Case(what="close"),
+    "closing, in process": Case(what="close", num_workers=0, shown=True),
     "closing, persistent": Case(what="close", persistent_workers=True),
     "closing, pinned": Case(what="close", pin_memory=True, persistent_workers=True),
     "dropping": Case(what="drop"),

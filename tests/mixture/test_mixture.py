@@ -26,6 +26,8 @@ from lit_loader.mixture.schedule import Schedule
 from lit_loader.mixture.stream import MixtureStream
 from tests.support.exact import Augmented, Epochs, digests, goes_on, through_file, with_states
 
+pytestmark = pytest.mark.filterwarnings("ignore:MixtureStream has a source that has no state_dict")
+
 WEIGHTS = {"a": 5, "b": 3, "c": 2}
 
 

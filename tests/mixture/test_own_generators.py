@@ -1,8 +1,11 @@
-"""Generators that the sources of a `MixtureStream` hold: what is read again leaves no trace."""
+"""Generators from which the sources of a `MixtureStream` draw: a resume finds them as they were."""
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +18,9 @@ from torch.utils.data import IterableDataset
 import lit_loader
 from lit_loader import DataLoader, MixtureStream
 from tests.support.exact import digests, through_file
+from tests.support.samples import worker_pids
+
+pytestmark = pytest.mark.filterwarnings("ignore:MixtureStream has a source that has no state_dict")
 
 
 class Held(IterableDataset[Tensor]):
@@ -85,13 +91,45 @@ def nested() -> list[Any]:
     return [Held(0, 16), Nested(Held(100, 12), HeldWithState(200, 8))]
 
 
+class Buffered(Held):
+    """Without a state, and draws from all generators which sample comes next."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        waiting: list[int] = []
+        for number in range(self.start, self.start + self.length):
+            waiting.append(number)
+            if len(waiting) > 6:
+                yield self.item(self.one_of(waiting))
+        while waiting:
+            yield self.item(self.one_of(waiting))
+
+    def one_of(self, waiting: list[int]) -> int:
+        index, count = lit_loader.get_shard()
+        draw = random.random() + self.python.random() + float(self.numpy.random()) + index / count
+        return waiting.pop(int(draw * 97) % len(waiting))
+
+
+def buffered() -> list[Any]:
+    return [Buffered(0, 24), Buffered(100, 12)]
+
+
+def buffered_late() -> list[Any]:
+    return [HeldWithState(0, 24), Buffered(100, 12)]
+
+
+def buffered_within() -> list[Any]:
+    return [HeldWithState(0, 16), Nested(HeldWithState(100, 12), Buffered(200, 8))]
+
+
 def loader(sources: Any, batch_size: int = 2, **options: Any) -> DataLoader[Any]:
     mixture = MixtureStream(sources(), weights=[3, 1], exhausted="drop", seed=1)
     return DataLoader(mixture, batch_size, seed=1, **options)
 
 
 @pytest.mark.parametrize("num_shards", [None, 1, 2])
-@pytest.mark.parametrize("sources", [stateless, with_state, nested])
+@pytest.mark.parametrize(
+    "sources", [stateless, with_state, nested, buffered, buffered_late, buffered_within]
+)
 def test_a_resume_from_every_place(sources: Any, num_shards: int | None) -> None:
     options: dict[str, Any] = {} if num_shards is None else {"num_shards": num_shards}
     one = loader(sources, **options)
@@ -107,25 +145,27 @@ def test_a_resume_from_every_place(sources: Any, num_shards: int | None) -> None
 
 @pytest.mark.usefixtures("by_fork")
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_resume_in_workers(workers: int) -> None:
+@pytest.mark.parametrize("sources", [stateless, buffered, buffered_late])
+def test_a_resume_in_workers(sources: Any, workers: int) -> None:
     options = {"num_workers": workers, "num_shards": 2}
-    with loader(stateless, **options) as one:
+    with loader(sources, **options) as one:
         expected = digests(one)
     for stop in (4, 8):
-        with loader(stateless, **options) as one:
+        with loader(sources, **options) as one:
             batches = iter(one)
             for _ in range(stop):
                 next(batches)
             state = through_file(one.state_dict())
-        with loader(stateless, **options) as resumed:
+        with loader(sources, **options) as resumed:
             resumed.load_state_dict(state)
             assert digests(resumed) == expected[stop:]
 
 
 @pytest.mark.usefixtures("by_fork")
-def test_a_resize_in_mid_epoch() -> None:
+@pytest.mark.parametrize("kinds", [(Held, Held), (HeldWithState, Buffered)])
+def test_a_resize_in_mid_epoch(kinds: tuple[type[Held], type[Held]]) -> None:
     def sources() -> list[Any]:
-        return [Held(0, 96), Held(100, 48)]
+        return [kinds[0](0, 96), kinds[1](100, 48)]
 
     options = {"num_shards": 4, "batch_size": 2}
     expected = digests(loader(sources, **options))
@@ -136,3 +176,48 @@ def test_a_resize_in_mid_epoch() -> None:
             if number in (9, 20, 41):
                 resized.resize({9: 3, 20: 2, 41: 1}[number])
     assert digests(got) == expected
+
+
+@pytest.mark.usefixtures("by_fork")
+@pytest.mark.filterwarnings("ignore::lit_loader.WorkerRestartWarning")
+def test_a_reader_that_dies_is_read_again() -> None:
+    options = {"num_shards": 2, "batch_size": 2}
+    expected = digests(loader(buffered_late, **options))
+    got = []
+    with loader(buffered_late, num_workers=2, **options) as hurt:
+        for number, batch in enumerate(batches := iter(hurt)):
+            got.append(batch)
+            if number in (5, 9):
+                os.kill(worker_pids(batches)[number % 2], signal.SIGKILL)
+    assert digests(got) == expected
+
+
+def test_who_reads_again_is_told() -> None:
+    """Only if a source that has been begun, and is not through, has no state."""
+    one = loader(buffered_late)
+    warned = []
+    for _ in one:
+        state = one.state_dict()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            loader(buffered_late).load_state_dict(state)
+        texts = " ".join(str(warning.message) for warning in caught)
+        warned.append("has a source that has no state_dict" in texts)
+    assert not warned[0]
+    assert True in warned
+
+
+def test_a_loader_of_others_reads_a_source_again_alone() -> None:
+    """From the mixture's own state, which does without the seeds of our loader's batches."""
+
+    def mixture() -> MixtureStream:
+        return MixtureStream([HeldWithState(0, 24), Held(100, 12)], exhausted="drop", seed=1)
+
+    whole = [int(row[0]) for row in mixture()]
+    for stop in range(len(whole) + 1):
+        first: Any = iter(mixture())
+        assert [int(next(first)[0]) for _ in range(stop)] == whole[:stop]
+        state = first.state_dict()
+        second: Any = iter(mixture())
+        second.load_state_dict(state)
+        assert [int(row[0]) for row in second] == whole[stop:]

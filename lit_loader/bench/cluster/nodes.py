@@ -140,8 +140,9 @@ def cluster(folder: str, cpus: int, *others: int) -> Iterator[tuple[str, list[No
     nodes = [Node(*head, "--node-ip-address=127.0.0.1", f"--num-cpus={cpus}")]
     try:
         _wait_for(address, 1)
-        nodes += [Node(f"--address={address}", f"--num-cpus={each}") for each in others]
-        _wait_for(address, len(nodes))
+        for each in others:  # one after the other: at once, two of them may choose the same names
+            nodes.append(Node(f"--address={address}", f"--num-cpus={each}"))
+            _wait_for(address, len(nodes))
         yield address, nodes
     finally:
         for node in reversed(nodes):

@@ -25,7 +25,10 @@ def batches_in_all(case: str) -> int:
 
 
 def measured(loader: str, case: str, workers: int, address: str, head: int) -> dict[str, float]:
-    """Measure a loader once; the first two epochs are not counted but for their beginnings."""
+    """Measure a loader once; the first two epochs are not counted but for their beginnings.
+
+    What a batch takes is counted from an epoch's first one on: some take seconds to begin an epoch.
+    """
     began = time.perf_counter()
     used = opened(loader, case, workers, address)
     batches = used.epoch()
@@ -41,10 +44,12 @@ def measured(loader: str, case: str, workers: int, address: str, head: int) -> d
         pass
     times, count, processor = [], 0, processor_of(os.getpid(), head)
     for _ in range(_EPOCHS):
-        began, before = time.perf_counter(), count
-        for _ in used.epoch():
-            count += 1
-        times.append((time.perf_counter() - began) / (count - before))
+        batches = used.epoch()
+        next(batches)
+        began = time.perf_counter()
+        others = sum(1 for _ in batches)
+        times.append((time.perf_counter() - began) / others)
+        count += 1 + others
     spent = processor_of(os.getpid(), head) - processor
     figures = (1e3 * statistics.median(times), first, 1e3 * edge, 1e3 * spent / count)
     return dict(zip(FIGURES, figures, strict=True))
