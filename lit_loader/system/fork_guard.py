@@ -3,7 +3,8 @@
 A forked child shares the arena with its parent: when the parent lets go of a batch and the slot is
 written anew, the child's copy of that batch would change. So in the child, first thing after the
 fork, the memory of all batches held is replaced by private copies at the same addresses; and the
-parent uses no slot again until the child has done so, which it says by closing a pipe.
+parent uses no slot again until the child has done so, which it says by closing a pipe. Where no
+descriptor is left for one, the parent waits for a byte of shared memory.
 
 Workers of our own are forked without: they never look at what the consumer holds.
 """
@@ -16,8 +17,10 @@ import mmap
 import os
 import select
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
+from typing import Final
 
 from lit_loader.system.shared_file import map_over
 from lit_loader.system.weak_sets import members
@@ -26,6 +29,9 @@ __all__ = ["ForkGuard", "unguarded_fork"]
 
 Ranges = list[tuple[int, int]]
 """(address, bytes) of stretches of memory that begin at a page."""
+
+_LONGEST: Final = 10.0
+"""Seconds that a parent waits for a child by a byte, which does not tell whether that lives."""
 
 _guards: weakref.WeakSet[ForkGuard] = weakref.WeakSet()
 _unguarded: set[int] = set()
@@ -43,6 +49,7 @@ class ForkGuard:
         self._held: Callable[[], Callable[[], Ranges] | None] = weakref.WeakMethod(held)
         self._waiting: list[int] = []  # read ends of pipes that children hold the write ends of
         self._writing: dict[int, int] = {}  # by the thread that forks: several may, at once
+        self._bytes: dict[int, mmap.mmap] = {}  # in the place of these
         _guards.add(self)
 
     def pending(self) -> bool:
@@ -66,22 +73,38 @@ class ForkGuard:
         """Open the pipe that the child will close, if there is anything to keep."""
         held = self._held()
         if held is not None and held():
-            read_end, write_end = os.pipe()
+            thread = threading.get_ident()
+            try:
+                read_end, write_end = os.pipe()
+            except OSError:
+                self._bytes[thread] = mmap.mmap(-1, mmap.PAGESIZE)
+                return
             self._waiting.append(read_end)
-            self._writing[threading.get_ident()] = write_end
+            self._writing[thread] = write_end
 
     def in_parent(self) -> None:
         """Leave the write end to the child."""
-        write_end = self._writing.pop(threading.get_ident(), None)
+        thread = threading.get_ident()
+        write_end = self._writing.pop(thread, None)
         if write_end is not None:
             os.close(write_end)
+        byte = self._bytes.pop(thread, None)
+        if byte is not None:
+            until = time.monotonic() + _LONGEST
+            while byte[0] == 0 and time.monotonic() < until:
+                time.sleep(0.0005)
 
     def in_child(self) -> None:
         """Copy what is held, and say so."""
         held = self._held()
-        if threading.get_ident() in self._writing and held is not None:
+        thread = threading.get_ident()
+        byte = self._bytes.get(thread)
+        if (thread in self._writing or byte is not None) and held is not None:
             for address, nbytes in held():
                 _make_private(address, nbytes)
+        if byte is not None:
+            byte[0] = 1
+        self._bytes.clear()
         while self._waiting:
             os.close(self._waiting.pop())
         while self._writing:  # those of other threads, too, or their forks would not seem to end

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from typing import Any
@@ -65,6 +66,30 @@ def test_a_childs_batch_does_not_change_when_the_parent_lets_go(loader: Any) -> 
         pids.append(fork_with(batch, read_end, write_end))
         del batch
         for _ in range(200):  # every slot of the arena is written anew
+            next(iterator)
+    os.write(write_end, b"x" * len(pids))
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    os.close(read_end)
+    os.close(write_end)
+    assert codes == [0] * len(pids)
+
+
+def test_a_childs_batch_stays_where_no_descriptor_is_left(
+    loader: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left() -> tuple[int, int]:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    read_end, write_end = os.pipe()
+    iterator = iter(loader)
+    pids = []
+    for _ in range(5):
+        batch = next(iterator)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pipe", none_left)
+            pids.append(fork_with(batch, read_end, write_end))
+        del batch
+        for _ in range(200):
             next(iterator)
     os.write(write_end, b"x" * len(pids))
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
