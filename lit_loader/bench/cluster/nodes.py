@@ -75,13 +75,14 @@ def lose(pid: int, silent: bool) -> None:
 
 
 def processor_of(*roots: int) -> float:
-    """Processor seconds of processes, with all below them."""
+    """Processor seconds of processes, with all below them, also those that have ended."""
     seconds = 0.0
     for root in roots:
         for each in processes_of(root):
             with contextlib.suppress(psutil.Error):
                 times = each.cpu_times()
                 seconds += times.user + times.system
+                seconds += times.children_user + times.children_system
     return seconds
 
 
