@@ -15,7 +15,8 @@ Parts, medians over the rounds:
 
 - ``speed``: milliseconds a batch in epochs after the second, behind an epoch's first; seconds from
   making the loader to its first batch; the wait between the first two epochs; processor
-  milliseconds a batch of all processes, Ray's own among them; what went through object stores for
+  milliseconds a batch of all processes of the machine, Ray's own among them, so that nothing else
+  may run there; what went through object stores for
   each batch, and was spilled.
 - ``resume``: the program ends at the half of an epoch of 200 batches, and another goes on.
 - ``killed``, ``silent``: of two nodes with processors one is killed at the half of such an epoch,
@@ -71,8 +72,7 @@ def main() -> None:
 def _one(workers: int, what: str, loader: str, address: str, *rest: str) -> dict[str, Any]:
     """Measure once, in this process."""
     if what == "speed":
-        case, head = rest
-        return speed.measured(loader, case, workers, address, int(head))
+        return speed.measured(loader, rest[0], workers, address)
     if what == "begin":
         return halfway.begin(loader, workers, address, *rest)
     if what == "go on":
@@ -102,13 +102,13 @@ def _measure(args: argparse.Namespace, what: str, loader: str, *rest: str) -> di
 
 
 def _speed(args: argparse.Namespace, folder: str) -> None:
-    with cluster(folder, args.workers + 1) as (address, [head]):
+    with cluster(folder, args.workers + 1) as (address, _):
         for case in args.cases.split(","):
             found: dict[str, list[dict[str, Any]]] = defaultdict(list)
             for _ in range(args.rounds):
                 for loader in args.loaders.split(";"):
                     before = store_of(address)
-                    one = _measure(args, "speed", loader, address, case, str(head.pid))
+                    one = _measure(args, "speed", loader, address, case)
                     if one is None:
                         continue
                     after = store_of(address)

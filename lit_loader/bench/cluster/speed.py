@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from typing import Final
 
 from lit_loader.bench.cluster.loaders import CASES, opened
-from lit_loader.bench.cluster.nodes import processor_of
+from lit_loader.bench.cluster.nodes import processor_seconds
 
 __all__ = ["FIGURES", "batches_in_all", "measured"]
 
@@ -24,7 +23,7 @@ def batches_in_all(case: str) -> int:
     return (_WARM + _EPOCHS) * (length // size)
 
 
-def measured(loader: str, case: str, workers: int, address: str, head: int) -> dict[str, float]:
+def measured(loader: str, case: str, workers: int, address: str) -> dict[str, float]:
     """Measure a loader once; the first two epochs are not counted but for their beginnings.
 
     What a batch takes is counted from an epoch's first one on: some take seconds to begin an epoch.
@@ -42,7 +41,7 @@ def measured(loader: str, case: str, workers: int, address: str, head: int) -> d
     edge = time.perf_counter() - ended
     for _ in batches:  # the relay compares a first batch, for which it imports torch
         pass
-    times, count, processor = [], 0, processor_of(os.getpid(), head)
+    times, count, processor = [], 0, processor_seconds()
     for _ in range(_EPOCHS):
         batches = used.epoch()
         next(batches)
@@ -50,6 +49,6 @@ def measured(loader: str, case: str, workers: int, address: str, head: int) -> d
         others = sum(1 for _ in batches)
         times.append((time.perf_counter() - began) / others)
         count += 1 + others
-    spent = processor_of(os.getpid(), head) - processor
+    spent = processor_seconds() - processor
     figures = (1e3 * statistics.median(times), first, 1e3 * edge, 1e3 * spent / count)
     return dict(zip(FIGURES, figures, strict=True))
