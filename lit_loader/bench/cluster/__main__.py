@@ -16,8 +16,7 @@ Parts, medians over the rounds:
 - ``speed``: milliseconds a batch in epochs after the second, behind an epoch's first; seconds from
   making the loader to its first batch; the wait between the first two epochs; processor
   milliseconds a batch of all processes of the machine, Ray's own among them, so that nothing else
-  may run there; what went through object stores for
-  each batch, and was spilled.
+  may run there; what went through object stores for each batch, and was spilled.
 - ``resume``: the program ends at the half of an epoch of 200 batches, and another goes on.
 - ``killed``, ``silent``: of two nodes with processors one is killed at the half of such an epoch,
   all its processes at once; or it stops to answer, as without power. Bare actors are restarted by
