@@ -93,6 +93,7 @@ def test_nothing_is_lost(workers: int) -> None:
         assert found + [batch.tolist() for batch in one] == expected
 
 
+@pytest.mark.filterwarnings("ignore:MixtureStream has a source that has no state_dict")
 def test_a_source_of_a_mixture() -> None:
     def loader() -> DataLoader[Any]:
         mixture = MixtureStream([Streaming(60), Streaming(30)], exhausted="drop", seed=2)

@@ -193,7 +193,9 @@ def make(kind: str, workers: int = 0) -> DataLoader[Any]:
 
 @functools.cache
 def taken_at(kind: str, taken: int, workers: int = 0) -> dict[str, Any]:
-    with make(kind, workers) as loader:
+    with pytest.MonkeyPatch.context() as patch, make(kind, workers) as loader:
+        # States of mixtures with a source without one are taken no more, but may come.
+        patch.setattr("lit_loader.mixture.stream._Mixing.must_be_read_again", False)
         iterator = iter(loader)
         for _ in range(taken):
             next(iterator, None)
@@ -665,6 +667,7 @@ class Broken:
         return self.place
 
 
+@quiet
 def test_a_source_with_a_bad_sample_is_read_again_up_to_the_place() -> None:
     def stream() -> DataLoader[int]:
         source = MixtureStream([Broken(), Numbers()], exhausted="drop")  # type: ignore[list-item]
