@@ -73,15 +73,14 @@ def encode(batch: object, writer: SlotWriter) -> tuple[int, int]:
         TransportError: Something in the batch cannot be carried; names it and its place.
     """
     form, parts = _flat(batch)
-    skeleton: bytes | memoryview = b""
+    skeleton = b""
     if form is None:
         try:
-            file, parts = pickle_apart(batch)
+            skeleton, parts = pickle_apart(batch)
         except MemoryError:
             raise
         except Exception as error:
             raise _cannot_carry(batch, error) from error
-        skeleton = file.getbuffer()
     rows, stretches, copies, position = lay_out(parts, writer)
     table = marshal.dumps((form, rows, stretches))
     offset = align(position)

@@ -65,7 +65,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def pickle_apart(batch: object) -> tuple[io.BytesIO, list[Part]]:
+def pickle_apart(batch: object) -> tuple[bytes, list[Part]]:
     """Return the pickle of ``batch`` and, in the order it asks for them, the parts left out.
 
     Parts are plain tensors, and plain arrays of one byte or more; the list keeps them alive.
@@ -78,7 +78,9 @@ def pickle_apart(batch: object) -> tuple[io.BytesIO, list[Part]]:
     pickler = _Pickler(file, 5, buffer_callback=_stays_in_pickle)
     pickler.parts = []
     pickler.dump(batch)
-    return file, pickler.parts
+    # Not a view of the file: Python 3.12.1's garbage collector crashes where it meets the two in a
+    # cycle. Nothing is copied so either.
+    return file.getvalue(), pickler.parts
 
 
 def unpickle_together(skeleton: memoryview, parts: Iterable[Part]) -> object:
