@@ -48,7 +48,6 @@ class ShardLoader:
     Args:
         spec: What to make.
         watch: The generators of the spec's dataset and functions, as far as they are known.
-        beat: Called now and then while they are searched for.
 
     Raises:
         TransportError: The dataset cannot be copied.
@@ -56,14 +55,9 @@ class ShardLoader:
 
     reads_table = False
 
-    def __init__(
-        self,
-        spec: BatchSpec,
-        watch: GeneratorWatch | None = None,
-        beat: Callable[[], object] = lambda: None,
-    ) -> None:
+    def __init__(self, spec: BatchSpec, watch: GeneratorWatch | None = None) -> None:
         self._spec = spec
-        self._watch = watch or spec.watch(beat)
+        self._watch = watch or spec.watch()
         self._copies = DatasetCopies(spec.dataset, self._watch.held.generators)
         # Whether copies hold what they should, by the paths that it was found at: of the first
         # one that is looked at (a search takes long), after its set_epoch.

@@ -18,6 +18,7 @@ import os
 import select
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -61,7 +62,7 @@ class ForkGuard:
                 with contextlib.suppress(ValueError):  # another thread was faster: it closes
                     self._waiting.remove(fd)
                     os.close(fd)
-        return bool(self._waiting)
+        return bool(self._waiting or self._bytes)
 
     def __del__(self) -> None:
         while self._waiting:
@@ -88,11 +89,20 @@ class ForkGuard:
         write_end = self._writing.pop(thread, None)
         if write_end is not None:
             os.close(write_end)
-        byte = self._bytes.pop(thread, None)
+        byte = self._bytes.get(thread)
         if byte is not None:
             until = time.monotonic() + _LONGEST
             while byte[0] == 0 and time.monotonic() < until:
                 time.sleep(0.0005)
+            answered = byte[0] != 0
+            del self._bytes[thread]  # not sooner: other threads use no slot again meanwhile
+            if not answered:
+                warnings.warn(
+                    f"a forked process has not said within {_LONGEST:g} s that it has copied the "
+                    "batches held, for which no file descriptor was left: unless it has ended, "
+                    "they may change there; raise the limit (ulimit -n)",
+                    stacklevel=2,
+                )
 
     def in_child(self) -> None:
         """Copy what is held, and say so."""

@@ -155,7 +155,8 @@ class _Worker:
             where = where.replace("in worker_init_fn", "while its dataset was copied")
             if spec.num_shards:
                 reading.shard_asked = False  # by a worker, not by a reader
-                self._loader = self._shards = ShardLoader(spec, beat=self._progress.beat)
+                watch = spec.watch(self._progress.beat)
+                self._loader = self._shards = ShardLoader(spec, watch)
             else:
                 self._loader = BatchLoader(spec, links.worker, links.num_workers)
             self._clock = ProcessorClock(on=spec.timed)

@@ -12,6 +12,7 @@ import torch
 
 import lit_loader
 from lit_loader.memory.arena import Arena
+from lit_loader.system import fork_guard
 from lit_loader.system.fork_guard import ForkGuard, unguarded_fork
 
 
@@ -57,13 +58,22 @@ def fork_with(batch: torch.Tensor, go_on: int, told: int) -> int:
     return pid
 
 
-def test_a_childs_batch_does_not_change_when_the_parent_lets_go(loader: Any) -> None:
+def none_left() -> tuple[int, int]:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+@pytest.mark.parametrize("pipe", [os.pipe, none_left], ids=["", "no descriptor is left"])
+def test_a_childs_batch_does_not_change_when_the_parent_lets_go(
+    loader: Any, pipe: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read_end, write_end = os.pipe()
     iterator = iter(loader)
     pids = []
     for _ in range(5):
         batch = next(iterator)
-        pids.append(fork_with(batch, read_end, write_end))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pipe", pipe)
+            pids.append(fork_with(batch, read_end, write_end))
         del batch
         for _ in range(200):  # every slot of the arena is written anew
             next(iterator)
@@ -74,28 +84,27 @@ def test_a_childs_batch_does_not_change_when_the_parent_lets_go(loader: Any) -> 
     assert codes == [0] * len(pids)
 
 
-def test_a_childs_batch_stays_where_no_descriptor_is_left(
-    loader: Any, monkeypatch: pytest.MonkeyPatch
+def test_no_slot_is_used_again_while_a_child_has_not_answered(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def none_left() -> tuple[int, int]:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    read_end, write_end = os.pipe()
-    iterator = iter(loader)
-    pids = []
-    for _ in range(5):
-        batch = next(iterator)
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "pipe", none_left)
-            pids.append(fork_with(batch, read_end, write_end))
-        del batch
-        for _ in range(200):
-            next(iterator)
-    os.write(write_end, b"x" * len(pids))
-    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-    os.close(read_end)
-    os.close(write_end)
-    assert codes == [0] * len(pids)
+    """Not by another thread either, while the one that forks waits for the child's byte."""
+    arena = Arena(64, in_flight=2)
+    held = arena.lease(arena.acquire(), 8)
+    guard = arena._guard
+    monkeypatch.setattr(os, "pipe", none_left)
+    guard.before()
+    assert guard.pending()
+    [byte] = guard._bytes.values()
+    byte[0] = 1
+    guard.in_parent()
+    assert not guard.pending()
+    monkeypatch.setattr(fork_guard, "_LONGEST", 0.01)
+    guard.before()
+    with pytest.warns(UserWarning, match="has not said within"):
+        guard.in_parent()
+    assert not guard.pending()
+    del held
+    arena.close()
 
 
 def test_a_childs_batch_stays_when_the_loader_is_closed() -> None:
