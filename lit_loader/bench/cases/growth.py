@@ -70,7 +70,7 @@ def _length(x: int, settings: Settings) -> tuple[Any, Setup, int]:
 LINES = (
     Line("bytes", tuple(10**e for e in range(3, 10)), (1_000, 1_000_000), 1.3, _bytes),
     Line("tensors", (1, 10, 100, 1_000, 10_000), (1, 100), 1.3, _tensors),
-    Line("workers", (1, 2, 4, 8, 16, 32), (1, 2), 0.3, _workers),
+    Line("workers", (1, 2, 4, 8, 16, 32, 64), (1, 2), 0.3, _workers),
     Line("samples", tuple(10**e for e in range(3, 10)), (1_000, 10**9), 0.1, _length),
 )
 
