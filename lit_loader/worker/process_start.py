@@ -19,6 +19,7 @@ from typing import Final
 
 from lit_loader.errors import LoaderError
 from lit_loader.seeding.seeds import await_draws, renew_numpy_generator
+from lit_loader.system.accelerator_locks import renew_accelerator_locks
 from lit_loader.system.fork_guard import unguarded_fork
 from lit_loader.system.stdio_locks import renew_stream_locks
 
@@ -47,8 +48,8 @@ def quiet_start(context: BaseContext) -> Iterator[None]:
     Without, a Ctrl-C in that moment would run the parent's handler in the child. Helper processes
     of multiprocessing are started beforehand, or they would keep the signals blocked for good.
 
-    A process that is forked gets locks of its own for the standard streams, logs and NumPy's global
-    generator: other threads may hold those of this process.
+    A process that is forked gets locks of its own for the standard streams, logs, NumPy's global
+    generator and torch's accelerators: other threads may hold those of this process.
 
     Raises:
         LoaderError: Python's fork server cannot be used here.
@@ -107,6 +108,7 @@ def _after_fork_in_child() -> None:
     if threading.get_ident() in _forking:
         renew_stream_locks()
         renew_numpy_generator()
+        renew_accelerator_locks()
     _forking.clear()  # what is forked from here has no other thread's locks
 
 

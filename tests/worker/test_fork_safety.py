@@ -35,7 +35,7 @@ from lit_loader import DataLoader
 from lit_loader.accelerator import pin_memory as pinning
 from lit_loader.errors import LoaderError, WorkerRestartWarning
 from lit_loader.seeding import seeds
-from lit_loader.worker import fork_starter, launcher, process_start
+from lit_loader.worker import fork_starter, launcher, launcher_process, process_start
 from lit_loader.worker import main as worker
 from lit_loader.worker.launcher import Launcher
 from tests.parity.tools import PROMPT
@@ -45,6 +45,7 @@ from tests.support.samples import Call, Rows, ints, worker_pids
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
 STARTS, KILLS = 30, 25
+LOCK = "_initialization_lock"  # of torch.cuda and its like
 ROUND = pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 9))]
 )
@@ -324,9 +325,17 @@ def launched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.fixture
-def accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers seed the generators of accelerators, as if there were one."""
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+def seeding_lock(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A lock that is taken to seed launchers and workers, if they are forked."""
+    lock = threading.Lock()
+
+    def seed_worker(seed: int) -> None:
+        with lock:
+            seeds.seed_worker(seed)
+
+    for module in (worker, launcher_process):
+        monkeypatch.setattr(module, "seed_worker", seed_worker)
+    return lock
 
 
 @pytest.fixture
@@ -376,10 +385,6 @@ def batches(dataset: Any, **options: Any) -> list[list[float]]:
 
 def lock_of(dataset: Drawing, name: str) -> Any:
     """The lock that a thread holds while it draws."""
-    if name == "accelerators":
-        if torch.__version__ < "2.7":
-            pytest.skip("seeding takes no such lock")
-        return torch.cuda._initialization_lock
     if name == "numpy":
         return np.random.get_bit_generator().lock
     generator = getattr(dataset, name)
@@ -390,6 +395,29 @@ def test_numpys_generator_is_being_drawn_from_at_the_fork(launched: bool) -> Non
     expected = batches(Drawing())
     with holding(lock_of(Drawing(), "numpy")), warned() as texts:
         assert batches(Drawing(), max_worker_restarts=0) == expected
+    assert not texts
+
+
+def test_accelerators_are_being_seeded_at_the_fork(
+    launched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread in ``torch.manual_seed`` has their locks; workers need them, the user's code too."""
+    expected = batches(Drawing())
+    device = torch.device("cuda")
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: device)
+    names = [m for m in ("cuda", "xpu", "mtia") if hasattr(getattr(torch, m), LOCK)]
+
+    def init(worker: int) -> None:
+        torch.manual_seed(worker)
+        for name in names:
+            with getattr(getattr(torch, name), LOCK):
+                pass
+
+    with contextlib.ExitStack() as stack, warned() as texts:
+        for name in names:
+            stack.enter_context(holding(getattr(getattr(torch, name), LOCK)))
+        assert batches(Drawing(), max_worker_restarts=0, worker_init_fn=init) == expected
+    assert "cuda" in names
     assert not texts
 
 
@@ -430,8 +458,7 @@ def test_torchs_generator_is_being_drawn_from_and_nobody_waits(
         ), text
 
 
-@pytest.mark.usefixtures("accelerator")
-@pytest.mark.parametrize("name", ["accelerators", "bits", "legacy"])
+@pytest.mark.parametrize("name", ["bits", "legacy"])
 def test_a_lock_that_is_free_at_the_second_fork(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The launcher is stuck, and not its workers."""
     expected, dataset = batches(Drawing()), Drawing()
@@ -444,26 +471,24 @@ def test_a_lock_that_is_free_at_the_second_fork(name: str, monkeypatch: pytest.M
     assert "got stuck, most likely at a lock" in texts[0]
 
 
-@pytest.mark.usefixtures("accelerator", "hasty")
-def test_a_lock_that_stays_held(launched: bool) -> None:
+@pytest.mark.usefixtures("hasty")
+def test_a_lock_that_stays_held(launched: bool, seeding_lock: Any) -> None:
     """Workers come from a fork server in the end, which they import torch for."""
     expected, begun = batches(Drawing()), time.monotonic()
-    with holding(lock_of(Drawing(), "accelerators")), warned() as texts:
+    with holding(seeding_lock), warned() as texts:
         assert batches(Drawing(), max_worker_restarts=0) == expected
     assert time.monotonic() - begun < 2 * PROMPT
     assert sum("Forking workers was given up after 5 attempts: " in text for text in texts) == 1
     assert sum("got stuck" in text or "did not come up" in text for text in texts) >= 5
 
 
-@pytest.mark.usefixtures("accelerator", "hasty")
-def test_a_lock_that_stays_held_and_a_dataset_that_cannot_be_pickled(launched: bool) -> None:
+@pytest.mark.usefixtures("hasty")
+def test_a_lock_that_stays_held_and_a_dataset_that_cannot_be_pickled(
+    launched: bool, seeding_lock: Any
+) -> None:
     dataset = Drawing()
     dataset.thread = threading.Lock()  # type: ignore[attr-defined]
-    with (
-        holding(lock_of(dataset, "accelerators")),
-        warned(),
-        pytest.raises(LoaderError) as caught,
-    ):
+    with holding(seeding_lock), warned(), pytest.raises(LoaderError) as caught:
         batches(dataset, max_worker_restarts=0)
     assert re.search(
         "^Forking workers was given up after 5 attempts: (?s:.*); "
@@ -473,16 +498,13 @@ def test_a_lock_that_stays_held_and_a_dataset_that_cannot_be_pickled(launched: b
     )
 
 
-def test_a_worker_that_does_not_come_up(launched: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_does_not_come_up(
+    launched: bool, seeding_lock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where a launcher does not find out itself; it is replaced together with the worker."""
-    expected, lock = batches(Drawing(), num_workers=1), threading.Lock()
-
-    def seed_worker(seed: int) -> None:
-        with lock:
-            seeds.seed_worker(seed)
-
-    monkeypatch.setattr(worker, "seed_worker", seed_worker)
-    with holding(lock) as release, warned() as texts:
+    expected = batches(Drawing(), num_workers=1)
+    monkeypatch.setattr(launcher_process, "seed_worker", seeds.seed_worker)
+    with holding(seeding_lock) as release, warned() as texts:
         distrust = fork_starter.ForkStarter.distrust
 
         def noted(self: Any, number: int) -> None:
@@ -567,12 +589,9 @@ def test_starts_while_others_draw(starts: int) -> None:
     """Threads that do nothing but draw and seed: no start hangs, and the bytes are the same."""
     expected = batches(Drawing(), num_workers=1)
     draws = torch.empty(20_000)
-    # Later releases hold accelerators' locks for so long that nearly every start is made again.
-    later = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)
-    seed: Any = torch.default_generator.manual_seed if later else torch.manual_seed
     deeds: list[Callable[[], Any]] = [
         draws.normal_,
-        lambda: seed(1),
+        lambda: torch.manual_seed(1),
         lambda: np.random.rand(20_000),
         lambda: random.gauss(0, 1),
     ]

@@ -354,12 +354,18 @@ import threading, warnings
 import torch
 from lit_loader import DataLoader
 from lit_loader.worker import fork_starter
-from lit_loader.worker import launcher
+from lit_loader.worker import launcher, launcher_process, main
 
 print("run as", __name__, flush=True)
 warnings.simplefilter("ignore")
 fork_starter.PATIENCE = launcher.PATIENCE = 1
-torch.accelerator.current_accelerator = lambda: torch.device("cuda")
+lock, seed_worker = threading.Lock(), main.seed_worker
+
+def seed_with_lock(seed):
+    with lock:
+        seed_worker(seed)
+
+main.seed_worker = launcher_process.seed_worker = seed_with_lock
 
 class Squares(torch.utils.data.Dataset):
     def __len__(self):
@@ -370,7 +376,7 @@ class Squares(torch.utils.data.Dataset):
 taken, done = threading.Event(), threading.Event()
 
 def hold():
-    with torch.cuda._initialization_lock:
+    with lock:
         taken.set()
         done.wait()
 
