@@ -200,7 +200,8 @@ class WorkerSet:
             self._own.processes[worker] = process
             self._pipes.watch(process.sentinel)
             if worker not in self.lanes:
-                self.starting[worker] = Watchdog(process.pid or 0)
+                awaited = [process.pid or 0, getattr(process, "forked_by", 0)]
+                self.starting[worker] = Watchdog(*filter(None, awaited))
             self._board.launched(worker, process.pid or 0)
 
     def came_up(self, worker: int) -> None:

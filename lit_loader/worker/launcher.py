@@ -94,16 +94,20 @@ class LaunchedWorker:
     Attributes:
         pid: Process id.
         sentinel: A pidfd: can be read from when the process has ended.
+        forked_by: The launcher's process id; the worker waits until that lets it begin.
         exitcode: Exit code, minus the signal's number, or None: alive, or not known.
         peak_memory: Bytes that were resident at most; 0: not known.
     """
 
-    def __init__(self, launcher: Launcher, worker: int, pid: int, sentinel: int) -> None:
+    def __init__(
+        self, launcher: Launcher, worker: int, pid: int, sentinel: int, forked_by: int
+    ) -> None:
         self._launcher = launcher
         self._worker = worker
         self._reaped = False
         self.pid = pid
         self.sentinel = sentinel
+        self.forked_by = forked_by
         self.exitcode: int | None = None
         self.peak_memory = 0
 
@@ -225,7 +229,8 @@ class Launcher:
                 f"DataLoader worker {worker} cannot be started ({reason}): raise the limits "
                 "(ulimit -n, ulimit -u), see that memory is left, or use fewer workers"
             )
-        return LaunchedWorker(self, worker, pid, fds[0])
+        assert self._process is not None
+        return LaunchedWorker(self, worker, pid, fds[0], self._process.pid or 0)
 
     def _await_answer(self) -> None:
         """Wait until the launcher says something, or has ended.
@@ -234,7 +239,7 @@ class Launcher:
             LauncherLostError: It does not get on; it has been ended.
         """
         assert self._process is not None and self._requests is not None
-        watchdog = Watchdog(self._process.pid or 0, self.patience)
+        watchdog = Watchdog(self._process.pid or 0, patience=self.patience)
         while not wait_for([self._requests, self._pidfd], LOOK_SECONDS):
             if watchdog.stuck():
                 pid = self._process.pid

@@ -307,7 +307,7 @@ def test_who_dies_or_hangs_while_it_leaves(fault: str, point: str, tmp_path: Pat
         faults = Faults(folder, Strike(fault, point, number))
         with (
             warnings.catch_warnings(record=True) as told,
-            noisy(2, worker_init_fn=faults, timeout=0.5 * (fault == "loop")) as loader,
+            noisy(2, worker_init_fn=faults, timeout=2.0 * (fault == "loop")) as loader,
         ):
             warnings.simplefilter("always")
             assert leaving(loader) == expected

@@ -27,6 +27,7 @@ import pytest
 from lit_loader import DataLoader
 from lit_loader.errors import LoaderError, WorkerDiedError, WorkerRestartWarning
 from lit_loader.system.processors import usable_processors
+from lit_loader.system.watchdog import Watchdog
 from lit_loader.worker import fork_starter, launcher_process
 from lit_loader.worker.launcher import Launcher
 from tests.parity.tools import wait_gone
@@ -336,6 +337,40 @@ def test_a_launcher_that_is_stopped_is_not_taken_to_be_stuck(
 
     monkeypatch.setattr(launcher_module().Watchdog, "stuck", look)
     monkeypatch.setattr(Launcher, "_await_answer", stopping)
+    with told() as texts, DataLoader(Rows(4, 1), num_workers=1) as loader:
+        assert ints(loader) == list(range(4))
+    assert not texts
+    assert len(looks) >= 40
+    assert not any(looks)
+
+
+def test_a_launcher_that_is_slow_to_let_its_worker_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker is asleep until then, and not stuck."""
+    looks: list[bool] = []
+    stuck, send_fds = Watchdog.stuck, socket.send_fds
+
+    def look(self: Any) -> bool:
+        looks.append(stuck(self))
+        if len(looks) == 40:
+            os.kill(stopped[0], signal.SIGCONT)
+        return looks[-1]
+
+    def stopping(*args: Any) -> int:  # in the launcher
+        sent = send_fds(*args)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return sent
+
+    stopped: list[int] = []
+    fork = Launcher._fork
+
+    def noted(self: Any) -> None:
+        monkeypatch.setattr(socket, "send_fds", stopping)
+        fork(self)
+        monkeypatch.setattr(socket, "send_fds", send_fds)
+        stopped.append(self._process.pid)
+
+    monkeypatch.setattr(Watchdog, "stuck", look)
+    monkeypatch.setattr(Launcher, "_fork", noted)
     with told() as texts, DataLoader(Rows(4, 1), num_workers=1) as loader:
         assert ints(loader) == list(range(4))
     assert not texts
