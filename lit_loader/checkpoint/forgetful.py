@@ -1,22 +1,46 @@
-"""Streams of other libraries whose own state leaves out samples that they hold.
+"""Streams of other libraries whose own state cannot be taken.
 
 A Hugging Face stream with ``.shuffle()`` reads ahead into a buffer, and its state says how far it
 has read, not what it has given: who goes on from it never gets what was in the buffer (with several
 input shards the library's own ``load_state_dict`` fails, besides). So such a state is not taken.
 The stream is read again up to the place, which is slower and loses nothing.
 
-Private reach into the library, with no public way: what a stream is made of. A version that calls
-it otherwise is taken at its word, as before.
+LitData's and Mosaic's streams have a ``state_dict`` of another protocol: their own loaders call it
+with what they have counted, which no other loader knows. It is not called.
+
+Private reach into Hugging Face's library, with no public way: what a stream is made of. A version
+that calls it otherwise is taken at its word, as before.
 """
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Final
 
-__all__ = ["advice_on_reading_again", "forgets"]
+__all__ = ["advice_on_reading_again", "forgets", "has_methods", "wants_arguments"]
 
 _BUFFERS: Final = "BufferShuffledExamplesIterable"
 _MOST: Final = 10_000
+
+
+def has_methods(stream: Any) -> bool:
+    """Whether there are methods ``state_dict`` and ``load_state_dict``, whatever they take."""
+    methods = (getattr(stream, name, None) for name in ("state_dict", "load_state_dict"))
+    return all(map(callable, methods))
+
+
+def wants_arguments(stream: Any) -> bool:
+    """Whether these methods cannot be called as ``state_dict()`` and ``load_state_dict(state)``."""
+    for name, arguments in (("state_dict", ()), ("load_state_dict", ({},))):
+        try:
+            signature = inspect.signature(getattr(stream, name))
+        except (TypeError, ValueError):  # it is written in C, and does not say
+            continue
+        try:
+            signature.bind(*arguments)
+        except TypeError:
+            return True
+    return False
 
 
 def forgets(stream: Any) -> bool:
@@ -34,18 +58,30 @@ def forgets(stream: Any) -> bool:
     return False
 
 
-def advice_on_reading_again(dataset: Any) -> str:
-    """Say why a resume reads again what was given out, and what to do about it."""
-    name = type(dataset).__name__
+def advice_on_reading_again(dataset: Any, count_is_lost: bool = False) -> str:
+    """Say why a resume reads again what was given out, and what to do about it.
+
+    Args:
+        dataset: The stream.
+        count_is_lost: Whether one that counts its epochs itself begins to count anew.
+    """
+    name, advice = type(dataset).__name__, "if that takes too long"
     if forgets(dataset):
-        return (
-            f"the state_dict of this {name} leaves out what is in its shuffle buffer: resuming "
-            "reads again all that it has given out before; shuffle by other means if that takes "
-            "too long"
+        why = f"the state_dict of this {name} leaves out what is in its shuffle buffer"
+        advice = f"shuffle by other means {advice}"
+    elif has_methods(dataset) and wants_arguments(dataset):
+        why = f"{name} has a state_dict with arguments, which only its own library's loader knows"
+        advice = f"{advice}, derive a class whose state_dict() and load_state_dict(state) take none"
+    else:
+        if getattr(dataset, "state_is_that_of_sources", False):
+            name += " has a source that"
+        why = f"{name} has no state_dict and load_state_dict"
+        advice = f"add these methods {advice}"
+    text = f"{why}: resuming reads again all that it has given out before; {advice}"
+    if count_is_lost and not callable(getattr(dataset, "set_epoch", None)):
+        text += (
+            f". And this is not its first epoch: if {type(dataset).__name__} counts them itself, "
+            "the count begins anew, and samples are lost or come twice; have it take the epoch "
+            "from set_epoch(epoch) or lit_loader.get_epoch()"
         )
-    if getattr(dataset, "state_is_that_of_sources", False):
-        name += " has a source that"
-    return (
-        f"{name} has no state_dict and load_state_dict: resuming reads again all that it has given "
-        "out before; add these methods if that takes too long"
-    )
+    return text

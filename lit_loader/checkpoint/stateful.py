@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
-from lit_loader.checkpoint.forgetful import forgets
+from lit_loader.checkpoint.forgetful import forgets, has_methods, wants_arguments
 from lit_loader.checkpoint.kept_start import begin_at_start, note_start
 from lit_loader.checkpoint.untrusted_state import damaged, own_part, restore, resuming
 from lit_loader.errors import StateError
@@ -28,9 +28,8 @@ ITERATOR: Final = "iterator"
 
 
 def is_stateful(thing: Any) -> bool:
-    """Whether this has ``state_dict`` and ``load_state_dict`` that lose nothing."""
-    methods = (getattr(thing, name, None) for name in ("state_dict", "load_state_dict"))
-    return all(map(callable, methods)) and not forgets(thing)
+    """Whether this has ``state_dict()`` and ``load_state_dict(state)`` that lose nothing."""
+    return has_methods(thing) and not wants_arguments(thing) and not forgets(thing)
 
 
 def checked_parts(place: str, value: Any, name: str) -> dict[str, Any] | None:

@@ -15,11 +15,17 @@ consumer, who gets them as warnings. Who hangs is found by `pool/hang_detector.p
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
-from lit_loader.errors import LoaderError, WorkerDiedError, WorkerTimeoutError
+from lit_loader.errors import (
+    LoaderError,
+    WorkerDiedError,
+    WorkerRestartWarning,
+    WorkerTimeoutError,
+)
 from lit_loader.pool.diagnosis import died, hung, unborn
 from lit_loader.pool.hang_detector import HangDetector
 from lit_loader.pool.outcome import Outcome, WorkerDeath
@@ -31,6 +37,9 @@ from lit_loader.worker.starters import Notice
 __all__ = ["Recovery"]
 
 T = TypeVar("T")
+
+_SUSPICIOUS: Final = 60.0
+"""Seconds at one sample after which a reader is told of, where another one has been replaced."""
 
 
 class Recovery:
@@ -56,6 +65,8 @@ class Recovery:
         self._budget = RestartBudget(max_restarts)
         self._hangs = None if timeout is None else HangDetector(timeout)
         self._iterable = iterable
+        # Readers may wait for one another where they begin; one that begins anew is alone there.
+        self._meetings = HangDetector(_SUSPICIOUS) if iterable and timeout is None else None
         self.assigned: Mapping[int, Any] = {}
         self.restarts = 0
         self.notices: deque[Notice] = deque()
@@ -78,7 +89,7 @@ class Recovery:
             WorkerTimeoutError: A worker hangs, and may not be replaced.
             LoaderError: There are remote workers only, and none can be had.
         """
-        hangs = self._hangs
+        hangs = self._meetings if self._meetings and self.restarts else self._hangs
         try:
             found = step(None if hangs is None else hangs.patience(pool, began))
         except WorkerDeath as death:
@@ -101,6 +112,10 @@ class Recovery:
                 self.notices.append(pool.notices.popleft())
         if found is None and hangs is not None and (hanging := hangs.look(pool, began)):
             worker, seconds = hanging
+            if hangs is self._meetings:
+                self._meetings = None
+                warnings.warn(_alone(worker, seconds), WorkerRestartWarning, stacklevel=2)
+                return None
             ended = pool.end_hung(worker)
             message = hung(ended, seconds, hangs.timeout, self.assigned)
             return self._see_to(pool, ended, WorkerTimeoutError, message)
@@ -133,3 +148,12 @@ class Recovery:
         self.notices.append(notice)
         pool.page.restarted(notice)
         pool.replace(death.worker, None, death.others)
+
+
+def _alone(worker: int, seconds: float) -> str:
+    return (
+        f"DataLoader worker {worker} has been at one sample for {seconds:.0f} s, after a worker "
+        "was replaced: if readers of this dataset wait for each other where they begin (a barrier "
+        "in __iter__), the new one waits there alone, and for ever; with timeout=... in seconds "
+        "the loop ends with its stack, and max_worker_restarts=0 raises at a worker's death"
+    )

@@ -64,11 +64,12 @@ class ForkGuard:
                     os.close(fd)
         return bool(self._waiting or self._bytes)
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], object] = os.close) -> None:
+        # A default: at the interpreter's end there is no module `os` any more.
         while self._waiting:
-            os.close(self._waiting.pop())
+            close(self._waiting.pop())
         while self._writing:  # another thread is about to fork, or has just done so
-            os.close(self._writing.popitem()[1])
+            close(self._writing.popitem()[1])
 
     def before(self) -> None:
         """Open the pipe that the child will close, if there is anything to keep."""

@@ -106,3 +106,80 @@ def test_a_source_of_a_mixture() -> None:
         found = [batch.tolist() for batch in itertools.islice(one, stop)]
         again.load_state_dict(one.state_dict())
         assert found + [batch.tolist() for batch in again] == expected
+
+
+class OfAnotherProtocol(IterableDataset[int]):
+    """Its own library's loader counts for it, as LitData's and Mosaic's do."""
+
+    def __iter__(self) -> Iterator[int]:
+        shard, count = lit_loader.get_shard()
+        return iter(range(shard, 40, count))
+
+    def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, int]:
+        return {"epoch": 0, "sample_in_epoch": num_samples}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        raise AssertionError("it is not called")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_state_dict_with_arguments_is_not_called(workers: int) -> None:
+    def loader() -> DataLoader[Any]:
+        return DataLoader(OfAnotherProtocol(), 3, num_workers=workers, seed=1)
+
+    with loader() as one:
+        expected = [batch.tolist() for batch in one]
+    assert sorted(itertools.chain(*expected)) == [*range(40)]
+    with loader() as one:
+        found = [batch.tolist() for batch in itertools.islice(one, 5)]
+        state = one.state_dict()
+    with (
+        loader() as one,
+        pytest.warns(UserWarning, match="has a state_dict with arguments") as told,
+    ):
+        one.load_state_dict(state)
+        assert found + [batch.tolist() for batch in one] == expected
+    assert "And this is not its first epoch" not in str(told[0].message)
+
+
+class Counting(IterableDataset[int]):
+    def __init__(self) -> None:
+        self.epoch = -1
+
+    def __iter__(self) -> Iterator[int]:
+        self.epoch += 1
+        order = list(range(24))
+        random.Random(self.epoch).shuffle(order)
+        return iter(order)
+
+
+class Announced(Counting):
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch - 1
+
+
+@pytest.mark.parametrize("dataset", [Counting, Announced])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_workers": 1}, {"num_workers": 1, "persistent": True}]
+)
+def test_a_count_of_epochs_that_begins_anew(
+    dataset: type[Counting], options: dict[str, Any]
+) -> None:
+    """What is lost is told of, and nothing else is."""
+    options = {**options, "persistent_workers": options.get("persistent", False)}
+    options.pop("persistent", None)
+
+    def loader() -> DataLoader[Any]:
+        return DataLoader(dataset(), 4, seed=1, **options)
+
+    with loader() as one:
+        list(one)
+        iterator = iter(one)
+        found = [next(iterator).tolist() for _ in range(3)]
+        state = one.state_dict()
+        expected = found + [batch.tolist() for batch in iterator]
+    with loader() as one, pytest.warns(UserWarning, match="reads again") as told:
+        one.load_state_dict(state)
+        exact = found + [batch.tolist() for batch in one] == expected
+    warned = "And this is not its first epoch: if Counting counts" in str(told[0].message)
+    assert exact is not warned

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import array
 import fcntl
+import multiprocessing
 import os
 import re
 import signal
@@ -27,6 +28,7 @@ import lit_loader
 from lit_loader import DataLoader
 from lit_loader.errors import WorkerDiedError, WorkerRestartWarning, WorkerTimeoutError
 from lit_loader.memory import arena as arena_module
+from lit_loader.pool import recovery
 from lit_loader.pool.worker_pool import WorkerPool
 from lit_loader.seeding import find_generators
 from lit_loader.transport.status_board import Stage
@@ -809,3 +811,31 @@ def test_a_dead_workers_task_is_not_left_to_the_idle(tmp_path: Path) -> None:
     )  # fmt: skip
     with told(3):
         assert list(loader) == list(range(40))
+
+
+class Meeting(IterableDataset[int]):
+    """All readers wait for each other where they begin."""
+
+    def __init__(self) -> None:
+        self.barrier = multiprocessing.get_context("fork").Barrier(2)
+
+    def __iter__(self) -> Iterator[int]:
+        shard, count = lit_loader.get_shard()
+        self.barrier.wait()
+        yield from range(shard, 100, count)
+
+
+def test_readers_that_wait_for_each_other_and_one_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody knows that this is no slow sample; but it is told of."""
+    monkeypatch.setattr(recovery, "_SUSPICIOUS", 1.0)
+    with DataLoader(Meeting(), num_workers=2) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        os.kill(worker_pids(iterator)[1], signal.SIGKILL)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", WorkerRestartWarning)
+            with pytest.raises(WorkerRestartWarning, match="DataLoader worker 1 .* wait for each"):
+                for _ in iterator:
+                    pass
