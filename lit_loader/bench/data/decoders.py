@@ -12,52 +12,72 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-__all__ = ["JpegImages", "ParquetGroups", "Texts", "write_parquet"]
+__all__ = ["JpegImages", "ParquetGroups", "Texts", "augmented", "jpeg_files", "write_parquet"]
 
 _IMAGES = 32
+
+
+def jpeg_files() -> list[bytes]:
+    """Make 32 JPEG images of 500 × 375.
+
+    They are smooth noise, which compresses about as well as photographs do (some 40 kB each).
+    """
+    from PIL import Image
+
+    files = []
+    dice = np.random.default_rng(0)
+    for _ in range(_IMAGES):
+        coarse = dice.integers(0, 256, (47, 63, 3), np.uint8)
+        image = Image.fromarray(coarse).resize((500, 375), Image.Resampling.BICUBIC)
+        noisy = np.asarray(image, np.int16) + dice.integers(-8, 9, (375, 500, 3))
+        file = io.BytesIO()
+        Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=90)
+        files.append(file.getvalue())
+    return files
+
+
+def augmented(content: bytes) -> torch.Tensor:
+    """Decode such an image, crop it at random to 224 × 224, flip it at random.
+
+    Args:
+        content: The JPEG file.
+
+    Returns:
+        float32 of shape (3, 224, 224).
+    """
+    from PIL import Image
+
+    with Image.open(io.BytesIO(content)) as file:
+        image = file.convert("RGB")
+    size = int(torch.randint(200, 376, ()))
+    left = int(torch.randint(0, 501 - size, ()))
+    top = int(torch.randint(0, 376 - size, ()))
+    box = (left, top, left + size, top + size)
+    image = image.resize((224, 224), Image.Resampling.BILINEAR, box=box)
+    if torch.rand(()) < 0.5:
+        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+    return (pixels.float() - 127.5) / 64.0
 
 
 class JpegImages(Dataset[Any]):
     """JPEG images of 500 × 375, decoded, cropped at random to 224 × 224, flipped at random.
 
-    A sample is (float32 of shape (3, 224, 224), label). The images are smooth noise, which
-    compresses about as well as photographs do (some 40 kB each).
+    A sample is (float32 of shape (3, 224, 224), label); see `jpeg_files`.
 
     Args:
         length: Number of samples, of 32 different images.
     """
 
     def __init__(self, length: int) -> None:
-        from PIL import Image
-
         self._length = length
-        self._files = []
-        dice = np.random.default_rng(0)
-        for _ in range(_IMAGES):
-            coarse = dice.integers(0, 256, (47, 63, 3), np.uint8)
-            image = Image.fromarray(coarse).resize((500, 375), Image.Resampling.BICUBIC)
-            noisy = np.asarray(image, np.int16) + dice.integers(-8, 9, (375, 500, 3))
-            file = io.BytesIO()
-            Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=90)
-            self._files.append(file.getvalue())
+        self._files = jpeg_files()
 
     def __len__(self) -> int:
         return self._length
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        from PIL import Image
-
-        with Image.open(io.BytesIO(self._files[index % _IMAGES])) as file:
-            image = file.convert("RGB")
-        size = int(torch.randint(200, 376, ()))
-        left = int(torch.randint(0, 501 - size, ()))
-        top = int(torch.randint(0, 376 - size, ()))
-        box = (left, top, left + size, top + size)
-        image = image.resize((224, 224), Image.Resampling.BILINEAR, box=box)
-        if torch.rand(()) < 0.5:
-            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
-        return (pixels.float() - 127.5) / 64.0, index % 1000
+        return augmented(self._files[index % _IMAGES]), index % 1000
 
 
 class JpegThumbnails(JpegImages):
