@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from torch.utils.data import IterableDataset
+
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError
 
@@ -68,8 +70,17 @@ def check_dataset(dataset: Any, config: Any = None) -> None:
     if config is not None:
         _check_split_once(dataset, config)
     # Python looks these two up in the class; a forgotten pair of brackets is found so, too.
-    if any(hasattr(type(dataset), name) for name in ("__getitem__", "__iter__")):
+    kind = type(dataset)
+    if hasattr(kind, "__getitem__"):
         return
+    if hasattr(kind, "__iter__"):
+        if config is None or hasattr(kind, "__getitems__") or isinstance(dataset, IterableDataset):
+            return
+        raise OptionError(
+            "dataset must have __getitem__ (and __len__), or be an IterableDataset, got "
+            f"{short_repr(dataset)} ({kind.__name__}): derive a class from "
+            "torch.utils.data.IterableDataset whose __iter__ begins it anew for each epoch"
+        )
     if isinstance(dataset, type):
         raise OptionError(
             f"dataset must be an object, got the class {dataset.__name__} itself: call it, as in "

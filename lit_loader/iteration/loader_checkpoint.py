@@ -14,8 +14,8 @@ from typing import Any
 from torch.utils.data import DistributedSampler
 
 from lit_loader.checkpoint.fingerprint import Fingerprint, fingerprint_of
+from lit_loader.checkpoint.forgetful import has_methods
 from lit_loader.checkpoint.loader_state import LoaderState
-from lit_loader.checkpoint.stateful import is_stateful
 from lit_loader.iteration.internals import LoaderInternals
 from lit_loader.sampling.orders import ShuffledSampler
 from lit_loader.sampling.shown_samplers import SHUFFLED, order_name
@@ -31,7 +31,7 @@ def take_state(loader: Any, internals: LoaderInternals) -> dict[str, Any]:
         internals: Its own.
     """
     plan = internals.plan
-    if plan is not None and is_stateful(loader.dataset):
+    if plan is not None and has_methods(loader.dataset):
         internals.warn_once(
             f"{type(loader.dataset).__name__} has state_dict and load_state_dict, which are not "
             "called: a map-style dataset is read by whichever worker is free, so that each sample "

@@ -53,6 +53,13 @@ def test_what_has_no_samples_is_refused_at_once() -> None:
     )
 
 
+def test_what_can_only_be_iterated_and_is_no_iterable_dataset() -> None:
+    for dataset, told in (((x for x in [1]), "(generator)"), ({1, 2}, "{1, 2} (set)")):
+        message = refused(lambda dataset=dataset: DataLoader(dataset))  # type: ignore[misc]
+        assert "or be an IterableDataset, got " in message and told in message
+        assert message.endswith("whose __iter__ begins it anew for each epoch")
+
+
 def test_whatever_has_samples_is_taken() -> None:
     class Many(Bare):
         def __getitems__(self, indices: list[int]) -> list[int]:
