@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch.utils.data import IterableDataset
-
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError
 
@@ -74,6 +72,8 @@ def check_dataset(dataset: Any, config: Any = None) -> None:
     if hasattr(kind, "__getitem__"):
         return
     if hasattr(kind, "__iter__"):
+        from torch.utils.data import IterableDataset  # not by who only reads options
+
         if config is None or hasattr(kind, "__getitems__") or isinstance(dataset, IterableDataset):
             return
         raise OptionError(
