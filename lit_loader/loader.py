@@ -338,7 +338,7 @@ class DataLoader(TorchLoader[T_co]):
         self._loaded_state = state  # an attribute: a loader that Lightning rebuilds has it, too
         internals = self._internals
         if internals.reads_again:
-            internals.warn_once(advice_on_reading_again(self.dataset, internals.count_is_lost))
+            internals.warn_once(advice_on_reading_again(self.dataset, internals.later_epoch))
         # A callback restores what Lightning has restored once more, before the first batch.
         internals.advice_at_start = ADVICE_WITHOUT_CALLBACK if called_by_lightning() else None
 

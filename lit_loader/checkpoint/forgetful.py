@@ -58,12 +58,13 @@ def forgets(stream: Any) -> bool:
     return False
 
 
-def advice_on_reading_again(dataset: Any, count_is_lost: bool = False) -> str:
+def advice_on_reading_again(dataset: Any, later_epoch: bool = False) -> str:
     """Say why a resume reads again what was given out, and what to do about it.
 
     Args:
         dataset: The stream.
-        count_is_lost: Whether one that counts its epochs itself begins to count anew.
+        later_epoch: Whether it is resumed behind its first epoch. One that counts its epochs, in
+            itself or in memory that processes share, may begin to count anew.
     """
     name, advice = type(dataset).__name__, "if that takes too long"
     if forgets(dataset):
@@ -78,10 +79,10 @@ def advice_on_reading_again(dataset: Any, count_is_lost: bool = False) -> str:
         why = f"{name} has no state_dict and load_state_dict"
         advice = f"add these methods {advice}"
     text = f"{why}: resuming reads again all that it has given out before; {advice}"
-    if count_is_lost and not callable(getattr(dataset, "set_epoch", None)):
+    if later_epoch and not callable(getattr(dataset, "set_epoch", None)):
         text += (
             f". And this is not its first epoch: if {type(dataset).__name__} counts them itself, "
-            "the count begins anew, and samples are lost or come twice; have it take the epoch "
+            "the count may begin anew, and samples be lost or come twice; have it take the epoch "
             "from set_epoch(epoch) or lit_loader.get_epoch()"
         )
     return text

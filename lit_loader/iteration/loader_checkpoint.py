@@ -76,9 +76,7 @@ def load_state(loader: Any, internals: LoaderInternals, state: Mapping[str, Any]
     with_workers = loader.num_workers > 0
     position = loaded.to_position(fingerprint, plan, with_workers, internals.shards)
     internals.reads_again = loaded.reads_again
-    # Else each epoch begins with the dataset as it is in this process.
-    counting = not with_workers or (loader.persistent_workers and not internals.num_shards)
-    internals.count_is_lost = counting and loaded.epoch > 0
+    internals.later_epoch = loaded.epoch > 0
     if adopted is not None:
         base_seed.resumed = adopted
     if plan is not None and isinstance(plan.source, ShuffledSampler):
