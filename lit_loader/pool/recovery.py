@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
+from lit_loader.describe import program_stacklevel
 from lit_loader.errors import (
     LoaderError,
     WorkerDiedError,
@@ -114,7 +115,8 @@ class Recovery:
             worker, seconds = hanging
             if hangs is self._meetings:
                 self._meetings = None
-                warnings.warn(_alone(worker, seconds), WorkerRestartWarning, stacklevel=2)
+                level = program_stacklevel()
+                warnings.warn(_alone(worker, seconds), WorkerRestartWarning, stacklevel=level)
                 return None
             ended = pool.end_hung(worker)
             message = hung(ended, seconds, hangs.timeout, self.assigned)
