@@ -272,6 +272,7 @@ class OneWaits(IterableDataset[torch.Tensor]):
             yield torch.tensor([number])
 
 
+@pytest.mark.usefixtures("by_fork")  # for the gate
 def test_a_slow_reader_delays_none_that_has_another_worker() -> None:
     gate = Gate()
     try:
