@@ -110,3 +110,11 @@ def test_public_names_belong_to_the_package(name: str) -> None:
         assert not [hint for hint in own.values() if isinstance(hint, (str, typing.ForwardRef))]
     if name != "DataLoader":  # torch's own class, its base, has a hint that cannot be resolved
         typing.get_type_hints(value)
+
+
+def test_nothing_else_is_at_the_top() -> None:
+    """A download left there would be committed with the rest."""
+    made = {"__pycache__", "build", "dist", "outputs", "multirun", "lightning_logs"}
+    found = {path.name for path in ROOT.iterdir() if not path.name.startswith(".")} - made
+    package = {"pyproject.toml", "lit_loader", "conf", "tests", "examples", "README.md"}
+    assert found == package | {"LICENSE", "constraints.txt"}
