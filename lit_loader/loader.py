@@ -338,7 +338,8 @@ class DataLoader(TorchLoader[T_co]):
         self._loaded_state = state  # an attribute: a loader that Lightning rebuilds has it, too
         internals = self._internals
         if internals.reads_again:
-            internals.warn_once(advice_on_reading_again(self.dataset, internals.later_epoch))
+            epoch = internals.epochs.now().epoch
+            internals.warn_once(advice_on_reading_again(self.dataset, later_epoch=epoch > 0))
         # A callback restores what Lightning has restored once more, before the first batch.
         internals.advice_at_start = ADVICE_WITHOUT_CALLBACK if called_by_lightning() else None
 

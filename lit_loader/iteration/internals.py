@@ -69,7 +69,6 @@ class LoaderInternals:
         auto: Sets the number of workers, with ``num_workers="auto"``; else None.
         checked: Whether ``check_exactness`` has compared its batches.
         reads_again: Whether resuming reads again what has been given out before.
-        later_epoch: Whether the state loaded last is not of the first epoch.
         advice_at_start: What to warn of when the next epoch begins.
         role: What the loader is for, as messages to the user name it; "": not known.
         page: What viewers are shown of the workers that were used last; None: there were none.
@@ -95,7 +94,7 @@ class LoaderInternals:
         self.promised: int | None = None
         self.copies_to: tuple[torch.device, Move] | None = None
         self.auto: AutoWorkers | None = None
-        self.checked = self.reads_again = self.later_epoch = False
+        self.checked = self.reads_again = False
         self.advice_at_start: str | None = None
         self.role = ""
         self.warnings_given: set[str] = set()

@@ -76,7 +76,6 @@ def load_state(loader: Any, internals: LoaderInternals, state: Mapping[str, Any]
     with_workers = loader.num_workers > 0
     position = loaded.to_position(fingerprint, plan, with_workers, internals.shards)
     internals.reads_again = loaded.reads_again
-    internals.later_epoch = loaded.epoch > 0
     if adopted is not None:
         base_seed.resumed = adopted
     if plan is not None and isinstance(plan.source, ShuffledSampler):

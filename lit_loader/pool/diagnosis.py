@@ -16,7 +16,7 @@ from lit_loader.transport.remote_error import describe_indices
 from lit_loader.transport.status_board import BoardRow, Stage
 from lit_loader.worker.payload import NO_ROOM
 
-__all__ = ["died", "hung", "unborn"]
+__all__ = ["alone", "died", "hung", "unborn"]
 
 _DONE: Final = object()
 
@@ -117,6 +117,16 @@ def unborn(death: WorkerDeath) -> str:
     return (
         f"DataLoader worker {death.worker} (pid {death.pid}) did not come up: it waited, most "
         f"likely for a lock that another thread held while it was forked, and was ended{stack}"
+    )
+
+
+def alone(worker: int, seconds: float) -> str:
+    """Say that a reader does not get on, after one was replaced, and perhaps waits for others."""
+    return (
+        f"DataLoader worker {worker} has been at one sample for {seconds:.0f} s, after a worker "
+        "was replaced: if readers of this dataset wait for each other where they begin (a barrier "
+        "in __iter__), the new one waits there alone, and for ever; with timeout=... in seconds "
+        "the loop ends with its stack, and max_worker_restarts=0 raises at a worker's death"
     )
 
 

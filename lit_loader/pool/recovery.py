@@ -10,7 +10,8 @@
 
 One object lives as long as an iterator, which is one epoch, and so does its budget
 (`pool/restart_budget.py`). It is used by the thread that receives; the notices are taken by the
-consumer, who gets them as warnings. Who hangs is found by `pool/hang_detector.py`.
+consumer, who gets them as warnings. Who hangs is found by `pool/hang_detector.py`; without a
+timeout, a reader that may wait for others for ever is told of, and left to itself.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from lit_loader.errors import (
     WorkerRestartWarning,
     WorkerTimeoutError,
 )
-from lit_loader.pool.diagnosis import died, hung, unborn
+from lit_loader.pool.diagnosis import alone, died, hung, unborn
 from lit_loader.pool.hang_detector import HangDetector
 from lit_loader.pool.outcome import Outcome, WorkerDeath
 from lit_loader.pool.restart_budget import Fault, RestartBudget
@@ -116,7 +117,7 @@ class Recovery:
             if hangs is self._meetings:
                 self._meetings = None
                 level = program_stacklevel()
-                warnings.warn(_alone(worker, seconds), WorkerRestartWarning, stacklevel=level)
+                warnings.warn(alone(worker, seconds), WorkerRestartWarning, stacklevel=level)
                 return None
             ended = pool.end_hung(worker)
             message = hung(ended, seconds, hangs.timeout, self.assigned)
@@ -150,12 +151,3 @@ class Recovery:
         self.notices.append(notice)
         pool.page.restarted(notice)
         pool.replace(death.worker, None, death.others)
-
-
-def _alone(worker: int, seconds: float) -> str:
-    return (
-        f"DataLoader worker {worker} has been at one sample for {seconds:.0f} s, after a worker "
-        "was replaced: if readers of this dataset wait for each other where they begin (a barrier "
-        "in __iter__), the new one waits there alone, and for ever; with timeout=... in seconds "
-        "the loop ends with its stack, and max_worker_restarts=0 raises at a worker's death"
-    )

@@ -313,20 +313,30 @@ def test_what_a_launcher_is_that_does_not_live() -> None:
     wait_gone(pids)
 
 
-def test_a_launcher_that_is_stopped_is_not_taken_to_be_stuck(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As all processes of a job are by Ctrl-Z; it goes on when it is let."""
+@pytest.fixture
+def stopped(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Who is put here is let go on after 40 looks of watchdogs, which must find nobody stuck."""
     looks: list[bool] = []
-    stuck = launcher_module().Watchdog.stuck
+    stuck, pids = Watchdog.stuck, list[int]()
 
     def look(self: Any) -> bool:
         looks.append(stuck(self))
         if len(looks) == 40:
-            os.kill(stopped[0], signal.SIGCONT)
+            os.kill(pids[0], signal.SIGCONT)
         return looks[-1]
 
-    stopped: list[int] = []
+    monkeypatch.setattr(Watchdog, "stuck", look)
+    with told() as texts:
+        yield pids
+    assert not texts
+    assert len(looks) >= 40
+    assert not any(looks)
+
+
+def test_a_launcher_that_is_stopped_is_not_taken_to_be_stuck(
+    stopped: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As all processes of a job are by Ctrl-Z; it goes on when it is let."""
     await_answer = Launcher._await_answer
 
     def stopping(self: Any) -> None:
@@ -335,33 +345,21 @@ def test_a_launcher_that_is_stopped_is_not_taken_to_be_stuck(
             os.kill(stopped[0], signal.SIGSTOP)
         await_answer(self)
 
-    monkeypatch.setattr(launcher_module().Watchdog, "stuck", look)
     monkeypatch.setattr(Launcher, "_await_answer", stopping)
-    with told() as texts, DataLoader(Rows(4, 1), num_workers=1) as loader:
+    with DataLoader(Rows(4, 1), num_workers=1) as loader:
         assert ints(loader) == list(range(4))
-    assert not texts
-    assert len(looks) >= 40
-    assert not any(looks)
 
 
-def test_a_launcher_that_is_slow_to_let_its_worker_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launcher_that_is_slow_to_let_its_worker_begin(
+    stopped: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The worker is asleep until then, and not stuck."""
-    looks: list[bool] = []
-    stuck, send_fds = Watchdog.stuck, socket.send_fds
-
-    def look(self: Any) -> bool:
-        looks.append(stuck(self))
-        if len(looks) == 40:
-            os.kill(stopped[0], signal.SIGCONT)
-        return looks[-1]
+    fork, send_fds = Launcher._fork, socket.send_fds
 
     def stopping(*args: Any) -> int:  # in the launcher
         sent = send_fds(*args)
         os.kill(os.getpid(), signal.SIGSTOP)
         return sent
-
-    stopped: list[int] = []
-    fork = Launcher._fork
 
     def noted(self: Any) -> None:
         monkeypatch.setattr(socket, "send_fds", stopping)
@@ -369,19 +367,9 @@ def test_a_launcher_that_is_slow_to_let_its_worker_begin(monkeypatch: pytest.Mon
         monkeypatch.setattr(socket, "send_fds", send_fds)
         stopped.append(self._process.pid)
 
-    monkeypatch.setattr(Watchdog, "stuck", look)
     monkeypatch.setattr(Launcher, "_fork", noted)
-    with told() as texts, DataLoader(Rows(4, 1), num_workers=1) as loader:
+    with DataLoader(Rows(4, 1), num_workers=1) as loader:
         assert ints(loader) == list(range(4))
-    assert not texts
-    assert len(looks) >= 40
-    assert not any(looks)
-
-
-def launcher_module() -> Any:
-    from lit_loader.worker import launcher
-
-    return launcher
 
 
 SCRIPT = """
