@@ -80,16 +80,3 @@ def anchors(path: Path) -> set[str]:
     """The names by which a page's headings can be linked to, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", without_fenced(path), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-def tree(path: Path) -> dict[str, str]:
-    """The files of a room as its page's first code block shows them, with what is said of each."""
-    found: dict[str, str] = {}
-    folder = ""
-    for line in fenced(path, "")[0].splitlines():
-        if entry := re.fullmatch(r"(\w+)/(?:  .*)?", line):
-            folder = f"{entry[1]}/"
-        elif entry := re.fullmatch(r"( *)(\w+\.py) *(.*)", line):
-            folder = folder if entry[1] else ""
-            found[f"{folder}{entry[2]}"] = entry[3]
-    return found

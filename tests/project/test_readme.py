@@ -1,4 +1,4 @@
-"""The READMEs say what is so: options, names, files, rooms, links, error texts.
+"""The READMEs say what is so: options, names, modules, links, error texts.
 
 ``python tests/project/test_readme.py`` writes the table of options in conf/README.md anew. The
 commands in the READMEs are the matter of test_readme_commands.py.
@@ -36,14 +36,9 @@ from tests.project.readmes import (
     rows,
     section,
     text_of,
-    tree,
 )
-from tests.project.test_layers import MAY_IMPORT
 
 BEGIN, END = "<!-- options: begin -->", "<!-- options: end -->"
-ROOMS = [name for name in MAY_IMPORT if (PACKAGE / name).is_dir()]
-TOP_LINES = 150
-ROOM_LINES = 60
 
 
 # --- the table of options ---
@@ -82,11 +77,7 @@ def test_options_are_those_of_the_code() -> None:
     )
 
 
-# --- length, links, names ---
-
-
-def test_the_top_page_is_short() -> None:
-    assert len(text_of(TOP).splitlines()) <= TOP_LINES
+# --- links, names ---
 
 
 @pytest.mark.parametrize("name", READMES, ids=label)
@@ -127,64 +118,12 @@ def test_extras_are_those_of_the_package() -> None:
     )
 
 
-# --- rooms ---
+# --- modules that are named anywhere ---
 
-
-def test_the_table_of_rooms_is_that_of_the_layers() -> None:
-    table = rows(section(INSIDE, "Rooms"))
-    named = [re.sub(r"\[(\w+)\].*|`(\w+)\.py`", r"\1\2", row[0]) for row in table]
-    assert named == list(MAY_IMPORT)
-    for name, (_, _, below) in zip(named, table, strict=True):
-        assert below == (", ".join(MAY_IMPORT[name]) or "–"), name
-
-
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_room_s_page_names_its_files_and_no_other(room: str) -> None:
-    folder = PACKAGE / room
-    page = folder / "README.md"
-    assert len(text_of(page).splitlines()) <= ROOM_LINES
-    files = {
-        path.relative_to(folder).as_posix()
-        for path in folder.rglob("*.py")
-        if path.name != "__init__.py"
-    }
-    shown = tree(page)
-    assert set(shown) == files
-    assert not [name for name, said in shown.items() if not said], "a file without a word on it"
-    assert f"`pytest tests/{room}" in text_of(page), "which tests to run"
-
-
-def test_ten_questions_are_answered() -> None:
-    table = rows(section(INSIDE, "Ten questions"))
-    assert len(table) == 10
-    for question, answer in table:
-        named = re.findall(r"`([\w./]+/[\w./]+)`", answer)
-        assert named, question
-        missing = [path for path in named if not is_there(path, INSIDE)]
-        assert not missing, f"{question} {missing}"
-        for path, name in re.findall(r"`(\w+/\w+\.py)`: `(\w+)`", answer):
-            assert re.search(rf"\b{name}\b", text_of(PACKAGE / path)), f"{question} {path}: {name}"
-
-
-# --- files and modules that are named anywhere ---
-
-NAMED_FILE = re.compile(r"(?<![\w/.<-])((?:[\w.-]+/)+[\w-]+\.(?:py|ya?ml|md|png|toml|txt))(?!\w)")
 NAMED_MODULE = re.compile(r"(?<![\w./])lit_loader((?:\.[a-zA-Z]\w*)+)")
-PLACES = ("", "lit_loader", "conf", "conf/lit_loader", "examples", "tests")
 
-ELSEWHERE = {
-    "conf/config.yaml",  # an application's own
-    "csv/metrics.csv",  # what a run writes
-    "hydra_plugins/lit_loader_searchpath.py",  # where files lie once installed
-}
 LOGGERS = {"cache", "sample_errors", "share", "generator_lock", "generator_watch", "node", "tuning"}
 """Names below ``lit_loader`` under which is logged."""
-
-
-def is_there(named: str, page: Path) -> bool:
-    """Whether a file that is named on a page or in a docstring exists."""
-    places = (page.parent, *(ROOT / place for place in PLACES))
-    return any((place / named).exists() for place in places)
 
 
 def sources() -> list[Path]:
@@ -211,34 +150,6 @@ def prose(path: Path) -> str:
     return "\n".join(found)
 
 
-@pytest.mark.parametrize(
-    "folder", ["README.md", "conf", "examples", "lit_loader", "tests"], ids=label
-)
-def test_files_exist_that_are_named(folder: str) -> None:
-    pages = [path for path in (*READMES.values(), *sources()) if path.is_relative_to(ROOT / folder)]
-    missing = [
-        f"{path.relative_to(ROOT)} names {named}"
-        for path in pages
-        for named in NAMED_FILE.findall(prose(path))
-        if named not in ELSEWHERE and not is_there(named, path)
-    ]
-    assert not missing, "\n".join(missing)
-
-
-def test_a_file_of_a_room_is_named_with_the_room() -> None:
-    """`transport/messages.py`, say: a name alone could be any, and is not found when it moves."""
-    known = {"lit_loader_trainer_plugin.py"}  # where it lies once installed
-    for folder in (PACKAGE, ROOT / "examples", *(ROOT / "tests").rglob("*/")):
-        known |= {path.name for path in folder.glob("*.py")}
-    found = [
-        f"{path.relative_to(ROOT)} names {named}"
-        for path in sources()
-        for named in re.findall(r"(?<![\w/.<])(\w+\.py)\b", prose(path))
-        if named not in known and not (path.parent / named).exists()
-    ]
-    assert not found, "\n".join(found)
-
-
 def is_module_or_in_one(dotted: str) -> bool:
     """Whether ``lit_loader.`` and this is a module, a public name, or something in a module."""
     place, module = PACKAGE, lit_loader.__name__
@@ -256,14 +167,6 @@ def test_modules_exist_that_are_named() -> None:
         if dotted[1:] not in LOGGERS and not is_module_or_in_one(dotted[1:])
     ]
     assert not missing, "\n".join(missing)
-
-
-def test_what_is_gone_is_found() -> None:
-    (named,) = NAMED_FILE.findall("the arena (`lit_loader/arena.py`) is")
-    assert not is_there(named, TOP)
-    (dotted,) = NAMED_MODULE.findall("see `lit_loader.memory.places` for")
-    assert not is_module_or_in_one(dotted[1:])
-    assert is_module_or_in_one("memory.arena.Arena") and is_module_or_in_one("DataLoader.close")
 
 
 def test_loggers_are_those_of_the_code() -> None:
