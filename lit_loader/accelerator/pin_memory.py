@@ -19,6 +19,7 @@ import copy
 import dataclasses
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -150,9 +151,6 @@ def _pin_sequence(batch: Sequence[Any]) -> Any:
         return pinned
 
 
-_NOTHING: Any = object()
-
-
 @dataclasses.dataclass
 class _Item(Generic[T]):
     value: T | None = None
@@ -167,6 +165,10 @@ class PinMemoryThread(Generic[T]):
             which is handed on to the consumer.
         pin: Pins an item; its exception takes the place of the item.
         device: Index of the accelerator to make current in the thread, or None.
+
+    Attributes:
+        waiting: Whether the consumer does nothing but wait; an exception that comes out of a signal
+            handler meanwhile has broken into nothing.
     """
 
     def __init__(
@@ -178,9 +180,10 @@ class PinMemoryThread(Generic[T]):
         self._source = source
         self._pin = pin
         self._device = device
-        self._queue: queue.SimpleQueue[_Item[T] | None] = queue.SimpleQueue()
+        self._items: deque[_Item[T] | None] = deque()  # None: the thread has ended
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.waiting = False
         # A daemon, so that no mistake can keep the interpreter from ending; join() is called.
-        self._seen: Any = _NOTHING
         self._thread = threading.Thread(target=self._run, name="lit_loader pin memory", daemon=True)
         self._thread.start()
 
@@ -192,9 +195,14 @@ class PinMemoryThread(Generic[T]):
             while self._forward():
                 pass
         except BaseException as error:
-            self._queue.put(_Item(error=error))
+            self._put(_Item(error=error))
         finally:
-            self._queue.put(None)
+            self._put(None)
+
+    def _put(self, item: _Item[T] | None) -> None:
+        self._items.append(item)
+        if self.waiting:
+            self._bell.put(None)
 
     def _forward(self) -> bool:
         """Pin and hand on one item; nothing of it stays behind in the thread."""
@@ -205,31 +213,28 @@ class PinMemoryThread(Generic[T]):
             pinned = _Item(self._pin(item))
         except Exception as error:
             pinned = _Item(error=error)
-        self._queue.put(pinned)
+        self._put(pinned)
         return True
 
     @property
-    def waiting(self) -> int:
+    def pinned(self) -> int:
         """Items that are pinned and were not taken."""
-        return self._queue.qsize()
+        return len(self._items)
 
-    def take(self, timeout: float | None = None) -> T:
+    def take(self) -> T:
         """Return the next item.
 
-        Args:
-            timeout: Seconds to wait at most; None waits for ever.
-
         Raises:
-            queue.Empty: The time is up.
             PinMemoryError: The thread has ended.
             Exception: What the source or the pinning raised.
         """
-        if self._seen is _NOTHING:
-            item = self._queue.get(timeout=timeout)
-        else:
-            item, self._seen = self._seen, _NOTHING
+        self.waiting = True  # before the look: what is put from now on rings
+        while not self._items:
+            self._bell.get()
+        self.waiting = False
+        item = self._items.popleft()
         if item is None:
-            self._queue.put(None)  # for the next call
+            self._items.append(None)  # for the next call
             raise PinMemoryError(
                 "the pin-memory thread has ended and gives no more batches; iterate the loader anew"
             )
@@ -244,15 +249,10 @@ class PinMemoryThread(Generic[T]):
 
     def take_at_once(self) -> T | None:
         """Return the next item if it is pinned already; an error is left to :meth:`take`."""
-        if self._seen is not _NOTHING:
-            return None
-        try:
-            item = self._queue.get_nowait()
-        except queue.Empty:
-            return None
+        item = self._items[0] if self._items else None
         if item is None or item.error is not None:
-            self._seen = item
             return None
+        self._items.popleft()
         return item.value
 
     def left(self) -> list[T]:
@@ -261,8 +261,8 @@ class PinMemoryThread(Generic[T]):
             return []  # the garbage collector, run by the thread itself, may end up here
         self._thread.join()
         items = []
-        while (item := self._queue.get()) is not None:
+        while (item := self._items.popleft()) is not None:
             if item.error is None:
                 items.append(item.value)
-        self._queue.put(None)
+        self._items.append(None)
         return items  # type: ignore[return-value]

@@ -66,6 +66,8 @@ class BatchSpec:
         tolerance: What is done about samples that cannot be read.
         own_order: Whether the indices are the loader's own, and range over the whole dataset.
         timed: Whether workers measure their processor time, batch by batch.
+        watched: Whether each sample is announced, for somebody looks at how long it takes.
+        remote_workers: Workers on other machines.
         share: Whether workers are to have the dataset's long lists in shared memory.
         num_shards: Readers of an iterable dataset, of all ranks together, whatever the number of
             workers; 0: each worker is one.
@@ -86,6 +88,8 @@ class BatchSpec:
     tolerance: Tolerance
     own_order: bool
     timed: bool = False
+    watched: bool = True
+    remote_workers: int = 0
     share: bool = False
     num_shards: int = 0
     ahead: int = 0

@@ -19,7 +19,7 @@ from lit_loader.system.processors import usable_processors
 from lit_loader.transport.codec import decode, encode
 from lit_loader.transport.messages import (
     SIZE,
-    Result,
+    Reply,
     Status,
     Task,
     pack,
@@ -85,7 +85,7 @@ def _carrying(
     unpack(os.read(reading, SIZE))
     unpack_indices(np.frombuffer(pack_indices(indices), np.uint8))
     at, nbytes = encode(batch, writer)
-    os.write(writing, pack(Result(Status.BATCH, *[0] * 15)))
+    os.write(writing, pack(Reply(Status.DONE, *[0] * 14)))
     unpack(os.read(reading, SIZE))
     decode(writer.memory, at, nbytes)
     return time.perf_counter() - began

@@ -16,7 +16,6 @@ from typing import NamedTuple, Protocol
 from lit_loader.checkpoint.reader_states import Shards
 from lit_loader.iteration.base import Host
 from lit_loader.iteration.outstanding import OutstandingTasks
-from lit_loader.pool.recovery import Recovery
 from lit_loader.pool.worker_pool import WorkerPool
 from lit_loader.sampling.epoch_batches import UpcomingBatch
 from lit_loader.statistics.records import BatchRecord
@@ -32,7 +31,6 @@ class WorkerRequest(NamedTuple):
         seed: Base seed of the epoch.
         from_start: Whether it has sent no task and begins with the epoch's first batch, so that it
             can adopt what the workers have begun of that.
-        recovery: Replaces workers that have died, or do not leave the epoch before.
         superseded: Whether another iterator has got its workers once.
         revoke: A method, of which a weak reference is kept, that ends the iterator's session when
             another one is to get the workers.
@@ -41,7 +39,6 @@ class WorkerRequest(NamedTuple):
     epoch: int
     seed: int
     from_start: bool
-    recovery: Recovery
     superseded: bool
     revoke: Callable[[], object]
 

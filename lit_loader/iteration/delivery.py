@@ -18,16 +18,16 @@ from typing import Any, NamedTuple
 from lit_loader.accelerator.pin_memory import PinMemoryThread
 from lit_loader.batch.batch_spec import BatchWithReport
 from lit_loader.errors import LoaderError, TransportError
+from lit_loader.pool.healer import Healer
 from lit_loader.pool.outcome import Outcome, WorkerDeath
 from lit_loader.pool.pipes import PoolClosed
-from lit_loader.pool.recovery import Recovery
 from lit_loader.pool.reorder_buffer import ReorderBuffer
 from lit_loader.pool.worker_pool import WorkerPool
 from lit_loader.sampling.epochs import EpochStart
 from lit_loader.statistics.records import BatchRecord
 from lit_loader.system.interrupts import HeldBack, let_handlers_through
 from lit_loader.transport.codec import Divide, decode
-from lit_loader.transport.messages import Result, position_of
+from lit_loader.transport.messages import Reply, position_of
 
 __all__ = ["DeliveryPipeline", "Pin", "Delivery"]
 
@@ -56,7 +56,7 @@ class Delivery(NamedTuple):
     samples: int = 0
     ended: bool = False
     made: BatchWithReport | None = None
-    result: Result | None = None
+    result: Reply | None = None
     arrived: int = 0
     decode: int = 0
     pin: int = 0
@@ -124,7 +124,7 @@ class DeliveryPipeline:
         buffer: Outcomes that came in and wait for their turn.
         pin: Pins a batch in a thread of its own, or None.
         device: Accelerator to make current in that thread.
-        recovery: Sees to workers that die or hang.
+        healer: Sees to workers that die or hang.
     """
 
     def __init__(
@@ -133,10 +133,10 @@ class DeliveryPipeline:
         buffer: ReorderBuffer[Outcome],
         pin: Pin | None,
         device: int | None,
-        recovery: Recovery,
+        healer: Healer,
     ) -> None:
         self.pool = pool
-        self.recovery = recovery
+        self.healer = healer
         self._buffer = buffer
         self._pin = pin
         self._device = device
@@ -190,15 +190,21 @@ class DeliveryPipeline:
             entry = self._buffer.pop()
             if entry is not None:
                 return _decoded(entry[1], self.pool.divide)
-            outcome = self.recovery.wait(self.pool, self.pool.receive, began)
+            outcome = self.healer.receive(self.pool, began)
             if outcome is not None:
                 self._buffer.put(outcome.number, outcome)
         return None
 
+    def was_waiting(self) -> bool:
+        """Whether :meth:`take` was in a mere wait when an exception came out of it."""
+        waits: WorkerPool | PinMemoryThread[Delivery] = self._thread or self.pool
+        was, waits.waiting = waits.waiting, False
+        return was
+
     @property
     def ready(self) -> int:
         """Batches that have been made and not taken."""
-        pinned = 0 if self._thread is None else self._thread.waiting
+        pinned = 0 if self._thread is None else self._thread.pinned
         return len(self._buffer) + pinned + self.pool.unread
 
     def stop(self) -> list[Delivery]:

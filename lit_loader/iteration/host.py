@@ -44,7 +44,7 @@ from lit_loader.iteration.persistent_workers import temporary
 from lit_loader.pool.shown_loader import ShownLoader
 from lit_loader.pool.worker_pool import MOST_WORKERS, WorkerPool
 from lit_loader.ranks.shard_tail import ShardTail, least_depth, tail_of
-from lit_loader.remote.starter import RemoteLanes
+from lit_loader.remote.starter import RemoteWorkers
 from lit_loader.sampling.epoch_batches import UpcomingBatch, expected_batches, lookahead
 from lit_loader.sampling.epochs import EpochStart
 from lit_loader.sampling.orders import EpochOrder
@@ -124,13 +124,13 @@ class LoaderHost:
         loader, auto = self._loader, self._internals.auto
         usual = DEFAULT_PREFETCH if auto is None else auto.setting.prefetch
         depth: int = (loader.prefetch_factor or usual) * loader.num_workers
-        depth += 0 if self._lanes is None else self._lanes.count
+        depth += 0 if self._remote is None else self._remote.count
         return max(depth, least_depth(self.shards, loader.shard_tail))
 
     @property
-    def _lanes(self) -> RemoteLanes | None:
+    def _remote(self) -> RemoteWorkers | None:
         remote, count = self._loader.remote, self._loader.remote_workers
-        return RemoteLanes(remote, count, self.recorder.nodes) if count else None
+        return RemoteWorkers(remote, count, self.recorder.nodes) if count else None
 
     @property
     def size(self) -> tuple[int, int]:
@@ -259,6 +259,8 @@ class LoaderHost:
             ),
             own_order=plan is not None and isinstance(plan.source, EpochOrder),
             timed=self._internals.auto is not None,
+            watched=bool(loader.timeout),
+            remote_workers=loader.remote_workers,
             share=loader.share,
             num_shards=self._internals.num_shards,
             ahead=self._internals.ahead(loader),
@@ -315,13 +317,15 @@ class LoaderHost:
         self._turn.claim(begun=self._internals.workers.begun is not None)
         workers = self._turn.workers(self._loader.num_workers)
         # 0: from the next one on. A stream's readers need a place while nobody is up elsewhere.
-        workers = workers or (0 if self._lanes and not self.assigned else 1)
-        start = partial(self._start_pool, request.seed, workers, self._lanes)
+        workers = workers or (0 if self._remote and not self.assigned else 1)
+        start = partial(self._start_pool, request.seed, workers, self._remote)
         if not self._loader.persistent_workers:
             return temporary(start())
         return self._internals.workers.claim(request, start, workers, self.expected_batches)
 
-    def _start_pool(self, seed: int, num_workers: int, lanes: Any = None) -> WorkerPool:
+    def _start_pool(
+        self, seed: int, num_workers: int, remote: RemoteWorkers | None = None
+    ) -> WorkerPool:
         return WorkerPool(
             self.spec(),
             num_workers,
@@ -330,7 +334,7 @@ class LoaderHost:
             seed=seed,
             turns=self._turns,
             memory_budget=self._loader.memory_budget,
-            lanes=lanes,
+            remote=remote,
         )
 
     def note(self, record: BatchRecord, workers: WorkerPool | None, again: bool) -> None:

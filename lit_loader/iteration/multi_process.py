@@ -31,9 +31,9 @@ from lit_loader.iteration.delivery import Delivery, DeliveryPipeline, Pin
 from lit_loader.iteration.outstanding import OutstandingTasks, is_of
 from lit_loader.iteration.session import Session, end_with_the_program
 from lit_loader.iteration.task_feed import ReaderFeed, SamplerFeed, TaskFeed
+from lit_loader.pool.healer import Healer
 from lit_loader.pool.outcome import FewerWorkers
 from lit_loader.pool.pipes import PoolClosed
-from lit_loader.pool.recovery import Recovery
 from lit_loader.pool.worker_pool import WorkerPool
 from lit_loader.sampling.epochs import EpochStart
 from lit_loader.system.interrupts import HeldBack, is_interruption
@@ -60,7 +60,7 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         device: Accelerator to make current in the pin-memory thread.
 
     Attributes:
-        recovery: Sees to workers that die or hang; None before the first ``next()``.
+        healer: Sees to workers that die or hang; None before the first ``next()``.
         superseded: Whether another iterator has got this one's workers.
     """
 
@@ -91,7 +91,8 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         self._session: Session | None = None
         self._indices: Any = None  # of the batch given out last
         self._closed, self._restarts_noted = False, 0
-        self.recovery: Recovery | None = None
+        self._steady = False  # an exception has come, and nothing is in disorder
+        self.healer: Healer | None = None
         self.superseded = False
 
     def _next(self, start: EpochStart) -> T_co:
@@ -108,6 +109,9 @@ class MultiProcessIterator(LoaderIterator[T_co]):
             try:
                 ready = self._advance(start)
             except BaseException as error:
+                if is_interruption(error) and self._was_waiting():
+                    self._steady = True
+                    raise
                 # Noted as given out, perhaps; but it does not come out.
                 start.position.take_back()
                 self._outstanding.given = None
@@ -150,6 +154,17 @@ class MultiProcessIterator(LoaderIterator[T_co]):
             batch = ready.batch if self._copy is None else self._on_device(start, ready.batch)
             self._clock(start, ready, asked)
             return batch  # type: ignore[no-any-return]
+
+    def _was_waiting(self) -> bool:
+        """Whether an exception came in a mere wait, for workers that are at all that is asked for.
+
+        Then nothing was broken into: the next ``next()`` goes on waiting.
+        """
+        session = self._session
+        if session is None or self._tail:
+            return False
+        new, session.new = session.new, False
+        return session.pipeline.was_waiting() or new
 
     def _on_device(self, start: EpochStart, batch: Any) -> Any:
         """Give the batch on the device; and before that, queue the copy of the next one."""
@@ -211,8 +226,8 @@ class MultiProcessIterator(LoaderIterator[T_co]):
                 if not is_of(start.epoch, ready.number):  # only where batches come unordered
                     outstanding.ready.append(ready)
                     continue
-            recovery = session.pipeline.recovery
-            if self._budgeted or recovery.notices or recovery.restarts > self._restarts_noted:
+            healer = session.pipeline.healer
+            if self._budgeted or healer.notices or healer.restarts > self._restarts_noted:
                 # Not lost where warnings are errors.
                 outstanding.ready.appendleft(ready)
                 self._warn(session.pool)
@@ -229,34 +244,33 @@ class MultiProcessIterator(LoaderIterator[T_co]):
 
     def _connect(self, start: EpochStart) -> Session:
         """Begin a session with workers that know the epoch, and are at all that is outstanding."""
-        if self._feed is None or self.recovery is None:
+        if self._feed is None or self.healer is None:
             self._prepare(start)
-        assert self._feed is not None and self.recovery is not None
+        assert self._feed is not None and self.healer is not None
         end_with_the_program()
         fresh, resizes = self._feed.from_start, self._host.resizes
-        request = WorkerRequest(
-            start.epoch, start.seed, fresh, self.recovery, self.superseded, self._revoked
-        )
-        claim = self._host.claim(request)
-        try:
-            with HeldBack():
-                session = self._begin_session(start, self.recovery, claim)
-        except BaseException:
-            if self._session is None:
+        request = WorkerRequest(start.epoch, start.seed, fresh, self.superseded, self._revoked)
+        with HeldBack():  # what a handler raises comes when the workers are started, and are kept
+            claim = self._host.claim(request)
+            try:
+                session = self._begin_session(start, self.healer, claim)
+            except BaseException:
                 claim.release(False, None)
-            raise
-        if resizes != self._host.resizes:  # meanwhile, and these were not found
-            self.resize(*self._host.size)
-        if isinstance(self._feed, ReaderFeed):
-            session.pool.read_from(start.position.reader)
-            self._feed.restart()
-            if self._tail:
-                self._tail.restarted(start.position)
-        else:
-            if claim.begun is None:
-                self._reissue(start, session.pool)
-            self._feed.adopt()
-        session.start()
+                raise
+            if resizes != self._host.resizes:  # meanwhile, and these were not found
+                self.resize(*self._host.size)
+            if isinstance(self._feed, ReaderFeed):
+                session.pool.read_from(start.position.reader)
+                self._feed.restart()
+                if self._tail:
+                    self._tail.restarted(start.position)
+            else:
+                if claim.begun is None:
+                    self._reissue(start, session.pool)
+                self._feed.adopt()
+            session.start()
+            session.new = True
+        session.new = False
         return session
 
     def _prepare(self, start: EpochStart) -> None:
@@ -266,17 +280,17 @@ class MultiProcessIterator(LoaderIterator[T_co]):
             self._feed = ReaderFeed(start, outstanding, self._turns, self._host.shards)
         else:
             self._feed = SamplerFeed(start, start.batches, outstanding, self._host.lookahead)
-        self.recovery = Recovery(self._max_restarts, self._timeout, iterable)
+        self.healer = Healer(self._max_restarts, self._timeout, iterable)
 
-    def _begin_session(self, start: EpochStart, recovery: Recovery, claim: Claim) -> Session:
+    def _begin_session(self, start: EpochStart, healer: Healer, claim: Claim) -> Session:
         """Take the workers over: from now on :meth:`disconnect` gives them back."""
         outstanding, pool = self._outstanding, claim.pool
         if claim.begun is not None:
             outstanding.adopt(claim.begun)
-        outstanding.generation, outstanding.seed = pool.generation, start.seed
-        recovery.assigned = outstanding.tasks
+        outstanding.token, outstanding.seed = pool.token, start.seed
+        healer.assigned = outstanding.tasks
         self._host.shown.begin(pool.page, start, self._host.size)
-        pipeline = DeliveryPipeline(pool, outstanding.buffer, self._pin, self._device, recovery)
+        pipeline = DeliveryPipeline(pool, outstanding.buffer, self._pin, self._device, healer)
         self._session = Session(self, pool, pipeline, claim.release, outstanding, start.epoch)
         return self._session
 
@@ -310,12 +324,13 @@ class MultiProcessIterator(LoaderIterator[T_co]):
 
     def _note_restarts(self, stacklevel: int) -> None:
         """Count the workers that were replaced, and warn of them."""
-        recovery = self.recovery
-        assert recovery is not None
-        self._host.recorder.worker_restarts += recovery.restarts - self._restarts_noted
-        self._restarts_noted = recovery.restarts
-        while recovery.notices:
-            notice = recovery.notices.popleft()
+        healer = self.healer
+        if healer is None:
+            return
+        self._host.recorder.worker_restarts += healer.restarts - self._restarts_noted
+        self._restarts_noted = healer.restarts
+        while healer.notices:
+            notice = healer.notices.popleft()
             if isinstance(notice, FewerWorkers):
                 self._host.make_do(notice.workers)
             warnings.warn(notice, WorkerRestartWarning, stacklevel=stacklevel)
@@ -360,6 +375,9 @@ class MultiProcessIterator(LoaderIterator[T_co]):
     def _take_back(self) -> None:
         with self._host.lock:
             super()._take_back()
+            if self._steady:
+                self._steady = False
+                return
             self._outstanding.given = None
             # What was not given has left the pool, or is somewhere on the way.
             self.disconnect(reusable=False)

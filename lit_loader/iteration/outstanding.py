@@ -40,7 +40,7 @@ class OutstandingTasks:
         ready: What has had its turn and was not given out.
         lookahead: Goes on to the batches of the epochs that follow, as far as they are asked for
             ahead; None: not begun.
-        generation: The pool's, in which the tasks are valid.
+        token: The pool's, in which the tasks are valid.
         seed: Base seed of the tasks.
         owed: How many of the tasks are of the iterator's own epoch.
         given: The task whose outcome was given out last, and which is counted until :meth:`settle`.
@@ -48,7 +48,7 @@ class OutstandingTasks:
 
     def __init__(self, in_order: bool, turns: int = 0) -> None:
         self.in_order, self._turns = in_order, turns
-        self.generation = 0
+        self.token = 0
         self.seed = 0
         self._begin()
 

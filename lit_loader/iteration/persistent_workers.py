@@ -6,14 +6,12 @@ Used by the loader, which has one such object. A request comes in, a claim goes 
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from lit_loader.iteration.claims import Claim, WorkerRequest
 from lit_loader.iteration.outstanding import OutstandingTasks
-from lit_loader.pool.recovery import Recovery
 from lit_loader.pool.worker_pool import WorkerPool
 
 __all__ = ["PersistentWorkers", "temporary"]
@@ -63,10 +61,6 @@ class PersistentWorkers:
             start: Starts new workers.
             num_workers: How many there should be now.
             expected_batches: Gives the indices of an epoch's batches, as they would be drawn now.
-
-        Raises:
-            WorkerDiedError: A worker has died and may not be replaced.
-            WorkerTimeoutError: A worker does not leave its sample and may not be replaced.
         """
         revoke = self._lent()
         if revoke is not None:
@@ -75,14 +69,14 @@ class PersistentWorkers:
             revoke()
         begun = self._take_begun(request, num_workers, expected_batches)
         if begun is None:
-            pool = self._resumed(num_workers, request.recovery) or start()
+            pool = self._resumed(num_workers) or start()
         else:
             assert self.pool is not None
             pool = self.pool
             pool.trim()
         self.pool = pool
         lent = self._lent = weakref.WeakMethod(request.revoke)
-        generation = pool.generation
+        token = pool.token
 
         def release(reusable: bool, following: OutstandingTasks | None) -> None:
             if self._lent is lent:
@@ -92,7 +86,7 @@ class PersistentWorkers:
             elif following is not None and following.tasks:
                 self.begun = following
             else:
-                pool.cancel(generation)
+                pool.cancel(token)
 
         return Claim(pool, release, begun)
 
@@ -108,13 +102,13 @@ class PersistentWorkers:
         if begun is None or pool is None or pool.closed or pool.num_workers != num_workers:
             return None
         # A forgotten iterator is collected at any time, also when others have used the workers.
-        if begun.generation != pool.generation:
+        if begun.token != pool.token:
             return None
         if not request.from_start or begun.seed != request.seed:
             return None
         return begun if begun.begins(request.epoch, expected_batches(request.epoch)) else None
 
-    def _resumed(self, num_workers: int, recovery: Recovery) -> WorkerPool | None:
+    def _resumed(self, num_workers: int) -> WorkerPool | None:
         """The workers, ready for a new epoch; None if new ones are to be started."""
         pool = self.pool
         if pool is None or pool.closed:
@@ -122,14 +116,7 @@ class PersistentWorkers:
         if pool.num_workers != num_workers:
             pool.close()
             return None
-        began = time.monotonic()
-        try:
-            pool.resume()
-            while not recovery.wait(pool, pool.resumed, began):
-                pass
-        except BaseException:
-            pool.close()
-            raise
+        pool.resume()
         return pool
 
     def resize(self, num_workers: int, depth: int) -> None:

@@ -33,6 +33,7 @@ class Session:
 
     Attributes:
         page: Where viewers in other processes see what becomes of it.
+        new: Whether it has just been begun, and nothing else has happened.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Session:
         self.pool = pool
         self.pipeline = pipeline
         self.page = pool.page
+        self.new = False
         self._release = release
         self._outstanding = outstanding
         self._epoch = epoch

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_loader.transport.messages import Result
+from lit_loader.transport.messages import Reply
 from lit_loader.transport.remote_error import RemoteError
 from lit_loader.transport.status_board import BoardRow
 from lit_loader.worker.starters import Loss
@@ -39,7 +38,7 @@ class Outcome(NamedTuple):
     failure: RemoteError | None
     samples: int = 0
     error: BaseException | None = None
-    result: Result | None = None
+    result: Reply | None = None
     arrived: int = 0
 
 
@@ -54,13 +53,11 @@ class WorkerDeath(Exception):
         stack: The Python stacks it wrote, or "".
         peak_memory: Bytes that were resident at most; 0: not known.
         unborn: It was ended because it did not come up, through no fault of its own.
-        loss: What a lane's process says of its end, or None: a process of the worker's own.
-        others: The lanes that were in the same process.
+        loss: What the relay of remote workers says of its end; None: it is another worker's.
     """
 
     unborn = False
     loss: Loss | None = None
-    others: Sequence[int] = ()
 
     def __init__(
         self,

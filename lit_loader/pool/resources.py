@@ -11,7 +11,7 @@ from lit_loader.memory.arena import Arena
 from lit_loader.system.interrupts import HeldBack
 from lit_loader.system.stack_dumps import StackFile
 from lit_loader.transport.loader_page import LoaderPage
-from lit_loader.transport.messages import SIZE, Attend, Stop, pack
+from lit_loader.transport.messages import SIZE, Stop, pack
 from lit_loader.transport.status_board import StatusBoard
 from lit_loader.worker.starters import Starter, WorkerProcess, end_processes
 
@@ -37,7 +37,7 @@ class PoolResources:
 
     Attributes:
         processes: The workers' by their numbers.
-        controls: Write ends of their control pipes.
+        controls: Write ends of their own pipes.
         closed: Whether that has begun. From then on nothing here is used any more.
         receiving: Held by the thread that waits for messages, which must not find other files under
             the descriptors of its pipes.
@@ -52,7 +52,6 @@ class PoolResources:
         self._board = board
         self._page = page
         self._pipes: list[tuple[int, int]] = []
-        self.tasks: int | None = None
         self.results = -1
         self.controls: dict[int, int] = {}
         self.wake: int | None = None
@@ -102,7 +101,7 @@ class PoolResources:
                 steps.callback(self._ask_to_stop)
 
     def _ask_to_stop(self) -> None:
-        self._board.generation += 1
+        self._board.token += 1
         self._board.workers = 0
         # Empty the pipes: full ones have no room for a Stop. A worker that finds its pipe empty
         # ends, too.
@@ -111,10 +110,6 @@ class PoolResources:
         for control in self.controls.values():
             with contextlib.suppress(OSError):
                 os.write(control, pack(Stop()))
-        if self.tasks is not None:
-            for _ in self.controls:
-                with contextlib.suppress(OSError):
-                    os.write(self.tasks, pack(Attend()))
 
     def _end(self) -> None:
         try:

@@ -1,47 +1,77 @@
-"""`WorkerPool`: worker processes that make batches, as the training process uses them.
+"""`WorkerPool`: worker processes that make batches, and the account of who has what.
 
-Used by `iteration/delivery.py`, `iteration/multi_process.py` and `pool/recovery.py`. Tasks go in;
-outcomes (a batch in shared memory, or an error) and the deaths of workers come out::
+::
 
-    submit ─Task─▶ task pipe ──────▶ worker 0..n-1 ─Result─▶ result pipe ─▶ receive
-      └─ indices ─▶ slot                 │ batch ─▶ slot          │
-    resume ─Resume─▶ control pipes ──────┘◀── sentinels ── poll ──┘
+    submit ─▶ task ─▶ unassigned ─ a worker has credit ─▶ copy: slot, worker ──Task──▶ worker k
+                          ▲                                 │  its own pipe, in order   │
+                          │ no copy is left, and no batch   │                           │
+                          ╰── Dropped, or worker k's death ─┤◀──────── Reply ───────────╯
+    receive ◀─ outcome ◀── the first Reply with a batch ────╯  (the slot goes with the batch,
+                                                                or is free again)
 
-`pool/worker_set.py` has the processes, `pool/dispatcher.py` the tasks, `pool/handshake.py` the
-beginning of an epoch, `pool/resources.py` all that is given back. :meth:`WorkerPool.receive` waits
-in one ``poll`` for all there is; nothing is looked at in intervals once the workers are up.
+    consumer ── submit, receive, resume        one thread may submit while another receives
+    any thread ─ resize, wake, cancel          noted; the thread that receives brings it about
 
-The number of workers may change at any time (`pool/resizer.py`). One thread may submit while
-another receives; any may call :meth:`WorkerPool.resize` and :meth:`WorkerPool.wake`. Everything
-else is for one thread at a time.
+- **One task copy, one owner, one reply.** Each copy has a slot of its own, by which its Reply names
+  it. The slot comes back with that Reply, or with the owner's death; by nothing else.
+- **Credit.** A worker has at most as many tasks in its pipe as there are in flight for each. What
+  is more waits here. The tasks of a reader of an iterable dataset go to its home alone.
+- **Stragglers.** While the consumer waits and a worker is idle, a task that is queued behind
+  another one gets a second copy there. The first reply counts; a copy that nobody has begun, and
+  whose batch is there, is called off by a bit on the board.
+- **Calling off** (`break`, a new epoch): the token on the board moves on. Workers answer what they
+  still have with Dropped. Nobody waits for that: new tasks stand behind the old ones.
+- **Resume** goes into each pipe; Resumed comes behind the replies to all older tasks.
+- **Death**: what it sent is read first; then its slots come back and its tasks are assigned again.
+- **Resize**: more are started, and get tasks at once. The highest get no more, and a Stop.
+
+`pool/worker_set.py` has the processes, `pool/resources.py` all that is given back at the end.
+:meth:`WorkerPool.receive` waits in one ``poll`` for all there is; nothing is looked at in
+intervals once the workers are up.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable
+from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
 from typing import Any, Final
 
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.errors import LoaderError
-from lit_loader.memory.arena import Arena
-from lit_loader.pool.dispatcher import Dispatcher
-from lit_loader.pool.handshake import Handshake
-from lit_loader.pool.outcome import Outcome, WorkerDeath
+from lit_loader.memory.arena import Arena, Slot
+from lit_loader.pool.outcome import FewerWorkers, Outcome, WorkerDeath
 from lit_loader.pool.pipes import Ended, Pipes
 from lit_loader.pool.reader_homes import ReaderHomes
-from lit_loader.pool.resizer import Resizer
 from lit_loader.pool.resources import PoolResources
 from lit_loader.pool.worker_set import WorkerSet, explain_limit
 from lit_loader.system.interrupts import HeldBack
 from lit_loader.transport.loader_page import PAGE_BYTES, LoaderPage
-from lit_loader.transport.messages import Ack, Grow, Message, Result, Return, Spare, Up
-from lit_loader.transport.status_board import BoardRow, Stage, StatusBoard, board_bytes
-from lit_loader.worker.starters import Lanes
+from lit_loader.transport.messages import (
+    NOT_TO_BE_HAD,
+    NOT_WANTED,
+    Message,
+    Need,
+    Reply,
+    Resume,
+    Resumed,
+    Space,
+    Status,
+    Stop,
+    Task,
+    Up,
+    pack_indices,
+    position_of,
+)
+from lit_loader.transport.remote_error import RemoteError
+from lit_loader.transport.status_board import VOIDABLE, BoardRow, StatusBoard, board_bytes
+from lit_loader.worker.starters import Remote
 
 __all__ = ["MOST_WORKERS", "WorkerPool"]
 
@@ -49,7 +79,34 @@ MOST_WORKERS: Final = 1024
 """Workers that a pool may grow to, if it was not begun with more: rows of its status board."""
 
 _MOMENT: Final = 0.5
-"""Seconds that :meth:`WorkerPool.adapt` takes at most for workers that are at nothing."""
+"""Seconds that :meth:`WorkerPool.adapt` waits at most for workers that leave."""
+
+
+class _Task:
+    """A batch that is wanted, until it is there."""
+
+    __slots__ = ("copies", "epoch", "number", "packed", "seed")
+
+    def __init__(self, number: int, packed: bytes, epoch: int, seed: int) -> None:
+        self.number = number
+        self.packed = packed
+        self.epoch = epoch
+        self.seed = seed
+        self.copies: list[_Copy] = []
+
+
+class _Copy:
+    """A task that was sent to one worker, which owes one reply."""
+
+    __slots__ = ("off", "place", "slot", "space", "task", "worker")
+
+    def __init__(self, task: _Task, worker: int, slot: Slot, place: int) -> None:
+        self.task = task
+        self.worker = worker
+        self.slot = slot
+        self.space: Slot | None = None  # a larger one that was granted
+        self.place = place
+        self.off = False
 
 
 class WorkerPool:
@@ -57,19 +114,23 @@ class WorkerPool:
 
     Args:
         spec: What the workers make.
-        num_workers: How many in processes of their own; at least 1, or there are lanes.
+        num_workers: How many on this machine; at least 1, or there is ``remote``.
         context: How to start them.
         in_flight: Tasks that may be in flight at the same time.
         seed: Base seed of the workers' own seeds.
         turns: Batch ``n`` is for reader ``n % turns`` of an iterable dataset, or for the worker of
-            that number; 0: for whichever worker is free.
+            that number; 0: for any worker.
         slot_bytes: Bytes a slot, None for the arena's own choice.
         memory_budget: Bytes of shared memory to stay within, None for no limit.
-        lanes: Workers besides these, with higher numbers, that stand for some elsewhere; or None.
+        remote: Starts the process that stands for workers elsewhere; None: there are none. It gets
+            no reader's tasks.
 
     Attributes:
         notices: For the consumer, of how workers were started.
         page: What viewers in other processes are shown of the loader.
+        num_workers: How many there are to be; while that comes about, a few more or fewer live.
+        token: That of the epoch whose tasks are wanted.
+        any_done: Whether a task has ever been done.
 
     Raises:
         LoaderError: No worker can be started from here, or there is no memory.
@@ -85,7 +146,7 @@ class WorkerPool:
         turns: int,
         slot_bytes: int | None = None,
         memory_budget: int | None = None,
-        lanes: Lanes | None = None,
+        remote: Remote | None = None,
     ) -> None:
         if multiprocessing.current_process().daemon:
             raise LoaderError(
@@ -93,48 +154,356 @@ class WorkerPool:
                 "processes: use num_workers=0 there, or make the process non-daemonic"
             )
         rows = max(num_workers, MOST_WORKERS)
-        size = board_bytes(rows + (0 if lanes is None else lanes.count)) + PAGE_BYTES
+        size = board_bytes(rows + (0 if remote is None else 1 + spec.remote_workers)) + PAGE_BYTES
+        self._lock = threading.RLock()
+        self._tasks: dict[int, _Task] = {}
+        self._unassigned: deque[_Task] = deque()
+        self._copies: dict[int, _Copy] = {}  # by the offset of their slot
+        self._queues: dict[int, deque[_Copy]] = {}  # of the workers that there are
+        self._credits: dict[int, int] = {}  # of the relay, which says it itself
+        self._leaving: set[int] = set()
+        self._places: dict[int, int] = {}  # how many tasks each was sent
+        self._elsewhere = 0 if remote is None else remote.count
+        self._ready: deque[Outcome] = deque()
+        self._awaited: set[int] = set()  # who has not begun the epoch of this token
+        self._point: Callable[[int], Any] | None = None
+        self._due = self._resized = False
+        self.num_workers = num_workers
+        self.token = 1
+        self.any_done = False
         try:
             with HeldBack():
                 arena = Arena(size, in_flight, slot_bytes=slot_bytes, budget=memory_budget)
                 self._arena, self.divide = arena, arena.divide
-                self._keep = in_flight + 2
+                self._in_flight = in_flight
                 board, self.page = StatusBoard(arena.board), LoaderPage(arena.board)
+                self._board, self.page.in_flight = board, self._tasks
                 own = self._own = PoolResources(arena, board, self.page)
                 self._finalizer = weakref.finalize(self, own.close, unnoticed=True)
                 own.stacks.open()
-                pipes = self._pipes = Pipes(own, assigned=turns > 0)
-                handshake = self._handshake = Handshake(board, pipes)
-                homes = ReaderHomes(turns, num_workers) if turns else None
-                tasks = Dispatcher(arena, board, self.page, pipes, handshake, homes)
-                workers = WorkerSet(
-                    own, pipes, board, arena, spec, num_workers, context, seed, lanes, rows
+                self._pipes = Pipes(own)
+                self._homes = ReaderHomes(turns, num_workers) if turns else None
+                board.token, board.workers = self.token, num_workers
+                self._workers = WorkerSet(
+                    own, self._pipes, board, arena, spec, num_workers, context, seed, remote, rows
                 )
-                self._dispatcher, self._workers = tasks, workers
-                self.notices = workers.notices
-                self._resizer = Resizer(board, pipes, workers, tasks, handshake)
-                self._resizer.start_more()
+                self.notices = self._workers.notices
+                self._start_more()
         except BaseException as error:
             if hasattr(self, "_finalizer"):
                 self.close()
             explain_limit(error, num_workers)
             raise
 
+    # --- tasks ---
+
+    def read_from(self, point: Callable[[int], Any]) -> None:
+        """Say where readers of an iterable dataset are, that begin in another process.
+
+        Args:
+            point: Gives it for a reader: a place at its next task, or before.
+        """
+        self._point = point
+
+    def submit(self, number: int, indices: Any, epoch: int, seed: int) -> None:
+        """Have a batch made.
+
+        Args:
+            number: The task's (`transport/messages.py`).
+            indices: Its indices; for an iterable dataset where its reader is to begin, or None.
+            epoch: Its epoch.
+            seed: Base seed of the epoch.
+        """
+        task = _Task(number, b"" if indices is None else pack_indices(indices), epoch, seed)
+        with self._lock:
+            self._tasks[number] = task
+            worker = self._worker_for(task)
+            if worker is None or (self._unassigned and self._homes is None):
+                self._unassigned.append(task)
+            else:
+                self._assign(task, worker)
+
+    def _worker_for(self, task: _Task) -> int | None:
+        """The worker that a task is to be sent to now; None: it has to wait."""
+        queues = self._queues
+        if self._homes is not None:
+            home = self._homes.home(position_of(task.number))
+            return home if home in queues else None
+        found, most = None, 0
+        credit = max(1, -(-(self._in_flight - self._elsewhere) // max(1, self.num_workers)))
+        for worker, queue in queues.items():
+            room = (self._credits.get(worker, credit) if self._credits else credit) - len(queue)
+            if room > most and worker not in self._leaving:
+                found, most = worker, room
+        return found
+
+    def _assign(self, task: _Task, worker: int) -> None:
+        """Send a copy of a task to a worker."""
+        if self._homes is not None:
+            turn = position_of(task.number)
+            if self._homes.send(turn) and self._point is not None and not task.packed:
+                task.packed = pack_indices(self._point(self._homes.whose(turn)))
+        packed = task.packed
+        slot = self._arena.acquire(len(packed))
+        if packed:
+            slot.view[: len(packed)] = packed
+        self._places[worker] = place = self._places.get(worker, 0) + 1
+        copy = _Copy(task, worker, slot, place)
+        self._copies[slot.offset] = copy
+        self._queues[worker].append(copy)
+        task.copies.append(copy)
+        self._pipes.send(
+            worker,
+            Task(
+                self.token,
+                task.number,
+                task.epoch,
+                task.seed,
+                slot.offset,
+                slot.capacity,
+                len(packed),
+                place,
+            ),
+        )
+
+    def _assign_waiting(self) -> None:
+        """Send what waits for a worker, as far as there is one."""
+        waiting = self._unassigned
+        for _ in range(len(waiting)):
+            task = waiting.popleft()
+            worker = self._worker_for(task)
+            if worker is not None:
+                self._assign(task, worker)
+            else:
+                waiting.append(task)
+                if self._homes is None:  # nor for any other
+                    waiting.rotate(1)
+                    return
+
+    def _copy_for_the_idle(self) -> None:
+        """Give workers that have nothing a second copy of what is queued behind another task."""
+        if self._homes is not None or all(self._queues.values()) or len(self._queues) < 2:
+            return
+        with self._lock:
+            relay, leaving = self._workers.relay, self._leaving
+            for worker, queue in self._queues.items():
+                if (
+                    queue
+                    or worker in leaving
+                    or worker == relay
+                    or worker in self._workers.starting
+                ):
+                    continue
+                behind = [
+                    copy.task
+                    for other in self._queues.values()
+                    for place, copy in enumerate(other)
+                    if (place or copy.worker in self._workers.starting)
+                    and len(copy.task.copies) == 1
+                    and self._is_wanted(copy.task)
+                ]
+                if not behind:
+                    return
+                task = min(behind, key=lambda each: each.number)
+                first = task.copies[0]
+                self._assign(task, worker)
+                self._call_off(first)
+
+    def _call_off(self, copy: _Copy) -> None:
+        """Let a worker drop a copy that it has not begun."""
+        if not copy.off and len(self._queues[copy.worker]) <= VOIDABLE:
+            copy.off = True
+            self._board.call_off(copy.worker, copy.place, True)
+
+    def _is_wanted(self, task: _Task) -> bool:
+        return self._tasks.get(task.number) is task
+
+    # --- replies ---
+
+    def receive(self, timeout: float | None = None) -> Outcome | None:
+        """Wait for the next task to be done, ``timeout`` seconds at most.
+
+        Returns:
+            The outcome, or None when the time is up or :meth:`wake` was called.
+
+        Raises:
+            WorkerDeath: A worker is gone. What it and the others had finished came out before.
+        """
+        ready = self._ready
+        if ready:
+            return ready.popleft()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            if self._due:
+                self._bring_about()
+            for message in self._pipes.read():
+                self._handle(message)
+            if ready:
+                return ready.popleft()
+            if not self._wait(deadline):
+                return ready.popleft() if ready else None
+
+    def _wait(self, deadline: float | None) -> bool:
+        """Wait for messages; False: the time is up, or somebody wants this thread to look up."""
+        self._copy_for_the_idle()
+        workers = self._workers
+        until = workers.until(deadline) if workers.starting else deadline
+        try:
+            if self._pipes.wait(None if until is None else max(0.0, until - time.monotonic())):
+                return True
+        except Ended as ended:
+            death = workers.death_of(ended.sentinel)
+            if death.worker not in self._leaving or death.exitcode != 0:
+                raise death from None
+            self._part_with(death.worker)
+            return True
+        if workers.starting:
+            workers.look_at_starting()
+        return False
+
+    def _handle(self, message: Message) -> None:
+        """Do what a worker's message asks for."""
+        if type(message) is Reply:
+            outcome = self._settle(message)
+            if outcome is not None:
+                self._ready.append(outcome)
+        elif type(message) is Need:
+            self._grant(message)
+        elif type(message) is Up:
+            self._came_up(message)
+        elif type(message) is Resumed and message.token == self.token:
+            self._awaited.discard(message.worker)
+            if not self._awaited:
+                self.trim()
+
+    def _settle(self, reply: Reply) -> Outcome | None:
+        """Close a copy's account; returns the outcome if it is the first of a task still wanted."""
+        self.page.received += reply.status != Status.DROPPED
+        with self._lock:
+            copy = self._copies.pop(reply.slot)
+            queue = self._queues[reply.worker]
+            if queue[0] is copy:
+                queue.popleft()
+            else:
+                queue.remove(copy)
+            if copy.off:
+                self._board.call_off(reply.worker, copy.place, False)
+            task, slot, other = copy.task, copy.slot, copy.space
+            if other is not None:
+                if reply.offset == other.offset:
+                    slot, other = other, slot
+                self._arena.release(other, used=False)
+            task.copies.remove(copy)
+            wanted = self._is_wanted(task)
+            if not wanted or reply.status == Status.DROPPED:
+                self._arena.release(slot, used=False)
+                if reply.status != Status.DROPPED:
+                    self.page.drop(1)
+                elif wanted and not task.copies:
+                    self._unassigned.appendleft(task)
+                if self._unassigned:
+                    self._assign_waiting()
+                return None
+            del self._tasks[task.number]
+            for second in task.copies:
+                self._call_off(second)
+            if self._unassigned:
+                self._assign_waiting()
+        self.any_done = True
+        end = reply.at + reply.nbytes
+        if reply.status == Status.DONE:
+            return Outcome(
+                task.number,
+                self._arena.lease(slot, end),
+                reply.at,
+                reply.nbytes,
+                None,
+                reply.samples,
+                None,
+                reply,
+                time.monotonic_ns(),
+            )
+        failure = None
+        if reply.status == Status.FAILED:
+            failure = RemoteError.unpack(slot.memory[reply.at : end].tobytes())
+        # It is not known how much of its slot a batch that failed late has filled.
+        self._arena.release(slot, used=failure is None)
+        return Outcome(task.number, None, 0, 0, failure)
+
+    def _grant(self, need: Need) -> None:
+        """Grant a worker the larger slot that its batch needs."""
+        with self._lock:
+            copy, offset, capacity = self._copies[need.slot], 0, NOT_WANTED
+            if self._is_wanted(copy.task):
+                try:
+                    copy.space = self._arena.acquire(need.nbytes)
+                    offset, capacity = copy.space.offset, copy.space.capacity
+                except LoaderError:
+                    capacity = NOT_TO_BE_HAD  # the worker says so
+            self._pipes.send(need.worker, Space(self.token, need.slot, offset, capacity))
+
+    def is_pending(self, number: int) -> bool:
+        """Whether a task has no outcome yet."""
+        self._read_all()
+        return number in self._tasks
+
+    def _read_all(self) -> None:
+        while messages := self._pipes.read():
+            for message in messages:
+                self._handle(message)
+
+    # --- epochs ---
+
+    def cancel(self, token: int | None = None) -> None:
+        """Let the workers drop all tasks; they finish no more than the sample they are in.
+
+        May be called from any thread, the garbage collector's too, and in a forked copy of the
+        pool, where it does nothing. :meth:`resume` comes before the next task.
+
+        Args:
+            token: Do nothing if another epoch has begun since.
+        """
+        if not self.closed and token in (None, self.token):
+            self.token += 1
+            self._board.token = self.token
+
+    def resume(self) -> None:
+        """Begin a new epoch: tasks from here on are of that.
+
+        Older ones are not waited for: their replies come before those to the new ones.
+        """
+        self.cancel()
+        with self._lock:
+            self._tasks.clear()
+            self._unassigned.clear()
+            self._ready.clear()
+            if self._homes is not None:
+                self._homes.forget_places()
+            self._awaited = set(self._queues) - self._leaving
+            for worker in self._awaited:
+                self._pipes.send(worker, Resume(self.token))
+
+    def trim(self) -> None:
+        """Give the memory of slots back to the system that a new epoch will not need."""
+        self._arena.trim(self._in_flight + 2)
+
+    # --- how many workers ---
+
     def resize(self, num_workers: int, in_flight: int | None = None) -> None:
         """Change the number of workers; any thread may, at any time, and does not wait for it.
 
-        Those with the highest numbers leave: each finishes what it has in hand, and takes no more.
-        Readers of an iterable dataset are served by others then, from their next batch on.
+        Those with the highest numbers leave: each finishes what it has, and gets no more. Readers
+        of an iterable dataset are served by others then, from their next batch on.
 
         Args:
             num_workers: How many there are to be, from 1 to :data:`MOST_WORKERS`.
             in_flight: Tasks that may be in flight at the same time; None: as before.
         """
         if in_flight is not None:
-            self._keep = in_flight + 2
+            self._in_flight = in_flight
             self.page.depth(in_flight)
-        self._resizer.wanted = num_workers
-        self._resizer.due = True
+        self.num_workers = num_workers
+        self._due = True
         if not self.closed:
             self.wake()
 
@@ -142,40 +511,170 @@ class WorkerPool:
         """Bring a :meth:`resize` about where no thread receives; or what need not be waited for."""
         if self.closed:
             return
-        self._resizer.adapt()
-        kept: list[Message] = []
+        self._bring_about()
         deadline = time.monotonic() + (_MOMENT if wait else 0)
-        while self._resizer.waited_for:
+        while self._leaving:
+            self._read_all()
+            processes = self._own.processes
+            gone = [w for w in self._leaving if not processes[w].is_alive()]
+            for worker in gone:
+                if processes[worker].exitcode != 0:
+                    return  # a death is left to the next receive
+                self._part_with(worker)
+            left = deadline - time.monotonic()
+            if gone:
+                continue
+            if left <= 0:
+                return
+            wait_for([processes[worker].sentinel for worker in self._leaving], left)
+
+    def _bring_about(self) -> None:
+        """Start the workers that are missing, let those leave that are too many."""
+        self._due = False  # and is True again, if another number is wanted from here on
+        workers = self._workers
+        with HeldBack(), self._lock:
+            if self.num_workers != workers.num_workers:
+                self._resized = True
+                self._board.workers = workers.num_workers = self.num_workers
+                for worker in self._queues:
+                    if not workers.is_wanted(worker) and worker not in self._leaving:
+                        self._leaving.add(worker)
+                        self._pipes.send(worker, Stop())
+        self._start_more()
+
+    def _start_more(self) -> None:
+        """Start the workers that come next, and give them tasks."""
+        workers = self._workers
+        with HeldBack(), self._lock:
             try:
-                message = self._pipes.next(deadline)
-            except Ended:
-                self._pipes.arrived.extendleft(reversed(kept))  # some is its, who is gone
-                kept.clear()
-                if self._resizer.adapt():
-                    continue
-                break  # a death is left to the next receive, as is all that is kept
-            if type(message) is Spare:
-                self._resizer.not_needed()
-            elif message is not None:
-                kept.append(message)
-            elif time.monotonic() >= deadline:
-                break
-        self._pipes.arrived.extendleft(reversed(kept))
+                started = workers.start_more(self.token)
+            except (LoaderError, OSError) as error:
+                # More than there were at first are a wish; the epoch can do without.
+                if not self._resized or 0 not in workers.started:
+                    raise
+                self._make_do(error)
+                return
+            for worker in started:
+                self._queues[worker] = deque()
+                if worker == workers.relay:
+                    self._credits[worker] = 0
+            self._divide()
+
+    def _make_do(self, error: Exception) -> None:
+        """Go on with the workers that there are: others were wanted, and cannot be started."""
+        workers, wanted = self._workers, self._workers.num_workers
+        started = workers.started
+        there = next((n for n in range(wanted) if n not in started), wanted)
+        if there == wanted:  # none is missing: fewer are wanted meanwhile
+            return
+        self._board.workers = workers.num_workers = self.num_workers = there
+        text = f"num_workers stays at {there} instead of {wanted}, and nothing is lost: {error}"
+        self.notices.append(FewerWorkers.of(text, there))
+        self._divide()
+
+    def _divide(self) -> None:
+        """Divide readers among the workers that stay, and send what waits for a worker."""
+        if self._homes is not None:
+            relay = self._workers.relay
+            able = [w for w in self._queues if w not in self._leaving and w != relay]
+            if able:
+                self._homes.settle(able, self._workers.num_workers)
+        self._assign_waiting()
+
+    def _came_up(self, up: Up) -> None:
+        self._workers.came_up(up.worker)
+        if up.worker in self._credits:
+            with self._lock:
+                self._credits[up.worker] = up.credit
+                self._assign_waiting()
+        self._start_more()
+
+    def _part_with(self, worker: int) -> None:
+        """Clear away what is left of a worker that has left, as it was to."""
+        self._read_all()
+        with HeldBack(), self._lock:
+            self._give_back(worker)
+        self._start_more()  # it may be wanted again
+
+    def replace(self, worker: int, skip_task: int | None = None) -> None:
+        """Put a new process in the place of a worker that has ended; its tasks are assigned again.
+
+        One that was to leave has no successor.
+
+        Args:
+            worker: Its number.
+            skip_task: Number of a task that is not to be done again.
+
+        Raises:
+            LoaderError: No process can be started.
+        """
+        self._read_all()
+        with HeldBack(), self._lock:
+            if skip_task is not None and self._tasks.pop(skip_task, None) is not None:
+                self.page.drop(-1)
+            self._give_back(worker)
+            if self._workers.is_wanted(worker):
+                self._workers.launch([worker], self.token)
+                self._queues[worker] = deque()
+                if worker == self._workers.relay:
+                    self._credits[worker] = 0
+            self._divide()
+        self._start_more()  # it may have been starting, and there is room for another now
+
+    def _give_back(self, worker: int) -> None:
+        """Close the accounts of a worker that is gone: nobody else knew of its slots."""
+        lost = []
+        for copy in self._queues.pop(worker):
+            del self._copies[copy.slot.offset]
+            for slot in filter(None, (copy.slot, copy.space)):
+                self._arena.release(slot, used=False)
+            copy.task.copies.remove(copy)
+            if self._is_wanted(copy.task) and not copy.task.copies:
+                lost.append(copy.task)
+                if self._point is not None:  # its reader's place is another one by now
+                    copy.task.packed = b""
+        self._unassigned.extendleft(sorted(lost, key=lambda task: -task.number))
+        if self._homes is not None:
+            self._homes.lose(worker)
+        self._credits.pop(worker, None)
+        self._leaving.discard(worker)
+        self._awaited.discard(worker)
+        self._workers.bury(worker)
+
+    # --- what is seen from outside ---
+
+    def awaited_workers(self) -> dict[int, BoardRow]:
+        """The workers that keep others waiting, and what each is doing."""
+        with self._lock:
+            owing = [w for w, queue in self._queues.items() if queue and w != self._workers.relay]
+            rows = {worker: self._board.read(worker) for worker in owing}
+        return {worker: row for worker, row in rows.items() if self._workers.counts(row)}
+
+    def end_hung(self, worker: int) -> WorkerDeath:
+        """End a worker that does not get on, having it write its stacks if it can."""
+        death = self._workers.end(worker)
+        if not self.any_done:  # perhaps none can be: all were forked with a lock held
+            self._workers.distrust(worker)
+        return death
 
     @property
-    def num_workers(self) -> int:
-        """How many there are to be; while that is coming about, a few more or fewer live."""
-        return self._resizer.wanted
+    def waiting(self) -> bool:
+        """Whether it was in a mere wait when an exception came: nothing of it is in disorder."""
+        return self._pipes.waiting
+
+    @waiting.setter
+    def waiting(self, value: bool) -> None:
+        self._pipes.waiting = value
 
     @property
     def settled(self) -> bool:
-        """Whether there are just as many as there are to be, all of them up; lanes do not count."""
+        """Whether there are just as many as there are to be, all of them up."""
         return self._workers.settled and self._workers.num_workers == self.num_workers
 
     @property
     def leaving(self) -> bool:
         """Whether more live than there are to be."""
-        return bool(self._workers.leaving) or self.num_workers < self._workers.num_workers
+        return bool(self._leaving) or self.num_workers < self._workers.num_workers
 
     @property
     def forks(self) -> bool:
@@ -189,7 +688,7 @@ class WorkerPool:
 
     @property
     def pids(self) -> list[int]:
-        """Their process ids, by number; that which has all lanes is the last."""
+        """Their process ids, by number; that of the relay of remote workers is the last."""
         return self._workers.pids
 
     def rows(self) -> dict[int, BoardRow]:
@@ -198,8 +697,8 @@ class WorkerPool:
 
     @property
     def unread(self) -> int:
-        """Results that workers have sent and that were not read yet."""
-        return self._pipes.unread
+        """Outcomes that workers have sent and that were not received yet, about."""
+        return self._pipes.unread + len(self._ready)
 
     @property
     def shared_memory(self) -> int:
@@ -219,170 +718,9 @@ class WorkerPool:
         """Say, once, that the memory budget cannot be kept; None: nothing to say."""
         return self._arena.overrun()
 
-    def read_from(self, point: Callable[[int], Any]) -> None:
-        """Say where readers of an iterable dataset are, that begin in another process.
-
-        Args:
-            point: Gives it for a reader: a place at its next task, or before.
-        """
-        self._dispatcher.point = point
-
-    def submit(self, number: int, indices: Any, epoch: int, seed: int) -> None:
-        """Send a task.
-
-        Args:
-            number: Position of the batch in the epoch.
-            indices: Its indices; for an iterable dataset where its reader is to begin, or None.
-            epoch: Its epoch.
-            seed: Base seed of the epoch.
-        """
-        self._dispatcher.submit(number, indices, epoch, seed)
-
-    def receive(self, timeout: float | None = None) -> Outcome | None:
-        """Wait for the next task to be done, ``timeout`` seconds at most.
-
-        Returns:
-            The outcome, or None when the time is up or :meth:`wake` was called.
-
-        Raises:
-            WorkerDeath: A worker is gone. What it and the others had finished came out before.
-        """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while (message := self._next_message(deadline)) is not None:
-            if isinstance(message, Result):
-                outcome = self._dispatcher.complete(message)
-                if outcome is not None:
-                    return outcome
-            elif isinstance(message, Grow):
-                self._dispatcher.grow(message)
-            elif isinstance(message, Return):
-                self._dispatcher.send_back(message)
-        return None
-
-    def _next_message(self, deadline: float | None) -> Message | None:
-        """Wait for the next message of a worker; None: to be asked again, or the time is up."""
-        workers = self._workers
-        while True:
-            if self._resizer.due and self._resizer.adapt():
-                return None
-            try:
-                until = workers.until(deadline) if workers.starting else deadline
-                message = self._pipes.next(until)
-            except Ended as ended:
-                death = workers.death_of(ended.sentinel)
-                if death.row.stage != Stage.LEFT:
-                    raise death from None
-                self._resizer.part_with(death.worker)
-                return None
-            if (kind := type(message)) is Up:
-                self._resizer.came_up(message.worker)  # type: ignore[union-attr]
-            elif kind is Spare:
-                self._resizer.not_needed()
-            elif kind is Return and not self._pipes.shared_queue:
-                self._resizer.gave_up(message.worker)  # type: ignore[union-attr]
-            else:
-                if message is None and workers.starting:
-                    workers.look_at_starting()
-                return message
-
-    def replace(
-        self,
-        worker: int,
-        skip_task: int | None = None,
-        others: Sequence[int] = (),
-    ) -> None:
-        """Put a new process in the place of a worker that has ended, and give it what that had.
-
-        One that was to leave has no successor: what it had is sent again for the others.
-
-        Args:
-            worker: Its number.
-            skip_task: Number of a task that is not to be done again.
-            others: Workers that were in the same process.
-
-        Raises:
-            LoaderError: No process can be started.
-        """
-        self._resizer.replace([worker, *others], skip_task)
-
-    def is_pending(self, number: int) -> bool:
-        """Whether a task is in flight and has no result yet."""
-        return self._dispatcher.is_pending(number)
-
-    def awaited_workers(self) -> dict[int, BoardRow]:
-        """The workers that keep others waiting, and what each is doing.
-
-        They have a task, or it must be one of them that takes the next one; or they have not
-        acknowledged a new epoch.
-        """
-        rows = self.rows().items()
-        counted = {w: r for w, r in rows if self._workers.counts(r)}
-        return self._dispatcher.awaited(counted, self._workers.lanes)
-
-    def end_hung(self, worker: int) -> WorkerDeath:
-        """End a worker that does not get on, having it write its stacks if it can."""
-        death = self._workers.end(worker)
-        if not self._dispatcher.any_done:  # perhaps none can be: all were forked with a lock held
-            self._workers.distrust(worker)
-        return death
-
     def wake(self) -> None:
         """Let a :meth:`receive` that waits in another thread return None."""
         self._pipes.wake()
-
-    @property
-    def generation(self) -> int:
-        """Counts the epochs begun, and those cancelled."""
-        return self._handshake.generation
-
-    def cancel(self, generation: int | None = None) -> None:
-        """Let the workers drop all tasks; they finish no more than the sample they are in.
-
-        May be called from any thread, and in a forked copy of the pool, where it does nothing.
-
-        Args:
-            generation: Do nothing if another one has begun since: an iterator may be collected
-                late, in another thread, when the workers are no longer its own.
-        """
-        if not self.closed:
-            self._handshake.cancel(generation)
-
-    def resume(self) -> None:
-        """Begin a new epoch: ask every worker to forget older tasks; see :meth:`resumed`."""
-        self.cancel()
-        self._handshake.begin(self.started)
-
-    def resumed(self, timeout: float | None = None) -> bool | None:
-        """Wait until every worker has acknowledged the new epoch, ``timeout`` seconds at most.
-
-        Returns:
-            True when all have, None when the time is up or :meth:`wake` was called.
-
-        Raises:
-            WorkerDeath: A worker is gone.
-        """
-        assert self._handshake.missing is not None, "resume() comes first"
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while self._handshake.missing:
-            message = self._next_message(deadline)
-            if message is None:
-                return None
-            if isinstance(message, Ack):
-                self._handshake.acknowledged(message)
-        self._handshake.finish(self.started)
-        self._dispatcher.clear()
-        self.trim()
-        self._resizer.start_more()
-        return True
-
-    def trim(self) -> None:
-        """Give the memory of slots back to the system that a new epoch will not need."""
-        self._arena.trim(self._keep)
-
-    @property
-    def resuming(self) -> bool:
-        """Whether a new epoch has been announced, and not every worker has acknowledged it."""
-        return self._handshake.missing is not None
 
     @property
     def closed(self) -> bool:

@@ -29,7 +29,7 @@ from lit_loader.system.watchdog import LOOK_SECONDS, Watchdog
 from lit_loader.transport.status_board import BoardRow, Stage, StatusBoard
 from lit_loader.worker.fork_starter import make_starter
 from lit_loader.worker.payload import Descriptor, Links
-from lit_loader.worker.starters import Lanes, Starter
+from lit_loader.worker.starters import Remote, Starter
 
 __all__ = ["WorkerSet", "explain_limit"]
 
@@ -49,12 +49,12 @@ class WorkerSet:
         num_workers: How many there are to be at first.
         context: How to start them.
         seed: Base seed of their own seeds.
-        lanes: Workers besides these that stand for some elsewhere, or None.
-        first_lane: Number of the first of these.
+        remote: What starts a worker besides these that stands for all elsewhere, or None.
+        relay: The number of that one.
 
     Attributes:
         num_workers: How many there are to be.
-        lanes: Numbers of the workers that are lanes.
+        relay: The number of the worker that stands for those elsewhere; None: there is none.
         starting: The workers that are not up yet, each with its watchdog.
         notices: For the consumer, of how workers were started.
     """
@@ -69,8 +69,8 @@ class WorkerSet:
         num_workers: int,
         context: BaseContext,
         seed: int,
-        lanes: Lanes | None = None,
-        first_lane: int = 0,
+        remote: Remote | None = None,
+        relay: int = 0,
     ) -> None:
         self._own = own
         self._pipes = pipes
@@ -79,29 +79,25 @@ class WorkerSet:
         self._at_once = math.ceil(usable_processors())
         self._next_look = 0.0  # at those that are starting
         self.starting: dict[int, Watchdog] = {}
-        self._able = set(range(num_workers))
-        for worker in self._able:  # where tasks are assigned, the first ones come at once
-            pipes.open(worker)
         self._links = Links(
             worker=0,
             num_workers=num_workers,
             seed=seed,
-            generation=board.generation,
+            generation=board.token,
             parent=os.getpid(),
             arena=Descriptor(arena.fd),
             mapped=arena.mapped,
             board_bytes=len(arena.board),
-            tasks=None if pipes.tasks_end is None else Descriptor(pipes.tasks_end),
+            tasks=None,
             control=Descriptor(-1),
             results=Descriptor(pipes.results_end),
             stacks=Descriptor(own.stacks.fd),
         )
-        self.lanes = range(first_lane, first_lane + (0 if lanes is None else lanes.count))
-        self._lanes_each = 1 if lanes is None else lanes.in_flight
+        self.relay = None if remote is None else relay
         starter: Starter = make_starter(context, self._links, spec)
         own.starter = starter
-        if lanes is not None:
-            starter = own.starter = lanes.starter(starter, self._links, first_lane, spec)
+        if remote is not None:
+            starter = own.starter = remote.starter(starter, self._links, relay, spec)
         self._starter = starter
         self.notices = self._starter.notices
 
@@ -117,14 +113,13 @@ class WorkerSet:
 
     @property
     def pids(self) -> list[int]:
-        """Their process ids, by number; that which has all lanes is the last."""
-        pids = (process.pid or 0 for _, process in sorted(self._own.processes.items()))
-        return list(dict.fromkeys(pids))
+        """Their process ids, by number; that of the relay is the last."""
+        return [process.pid or 0 for _, process in sorted(self._own.processes.items())]
 
     @property
     def settled(self) -> bool:
-        """Whether there are as many as there are to be, all of them up; lanes do not count."""
-        here = len(self._own.processes) - sum(lane in self._own.processes for lane in self.lanes)
+        """Whether there are as many as there are to be, all of them up; the relay does not count."""
+        here = len(self._own.processes) - (self.relay in self._own.processes)
         return not self.starting and here == self.num_workers
 
     @property
@@ -136,70 +131,42 @@ class WorkerSet:
         """What each of them is doing."""
         return {worker: self._board.read(worker) for worker in self.started}
 
-    @property
-    def leaving(self) -> list[int]:
-        """Those that are more than there are to be."""
-        return [worker for worker in self.started if not self.is_wanted(worker)]
-
-    @property
-    def able(self) -> list[int]:
-        """Those that stay and have a pipe that they read, or will: they can be sent tasks.
-
-        Lanes come last, and first one of each worker elsewhere.
-        """
-        able = [each for each in self._able if self.is_wanted(each) and self._reads(each)]
-        first, each = self.lanes.start, self._lanes_each
-        return sorted(able, key=lambda w: (w in self.lanes, (w - first) % each, w))
-
-    def _reads(self, worker: int) -> bool:
-        stage = self._board.read(worker).stage
-        # A lane whose worker is not there says so by being at its beginning.
-        return stage != Stage.LEFT and not (stage == Stage.STARTING and worker in self.lanes)
-
-    def take_tasks(self, workers: Sequence[int]) -> None:
-        """Note that workers can be sent tasks, though they are not up yet."""
-        self._able.update(workers)
-
-    def take_unborn(self) -> list[int]:
-        """Forget those of the first ones that are no longer wanted before they were started."""
-        wanted = self.is_wanted
-        unborn = [w for w in self._able if not wanted(w) and w not in self._own.processes]
-        for worker in unborn:
-            self._able.discard(worker)
-            self._pipes.close(worker)
-        return unborn
-
     def is_wanted(self, worker: int) -> bool:
         """Whether there is to be a worker with this number."""
-        return worker < self.num_workers or worker in self.lanes
+        return worker < self.num_workers or worker == self.relay
 
-    def start_more(self, generation: int) -> Sequence[int]:
+    def start_more(self, token: int) -> Sequence[int]:
         """Start the workers that come next, as many as may be starting at the same time."""
         processes, room = self._own.processes, self._at_once - len(self.starting)
         missing = [worker for worker in range(self.num_workers) if worker not in processes]
         workers = missing[: max(0, room)]
-        if len(workers) == len(missing):  # lanes take no processor to start
-            workers += [lane for lane in self.lanes if lane not in processes]
+        if len(workers) == len(missing) and self.relay is not None:  # which takes no processor
+            workers += [self.relay] if self.relay not in processes else []
         if workers:
             try:
-                self.launch(workers, generation)
+                self.launch(workers, token)
             except OSError as error:
                 explain_limit(error, self.num_workers)
                 raise
         return workers
 
-    def launch(self, workers: Sequence[int], generation: int) -> None:
+    def launch(self, workers: Sequence[int], token: int) -> None:
         """Start processes for workers, and watch them."""
         links = []
         for worker in workers:
             self._pipes.open(worker)
-            end = self._pipes.control_ends[worker]
-            links.append(self._links.of(worker, self.num_workers, generation, end))
-        processes = self._starter.start_all(links)
+            end = self._pipes.task_ends[worker]
+            links.append(self._links.of(worker, self.num_workers, token, end))
+        try:
+            processes = self._starter.start_all(links)
+        except BaseException:
+            for worker in workers:
+                self._pipes.close(worker)
+            raise
         for worker, process in zip(workers, processes, strict=True):
             self._own.processes[worker] = process
             self._pipes.watch(process.sentinel)
-            if worker not in self.lanes:
+            if worker != self.relay:
                 awaited = [process.pid or 0, getattr(process, "forked_by", 0)]
                 self.starting[worker] = Watchdog(*filter(None, awaited))
             self._board.launched(worker, process.pid or 0)
@@ -207,8 +174,6 @@ class WorkerSet:
     def came_up(self, worker: int) -> None:
         """Note that a worker has come up, or has something to say."""
         self.starting.pop(worker, None)
-        if worker in self._own.processes:
-            self._able.add(worker)
         self._starter.came_up()
 
     def until(self, deadline: float | None) -> float | None:
@@ -258,9 +223,6 @@ class WorkerSet:
             getattr(process, "peak_memory", 0),
         )
         death.loss = getattr(process, "loss", None)
-        if death.loss is not None:
-            same = [w for w, other in processes.items() if other.pid == process.pid]
-            death.others = [other for other in same if other != worker]
         return death
 
     def end(self, worker: int) -> WorkerDeath:
@@ -284,17 +246,6 @@ class WorkerSet:
         self._pipes.close(worker)
         self._board.clear(worker)
         self.starting.pop(worker, None)
-        self._able.discard(worker)
-
-    def has_left(self, worker: int) -> bool:
-        """Whether a worker has left, as it was to, and its process has ended."""
-        if self._board.read(worker).stage != Stage.LEFT:
-            return False
-        process = self._own.processes[worker]
-        if process.is_alive():
-            return False
-        process.join()
-        return True
 
 
 def explain_limit(error: BaseException, num_workers: int) -> None:

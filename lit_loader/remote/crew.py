@@ -162,15 +162,11 @@ class Crew:
 
     # --- orders ---
 
-    def with_room(self, may: Callable[[Member], bool] = lambda member: True) -> Member | None:
-        """The worker to be given the next order: the one with the fewest; None: none has room.
-
-        Args:
-            may: Says whether a worker can be given one besides.
-        """
+    def with_room(self) -> Member | None:
+        """The worker to be given the next order: the one with the fewest; None: none has room."""
         found, least = None, self._in_flight
         for member in self.members:
-            if member.up and not member.silent and len(member.tickets) < least and may(member):
+            if member.up and not member.silent and len(member.tickets) < least:
                 found, least = member, len(member.tickets)
         return found
 

@@ -47,7 +47,7 @@ class Order(NamedTuple):
         epoch: Its epoch.
         seed: Base seed of the epoch.
         capacity: Bytes of the slot; the report of an error is to fit.
-        generation: The generation of its task: readers begin anew in each.
+        token: That of the epoch of its task.
     """
 
     packed: bytes
@@ -55,7 +55,7 @@ class Order(NamedTuple):
     epoch: int
     seed: int
     capacity: int
-    generation: int = 0
+    token: int = 0
 
     def pack(self) -> bytes:
         """Write it down: plain bytes are what an engine carries with the least work."""

@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 from lit_loader.batch.batch_loader import BatchLoader
 from lit_loader.batch.collate import collate_privately
 from lit_loader.batch.fetch import EndOfData
-from lit_loader.batch.shard_loader import ShardLoader
-from lit_loader.batch.worker_info import ProcessInfo, WorkerInfo, show
+from lit_loader.batch.worker_info import WorkerInfo, show
 from lit_loader.context import reading
 from lit_loader.remote.engine import Hello, Made, Order, Role
 from lit_loader.remote.payload import unpack_spec
@@ -58,8 +57,7 @@ class Maker:
         self._role = role
         self._node = platform.node()
         self._scratch = np.empty(_SCRATCH, np.uint8)
-        self._loader: BatchLoader | ShardLoader | None = None
-        self._generation = 0
+        self._loader: BatchLoader | None = None
         self._broken: RemoteError | None = None
         torch.set_num_threads(1)
         with _one_at_a_time:
@@ -74,17 +72,11 @@ class Maker:
             where = f"{self._where()}, in worker_init_fn"
             reading.shard_asked = False
             number, workers = role.worker, role.num_workers
-            kind = ProcessInfo if spec.num_shards else WorkerInfo
-            show(kind(id=number, num_workers=workers, seed=role.seed, dataset=spec.dataset))
+            show(WorkerInfo(id=number, num_workers=workers, seed=role.seed, dataset=spec.dataset))
             collate_privately()
             if spec.worker_init_fn is not None:
                 spec.worker_init_fn(role.worker)
-            where = f"{self._where()}, while its dataset was copied"
-            if spec.num_shards:
-                reading.shard_asked = False  # by a worker, not by a reader
-                self._loader = ShardLoader(spec)
-            else:
-                self._loader = BatchLoader(spec, role.worker, role.num_workers)
+            self._loader = BatchLoader(spec, role.worker, role.num_workers)
         except BaseException as error:
             self._broken = RemoteError.capture(error, where)
 
@@ -113,9 +105,6 @@ class Maker:
     def _make(self, order: Order) -> Made:
         if self._broken is not None:
             return self._failed(order, self._broken)
-        if order.generation != self._generation and self._loader is not None:
-            self._generation = order.generation
-            self._loader.begin_epoch()
         progress, indices = Progress(), None
         times = [time.monotonic_ns()]
 
@@ -133,10 +122,8 @@ class Maker:
             at, nbytes, used = self._encode(batch, writer)
             times.append(time.monotonic_ns())
         except EndOfData:
-            return Made(Status.END, self._scratch[:0], 0, 0, 0, 0, 0, 0, 0, 0)
+            return Made(Status.ENDED, self._scratch[:0], 0, 0, 0, 0, 0, 0, 0, 0)
         except BaseException as error:
-            if isinstance(self._loader, ShardLoader):
-                indices = self._loader.whose(order.number)
             shown = describe_batch(order.number, indices, progress)
             return self._failed(order, RemoteError.capture(error, f"{self._where()}, {shown}"))
         # A batch that was omitted has not been through all stages.
@@ -144,7 +131,7 @@ class Maker:
         began, fetched, collated, encoded = times
         assert self._loader is not None
         return Made(
-            Status.BATCH,
+            Status.DONE,
             used,
             at,
             nbytes,
@@ -193,4 +180,4 @@ class Maker:
 
     def _failed(self, order: Order, error: RemoteError) -> Made:
         packed = np.frombuffer(error.pack(order.capacity), np.uint8)
-        return Made(Status.FAILURE, packed, 0, len(packed), 0, 0, 0, 0, 0, 0)
+        return Made(Status.FAILED, packed, 0, len(packed), 0, 0, 0, 0, 0, 0)

@@ -1,19 +1,19 @@
-"""The relay: the process between a pool and remote workers; serves all lanes of a loader.
+"""The relay: the process that is one worker to the pool, and has remote workers do its tasks.
 
 ::
 
-    task pipe ─Task─▶ a free lane ─Order─▶ Crew ─▶ Engine ─▶ remote workers
-    control pipes ─Resume, Proceed, Grant, Stop─▶ lanes         │
-    result pipe ◀─ Result, Return, Ack ─ lanes ◀─ queue ◀─Made──╯   (futures, in other threads)
-    starter ─ open a lane ─▶      ◀─ messages for the consumer ─
+    own pipe ─Task─▶ waiting ─ a remote worker has room ─▶ Order ─▶ Crew ─▶ Engine ─▶ remote workers
+    pipe of all ◀─Reply─ slot ◀─ Made ─ queue ◀─────────────────────────────────╯   (futures)
+    starter ◀─ messages for the consumer ─
 
-Started clean (spawn), so that the engine's threads, signal handlers and trouble with forks stay out
-of the training process. One thread does everything, and waits in one ``poll``; the engine has a
-second one, from joining to leaving. A task is taken out of the pipe only when a lane is free and a
-remote worker has room, so the workers of this machine, which wait in a read, are not kept short.
+It says how many tasks it can be at (Up), anew whenever that changes; the pool sends it no more. A
+task whose remote worker is gone goes to another one; where none is up it is answered with Dropped,
+and the pool has it made elsewhere. Started clean (spawn), so that the engine's threads, signal
+handlers and trouble with forks stay out of the training process. One thread does everything, and
+waits in one ``poll``; the engine has a second one, from joining to leaving.
 
-It ends when its lanes are told to stop, and when the training process is gone; either way it ends
-its remote workers before. Killed, it leaves them to the engine, which ends what belonged to it.
+It ends when it is told to stop, and when the training process is gone; either way it ends its
+remote workers before. Killed, it leaves them to the engine, which ends what belonged to it.
 """
 
 from __future__ import annotations
@@ -34,17 +34,32 @@ from typing import Any, Final
 
 import numpy as np
 
-from lit_loader.errors import WorkerDiedError
+from lit_loader.errors import TransportError, WorkerDiedError
 from lit_loader.memory.arena import ArenaMap
 from lit_loader.remote.crew import Crew, Member
 from lit_loader.remote.engine import Engine, Hello, Made, Order, UnreachableError
-from lit_loader.remote.lane import Desk, Lane
-from lit_loader.remote.reader_lane import ReaderLane
 from lit_loader.remote.second_look import SecondLook
-from lit_loader.remote.wires import EXACTNESS, FINAL, GONE, NODE, OPEN, RESTART, Plan, Wires
+from lit_loader.remote.wires import EXACTNESS, FINAL, GONE, NODE, RESTART, Plan, Wires
 from lit_loader.system.stack_dumps import write_stacks_to
-from lit_loader.transport.messages import SIZE, Attend, Spare, Task, Up, unpack
-from lit_loader.transport.status_board import StatusBoard
+from lit_loader.transport.messages import (
+    NOT_WANTED,
+    SIZE,
+    Message,
+    Need,
+    Reply,
+    Resume,
+    Resumed,
+    Space,
+    Status,
+    Stop,
+    Task,
+    Up,
+    pack,
+    position_of,
+    unpack,
+)
+from lit_loader.transport.remote_error import RemoteError
+from lit_loader.transport.status_board import Stage, StatusBoard
 
 __all__ = ["relay_main"]
 
@@ -68,7 +83,7 @@ _LONGEST_PAUSE: Final = 60.0
 
 
 def relay_main(wires: Wires, plan: Plan) -> None:
-    """Be the relay until a lane is told to stop, or the parent is gone."""
+    """Be the relay until it is told to stop, or the parent is gone."""
     # Of the parent's, a new interpreter has no handlers, only what was held back meanwhile.
     for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
@@ -76,6 +91,27 @@ def relay_main(wires: Wires, plan: Plan) -> None:
     write_stacks_to(wires.fds[2])
     code = Relay(wires, plan).run()
     os._exit(code)  # the engine's threads have nothing more to say
+
+
+class _Job:
+    """A task that the relay has, and has not replied to.
+
+    Attributes:
+        task: The task.
+        order: The same for a remote worker.
+        member: The remote worker that has it; None: it waits for one.
+        made: What has come of it, while a larger slot is asked for.
+        began: ``time.monotonic_ns()`` when it was given to a remote worker.
+    """
+
+    def __init__(self, task: Task, packed: bytes) -> None:
+        self.task = task
+        self.order = Order(
+            packed, position_of(task.number), task.epoch, task.seed, task.capacity, task.token
+        )
+        self.member: Member | None = None
+        self.made: Made | None = None
+        self.began = 0
 
 
 class Relay:
@@ -87,15 +123,12 @@ class Relay:
     """
 
     def __init__(self, wires: Wires, plan: Plan) -> None:
-        arena_fd, results, _, payload, requests, *tasks = wires.fds
-        arena = ArenaMap(arena_fd, wires.mapped, wires.board_bytes)
-        self._desk = Desk(arena, StatusBoard(arena.board), results)
-        self._tasks: int | None = None  # lanes have tasks of their own
-        for fd in tasks:
-            # Opened anew: that reading it does not block is to hold for nobody else.
-            how = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-            self._tasks = os.open(f"/proc/self/fd/{fd}", how)
-            os.close(fd)
+        arena_fd, self._results, _, payload, requests, self._tasks = wires.fds
+        self._arena = ArenaMap(arena_fd, wires.mapped, wires.board_bytes)
+        self._board = StatusBoard(self._arena.board)
+        self._worker = plan.relay
+        self._token = wires.token
+        self._credit = 0
         self._parent = os.pidfd_open(wires.parent)
         self._requests = socket.socket(fileno=requests)
         self._woken, self._wake = os.pipe()
@@ -104,21 +137,33 @@ class Relay:
         self._payload = _mapped(payload)
         self._plan = plan
         self._calls: deque[Callable[[], None]] = deque()
-        self._lanes: dict[int, Lane] = {}  # by control pipe
-        self._lanes_of: dict[int, list[Lane]] = {}  # by a remote worker's place
-        self._orders: dict[int, tuple[Lane, Task, Order]] = {}  # by ticket
+        self._waiting: deque[_Job] = deque()
+        self._jobs: dict[int, _Job] = {}  # by the slot of their task
+        self._orders: dict[int, _Job] = {}  # by ticket
         self._blamed: dict[int, int] = {}
         self._code: int | None = None
         self._poll = select.poll()
-        for fd in (requests, self._parent, self._woken):
+        for fd in (self._tasks, requests, self._parent, self._woken):
             self._poll.register(fd, select.POLLIN)
-        self._watches_tasks = False
         self._crew: Crew | None = None
         self._leave = threading.Event()
         self._left = threading.Event()
         self._left.set()
+        self._board.rest(self._worker)
+        for place in range(len(plan.roles)):
+            self._show(place, "")
         if plan.config is not None:
             self._begin(plan)
+        self._send(Up(self._worker, 0))
+
+    def _send(self, message: Message) -> None:
+        os.write(self._results, pack(message))
+
+    def _show(self, place: int, node: str) -> None:
+        """Show on the board which machine a remote worker is on."""
+        row = self._worker + 1 + place
+        self._board.is_elsewhere(row, node)
+        self._board.enter(row, Stage.IDLE if node else Stage.STARTING, -1)
 
     def _begin(self, plan: Plan) -> None:
         config, engine = plan.config, plan.engine()
@@ -178,148 +223,152 @@ class Relay:
         """Serve; returns the exit code."""
         try:
             while self._code is None:
-                self._wait()
-                self._make_calls()
-                self._take_tasks()
+                again = None if self._crew is None else self._look(self._crew)
+                self._attend(None if again is None else 1000 * again)
+                while self._calls:
+                    self._calls.popleft()()
+                self._give_orders()
         finally:
             self._leave.set()
             self._left.wait(_LEAVING)
         return self._code
 
-    def _wait(self) -> None:
-        """Wait until something is to be done, and do what pipes say."""
-        crew = self._crew
-        again = None if crew is None else self._look(crew)
-        wanted = self._wants_tasks()
-        if wanted != self._watches_tasks and self._tasks is not None:
-            if wanted:
-                self._poll.register(self._tasks, select.POLLIN)
-            else:
-                self._poll.unregister(self._tasks)
-            self._watches_tasks = wanted
-        self._attend_all(None if again is None else 1000 * again)
-
-    def _attend_all(self, milliseconds: float | None) -> None:
+    def _attend(self, milliseconds: float | None) -> None:
+        """Wait until something is to be done, and hear what the pool says."""
         for fd, _ in self._poll.poll(milliseconds):
-            if fd == self._parent:
+            if fd == self._parent or fd == self._requests.fileno():  # it is gone, or has let go
                 self._code = 0
-            elif fd == self._requests.fileno():
-                self._open_lane()
             elif fd == self._woken:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._woken, 4096)
-            elif fd in self._lanes and not self._lanes[fd].attend():
-                self._code = 0
-
-    def _open_lane(self) -> None:
-        data, fds, _, _ = socket.recv_fds(self._requests, OPEN.size, 1)
-        if not data or not fds:  # the parent is gone, or has let go
-            self._code = 0
-            return
-        worker, generation = OPEN.unpack(data)
-        kind = ReaderLane if self._tasks is None else Lane
-        lane = self._lanes[fds[0]] = kind(worker, fds[0], generation, self._desk)
-        if self._crew is not None:
-            place = (worker - self._plan.first) // self._plan.config.in_flight
-            self._lanes_of.setdefault(place, []).append(lane)
-            lane.serves(self._crew.members[place].node)
-        self._poll.register(fds[0], select.POLLIN)
-
-    def _make_calls(self) -> None:
-        while self._calls:
-            self._calls.popleft()()
-
-    def _wants_tasks(self) -> bool:
-        crew = self._crew
-        return crew is not None and crew.with_room(self._has_lane) is not None
-
-    def _free_lane(self, member: Member) -> Lane | None:
-        lanes = self._lanes_of.get(member.place, ())
-        return next((lane for lane in lanes if lane.free), None)
-
-    def _has_lane(self, member: Member) -> bool:
-        return self._free_lane(member) is not None
-
-    def _take_tasks(self) -> None:
-        """Take tasks while there is a lane and a worker for one.
-
-        Before each, lanes read what they were sent. Of the messages by which a new epoch is
-        announced, as many as there are workers, no more than one is taken so: with it, the lanes
-        find that they are to wait.
-        """
-        crew = self._crew
-        if crew is not None and self._tasks is None:
-            self._serve_readers(crew)
-        while self._code is None and crew is not None and self._tasks is not None:
-            self._attend_all(0)
-            member = crew.with_room(self._has_lane)
-            lane = None if member is None else self._free_lane(member)
-            if member is None or lane is None:
-                return
-            try:
+            elif fd == self._tasks:
                 data = os.read(self._tasks, SIZE)
-            except BlockingIOError:
-                return
-            if not data:
-                self._code = 0
-                return
-            message = unpack(data)
-            if isinstance(message, Attend):
-                # Most likely for another, one that is to leave: it is sent again.
-                self._desk.send(Spare(lane.worker))
-                continue
-            assert isinstance(message, Task)
-            order = lane.take(message)
-            if order is not None:
-                self._orders[crew.give(member, order)] = lane, message, order
+                self._hear(unpack(data) if data else Stop())
 
-    def _serve_readers(self, crew: Crew) -> None:
-        """Order what lanes were sent, and see which of them have a worker."""
-        for place, lanes in self._lanes_of.items():
-            member = crew.members[place]
-            for lane in lanes:
-                assert isinstance(lane, ReaderLane)
-                lane.follow(member.up and not member.silent)
-                order = lane.next_order()
-                if order is not None and lane.task is not None:
-                    self._orders[crew.give(member, order)] = lane, lane.task, order
+    def _hear(self, message: Message) -> None:
+        if isinstance(message, Task):
+            packed = self._arena.memory(message.slot, message.capacity)[: message.nbytes].tobytes()
+            job = self._jobs[message.slot] = _Job(message, packed)
+            self._waiting.append(job)
+        elif isinstance(message, Resume):
+            self._token = message.token
+            for job in list(self._jobs.values()):  # those that come for it belong to nobody
+                self._reply(job, Status.DROPPED)
+            self._send(Resumed(self._worker, message.token))
+        elif isinstance(message, Space):
+            self._granted(message)
+        elif isinstance(message, Stop):
+            self._code = 0
 
-    # --- what the crew tells ---
+    def _give_orders(self) -> None:
+        """Give remote workers what waits, and say how much they can take now."""
+        crew = self._crew
+        credit = 0 if crew is None else crew.up * self._plan.config.in_flight
+        if credit != self._credit:
+            self._credit = credit
+            self._send(Up(self._worker, credit))
+        while self._waiting:
+            task = self._waiting[0].task
+            off = self._board.is_called_off(self._worker, task.place)
+            member = None if crew is None else crew.with_room()
+            if credit == 0 or off or task.token != self._board.token:
+                self._reply(self._waiting[0], Status.DROPPED)
+            elif crew is None or member is None:
+                return
+            else:
+                job = self._waiting.popleft()
+                job.member, job.began = member, time.monotonic_ns()
+                self._board.enter(self._worker + 1 + member.place, Stage.FETCHING, task.number)
+                self._orders[crew.give(member, job.order)] = job
+
+    # --- what becomes of a task ---
 
     def made(self, ticket: int, made: Made, member: Member) -> None:
         """An order is done: write it into its slot, unless it belongs to nobody any more."""
-        lane, task, order = self._orders.pop(ticket, (None, None, None))
-        if lane is None or order is None or lane.task is not task:
+        self._board.rest(self._worker + 1 + member.place)
+        job = self._orders.pop(ticket, None)
+        if job is None or self._jobs.get(job.task.slot) is not job:
             return
-        assert task is not None
-        self._blamed.pop(task.number, None)
-        self._look_again.note(member.node, order, made)
-        lane.finish(made)
+        self._blamed.pop(job.task.number, None)
+        self._look_again.note(member.node, job.order, made)
+        self._board.count(self._worker + 1 + member.place)
+        if made.content.size > job.task.capacity:
+            # A copy: what it lies in is let go of, and an answer may take its time.
+            job.made = made._replace(content=made.content.copy())
+            self._send(Need(self._worker, job.task.slot, made.content.size))
+        else:
+            self._write(job, job.task.slot, job.task.capacity, made)
+
+    def _granted(self, space: Space) -> None:
+        job = self._jobs.get(space.slot)
+        if job is None or job.made is None or space.token != job.task.token:
+            return
+        if space.capacity == NOT_WANTED:
+            self._reply(job, Status.DROPPED)
+        elif space.capacity > 0:
+            self._write(job, space.offset, space.capacity, job.made)
+        else:
+            self._fail(
+                job,
+                TransportError(
+                    "the batch needs more shared memory than can be had: raise the training "
+                    "process's limit (ulimit -v), or make batches smaller"
+                ),
+            )
+
+    def _write(self, job: _Job, offset: int, capacity: int, made: Made) -> None:
+        """Copy a batch or exception into a slot: the only copy on this side."""
+        self._arena.memory(offset, capacity)[: made.content.size] = made.content
+        self._reply(job, made.status, offset, made)
+
+    def _fail(self, job: _Job, error: Exception) -> None:
+        """Report an exception of the relay's own in the batch's place."""
+        where = f"batch {job.order.number}, in the process for remote workers"
+        packed = RemoteError.capture(error, where).pack(job.task.capacity)
+        content = np.frombuffer(packed, np.uint8)
+        made = Made(Status.FAILED, content, 0, len(packed), 0, 0, 0, 0, 0, 0)
+        self._write(job, job.task.slot, job.task.capacity, made)
+
+    def _reply(self, job: _Job, status: int, offset: int = 0, made: Made | None = None) -> None:
+        """Close the account of a task: its slot is the parent's again."""
+        slot = job.task.slot
+        del self._jobs[slot]
+        if job in self._waiting:
+            self._waiting.remove(job)
+        if made is None:
+            self._send(Reply(status, self._worker, slot, slot, 0, 0, 0))
+            return
+        what = (made.at, made.nbytes, made.samples, job.began, made.fetch, made.collate)
+        slowest = (made.slowest, made.slowest_at)
+        self._send(Reply(status, self._worker, slot, offset, *what, made.encode, *slowest))
+        self._board.count(self._worker)
 
     def lost(self, ticket: int, reason: str, to_blame: bool) -> None:
         """An order will not be done: another worker is to have it, unless it has ended several."""
-        lane, task, order = self._orders.pop(ticket, (None, None, None))
-        if lane is None or order is None or task is None or lane.task is not task:
+        job = self._orders.pop(ticket, None)
+        if job is None or self._jobs.get(job.task.slot) is not job:
             return
         if to_blame:
-            self._blamed[task.number] = self._blamed.get(task.number, 0) + 1
-            if self._blamed[task.number] >= _BLAMED:
-                lane.fail(
+            number = job.task.number
+            self._blamed[number] = self._blamed.get(number, 0) + 1
+            if self._blamed[number] >= _BLAMED:
+                self._fail(
+                    job,
                     WorkerDiedError(
-                        f"{reason}. Batch {order.number} has ended {_BLAMED} remote workers in a "
-                        "row and is not tried again. num_workers=0, remote_workers=0 shows errors "
-                        "in place."
-                    )
+                        f"{reason}. Batch {job.order.number} has ended {_BLAMED} remote workers in "
+                        "a row and is not tried again. num_workers=0, remote_workers=0 shows "
+                        "errors in place."
+                    ),
                 )
                 return
-        lane.give_back()
+        job.member = None
+        self._waiting.appendleft(job)
 
     def came_up(self, member: Member, hello: Hello) -> None:
         """A remote worker has come up."""
         self._look_again.meet(hello)
         self._say(NODE, f"{member.place} {hello.node}")
-        for lane in self._lanes_of.get(member.place, ()):
-            lane.serves(hello.node)
+        self._show(member.place, hello.node)
 
     # --- having none ---
 
@@ -387,9 +436,7 @@ class Relay:
         """Have the consumer told something."""
         with contextlib.suppress(OSError):
             self._requests.send(pickle.dumps((kind, text)), socket.MSG_DONTWAIT)
-            lane = next(iter(self._lanes.values()), None)
-            if lane is not None:
-                self._desk.send(Up(lane.worker))
+            self._send(Up(self._worker, self._credit))
 
 
 def _mapped(fd: int) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -72,7 +72,7 @@ class SecondLook:
 
     def note(self, node: str, order: Order, made: Made) -> None:
         """See a batch, which is compared if it is its turn."""
-        if made.status != Status.BATCH or not order.packed:  # a reader's, that only went on
+        if made.status != Status.DONE or not order.packed:  # a reader's, that only went on
             return
         self._owed += self._share
         if node in self._compared and self._owed < 1:
@@ -108,7 +108,7 @@ def _compared(maker: Maker, order: Order, made: Made) -> str | None:
     from lit_loader.batch.digest import difference, digest
 
     again = maker.make(order)
-    if again.status != Status.BATCH:
+    if again.status != Status.DONE:
         return "it failed"
     return difference(digest(_batch(made)), digest(_batch(again)))
 

@@ -1,14 +1,14 @@
-"""`RemoteLanes`: gives a pool lanes for remote workers: starts the relay, and another if it dies.
+"""`RemoteWorkers`: starts the relay, which is one worker to the pool, and another if it dies.
 
 ::
 
-    pool ─ start_all ─┬─ workers with processes of their own ─▶ their starter
-                      ╰─ lanes ─▶ relay (one process for all) ─▶ remote workers
-         ◀─ notices ──────────────── what the relay has to say ─╯
+    pool ─ start_all ─┬─ workers of this machine ─▶ their starter
+                      ╰─ the relay: one process ─▶ remote workers
+         ◀─ notices ──── what the relay has to say ─╯
 
-Used by `iteration/host.py`, which gives it to the pool. A relay that dies is one event: all lanes
-are lost with it, and are opened again in the next one. After a few in a row there are no remote
-workers any more, and the workers of this machine go on; if there are none, that is an error.
+Used by `iteration/host.py`, which gives it to the pool. After a few relays that died in a row there
+are no remote workers any more, and the workers of this machine go on; if there are none, that is an
+error.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from lit_loader.errors import ExactnessWarning
 from lit_loader.remote.engine import Role
 from lit_loader.remote.payload import pack_spec
 from lit_loader.remote.relay import relay_main
-from lit_loader.remote.wires import EXACTNESS, FINAL, NODE, OPEN, Plan, Wires
+from lit_loader.remote.wires import EXACTNESS, FINAL, NODE, Plan, Wires
 from lit_loader.system.pickling import importable_main
 from lit_loader.system.shared_file import nameless_file, write_all
 from lit_loader.worker.payload import Links
 from lit_loader.worker.process_start import quiet_start
 from lit_loader.worker.starters import DirectWorker, Loss, Notice, Starter, WorkerProcess
 
-__all__ = ["RemoteLanes"]
+__all__ = ["RemoteWorkers"]
 
 _RELAYS: Final = 4
 """Relays that are started for a pool in a row; the last one has no remote workers."""
@@ -50,28 +50,26 @@ _LEAVING: Final = 10.0
 """Seconds that a relay has to end its remote workers before it is ended itself."""
 
 
-class RemoteLanes:
-    """Lanes for remote workers.
+class RemoteWorkers:
+    """Workers on other machines.
 
     Args:
-        config: Where remote workers come from: a `RayWorkers`, or the like of it.
+        config: Where they come from: a `RayWorkers`, or the like of it.
         remote_workers: How many there are to be.
         nodes: Is told which machine each of them is on, by its place among them.
 
     Attributes:
-        in_flight: Lanes for each remote worker: one for each batch that it may have.
-        count: How many lanes.
+        count: Batches that all of them may have together.
     """
 
     def __init__(self, config: Any, remote_workers: int, nodes: dict[int, str]) -> None:
         self._config = config
         self._remote_workers = remote_workers
         self._nodes = nodes
-        self.in_flight: int = config.in_flight
         self.count: int = remote_workers * config.in_flight
 
-    def starter(self, here: Starter, links: Links, first: int, spec: BatchSpec) -> Starter:
-        """Give what starts all workers: those here, and the lanes.
+    def starter(self, here: Starter, links: Links, relay: int, spec: BatchSpec) -> Starter:
+        """Give what starts all workers: those here, and the relay.
 
         Raises:
             TransportError: The dataset or a function cannot be pickled.
@@ -79,19 +77,15 @@ class RemoteLanes:
         here_are = links.num_workers
         total = here_are + self._remote_workers
         roles = [Role(each, total, links.seed + each) for each in range(here_are, total)]
-        plan = Plan(self._config, roles, first, here_are == 0)
-        return _MixedStarter(here, links, plan, spec, self._nodes)
+        plan = Plan(self._config, roles, relay, here_are == 0)
+        return _MixedStarter(here, plan, spec, self._nodes)
 
 
 class _MixedStarter:
-    """Starts workers of this machine, and lanes."""
+    """Starts workers of this machine, and the relay."""
 
-    def __init__(
-        self, here: Starter, links: Links, plan: Plan, spec: BatchSpec, nodes: dict[int, str]
-    ) -> None:
+    def __init__(self, here: Starter, plan: Plan, spec: BatchSpec, nodes: dict[int, str]) -> None:
         self._here = here
-        self._links = links
-        self._first = plan.first
         self._plan = plan
         self._nodes = nodes
         self._relays = 0
@@ -115,29 +109,27 @@ class _MixedStarter:
         return self._here.shared_data
 
     def start_all(self, links: Sequence[Links]) -> list[WorkerProcess]:
-        """Start workers, each connected as these say."""
-        relay = self._relay
-        if relay is None or not relay.process.is_alive():
-            relay = self._start_relay()  # at once, for it takes longest
-        started: list[WorkerProcess] = []
-        here = [each for each in links if each.worker < self._first]
-        if here:
-            started += self._here.start_all(here)
-        for each in links[len(here) :]:  # lanes come last, by their numbers
-            started.append(relay.open(each.worker, each.generation, each.control.fd))
-        return started
+        """Start workers, each connected as these say; the relay is the last of them."""
+        relay = [self._start_relay(each) for each in links if each.worker == self._plan.relay]
+        here = [each for each in links if each.worker != self._plan.relay]
+        try:
+            return [*(self._here.start_all(here) if here else ()), *relay]
+        except BaseException:
+            for each in relay:
+                each.kill()
+                each.join()
+                each.close()
+            raise
 
-    def _start_relay(self) -> _Relay:
-        if self._relay is not None:
-            self._relay.let_go()
-            if time.monotonic() - self._relay.since >= _ROW:
-                self._relays = 0
+    def _start_relay(self, links: Links) -> _Relay:
+        if self._relay is not None and time.monotonic() - self._relay.since >= _ROW:
+            self._relays = 0
         self._relays += 1
         plan = self._plan
         if self._relays >= _RELAYS:
             plan = replace(plan, config=None)
         last = self._relays == _RELAYS - 1
-        self._relay = _Relay(self._links, self._payload, plan, self.notices, self._nodes, last)
+        self._relay = _Relay(links, self._payload, plan, self.notices, self._nodes, last)
         return self._relay
 
     def came_up(self) -> None:
@@ -148,20 +140,18 @@ class _MixedStarter:
 
     def distrust(self, worker: int) -> None:
         """Hear that a worker is stuck where it was never seen to work, and has been ended."""
-        if worker < self._first:
+        if worker != self._plan.relay:
             self._here.distrust(worker)
 
     def close(self) -> None:
         """Let go of everything; the workers must have ended."""
         with contextlib.ExitStack() as steps:
             steps.callback(self._here.close)
-            if self._relay is not None:
-                steps.callback(self._relay.let_go)
             steps.callback(os.close, self._payload)
 
 
 class _Relay:
-    """A relay, from this side."""
+    """A relay, from this side: a worker's process as a pool needs it."""
 
     def __init__(
         self,
@@ -173,9 +163,9 @@ class _Relay:
         last: bool,
     ) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        fds = (links.arena.fd, links.results.fd, links.stacks.fd, payload, theirs.fileno())
-        tasks = () if links.tasks is None else (links.tasks.fd,)
-        wires = Wires(os.getpid(), links.mapped, links.board_bytes, (*fds, *tasks))
+        shared = (links.arena.fd, links.results.fd, links.stacks.fd)
+        fds = (*shared, payload, theirs.fileno(), links.control.fd)
+        wires = Wires(os.getpid(), links.mapped, links.board_bytes, links.generation, fds)
         context = multiprocessing.get_context("spawn")
         process = context.Process(
             target=relay_main, args=(wires, plan), name="lit_loader relay", daemon=True
@@ -187,7 +177,7 @@ class _Relay:
         except BaseException:
             ours.close()
             raise
-        self.process = DirectWorker(process)
+        self._process = DirectWorker(process)
         self.since = time.monotonic()
         self._requests = ours
         self._notices = notices
@@ -195,16 +185,7 @@ class _Relay:
         self._plan = plan
         self._last = last
         self._final: str | None = None
-        self._users = 1
         self._loss: Loss | None = None
-
-    def open(self, worker: int, generation: int, control: int) -> _LaneProcess:
-        """Open a lane."""
-        # Not there any more: then its end is what is seen next.
-        with contextlib.suppress(OSError):
-            socket.send_fds(self._requests, [OPEN.pack(worker, generation)], [control])
-        self._users += 1
-        return _LaneProcess(self)
 
     def hear(self) -> None:
         """Take in what it has said."""
@@ -228,9 +209,9 @@ class _Relay:
     def loss(self) -> Loss:
         """How it has come to its end."""
         if self._loss is None:
-            self.process.join()
+            self.join()
             self.hear()
-            self._loss = self._explained(self.process.exitcode)
+            self._loss = self._explained(self.exitcode)
         return self._loss
 
     def _explained(self, code: int | None) -> Loss:
@@ -239,7 +220,7 @@ class _Relay:
         how = f"ended with exit code {code}"
         if code is not None and code < 0:
             how = f"was killed by {signal.Signals(-code).name}"
-        message = f"The process for remote workers (pid {self.process.pid}) {how}"
+        message = f"The process for remote workers (pid {self.pid}) {how}"
         if not self._last:
             return Loss(f"{message}. Another one was started, and nothing is lost.", final=False)
         if self._plan.alone:
@@ -254,53 +235,39 @@ class _Relay:
             final=False,
         )
 
-    def let_go(self) -> None:
-        """Let go of it, once all lanes have."""
-        self._users -= 1
-        if self._users == 0:
-            self._requests.close()
-            self.process.join()
-            self.process.close()
-
-
-class _LaneProcess:
-    """A lane's process, which is the relay for all of them, as a pool needs it."""
-
-    def __init__(self, relay: _Relay) -> None:
-        self._relay = relay
-        self.pid = relay.process.pid
-        self.sentinel = os.dup(relay.process.sentinel)
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
 
     @property
-    def loss(self) -> Loss:
-        """How it has come to its end."""
-        return self._relay.loss
+    def sentinel(self) -> int:
+        """Can be read from when the process has ended."""
+        return self._process.sentinel
 
     @property
     def exitcode(self) -> int | None:
         """Exit code, or minus the signal's number."""
-        return self._relay.process.exitcode
+        return self._process.exitcode
 
     def is_alive(self) -> bool:
         """Whether the process runs."""
-        return self._relay.process.is_alive()
+        return self._process.is_alive()
 
     def terminate(self) -> None:
         """Send SIGTERM, when it has had time enough to end its remote workers."""
         if not wait_for([self.sentinel], _LEAVING):
-            self._relay.process.terminate()
+            self._process.terminate()
 
     def kill(self) -> None:
         """Send SIGKILL."""
-        self._relay.process.kill()
+        self._process.kill()
 
     def join(self) -> None:
         """Wait for the end."""
-        self._relay.process.join()
+        self._process.join()
 
     def close(self) -> None:
-        """Let go of the sentinel."""
-        if self.sentinel >= 0:
-            os.close(self.sentinel)
-            self.sentinel = -1
-            self._relay.let_go()
+        """Let go of it."""
+        self._requests.close()
+        self._process.close()

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
-import struct
 from dataclasses import dataclass
 from multiprocessing import reduction
 from typing import Any, Final
 
 from lit_loader.remote.engine import Engine, Role
 
-__all__ = ["EXACTNESS", "FINAL", "GONE", "NODE", "OPEN", "RESTART", "Plan", "Wires"]
-
-OPEN: Final = struct.Struct("<II")
-"""Open a lane: its number, the generation it begins with; its control pipe comes along."""
+__all__ = ["EXACTNESS", "FINAL", "GONE", "NODE", "RESTART", "Plan", "Wires"]
 
 RESTART, EXACTNESS, FINAL, NODE = "restart", "exactness", "final", "node"
 """What kind a message for the consumer is; the last one has a remote worker's place and machine."""
@@ -36,7 +32,7 @@ class Plan:
 
     config: Any
     roles: list[Role]
-    first: int
+    relay: int
     alone: bool
 
     def engine(self) -> Engine:
@@ -56,17 +52,21 @@ class Wires:
         parent: Process id of the parent.
         mapped: Bytes of the arena to map.
         board_bytes: Bytes of the status board at its start.
-        fds: Arena, result pipe, file for stacks, payload, the socket of the starter; and the task
-            pipe, unless lanes have tasks of their own, those of readers.
+        token: That of the epoch it begins with.
+        fds: Arena, pipe of all workers, file for stacks, payload, the socket of the starter, the
+            relay's own pipe.
     """
 
-    def __init__(self, parent: int, mapped: int, board_bytes: int, fds: tuple[int, ...]) -> None:
-        self.parent, self.mapped, self.board_bytes, self.fds = parent, mapped, board_bytes, fds
+    def __init__(
+        self, parent: int, mapped: int, board_bytes: int, token: int, fds: tuple[int, ...]
+    ) -> None:
+        self.parent, self.mapped, self.board_bytes = parent, mapped, board_bytes
+        self.token, self.fds = token, fds
 
     def __reduce__(self) -> tuple[Any, ...]:
         fds = [reduction.DupFd(fd) for fd in self.fds]
-        return _wires, (self.parent, self.mapped, self.board_bytes, fds)
+        return _wires, (self.parent, self.mapped, self.board_bytes, self.token, fds)
 
 
-def _wires(parent: int, mapped: int, board_bytes: int, fds: list[Any]) -> Wires:
-    return Wires(parent, mapped, board_bytes, tuple(fd.detach() for fd in fds))
+def _wires(parent: int, mapped: int, board_bytes: int, token: int, fds: list[Any]) -> Wires:
+    return Wires(parent, mapped, board_bytes, token, tuple(fd.detach() for fd in fds))

@@ -1,26 +1,21 @@
 """The messages between the parent and its workers: what each means, how it is written down.
 
-Every message is :data:`SIZE` bytes, whatever it says. POSIX makes a pipe write of up to 512 bytes
-atomic, and since every read and every write has the same size, no reader ever sees half a message:
-neither side needs a lock, and a process killed at any instant leaves the pipes whole.
-
 ::
 
-    parent ── Task, Attend ─────────────▶ worker     (task pipe, read by all workers)
-    parent ── Resume, Proceed, Grant, … ▶ worker     (control pipe, one a worker)
-    worker ── Up, Result, Ack, Grow, … ─▶ parent     (result pipe, written by all workers)
+    parent ── Task · Resume · Space · Stop ─────▶ worker k   (its own pipe, in order)
+    parent ◀── Up · Reply · Need · Resumed ────── workers    (one pipe, atomic writes)
+    board: the token that is wanted; a row a worker: task, sample, stage, since when
 
-An idle worker blocks in a read of the task pipe, where the kernel wakes one reader for one message.
-So what is for one worker alone is announced there: as many :class:`Attend` as there are workers.
-A worker that takes one looks into its control pipe, and then waits there (for :class:`Proceed`)
-until all have done so; none can take another's. Where tasks are assigned, not pulled, they come
-through the control pipe too, and nothing is announced. A worker that is to leave learns it from the
-status board when it has nothing in hand; one that waits already is woken by an :class:`Attend`, and
-whoever else takes that says so (:class:`Spare`), so that another is sent. With tasks of its own it
-finishes these first, and is woken by a :class:`Proceed` behind them.
+    Task    one copy of a task, with a slot of its own   Reply    the one end of that copy; names the slot
+    Resume  begin a new epoch                            Resumed  every older task has had its Reply
+    Space   a larger slot, in answer to Need             Need     the batch does not fit its slot
+    Stop    end, behind the tasks sent before            Up       ready; so many tasks at a time
 
-Batches do not travel in messages: a :class:`Task` names a slot of the arena that holds the task's
-indices (:func:`pack_indices`), and the :class:`Result` says where in that slot the batch lies.
+Every message is :data:`SIZE` bytes. POSIX makes a pipe write of up to 512 bytes atomic, so neither
+side needs a lock, and a process killed at any instant leaves the pipes whole. A copy of a task has
+one owner, the worker whose pipe it was written to, and one Reply, which gives its slot back; if the
+owner dies first, its death does. Batches do not travel in messages: a Task names a slot of the
+arena that holds its indices (:func:`pack_indices`), the Reply says where in it the batch lies.
 """
 
 from __future__ import annotations
@@ -35,19 +30,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
-    "ALL",
+    "NOT_TO_BE_HAD",
+    "NOT_WANTED",
     "SIZE",
-    "Ack",
-    "Attend",
-    "Grant",
-    "Grow",
     "Message",
-    "Part",
-    "Proceed",
-    "Result",
+    "Need",
+    "Reply",
     "Resume",
-    "Return",
-    "Spare",
+    "Resumed",
+    "Space",
     "Status",
     "Stop",
     "Task",
@@ -62,18 +53,15 @@ __all__ = [
 
 SIZE: Final = 128
 
-ALL: Final = -1
-"""In the place of a reader."""
-
 _POSITION_BITS: Final = 40
 _EPOCHS: Final = 1 << 22
 
 
 def task_number(epoch: int, position: int) -> int:
-    """The number that no other task in flight has.
+    """The number that no other task has.
 
     Args:
-        epoch: The epoch; its last tasks may be in flight together with the next one's first.
+        epoch: The epoch; its last tasks may be under way together with the next one's first.
         position: Position of the batch in the epoch, from 0; less than 2**40.
     """
     return epoch % _EPOCHS << _POSITION_BITS | position
@@ -88,63 +76,51 @@ class Task(NamedTuple):
     """Load one batch into one slot.
 
     Attributes:
-        generation: Counts how often all tasks were called off; a worker drops one of an older time.
+        token: That of the epoch; a worker drops a task of another one than the board shows.
         number: The task's (:func:`task_number`).
         epoch: Epoch that the batch belongs to.
         seed: Base seed of the epoch.
-        offset: First byte of the slot in the arena's file.
+        slot: First byte of the slot in the arena's file; no other copy under way has it.
         capacity: Bytes of the slot.
-        nbytes: Bytes of packed indices at the start of the slot; 0 for an iterable dataset.
-        issue: Counts how often pending tasks were issued again; a worker drops one of an older
-            issue, for it is in the pipe a second time.
+        nbytes: Bytes of packed indices at the start of the slot; 0: there are none.
+        place: Counts the tasks sent to this worker; finds the bit that says it is not wanted.
     """
 
-    generation: int
+    token: int
     number: int
     epoch: int
     seed: int
-    offset: int
+    slot: int
     capacity: int
     nbytes: int
-    issue: int = 0
+    place: int
 
 
 class Resume(NamedTuple):
-    """Begin a new generation: forget older tasks, iterate an iterable dataset anew, acknowledge."""
+    """Begin a new epoch: iterate an iterable dataset anew, and say so."""
 
-    generation: int
-
-
-class Grant(NamedTuple):
-    """A larger slot for the batch that did not fit the task's own."""
-
-    generation: int
-    number: int
-    offset: int
-    capacity: int
+    token: int
 
 
-class Attend(NamedTuple):
-    """Look into your control pipe; means nothing to a worker that finds it empty."""
+NOT_WANTED: Final = 0
+NOT_TO_BE_HAD: Final = -1
+"""In the place of the capacity of a larger slot."""
 
 
-class Spare(NamedTuple):
-    """An :class:`Attend` came to a worker that it meant nothing to."""
+class Space(NamedTuple):
+    """A larger slot for the batch that did not fit.
 
-    worker: int
-
-
-class Proceed(NamedTuple):
-    """Every worker has acknowledged: take tasks, if this one is to stay."""
-
-
-class Part(NamedTuple):
-    """Close a reader of an iterable dataset: another worker serves it from now on.
-
-    To a lane :data:`ALL` says so of all that it gave up: what it is sent from here on is meant.
+    Attributes:
+        token: The task's.
+        slot: The slot that it was sent with.
+        offset: First byte of the larger one.
+        capacity: Bytes of that; :data:`NOT_WANTED`: drop the batch; :data:`NOT_TO_BE_HAD`.
     """
 
-    reader: int
+    token: int
+    slot: int
+    offset: int
+    capacity: int
 
 
 class Stop(NamedTuple):
@@ -152,31 +128,34 @@ class Stop(NamedTuple):
 
 
 class Status(IntEnum):
-    """How a task ended."""
+    """How a copy of a task ended."""
 
-    BATCH = 0
-    FAILURE = 1
-    END = 2
+    DONE = 0
+    """The batch lies in the slot."""
+    FAILED = 1
+    """An exception lies in the slot."""
+    ENDED = 2
+    """The reader of an iterable dataset has no more."""
+    DROPPED = 3
+    """It was not wanted any more, or is given back undone."""
 
 
-class Result(NamedTuple):
-    """A task is done.
+class Reply(NamedTuple):
+    """A copy of a task has ended; the one message that gives its slot back.
 
     Attributes:
-        status: :attr:`Status.BATCH`, :attr:`Status.FAILURE` (an exception lies in the slot) or
-            :attr:`Status.END` (the worker's share of an iterable dataset is used up).
-        worker: Who did it.
-        generation: The task's.
-        number: The task's.
-        offset: The slot that holds the outcome (the task's, or the one granted instead).
-        at: Offset in the slot of the batch's descriptor, or of the exception.
+        status: One of :class:`Status`.
+        worker: Who had it.
+        slot: The slot that it was sent with.
+        offset: The slot that the outcome is in: that one, or the larger one.
+        at: Offset in that of the batch's descriptor, or of the exception.
         nbytes: Bytes of that descriptor or exception.
         samples: Samples of the batch.
         began: ``time.monotonic_ns()`` when the worker took the task up.
         fetch: Nanoseconds that it was reading samples.
         collate: Nanoseconds that it was collating.
         encode: Nanoseconds that it was writing the batch into the slot.
-        slowest: Nanoseconds of the sample that took longest; 0 where samples are read all at once.
+        slowest: Nanoseconds of the sample that took longest; 0: not measured one by one.
         slowest_at: Position of that sample in the batch.
         processor: Nanoseconds of processor time, of all of the process's threads; 0: not measured.
         queued: Nanoseconds that the worker waited for a processor; 0: not measured.
@@ -184,8 +163,7 @@ class Result(NamedTuple):
 
     status: int
     worker: int
-    generation: int
-    number: int
+    slot: int
     offset: int
     at: int
     nbytes: int
@@ -203,76 +181,43 @@ class Result(NamedTuple):
 class Up(NamedTuple):
     """A worker has come up, as far as that is not the user's code: another may be started.
 
-    A process that serves for workers elsewhere sends it again when it has something to say.
+    Attributes:
+        worker: Its number.
+        credit: Tasks that it can be at together: 1 for a process that makes batches itself. The
+            relay of remote workers says it anew whenever that changes, or it has something to say.
     """
 
     worker: int
+    credit: int = 1
 
 
-class Ack(NamedTuple):
-    """A worker has left every older generation behind."""
-
-    worker: int
-    generation: int
-
-
-class Grow(NamedTuple):
-    """A batch needs a slot of ``nbytes`` bytes; the worker waits for a :class:`Grant`.
-
-    ``offset`` is the slot of the task, which tells the two copies of a task issued twice apart.
-    """
+class Need(NamedTuple):
+    """A batch needs a slot of ``nbytes`` bytes; the worker waits for a :class:`Space`."""
 
     worker: int
-    generation: int
-    number: int
-    offset: int
+    slot: int
     nbytes: int
 
 
-class Return(NamedTuple):
-    """A worker gives a task back undone, and will not write into its slot; another is to have it.
-
-    ``offset`` is the slot of the task, as in :class:`Grow`. Where tasks are assigned all that it
-    has is given back, with the places of its readers, whatever the number.
-    """
+class Resumed(NamedTuple):
+    """A worker has begun the epoch of this token; its older tasks have had their replies."""
 
     worker: int
-    generation: int
-    number: int
-    offset: int
+    token: int
 
 
-Message = (
-    Task
-    | Attend
-    | Resume
-    | Proceed
-    | Grant
-    | Part
-    | Stop
-    | Up
-    | Result
-    | Ack
-    | Grow
-    | Spare
-    | Return
-)
+Message = Task | Resume | Space | Stop | Up | Reply | Need | Resumed
 
 
 _FIELDS: Final[dict[type[Message], str]] = {
-    Task: "IqqQqqqq",
-    Attend: "",
-    Resume: "I",
-    Proceed: "",
-    Grant: "Iqqq",
-    Part: "q",
+    Task: "QqqQqqqq",
+    Resume: "Q",
+    Space: "Qqqq",
     Stop: "",
-    Up: "H",
-    Result: "BHI13q",
-    Ack: "HI",
-    Grow: "HIqqq",
-    Spare: "H",
-    Return: "HIqq",
+    Up: "Hq",
+    Reply: "BH13q",
+    Need: "Hqq",
+    Resumed: "HQ",
 }
 """How the fields are written, as :mod:`struct` names it; a message's kind is its place in here."""
 

@@ -2,10 +2,10 @@
 
 One row of shared memory a worker. The worker writes, the parent reads; every field is one aligned
 64-bit word, so a reader sees old or new and never half. It says what a dead or hung worker was at.
-The first row is the parent's to write: its generation tells workers at once that what they do is no
-longer wanted, its issue that tasks which they have not begun were issued again, its number of
-workers that those with higher numbers are to leave. There are rows for more workers than there are:
-a pool may grow, and rows that were never written cost nothing.
+The first row is the parent's to write: its token tells workers at once that what they do is no
+longer wanted, its number of workers that those with higher numbers are to leave. So is one word of
+each row: the bits of those tasks sent to the worker that another one has done. There are rows for
+more workers than there are: a pool may grow, and rows that were never written cost nothing.
 
 A row also has what only a viewer in another process asks for (`transport/board_view.py`): the
 worker's process, how many tasks it has done, where the indices of its batch lie; instead of these,
@@ -23,6 +23,7 @@ __all__ = [
     "MADE_AT",
     "ROW",
     "ROW_BYTES",
+    "VOIDABLE",
     "WORKERS_AT",
     "BoardRow",
     "Cancelled",
@@ -35,8 +36,8 @@ __all__ = [
 ]
 
 _WORDS: Final = 16  # two cache lines a row: rows of different workers never share one
-_GENERATION, _ISSUE, _WORKERS = range(3)
-_STAGE, _NUMBER, _POSITION, _SINCE, _COPY = range(5)
+_TOKEN, _, _WORKERS = range(3)
+_STAGE, _NUMBER, _POSITION, _SINCE, _VOID = range(5)
 _MADE, _PID, _STARTED, _STACKS, _INDICES = range(5, 10)  # and two words after the last
 _NODE_BYTES: Final = 8 * (_WORDS - _INDICES)
 _ELSEWHERE: Final = -1  # in the place of a descriptor for stacks: a name follows, and no indices
@@ -82,14 +83,12 @@ class BoardRow(NamedTuple):
         number: Batch number of the task, -1 for none.
         position: Position in the batch of the sample that is being fetched.
         since: ``time.monotonic_ns()`` when the stage, or sample, began; 0 before the worker ran.
-        issue: Issue of the task, which tells a task that was issued again from its other copy.
     """
 
     stage: int
     number: int
     position: int
     since: int
-    issue: int = 0
 
 
 def node_of(row: bytes) -> str | None:
@@ -109,6 +108,15 @@ class Cancelled(Exception):
     """The batch that is being made is no longer wanted."""
 
 
+VOIDABLE: Final = 62
+"""Tasks of a worker of which it can be said, one by one, that they are not wanted: bits of a word."""
+
+_QUICK: Final = 4_000
+"""Nanoseconds a sample below which samples are announced by the handful, not one by one."""
+
+_HANDFUL: Final = 16
+
+
 class Progress:
     """Where a reader notes the sample it is at, and learns whether the batch is still wanted.
 
@@ -117,8 +125,10 @@ class Progress:
         row: First word of the reader's row.
 
     Attributes:
-        generation: The generation whose batch is being made.
-        slowest: Nanoseconds of the sample that has taken longest since :meth:`begin`.
+        each: Whether each sample is announced, however quick they are: somebody looks at the time.
+        token: That of the epoch whose batch is being made.
+        slowest: Nanoseconds of the sample that has taken longest since :meth:`begin`; 0: samples
+            were so quick that they were not measured one by one.
         slowest_at: Its position in the batch.
     """
 
@@ -127,17 +137,21 @@ class Progress:
         "_last",
         "_one_by_one",
         "_position",
+        "_quick",
         "_since",
         "_words",
-        "generation",
+        "each",
         "slowest",
         "slowest_at",
+        "token",
     )
 
     def __init__(self, words: memoryview | None = None, row: int = _WORDS) -> None:
         self._words = memoryview(bytearray(2 * _WORDS * 8)).cast("q") if words is None else words
         self._position, self._since = row + _POSITION, row + _SINCE
-        self.generation = 0
+        self.each = True
+        self._quick = False
+        self.token = 0
         self.begin()
 
     def begin(self) -> None:
@@ -150,12 +164,12 @@ class Progress:
         """Note that the sample at ``position`` of the batch comes next; called for every sample.
 
         Raises:
-            Cancelled: The board shows another generation.
+            Cancelled: The board shows another token.
         """
         words, now = self._words, time.monotonic_ns()
         words[self._position] = position
         words[self._since] = now
-        if words[_GENERATION] != self.generation:
+        if words[_TOKEN] != self.token:
             raise Cancelled
         self.finish(now)
         self._at, self._last = position, now
@@ -171,33 +185,52 @@ class Progress:
         self._at = -1
 
     def read(self, get: Callable[[Any], Any], indices: Iterable[Any]) -> list[Any]:
-        """Read a batch's samples, with a :meth:`step` before each.
+        """Read a batch's samples, announcing where it is.
+
+        Where the samples of the batch before were quick, by the handful: to announce each would
+        take as long as many a sample.
 
         Args:
             get: Gives the sample of an index.
             indices: The batch's.
 
         Raises:
-            Cancelled: The board shows another generation.
+            Cancelled: The board shows another token.
         """
         # Spelled out: a call for each sample would take as long as many a sample.
         words, place, since = self._words, self._position, self._since
-        generation, clock, slowest = self.generation, time.monotonic_ns, self.slowest
+        token, clock, slowest = self.token, time.monotonic_ns, self.slowest
         samples: list[Any] = []
-        append, last = samples.append, clock()
+        append, began = samples.append, clock()
         self._one_by_one = True
-        for position, index in enumerate(indices):
-            words[place] = position
-            words[since] = last
-            if words[_GENERATION] != generation:
-                raise Cancelled
-            append(get(index))
-            now = clock()
-            if now - last > slowest:
-                self.slowest = slowest = now - last
-                self.slowest_at = position
-            last = now
+        if self._quick and type(indices) is list:
+            words[since] = began
+            try:
+                for start in range(0, len(indices), _HANDFUL):
+                    words[place] = start
+                    if words[_TOKEN] != token:
+                        raise Cancelled
+                    for index in indices[start : start + _HANDFUL]:
+                        append(get(index))
+            except BaseException:
+                words[place] = len(samples)  # which one it was
+                raise
+            last = clock()
+        else:
+            last = began
+            for position, index in enumerate(indices):
+                words[place] = position
+                words[since] = last
+                if words[_TOKEN] != token:
+                    raise Cancelled
+                append(get(index))
+                now = clock()
+                if now - last > slowest:
+                    self.slowest = slowest = now - last
+                    self.slowest_at = position
+                last = now
         self._one_by_one = False
+        self._quick = not self.each and last - began < _QUICK * len(samples)
         return samples
 
     def reading(self, indexed: bool) -> int | None:
@@ -215,7 +248,7 @@ class Progress:
 
 
 class EarlyProgress(Progress):
-    """Progress of a batch that is made before its epoch begins, and so its generation.
+    """Progress of a batch that is made before its epoch begins, and so its token.
 
     It is not wanted any more when the worker is to leave, or all are to end.
     """
@@ -231,7 +264,7 @@ class EarlyProgress(Progress):
         words = self._words
         if (self._position - _POSITION) // _WORDS > words[_WORKERS]:
             raise Cancelled
-        self.generation = words[_GENERATION]
+        self.token = words[_TOKEN]
         super().step(position)
 
 
@@ -247,22 +280,28 @@ class StatusBoard:
         self._words = memory.cast("q")
 
     @property
-    def generation(self) -> int:
-        """The generation whose tasks are wanted."""
-        return self._words[_GENERATION]
+    def token(self) -> int:
+        """That of the epoch whose tasks are wanted."""
+        return self._words[_TOKEN]
 
-    @generation.setter
-    def generation(self, value: int) -> None:
-        self._words[_GENERATION] = value
+    @token.setter
+    def token(self, value: int) -> None:
+        self._words[_TOKEN] = value
 
-    @property
-    def issue(self) -> int:
-        """Counts how often pending tasks were issued again; those of an older issue are void."""
-        return self._words[_ISSUE]
+    def call_off(self, worker: int, place: int, off: bool) -> None:
+        """Write that a task sent to ``worker`` is not wanted any more; or forget that.
 
-    @issue.setter
-    def issue(self, value: int) -> None:
-        self._words[_ISSUE] = value
+        Args:
+            worker: Its number.
+            place: The task's; no other of the worker's last :data:`VOIDABLE` ones has its bit.
+            off: Whether it is called off.
+        """
+        at, bit = (worker + 1) * _WORDS + _VOID, 1 << place % VOIDABLE
+        self._words[at] = self._words[at] | bit if off else self._words[at] & ~bit
+
+    def is_called_off(self, worker: int, place: int) -> bool:
+        """Whether a task sent to ``worker`` is not wanted any more."""
+        return bool(self._words[(worker + 1) * _WORDS + _VOID] >> place % VOIDABLE & 1)
 
     @property
     def workers(self) -> int:
@@ -273,27 +312,18 @@ class StatusBoard:
     def workers(self, value: int) -> None:
         self._words[_WORKERS] = value
 
-    def rest(self, worker: int) -> bool:
-        """Write that ``worker`` has nothing in hand; returns whether it is to stay.
+    def rest(self, worker: int) -> None:
+        """Write that ``worker`` has nothing in hand."""
+        self.enter(worker, Stage.IDLE, -1)
 
-        If not, it has left: nothing that it was sent is lost when its process ends.
-        """
-        words, row = self._words, (worker + 1) * _WORDS
-        words[row + _COPY] = 0  # as in enter(), spelled out: this is done once a batch
-        words[row + _STAGE] = Stage.IDLE
-        words[row + _NUMBER] = -1
-        words[row + _POSITION] = 0
-        words[row + _SINCE] = time.monotonic_ns()
-        # Last: who wants fewer workers writes that first, and then looks for those that are idle.
-        if worker < words[_WORKERS]:
-            return True
-        words[row + _STAGE] = Stage.LEFT
-        return False
+    def leave(self, worker: int) -> None:
+        """Write that ``worker`` has been told to stop, and has nothing in hand any more."""
+        self.enter(worker, Stage.LEFT, -1)
 
     def clear(self, worker: int) -> None:
         """Put a worker's row back to its beginning; only its tasks are counted on."""
         row = (worker + 1) * _WORDS
-        self._words[row + _PID] = self._words[row + _STACKS] = 0
+        self._words[row + _PID] = self._words[row + _STACKS] = self._words[row + _VOID] = 0
         self.enter(worker, Stage.STARTING, -1)
 
     def launched(self, worker: int, pid: int) -> None:
@@ -323,10 +353,9 @@ class StatusBoard:
         """Count a task that ``worker`` has sent the result of."""
         self._words[(worker + 1) * _WORDS + _MADE] += 1
 
-    def enter(self, worker: int, stage: int, number: int, issue: int = 0) -> int:
+    def enter(self, worker: int, stage: int, number: int) -> int:
         """Write that ``worker`` is in ``stage`` of task ``number`` from now on; returns "now"."""
         words, row = self._words, (worker + 1) * _WORDS
-        words[row + _COPY] = issue
         words[row + _STAGE] = stage
         words[row + _NUMBER] = number
         words[row + _POSITION] = 0
@@ -344,7 +373,7 @@ class StatusBoard:
     def read(self, worker: int) -> BoardRow:
         """Copy a worker's row."""
         row = (worker + 1) * _WORDS
-        return BoardRow(*self._words[row : row + 5].tolist())
+        return BoardRow(*self._words[row : row + 4].tolist())
 
     def release(self) -> None:
         """Let go of the memory."""

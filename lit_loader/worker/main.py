@@ -2,16 +2,14 @@
 
 ::
 
-    task pipe ─Task─▶ indices ▶ fetch ▶ collate ▶ encode into the slot ─Result─▶ result pipe
-    control pipe ─Resume, Proceed, Grant, Stop─▶                       ─Ack, Grow─▶
+    own pipe ─Task─▶ indices ▶ fetch ▶ collate ▶ encode into the slot ─Reply─▶ pipe of all workers
+             ─Resume, Space, Stop─▶                      ─Up, Need, Resumed─▶
 
-- A worker of a map-style dataset pulls tasks from a pipe that all workers read; with an iterable
-  dataset its tasks come through its own control pipe, for it alone holds that share of the data.
-  Either way an idle worker is in a blocking read.
-- Before each sample it compares the board's generation with its own, and leaves a batch that is
-  no longer wanted.
+- An idle worker is in a blocking read of its own pipe. What it is sent it does in that order.
+- Before each task and each sample it compares the board's token with its own, and leaves a batch
+  that is no longer wanted; it answers Dropped then.
 - It holds no lock that another process could wait for. Killed at any instant, it leaves at most a
-  half-written slot, which is not read without its Result.
+  half-written slot, which is not read without its Reply.
 - A thread waits for the parent's death and then ends the process, whatever it is doing.
 """
 
@@ -46,16 +44,14 @@ from lit_loader.system.processors import ProcessorClock
 from lit_loader.system.stack_dumps import show_stacks_when_asked, write_stacks_to
 from lit_loader.transport.codec import SlotFull, SlotWriter, encode
 from lit_loader.transport.messages import (
+    NOT_WANTED,
     SIZE,
-    Ack,
-    Attend,
-    Grant,
-    Grow,
     Message,
-    Part,
-    Result,
+    Need,
+    Reply,
     Resume,
-    Spare,
+    Resumed,
+    Space,
     Status,
     Stop,
     Task,
@@ -77,12 +73,6 @@ __all__ = ["worker_main"]
 LEAVE_GRACE: Final = 2.0
 """Seconds that a worker which leaves has to end, before it ends at once."""
 
-_IF_CANCELLED: Final = contextlib.suppress(Cancelled)
-
-
-class _Stopped(Exception):
-    """The parent asked this worker to end."""
-
 
 def worker_main(links: Links, payload: Payload) -> None:
     """Be a worker until a message says to stop, or until the parent is gone."""
@@ -100,7 +90,7 @@ def worker_main(links: Links, payload: Payload) -> None:
         torch.enable_grad(),
         torch.autocast("cpu", enabled=False),
         # BlockingIOError: the parent has emptied this worker's pipe, to close it.
-        contextlib.suppress(BrokenPipeError, BlockingIOError, _Stopped),
+        contextlib.suppress(BrokenPipeError, BlockingIOError),
     ):
         _Worker(links, payload).run()
 
@@ -108,8 +98,8 @@ def worker_main(links: Links, payload: Payload) -> None:
 class _Worker:
     """The loop and what it needs.
 
-    Takes a Task, puts a Result; takes a Resume, puts an Ack; ends by Stop. Never writes outside
-    the slot of the task at hand, and nowhere once the task's generation has passed.
+    Takes a Task, puts one Reply; takes a Resume, puts a Resumed; ends by Stop. Never writes outside
+    the slot of the task at hand, and never into it after its Reply.
     """
 
     def __init__(self, links: Links, payload: Payload) -> None:
@@ -121,13 +111,12 @@ class _Worker:
         self._board = StatusBoard(self._arena.board)
         self._board.shows_stacks(self._id, show_stacks_when_asked())
         self._progress = self._board.progress(self._id)
-        self._progress.generation = links.generation
+        self._progress.token = links.generation
         self._writers: dict[int, SlotWriter] = {}
-        self._tasks = None if links.tasks is None else links.tasks.fd
-        self._control, self._results = links.control.fd, links.results.fd
+        self._tasks, self._results = links.control.fd, links.results.fd
         self._inbox: deque[Message] = deque()
-        self._control_poll = select.poll()
-        self._control_poll.register(self._control, select.POLLIN)
+        self._waiting = select.poll()
+        self._waiting.register(self._tasks, select.POLLIN)
         self._task: Task | None = None
         self._times: list[int] = []
         self._clock = ProcessorClock(on=False)
@@ -160,31 +149,30 @@ class _Worker:
             else:
                 self._loader = BatchLoader(spec, links.worker, links.num_workers)
             self._clock = ProcessorClock(on=spec.timed)
+            self._progress.each = spec.watched
         except BaseException as error:
             self._broken = RemoteError.capture(error, where)
 
     def run(self) -> None:
-        """Serve until Stop, or until there are to be fewer workers."""
-        while self._board.rest(self._id) or self._is_owed():
+        """Serve until Stop."""
+        while True:
+            self._board.rest(self._id)
             if self._shards is not None:
                 self._begin_ahead(self._shards)
             message = self._receive()
-            if isinstance(message, Task):
-                # Looked at before the task is announced on the board: one that the parent has seen
-                # neither there nor done, it issues again, and this one is void.
-                if (message.generation, message.issue) == (
-                    self._progress.generation,
-                    self._board.issue,
-                ):
-                    with _IF_CANCELLED:
-                        self._serve(message)
-            elif isinstance(message, Attend):
-                if self._control_poll.poll(0):
-                    self._attend(self._receive_control())
-                else:
-                    self._send(Spare(self._id))
-            else:
-                self._attend(message)
+            if type(message) is Task:
+                try:
+                    self._serve(message)
+                except Cancelled:
+                    self._reply(message, Status.DROPPED, message.slot, 0, 0)
+            elif type(message) is Resume:
+                self._progress.token = message.token
+                if self._loader is not None:
+                    self._loader.begin_epoch()
+                self._send(Resumed(self._id, message.token))
+            elif type(message) is Stop:
+                break
+        self._board.leave(self._id)
         # What keeps the process from ending then (a thread of the dataset's) has so long for it.
         leaving = threading.Timer(LEAVE_GRACE, os._exit, (0,))
         leaving.daemon = True
@@ -192,48 +180,29 @@ class _Worker:
 
     def _begin_ahead(self, loader: ShardLoader) -> None:
         """Begin the next epoch of readers that have ended, while nothing else is to be done."""
-        while loader.may_begin_ahead and not self._is_owed():
+        while loader.may_begin_ahead and not self._inbox and not self._waiting.poll(0):
             loader.begin_ahead(self._board.early_progress(self._id))
 
-    def _is_owed(self) -> bool:
-        """Whether a worker that is to leave has messages that no other one can take."""
-        return self._tasks is None and bool(self._inbox or self._control_poll.poll(0))
-
     def _receive(self) -> Message:
-        """Wait for the next message: kept ones first, then the pipe that tasks come through."""
+        """Wait for the next message; the pipe's end (the parent has given this one up) is a Stop."""
         if self._inbox:
             return self._inbox.popleft()
-        if self._tasks is None:
-            return self._receive_control()
-        return _message_or_stop(os.read(self._tasks, SIZE))
-
-    def _receive_control(self) -> Message:
-        return _message_or_stop(os.read(self._control, SIZE))
-
-    def _attend(self, message: Message) -> None:
-        """Do what a control message says; after a Resume, take no task before Proceed.
-
-        Raises:
-            _Stopped: It says to end.
-        """
-        while isinstance(message, Resume):
-            self._progress.generation = message.generation
-            if self._loader is not None:
-                self._loader.begin_epoch()
-            self._send(Ack(self._id, message.generation))
-            message = self._receive_control()
-        if isinstance(message, Stop):
-            raise _Stopped
-        if isinstance(message, Part) and self._shards is not None:
-            self._shards.part_with(message.reader)
+        data = os.read(self._tasks, SIZE)
+        return unpack(data) if data else Stop()
 
     def _serve(self, task: Task) -> None:
-        """Make the task's batch, or write down why there is none."""
+        """Make the task's batch, or write down why there is none.
+
+        Raises:
+            Cancelled: It is not wanted any more.
+        """
+        if self._board.is_called_off(self._id, task.place) or task.token != self._board.token:
+            raise Cancelled
         self._task = task
         self._times = [self._enter(Stage.FETCHING)]
         self._clock.start()
         self._progress.begin()
-        writer = self._writer(task.offset, task.capacity)
+        writer = self._writer(task.slot, task.capacity)
         indices = None
         if self._broken is not None:
             self._fail(task, self._broken)
@@ -245,10 +214,10 @@ class _Worker:
             batch = self._load(task, indices, writer)
             self._times.append(self._enter(Stage.ENCODING))
             offset, at, nbytes = self._encode(batch, task, writer)
-        except (Cancelled, _Stopped):
+        except Cancelled:
             raise
         except EndOfData:
-            self._send_result(task, Status.END, task.offset, 0, 0)
+            self._reply(task, Status.ENDED, task.slot, 0, 0)
         except BaseException as error:
             number = position_of(task.number)
             shown = indices
@@ -260,14 +229,14 @@ class _Worker:
             )
             self._fail(task, RemoteError.capture(error, where))
         else:
-            self._send_result(task, Status.BATCH, offset, at, nbytes)
+            self._reply(task, Status.DONE, offset, at, nbytes)
 
     def _load(self, task: Task, indices: Any, writer: SlotWriter) -> Any:
         assert self._loader is not None
         batch = self._loader.take(indices, self._progress, self._on_collate, writer.empty)
         if batch is not None:
             return batch
-        self._board.reads(self._id, task.number, task.offset, task.nbytes)
+        self._board.reads(self._id, task.number, task.slot, task.nbytes)
         turn = Turn()
         try:
             turn.take()  # a thread of the dataset's may iterate a loader
@@ -290,37 +259,39 @@ class _Worker:
 
     def _enter(self, stage: int) -> int:
         assert self._task is not None
-        return self._board.enter(self._id, stage, self._task.number, self._task.issue)
+        return self._board.enter(self._id, stage, self._task.number)
 
     def _encode(self, batch: Any, task: Task, writer: SlotWriter) -> tuple[int, int, int]:
         """Write the batch into the task's slot, or into a larger one that the parent grants."""
-        offset = task.offset
+        offset = task.slot
         while True:
             try:
                 return (offset, *encode(batch, writer))
             except SlotFull as full:
-                self._send(Grow(self._id, task.generation, task.number, task.offset, full.nbytes))
-                grant = self._await_grant(task)
-                offset = grant.offset
-                writer = self._writer(grant.offset, grant.capacity)
+                self._send(Need(self._id, task.slot, full.nbytes))
+                space = self._await_space(task)
+                offset = space.offset
+                writer = self._writer(space.offset, space.capacity)
                 writer.reset()
 
-    def _await_grant(self, task: Task) -> Grant:
+    def _await_space(self, task: Task) -> Space:
         """Wait for the larger slot; what else comes is kept for later."""
         while True:
-            message = self._receive_control()
-            if isinstance(message, Grant):
-                if (message.generation, message.number) == (task.generation, task.number):
-                    if message.capacity == 0:
-                        raise TransportError(
-                            "the batch needs more shared memory than can be had: raise the "
-                            "training process's limit (ulimit -v), or make batches smaller"
-                        )
-                    return message
-            else:
+            data = os.read(self._tasks, SIZE)
+            message = unpack(data) if data else Stop()
+            if type(message) is not Space:
                 self._inbox.append(message)
-                if isinstance(message, (Resume, Stop)):
+                if type(message) is Resume or not data:
                     raise Cancelled
+            elif message.slot == task.slot and message.token == task.token:
+                if message.capacity == NOT_WANTED:
+                    raise Cancelled
+                if message.capacity < 0:
+                    raise TransportError(
+                        "the batch needs more shared memory than can be had: raise the "
+                        "training process's limit (ulimit -v), or make batches smaller"
+                    )
+                return message
 
     def _writer(self, offset: int, capacity: int) -> SlotWriter:
         writer = self._writers.get(offset)
@@ -329,27 +300,29 @@ class _Worker:
         return writer
 
     def _fail(self, task: Task, error: RemoteError) -> None:
-        memory = self._arena.memory(task.offset, task.capacity)
+        memory = self._arena.memory(task.slot, task.capacity)
         packed = error.pack(task.capacity)
         memory[: len(packed)] = np.frombuffer(packed, np.uint8)
-        self._send_result(task, Status.FAILURE, task.offset, 0, len(packed))
+        self._reply(task, Status.FAILED, task.slot, 0, len(packed))
 
-    def _send_result(self, task: Task, status: int, offset: int, at: int, nbytes: int) -> None:
-        samples = 0 if self._loader is None else self._loader.samples
+    def _reply(self, task: Task, status: int, offset: int, at: int, nbytes: int) -> None:
+        """Close the account of a task: its slot is the parent's again."""
+        if status == Status.DROPPED:
+            self._send(Reply(status, self._id, task.slot, offset, 0, 0, 0))
+            return
         times = [*self._times, time.monotonic_ns()]
         # A batch that failed, or was omitted, has not been through all stages.
         times += times[-1:] * (4 - len(times))
         began, fetched, collated, encoded = times
         self._send(
-            Result(
+            Reply(
                 status,
                 self._id,
-                task.generation,
-                task.number,
+                task.slot,
                 offset,
                 at,
                 nbytes,
-                samples,
+                0 if self._loader is None else self._loader.samples,
                 began,
                 fetched - began,
                 collated - fetched,
@@ -361,13 +334,8 @@ class _Worker:
         )
         self._board.count(self._id)
 
-    def _send(self, message: Up | Result | Ack | Grow | Spare) -> None:
+    def _send(self, message: Message) -> None:
         os.write(self._results, pack(message))
-
-
-def _message_or_stop(data: bytes) -> Message:
-    """Read a message; the pipe's end (the parent is gone, or gave this worker up) means Stop."""
-    return unpack(data) if data else Stop()
 
 
 def _set_worker_info(links: Links, spec: BatchSpec) -> None:

@@ -29,9 +29,9 @@ __all__ = [
     "STOP_GRACE",
     "TERMINATE_GRACE",
     "DirectStarter",
-    "Lanes",
     "Loss",
     "Notice",
+    "Remote",
     "Starter",
     "WorkerProcess",
     "all_or_none",
@@ -64,27 +64,24 @@ class Loss(NamedTuple):
     final: bool
 
 
-class Lanes(Protocol):
-    """Workers that stand for some elsewhere: all are in one process, and take no processor here.
+class Remote(Protocol):
+    """Workers elsewhere: one process here, the relay, stands for all of them.
 
-    Each has its number, its row of the status board and its control pipe. They have numbers behind
-    those of the workers with processes of their own.
+    It has a number behind those of the workers here, and is a worker that can be at several tasks.
 
     Attributes:
-        count: How many there are.
-        in_flight: How many lead to the same worker elsewhere, one behind the other.
+        count: At how many at most.
     """
 
     count: int
-    in_flight: int
 
-    def starter(self, here: Starter, links: Links, first: int, spec: BatchSpec) -> Starter:
+    def starter(self, here: Starter, links: Links, relay: int, spec: BatchSpec) -> Starter:
         """Give what starts all workers.
 
         Args:
-            here: Starts those with processes of their own.
+            here: Starts those of this machine.
             links: What connects worker 0 with the parent.
-            first: Number of the first lane; the others follow.
+            relay: The relay's number.
             spec: What all of them make.
         """
 
