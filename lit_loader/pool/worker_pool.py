@@ -631,7 +631,7 @@ class WorkerPool:
             copy.task.copies.remove(copy.slot.offset)
             if self._is_wanted(copy.task) and not copy.task.copies:
                 lost.append(copy.task)
-                if self._point is not None:  # its reader's place is another one by now
+                if self._homes and self._point:  # its reader's place is another one by now
                     copy.task.packed = b""
         self._unassigned.extendleft(sorted(lost, key=lambda task: -task.number))
         if self._homes is not None:
