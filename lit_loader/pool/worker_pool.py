@@ -396,7 +396,7 @@ class WorkerPool:
             task.copies.remove(copy.slot.offset)
             wanted = self._is_wanted(task)
             if not wanted or reply.status == Status.DROPPED:
-                self._arena.release(slot, used=False)
+                self._arena.release(slot, used=not reply.began)  # one that nobody has begun
                 if reply.status != Status.DROPPED:
                     self.page.drop(1)
                 elif wanted and not task.copies:
