@@ -19,7 +19,7 @@ import copy
 import multiprocessing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.context import BaseContext
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from torch.utils.data import DataLoader as TorchLoader
@@ -31,6 +31,7 @@ from lit_loader.accelerator.device_copy import Move
 from lit_loader.checkpoint.forgetful import advice_on_reading_again
 from lit_loader.checkpoint.saved_by_lightning import ADVICE_WITHOUT_CALLBACK, called_by_lightning
 from lit_loader.config.built import FIXED, SHOWN_OTHERWISE
+from lit_loader.config.checks import known_keywords
 from lit_loader.config.kinds import check_dataset
 from lit_loader.config.loader_config import LoaderConfig, check_option
 from lit_loader.config.ray_workers import RayWorkers
@@ -38,7 +39,7 @@ from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError
 from lit_loader.iteration.base import LoaderIterator
 from lit_loader.iteration.host import LoaderHost
-from lit_loader.iteration.internals import DEFAULT_PREFETCH, LoaderInternals
+from lit_loader.iteration.internals import DEFAULT_PREFETCH, ITERATED, LoaderInternals
 from lit_loader.iteration.loader_checkpoint import load_state, take_state
 from lit_loader.iteration.resizing import resize
 from lit_loader.sampling.orders import EpochOrder, epoch_number
@@ -53,9 +54,19 @@ __all__ = ["DataLoader", "recorder_of"]
 
 T_co = TypeVar("T_co", covariant=True)
 
+if TYPE_CHECKING:
+    _TorchLoader = TorchLoader
+else:
+
+    class _TorchLoader:
+        """``_TorchLoader[...]`` is torch's class with as many type parameters as that torch has."""
+
+        def __class_getitem__(cls, _: object) -> object:
+            return TorchLoader[TorchLoader.__parameters__]
+
 
 @public
-class DataLoader(TorchLoader[T_co]):
+class DataLoader(_TorchLoader[T_co]):
     """Loads batches of a dataset, in worker processes if wanted.
 
     Takes the place of ``torch.utils.data.DataLoader``, and is one: the same arguments, in the same
@@ -72,6 +83,7 @@ class DataLoader(TorchLoader[T_co]):
 
     Raises:
         OptionError: An option, or a combination of options, is refused (a ValueError).
+        TypeError: There is no such option; names the nearest one.
     """
 
     collate_fn: Callable[[list[Any]], Any]
@@ -105,6 +117,7 @@ class DataLoader(TorchLoader[T_co]):
     _internals: LoaderInternals
 
     # torch's constructor is not called: it would set up torch's machinery.
+    @known_keywords
     def __init__(
         self,
         dataset: Dataset[T_co],
@@ -197,7 +210,8 @@ class DataLoader(TorchLoader[T_co]):
         """The iterator that has the persistent workers; programs set it to None to end these."""
         if not self.persistent_workers:
             return None
-        return next((each for each in self._internals.iterators if each.connected), None)
+        connected = (each for each in self._internals.alive() if each.connected)
+        return next(connected, None) or self._host.of_idle_workers()
 
     @_iterator.setter
     def _iterator(self, value: Any) -> None:
@@ -286,11 +300,18 @@ class DataLoader(TorchLoader[T_co]):
         whole, rest = divmod(samples, self.batch_size)
         return whole + (1 if rest and not self.drop_last else 0)
 
-    def __iter__(self) -> LoaderIterator[T_co]:  # type: ignore[override]
-        return self._get_iterator()
+    def __iter__(self) -> LoaderIterator[Any]:
+        token = ITERATED.set(self._internals)
+        try:
+            return self._get_iterator()
+        finally:
+            ITERATED.reset(token)
 
-    def _get_iterator(self) -> LoaderIterator[T_co]:  # type: ignore[override]
-        """Make an iterator; where torch's loader makes its own, which subclasses override."""
+    def _get_iterator(self) -> LoaderIterator[Any]:
+        """Make an iterator; where torch's loader makes its own, which subclasses override.
+
+        Where a program calls it, and not ``iter(loader)``, persistent workers are started anew.
+        """
         return self._host.iterator()
 
     def commit(self, ahead: bool = False, within: bool = False) -> None:

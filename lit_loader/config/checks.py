@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import inspect
 import math
 import multiprocessing
 import numbers
@@ -18,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.context import BaseContext
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
 from lit_loader.config.kinds import is_list
 from lit_loader.config.scalars import plain
@@ -27,9 +28,12 @@ from lit_loader.errors import OptionError
 
 __all__ = [
     *("MANY", "exception_classes", "filled_text", "flag", "function", "generator", "indices"),
-    *("is_factory", "is_iterable", "known_options", "memory_size", "number", "one_of", "or_none"),
-    *("path", "refuse", "seconds", "start_method", "text", "whole_number", "workers"),
+    *("is_factory", "is_iterable", "known_keywords", "known_options", "memory_size", "number"),
+    *("one_of", "or_none", "path", "refuse", "reseeding", "seconds", "start_method", "text"),
+    *("whole_number", "workers"),
 ]
+
+_Init = TypeVar("_Init", bound=Callable[..., None])
 
 MANY: Final = 100_000
 """Of workers, and of batches ahead for each: as many are a mistake, and no machine has room."""
@@ -49,17 +53,33 @@ def refuse(name: str, constraint: str, value: object) -> NoReturn:
     raise OptionError(f"{name} must be {constraint}, got {name}={short_repr(value)}")
 
 
+class _UnknownOption(OptionError, TypeError):
+    """Such as Python raises for an unknown keyword."""
+
+
 def known_options(options: Iterable[object], known: Sequence[str], place: str = "") -> None:
     """Refuse options that there are not, naming the nearest one; ``place`` goes before the name.
 
     Raises:
-        OptionError: There is such an option.
+        OptionError: There is such an option (a TypeError, too).
     """
     for name in options:
         if name not in known:
             near = difflib.get_close_matches(str(name), known, n=1)
             advice = f"did you mean {near[0]!r}?" if near else f"options are {', '.join(known)}"
-            raise OptionError(f"unknown option '{place}{name}': {advice}")
+            raise _UnknownOption(f"unknown option '{place}{name}': {advice}")
+
+
+def known_keywords(init: _Init) -> _Init:
+    """Have a constructor name the nearest keyword for one that it does not have."""
+    known = [*inspect.signature(init).parameters]
+
+    @functools.wraps(init)  # whose signature is shown, and completed by editors
+    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+        known_options(kwargs, known[1:])
+        init(self, *args, **kwargs)
+
+    return checked  # type: ignore[return-value]
 
 
 def or_none(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
@@ -188,6 +208,26 @@ def _undeferred(value: Callable[..., Any]) -> Callable[..., Any]:
     return value
 
 
+def reseeding(name: str, value: Any) -> Callable[..., Any]:
+    """Check a function of a dataset and a seed."""
+    if callable(value) and not _takes(value, "dataset", "seed"):
+        refuse(name, "a callable that takes (dataset, seed)", value)
+    return function(name, value)
+
+
+def _takes(value: Callable[..., Any], *arguments: object) -> bool:
+    """Whether this can be called with so many arguments, as far as it says."""
+    try:
+        signature = inspect.signature(value, follow_wrapped=False)
+    except (TypeError, ValueError):  # of what is not written in Python
+        return True
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        return False
+    return True
+
+
 def is_iterable(value: Any) -> bool:
     """Whether this can be iterated."""
     # A class has an __iter__ of its instances, and old-style sequences have __getitem__ alone.
@@ -208,6 +248,8 @@ def indices(name: str, value: Any) -> Any:
     """Check a sampler or batch sampler, or what makes one."""
     if isinstance(value, str) or not (is_iterable(value) or is_factory(value)):
         refuse(name, "an iterable, or a callable that makes one from the dataset", value)
+    if is_factory(value) and not _takes(value, "dataset"):
+        refuse(name, "a callable that takes the dataset alone, or an iterable", value)
     return value
 
 

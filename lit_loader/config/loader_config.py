@@ -346,7 +346,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "in_order": checks.flag,
     "seed": checks.or_none(partial(checks.whole_number, low=0, below=2**64)),
     "seeding": partial(checks.one_of, choices=SEEDINGS),
-    "reseed_fn": checks.or_none(checks.function),
+    "reseed_fn": checks.or_none(checks.reseeding),
     "num_replicas": checks.or_none(partial(checks.whole_number, low=1)),
     "rank": checks.or_none(partial(checks.whole_number, low=0)),
     "num_shards": checks.or_none(partial(checks.whole_number, low=1, below=2**20)),

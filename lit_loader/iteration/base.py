@@ -17,6 +17,7 @@ from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar
 from lit_loader.batch.batch_spec import BatchSpec, BatchWithReport
 from lit_loader.batch.sample_errors import SampleError, SampleErrorLog
 from lit_loader.errors import LoaderError
+from lit_loader.iteration.torch_surface import TorchSurface
 from lit_loader.ranks.shard_tail import ShardTail
 from lit_loader.sampling.epochs import EpochStart
 from lit_loader.seeding.generator_lock import Turn
@@ -77,6 +78,24 @@ class Host(Protocol):
     def warn_of_ignored_share(self) -> None:
         """Warn, once, that an iterable dataset gives every reader the same samples."""
 
+    # --- for programs of torch's world: iteration/torch_surface.py ---
+
+    @property
+    def loader(self) -> Any:
+        """The loader, whose options they ask for."""
+
+    def base_seed(self) -> int:
+        """The seed that epochs are seeded by."""
+
+    def pids(self, iterator: Any) -> list[int]:
+        """The processes of the workers that are an iterator's, or idle."""
+
+    def restart(self, iterator: Any) -> None:
+        """Let an iterator be as one that is new."""
+
+    def end_idle_workers(self) -> None:
+        """End the persistent workers that no iterator has."""
+
     def warn_of_broken_promise(self, promised: int, samples: int) -> None:
         """Warn that an iterable dataset gives more samples than its length says."""
 
@@ -107,7 +126,7 @@ class BatchObserver(Protocol):
         """Note that the epoch is over."""
 
 
-class LoaderIterator(Generic[T_co]):
+class LoaderIterator(TorchSurface, Generic[T_co]):
     """An iterator over an epoch's batches.
 
     Attributes:

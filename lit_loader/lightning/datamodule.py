@@ -22,7 +22,7 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import Dataset
 
-from lit_loader.config.checks import filled_text, flag
+from lit_loader.config.checks import filled_text, flag, known_keywords
 from lit_loader.config.kinds import is_dataset
 from lit_loader.config.loader_config import LoaderConfig
 from lit_loader.describe import public
@@ -123,6 +123,7 @@ class LoaderDataModule(BaseDataModule):
     test_dataloader = _SplitHook("test")
     predict_dataloader = _SplitHook("predict")
 
+    @known_keywords
     def __init__(
         self,
         datasets: Mapping[str, DatasetSource] | None = None,
@@ -362,7 +363,7 @@ def _config(name: str, options: Options | None, common: LoaderConfig) -> LoaderC
     try:
         return common.merged(**options)
     except OptionError as error:
-        raise OptionError(f"{name}: {error}") from None
+        raise type(error)(f"{name}: {error}") from None
 
 
 def _primitives(config: LoaderConfig) -> dict[str, Any]:
