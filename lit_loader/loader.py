@@ -33,7 +33,13 @@ from lit_loader.checkpoint.saved_by_lightning import ADVICE_WITHOUT_CALLBACK, ca
 from lit_loader.config.built import FIXED, SHOWN_OTHERWISE
 from lit_loader.config.checks import known_keywords
 from lit_loader.config.kinds import check_dataset
-from lit_loader.config.loader_config import LoaderConfig, check_option
+from lit_loader.config.loader_config import (
+    LoaderConfig,
+    SampleErrorPolicy,
+    Seeding,
+    ShardTailRule,
+    check_option,
+)
 from lit_loader.config.ray_workers import RayWorkers
 from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError
@@ -92,14 +98,14 @@ class DataLoader(_TorchLoader[T_co]):
     batch_sampler: Iterable[Any] | None
     num_workers = NumWorkers()
     seed: int | None
-    seeding: str
+    seeding: Seeding
     reseed_fn: Callable[[Any, int], object] | None
     num_replicas: int | None
     rank: int | None
     num_shards: int | None
-    shard_tail: str
+    shard_tail: ShardTailRule
     max_worker_restarts: int
-    on_sample_error: str
+    on_sample_error: SampleErrorPolicy
     max_sample_errors: int | None
     sample_retries: int
     retry_backoff: float
@@ -123,8 +129,8 @@ class DataLoader(_TorchLoader[T_co]):
         dataset: Dataset[T_co],
         batch_size: int | None = 1,
         shuffle: bool | None = None,
-        sampler: Iterable[Any] | None = None,
-        batch_sampler: Iterable[Any] | None = None,
+        sampler: Iterable[Any] | Callable[[Any], Iterable[Any]] | None = None,
+        batch_sampler: Iterable[Any] | Callable[[Any], Iterable[Any]] | None = None,
         num_workers: int | Literal["auto"] = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         pin_memory: bool = False,
@@ -139,14 +145,14 @@ class DataLoader(_TorchLoader[T_co]):
         pin_memory_device: str = "",
         in_order: bool = True,
         seed: int | None = None,
-        seeding: str = "batch",
+        seeding: Seeding = "batch",
         reseed_fn: Callable[[Any, int], object] | None = None,
         num_replicas: int | None = None,
         rank: int | None = None,
         num_shards: int | None = None,
-        shard_tail: str = "pad",
+        shard_tail: ShardTailRule = "pad",
         max_worker_restarts: int = 3,
-        on_sample_error: str = "raise",
+        on_sample_error: SampleErrorPolicy = "raise",
         max_sample_errors: int | None = None,
         sample_retries: int = 0,
         retry_backoff: float = 0.1,

@@ -53,7 +53,7 @@ def refuse(name: str, constraint: str, value: object) -> NoReturn:
     raise OptionError(f"{name} must be {constraint}, got {name}={short_repr(value)}")
 
 
-class _UnknownOption(OptionError, TypeError):
+class UnknownOptionError(OptionError, TypeError):
     """Such as Python raises for an unknown keyword."""
 
 
@@ -67,7 +67,7 @@ def known_options(options: Iterable[object], known: Sequence[str], place: str = 
         if name not in known:
             near = difflib.get_close_matches(str(name), known, n=1)
             advice = f"did you mean {near[0]!r}?" if near else f"options are {', '.join(known)}"
-            raise _UnknownOption(f"unknown option '{place}{name}': {advice}")
+            raise UnknownOptionError(f"unknown option '{place}{name}': {advice}")
 
 
 def known_keywords(init: _Init) -> _Init:

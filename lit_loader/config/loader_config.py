@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias, get_args
 
 from lit_loader.config import checks
 from lit_loader.config.combinations import check_sharding, check_workers
@@ -21,11 +21,15 @@ from lit_loader.config.ray_workers import RayWorkers, check_use, remote_from
 from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError
 
-__all__ = ["LoaderConfig", "SAMPLE_ERROR_POLICIES", "SEEDINGS", "SHARD_TAILS", "check_option"]
+__all__ = [
+    *("LoaderConfig", "SHARD_TAILS", "SampleErrorPolicy", "Seeding", "ShardTailRule"),
+    "check_option",
+]
 
-SAMPLE_ERROR_POLICIES = ("raise", "skip", "replace")
-SEEDINGS = ("batch", "sample", "worker")
-SHARD_TAILS = ("pad", "drop", "keep")
+SampleErrorPolicy: TypeAlias = Literal["raise", "skip", "replace"]
+Seeding: TypeAlias = Literal["batch", "sample", "worker"]
+ShardTailRule: TypeAlias = Literal["pad", "drop", "keep"]
+SHARD_TAILS = get_args(ShardTailRule)
 
 
 @public
@@ -140,14 +144,14 @@ class LoaderConfig:
     pin_memory_device: str = ""
     in_order: bool = True
     seed: int | None = None
-    seeding: str = "batch"
+    seeding: Seeding = "batch"
     reseed_fn: Callable[..., Any] | None = None
     num_replicas: int | None = None
     rank: int | None = None
     num_shards: int | None = None
-    shard_tail: str = "pad"
+    shard_tail: ShardTailRule = "pad"
     max_worker_restarts: int = 3
-    on_sample_error: str = "raise"
+    on_sample_error: SampleErrorPolicy = "raise"
     max_sample_errors: int | None = None
     sample_retries: int = 0
     retry_backoff: float = 0.1
@@ -345,14 +349,14 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "pin_memory_device": checks.text,
     "in_order": checks.flag,
     "seed": checks.or_none(partial(checks.whole_number, low=0, below=2**64)),
-    "seeding": partial(checks.one_of, choices=SEEDINGS),
+    "seeding": partial(checks.one_of, choices=get_args(Seeding)),
     "reseed_fn": checks.or_none(checks.reseeding),
     "num_replicas": checks.or_none(partial(checks.whole_number, low=1)),
     "rank": checks.or_none(partial(checks.whole_number, low=0)),
     "num_shards": checks.or_none(partial(checks.whole_number, low=1, below=2**20)),
     "shard_tail": partial(checks.one_of, choices=SHARD_TAILS),
     "max_worker_restarts": partial(checks.whole_number, low=0),
-    "on_sample_error": partial(checks.one_of, choices=SAMPLE_ERROR_POLICIES),
+    "on_sample_error": partial(checks.one_of, choices=get_args(SampleErrorPolicy)),
     "max_sample_errors": checks.or_none(partial(checks.whole_number, low=0)),
     "sample_retries": partial(checks.whole_number, low=0),
     "retry_backoff": checks.seconds,
