@@ -220,6 +220,11 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             "state_dict()"
         )
 
+    def as_ended(self) -> LoaderIterator[T_co]:
+        """Give no batches; returns itself."""
+        self._ended = True
+        return self
+
     def _next(self, start: EpochStart) -> T_co:
         raise NotImplementedError
 

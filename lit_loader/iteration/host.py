@@ -183,9 +183,7 @@ class LoaderHost:
         workers = self._internals.workers
         if workers.pool is None and workers.dataset is None:
             return None
-        made = self._make()
-        made._ended = True
-        return made
+        return self._make().as_ended()
 
     def restart(self, iterator: LoaderIterator[Any]) -> None:
         """Let an iterator be as one that is new, with the options that the loader has now."""

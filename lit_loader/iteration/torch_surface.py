@@ -114,7 +114,7 @@ class TorchSurface(_BaseDataLoaderIter):
                 )
             start = self._start = self._start or self._host.begin_epoch()
             if start.batches is None:  # an endless sampler, which leads nowhere: as with torch
-                return next(iter(self._host.loader._index_sampler))
+                return next(iter(self._index_sampler))
             batches, position = start.batches, start.position
             while True:
                 number = position.start.batches
