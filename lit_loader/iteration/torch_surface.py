@@ -25,7 +25,7 @@ import signal
 import weakref
 from collections.abc import Iterator
 from multiprocessing.connection import wait
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from torch import Generator
 from torch.utils.data import dataloader
@@ -65,17 +65,19 @@ class TorchSurface(_BaseDataLoaderIter):
     _due: bool
     _promised: int | None
 
-    def __getattr__(self, name: str) -> Any:
-        if name in _OPTIONS:
-            return getattr(self._host.loader, _OPTIONS[name])
-        if name == "_IterableDataset_len_called":
-            return self._promised
-        if name == "_base_seed":
-            return self._host.base_seed() if self._start is None else self._start.seed
-        raise AttributeError(
-            f"{type(self).__name__} has no {name}: if it is of torch's iterators, it belongs to "
-            "torch's own way of making batches, which lit_loader does not use"
-        )
+    if not TYPE_CHECKING:  # which is not to take any name for one that there is
+
+        def __getattr__(self, name: str) -> Any:
+            if name in _OPTIONS:
+                return getattr(self._host.loader, _OPTIONS[name])
+            if name == "_IterableDataset_len_called":
+                return self._promised
+            if name == "_base_seed":
+                return self._host.base_seed() if self._start is None else self._start.seed
+            raise AttributeError(
+                f"{type(self).__name__} has no {name}: if torch's iterators have it, it belongs to "
+                "torch's way of making batches, which lit_loader does not use"
+            )
 
     @property
     def _num_yielded(self) -> int:

@@ -131,7 +131,14 @@ def test_those_before_end_with_their_iterator() -> None:
     assert not old_workers & children()
     assert stages(loader) == {1}
     assert {worker.pid for worker in new._workers} == new_workers  # __iter__ keeps them
-    loader.close()
+    first = iter(loader)
+    next(first)
+    second = loader._get_iterator()
+    next(second)
+    assert {worker.pid for worker in first._workers} == new_workers
+    assert not {worker.pid for worker in second._workers} & new_workers
+    loader.close()  # those that an iterator has kept, too
+    assert [*first._workers, *second._workers] == []
     assert not (children() - before) & new_workers
 
 
