@@ -18,6 +18,7 @@ import math
 import os
 import threading
 import warnings
+import weakref
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -172,18 +173,19 @@ class LoaderHost:
         if self._loader.persistent_workers and ITERATED.get() is not internals:
             internals.renew_workers()
         made = self._make()
+        internals.latest = weakref.ref(made)
         run_patches(made, self._loader)
         return made
 
     def of_idle_workers(self) -> LoaderIterator[Any] | None:
-        """Make an iterator that has ended, for who asks for that of idle workers; None: none are.
+        """Give the iterator that had the idle workers; None: there are no such.
 
-        There is no other: a loader does not hold its iterators.
+        A loader does not hold its iterators: where that one is gone, it is another that has ended.
         """
         workers = self._internals.workers
         if workers.pool is None and workers.dataset is None:
             return None
-        return self._make().as_ended()
+        return self._internals.latest() or self._make().as_ended()
 
     def restart(self, iterator: LoaderIterator[Any]) -> None:
         """Let an iterator be as one that is new, with the options that the loader has now."""

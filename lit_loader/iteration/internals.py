@@ -12,6 +12,7 @@ import os
 import threading
 import warnings
 import weakref
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, Final
 
@@ -49,8 +50,13 @@ ITERATED: Final[ContextVar[object]] = ContextVar("ITERATED", default=None)
 that a program calls by itself has new ones, as with torch's: it wants the dataset as it is now."""
 
 _OF_THE_PROCESS: Final = (
-    *("lock", "lock_pid", "workers", "iterators", "watch", "page", "own_page", "turn", "talks"),
+    *("lock", "lock_pid", "workers", "iterators", "latest", "watch", "page", "own_page", "turn"),
+    "talks",
 )
+
+
+def _none() -> None:
+    return None
 
 
 class LoaderInternals:
@@ -82,6 +88,7 @@ class LoaderInternals:
         resizes: Counts how often the number of workers was changed while they live.
         workers: Those that outlive an iterator.
         iterators: With workers, all that are alive.
+        latest: Gives the one that was made last, while it is alive.
         talks: With the other ranks, on the ends of its epochs.
         turn: By which it is known whether it is iterated, or another loader of this process.
     """
@@ -112,6 +119,7 @@ class LoaderInternals:
         self.lock, self.lock_pid = threading.RLock(), os.getpid()
         self.workers = PersistentWorkers()
         self.iterators: weakref.WeakSet[MultiProcessIterator[Any]] = weakref.WeakSet()
+        self.latest: Callable[[], Any] = _none
         self.watch: GeneratorWatch | None = None
         self.page: LoaderPage | None = None
         self.own_page: OwnPage | None = None
