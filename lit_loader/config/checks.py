@@ -53,21 +53,21 @@ def refuse(name: str, constraint: str, value: object) -> NoReturn:
     raise OptionError(f"{name} must be {constraint}, got {name}={short_repr(value)}")
 
 
-class UnknownOptionError(OptionError, TypeError):
-    """Such as Python raises for an unknown keyword."""
-
-
 def known_options(options: Iterable[object], known: Sequence[str], place: str = "") -> None:
     """Refuse options that there are not, naming the nearest one; ``place`` goes before the name.
 
     Raises:
-        OptionError: There is such an option (a TypeError, too).
+        OptionError: There is such an option.
     """
     for name in options:
         if name not in known:
             near = difflib.get_close_matches(str(name), known, n=1)
             advice = f"did you mean {near[0]!r}?" if near else f"options are {', '.join(known)}"
-            raise UnknownOptionError(f"unknown option '{place}{name}': {advice}")
+            raise OptionError(f"unknown option '{place}{name}': {advice}")
+
+
+class UnknownOptionError(OptionError, TypeError):
+    """Such as Python raises for an unknown keyword."""
 
 
 def known_keywords(init: _Init) -> _Init:
@@ -76,7 +76,10 @@ def known_keywords(init: _Init) -> _Init:
 
     @functools.wraps(init)  # whose signature is shown, and completed by editors
     def checked(self: Any, *args: Any, **kwargs: Any) -> None:
-        known_options(kwargs, known[1:])
+        try:
+            known_options(kwargs, known[1:])
+        except OptionError as error:
+            raise UnknownOptionError(str(error)) from None
         init(self, *args, **kwargs)
 
     return checked  # type: ignore[return-value]

@@ -363,7 +363,7 @@ def _config(name: str, options: Options | None, common: LoaderConfig) -> LoaderC
     try:
         return common.merged(**options)
     except OptionError as error:
-        raise type(error)(f"{name}: {error}") from None
+        raise OptionError(f"{name}: {error}") from None
 
 
 def _primitives(config: LoaderConfig) -> dict[str, Any]:

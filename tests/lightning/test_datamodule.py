@@ -476,5 +476,3 @@ def test_a_subclass_without_hooks_is_told_what_to_write() -> None:
 def test_a_misspelt_keyword_is_a_type_error_that_names_the_nearest() -> None:
     with pytest.raises(TypeError, match="unknown option 'shared_keys': did you mean 'shared_key'"):
         LoaderDataModule({"train": Points}, shared_keys="a")  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="train: unknown option 'num_worker': did you mean 'num_"):
-        LoaderDataModule({"train": Points}, train={"num_worker": 2})
