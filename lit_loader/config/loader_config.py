@@ -93,7 +93,7 @@ class LoaderConfig:
             next sample); "replace" it by another, the same for any number of workers (drawn from
             the whole dataset; under a sampler of the user's, from the rest of the batch).
         max_sample_errors: Bad samples that an epoch may have where they are skipped or replaced;
-            more raise a SampleErrorsError that lists them. None: any number.
+            more raise a SampleErrorsError that lists them. None: any number, if not all are bad.
         sample_retries: Times that a sample is read again after a transient error, before the error
             counts.
         retry_backoff: Seconds before the first of these, doubled for each further one up to 10 s
