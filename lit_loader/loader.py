@@ -157,7 +157,7 @@ class DataLoader(_TorchLoader[T_co]):
         sample_retries: int = 0,
         retry_backoff: float = 0.1,
         transient_errors: Sequence[type[Exception] | str] | None = None,
-        memory_budget: int | None = None,
+        memory_budget: int | str | None = None,
         prefetch_next_epoch: bool = True,
         check_exactness: int = 0,
         share: bool = False,

@@ -6,6 +6,7 @@ collation), so that the same mistake is answered in the same words. Imports neit
 
 from __future__ import annotations
 
+import builtins
 import difflib
 import functools
 import inspect
@@ -136,16 +137,23 @@ def workers(name: str, value: Any) -> Any:
     return whole_number(name, number, low=0, below=MANY)
 
 
-def memory_size(name: str, value: Any) -> int:
-    """Check an amount of memory: a number of bytes, or text such as "2 GB" or "512 MiB"."""
+def memory_size(name: str, value: Any, low: int = 0, below: float = 2**42) -> int:
+    """Check an amount of memory: a number of bytes, or text such as "2 GB" or "512 MiB".
+
+    Args:
+        name: The option.
+        value: What was given for it.
+        low: The smallest number of bytes that is allowed.
+        below: The numbers that are allowed are below it.
+    """
     if not isinstance(value, str):
-        return whole_number(name, value, low=0, below=2**42, of="bytes")
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B?\s*", value)
+        return whole_number(name, value, low, below, of="bytes")
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B?\s*", value, re.IGNORECASE)
     if found is None:
         refuse(name, "a number of bytes, or text such as '2 GB' or '512 MiB'", value)
     amount, prefix, binary = found.groups()
-    unit = (1024 if binary else 1000) ** " kMGT".index(prefix or " ")
-    return whole_number(name, int(float(amount) * unit), low=0, below=2**42, of="bytes")
+    unit = (1024 if binary else 1000) ** " kmgt".index(prefix.lower() or " ")
+    return whole_number(name, int(float(amount) * unit), low, below, of="bytes")
 
 
 def number(name: str, value: Any, of: str = "") -> float:
@@ -276,7 +284,7 @@ def generator(name: str, value: Any) -> Any:
 def exception_classes(name: str, value: Any) -> tuple[type[Exception], ...]:
     """Check a list of exception classes, or of their names; gives the classes."""
     if not is_list(value):
-        refuse(name, "a list of exception classes or of their dotted names", value)
+        refuse(name, "a list of exception classes or of their names", value)
     return tuple(_exception(name, item) for item in value)
 
 
@@ -284,13 +292,13 @@ def _exception(name: str, value: Any) -> type[Exception]:
     kind = value
     if isinstance(value, str):
         try:
-            kind = pkgutil.resolve_name(value)
+            kind = vars(builtins).get(value) or pkgutil.resolve_name(value)
         except Exception as error:  # whatever importing a module of the user's raises
             cause = " ".join(f"{type(error).__name__}: {error}".split())
             raise OptionError(
                 f"{name} holds a name that cannot be imported ({cause:.100}): write it as "
-                f"'package.module.Class', as in 'builtins.OSError', got {value!r:.100}"
+                f"'package.module.Class', or one of Python's own as 'OSError', got {value!r:.100}"
             ) from error
     if not (isinstance(kind, type) and issubclass(kind, Exception)):
-        refuse(name, "a list of exception classes or of their dotted names", [value])
+        refuse(name, "a list of exception classes or of their names", [value])
     return kind

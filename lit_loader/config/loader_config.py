@@ -11,6 +11,7 @@ in every application of an environment, and shell completion must stay quick.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, TypeAlias, get_args
@@ -97,14 +98,15 @@ class LoaderConfig:
             next sample); "replace" it by another, the same for any number of workers (drawn from
             the whole dataset; under a sampler of the user's, from the rest of the batch).
         max_sample_errors: Bad samples that an epoch may have where they are skipped or replaced;
-            more raise a SampleErrorsError that lists them. None: any number.
+            more raise a SampleErrorsError that lists them. None: any number, if not all are bad.
         sample_retries: Times that a sample is read again after a transient error, before the error
             counts.
         retry_backoff: Seconds before the first of these, doubled for each further one up to 10 s
             (0.1 and 3 retries: 0.1 + 0.2 + 0.4 s).
-        transient_errors: Exception classes, or their dotted names, after which a sample is read
-            again; None: OSError and TimeoutError.
-        memory_budget: Bytes of shared memory that batches may take; None: unlimited.
+        transient_errors: Exception classes, or their names ("OSError", "my.module.Error"), after
+            which a sample is read again; None: OSError and TimeoutError.
+        memory_budget: Shared memory that batches may take: bytes, or text such as "2 GB"; None:
+            unlimited.
         prefetch_next_epoch: Let workers that have nothing left to do in an epoch begin the next
             one, where they are persistent and the order is the loader's own (no sampler or
             batch_sampler, no seeding="worker", of iterable datasets those with num_shards). What
@@ -156,7 +158,7 @@ class LoaderConfig:
     sample_retries: int = 0
     retry_backoff: float = 0.1
     transient_errors: Sequence[type[Exception] | str] | None = None
-    memory_budget: int | None = None
+    memory_budget: int | str | None = None
     prefetch_next_epoch: bool = True
     check_exactness: int = 0
     share: bool = False
@@ -361,7 +363,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "sample_retries": partial(checks.whole_number, low=0),
     "retry_backoff": checks.seconds,
     "transient_errors": checks.or_none(checks.exception_classes),
-    "memory_budget": checks.or_none(partial(checks.whole_number, low=1, of="bytes")),
+    "memory_budget": checks.or_none(partial(checks.memory_size, low=1, below=math.inf)),
     "prefetch_next_epoch": checks.flag,
     "check_exactness": partial(checks.whole_number, low=0),
     "share": checks.flag,

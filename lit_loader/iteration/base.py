@@ -238,7 +238,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             if self._start is not None:
                 self._start.position.take_back()
 
-    def _end(self, start: EpochStart) -> StopIteration:
+    def _end(self, start: EpochStart) -> Exception:
         """Note that the epoch is over; returns what is to be raised."""
         if self.observer is not None:
             self.observer.finish()
@@ -246,7 +246,10 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         self._ended = True
         if self._tail is not None:
             self._tail.end()
-        return StopIteration()
+        begun = start.position.start.delivered  # a resumed one has had batches before
+        delivered = start.position.now().delivered
+        nothing = None if begun else self.sample_errors.end(start.epoch, delivered)
+        return nothing or StopIteration()
 
     def _show(self, start: EpochStart, number: int, indices: Any, batch: Any) -> None:
         """Show the observer a batch."""
@@ -260,12 +263,15 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         if number == self._noted:
             return  # it has been taken back, and is given again
         self._noted = number
+        errors = self.sample_errors.new(made.errors)
         recorder = self._host.recorder
-        recorder.sample_errors += len(made.errors)
+        recorder.sample_errors += len(errors)
         recorder.sample_retries += made.retries
-        if made.errors:
-            self._host.shown.errors(made.errors)
-        self.sample_errors.record(number, made.errors, made.retries)
+        if errors:
+            self._host.shown.errors(errors)
+        self.sample_errors.record(number, errors, made.retries)
+        if made.omitted:
+            self.sample_errors.omit(number, made.errors)
         for note in made.notes:
             self._host.tell(note)
 

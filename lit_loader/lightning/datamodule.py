@@ -32,6 +32,7 @@ from lit_loader.lightning.dataset_sources import (
     DatasetSource,
     SplitFactory,
     check_is_factory,
+    check_source,
     describe_source,
     is_several,
     map_members,
@@ -149,11 +150,7 @@ class LoaderDataModule(BaseDataModule):
         for split, source in datasets.items():
             if split not in SPLITS:
                 raise OptionError(f"datasets has an unknown split {split!r}: use {_listed(SPLITS)}")
-            if not (is_dataset(source) or callable(source)):
-                raise OptionError(
-                    f"datasets[{split!r}] must be a dataset or a factory without arguments, "
-                    f"got {type(source).__name__}"
-                )
+            check_source(split, source)
             if self.shared_key is not None:
                 check_is_factory(split, source)
         common = _config("loader", loader, LoaderConfig())

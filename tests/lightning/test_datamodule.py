@@ -146,6 +146,12 @@ def test_what_is_a_dataset(dataset: Any) -> None:
         ),
         (({"dev": Points},), "datasets has an unknown split 'dev': use 'train', 'val', 'test', 'p"),
         (({"train": None},), "datasets['train'] must be a dataset or a factory without arguments"),
+        (
+            ({"train": "proj.data.Noisy"},),
+            "datasets['train'] must be a dataset or a factory without arguments, got "
+            "'proj.data.Noisy': pass a dataset, or a callable that makes it, such as "
+            "functools.partial(Dataset, ...), in Hydra {_target_: package.module.Dataset}",
+        ),
         (({"train": Points}, [1]), "loader must be a mapping of options or a LoaderConfig, got li"),
         (
             ({"train": Points}, {"num_worker": 1}),
