@@ -33,7 +33,7 @@ looked for one for the last time, is handled when the wait ends, and would be ne
 
 
 class Ended(Exception):
-    """A process that is watched has ended; all that it had sent came out before.
+    """A process that is watched has ended.
 
     Attributes:
         sentinel: Its sentinel.
@@ -154,7 +154,7 @@ class Pipes:
             False: the time is up, or :meth:`wake` was called. True: see what there is.
 
         Raises:
-            Ended: A process that is watched is gone, and there is nothing to read.
+            Ended: A process that is watched is gone; what it has sent is still to be read.
             PoolClosed: So are all, and the pipes.
         """
         blocked = self._blocked[0][0] if self._blocked else None
@@ -176,12 +176,9 @@ class Pipes:
         if not ready:
             return timeout is None or timeout > _LONGEST_WAIT
         fds = {fd for fd, _ in ready}
-        if self._results in fds or blocked in fds:
-            return True
+        if gone := fds - {self._results, self._woken, blocked}:  # first: others send on and on
+            raise Ended(min(gone))
         if self._woken in fds:
             os.read(self._woken, READ_AT_ONCE)
             return False
-        # A message may have come in between the poll and now: it goes first.
-        if self.unread:
-            return True
-        raise Ended(min(fds))
+        return True

@@ -118,7 +118,7 @@ class WorkerSet:
 
     @property
     def settled(self) -> bool:
-        """Whether there are as many as there are to be, all of them up; the relay does not count."""
+        """Whether there are as many as there are to be, all of them up, but for the relay."""
         here = len(self._own.processes) - (self.relay in self._own.processes)
         return not self.starting and here == self.num_workers
 

@@ -109,7 +109,7 @@ class Cancelled(Exception):
 
 
 VOIDABLE: Final = 62
-"""Tasks of a worker of which it can be said, one by one, that they are not wanted: bits of a word."""
+"""Tasks of a worker that can be called off one by one: bits of a word."""
 
 _QUICK: Final = 4_000
 """Nanoseconds a sample below which samples are not timed one by one."""

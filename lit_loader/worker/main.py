@@ -185,7 +185,7 @@ class _Worker:
             loader.begin_ahead(self._board.early_progress(self._id))
 
     def _receive(self) -> Message:
-        """Wait for the next message; the pipe's end (the parent has given this one up) is a Stop."""
+        """Wait for the next message; the pipe's end is a Stop: the parent has given this one up."""
         if self._inbox:
             return self._inbox.popleft()
         data = os.read(self._tasks, SIZE)
