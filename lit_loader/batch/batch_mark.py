@@ -24,7 +24,7 @@ from lit_loader.seeding.generator_state import numpy_state, state_reader
 
 __all__ = ["mark_of", "place_of"]
 
-_SAMPLES: Final = 8
+_SAMPLES: Final = 4
 """Samples that are looked at, the first and the last among them."""
 
 _VALUES: Final = 32
@@ -43,13 +43,18 @@ def mark_of(samples: Any, generators: Iterable[Any]) -> str:
         generators: Those that are seeded for each batch, besides the global ones.
     """
     found: list[bytes] = []
-    for state in (
-        random.getstate(),
-        numpy_state(_numpy.get_bit_generator()),
-        torch.default_generator.get_state(),
-        *(read() for each in generators if (read := state_reader(each)) is not None),
-    ):
-        _look(state, found, 0, _VALUES)
+    _, words, reserve = random.getstate()
+    found.append(b"%d %d %r" % (words[0], words[-1], reserve))  # a word, and the place among them
+    numpy = numpy_state(_numpy.get_bit_generator())
+    inner = numpy["state"]
+    if "key" in inner:
+        found.append(b"%d %d %r" % (inner["key"][0], inner["pos"], numpy["gauss"]))
+    else:
+        _look(numpy, found, 0, _VALUES)
+    found.append(torch.default_generator.get_state().numpy().tobytes())
+    for each in generators:
+        if (read := state_reader(each)) is not None:
+            _look(read(), found, 0, _VALUES)
     _look(samples, found, 0, _SAMPLES)
     return _hash(b"\0".join(found))
 
@@ -122,8 +127,12 @@ def _look_at_tensor(tensor: torch.Tensor, found: list[bytes]) -> None:
     try:
         if not tensor.is_contiguous():  # a corner of it: all in a row it would be a copy
             tensor = tensor[(slice(2),) * tensor.ndim].contiguous()
-        some = tensor.detach().view(-1)[:: _step(tensor.numel())].contiguous().cpu()
-        found.append(some.view(torch.uint8).numpy().tobytes())
+        flat = tensor.detach().view(-1)
+        if flat.dtype is torch.bfloat16:  # which NumPy has not
+            flat = flat.view(torch.int16)
+        step = _step(len(flat))
+        some = flat.numpy()[::step] if flat.device.type == "cpu" else flat[::step].cpu().numpy()
+        found.append(some.tobytes())
     except Exception:
         return  # sparse, nested, quantized: its kind must do
 
