@@ -61,7 +61,7 @@ def cases() -> Iterator[Any]:
     several = list(itertools.product(KINDS, GENERATORS, STATES, (None, 2)))
     for number, (kind, generator, state, shards) in enumerate(several):
         case = Case(kind, generator, state, shards)
-        marks = [] if number % 13 == 0 else [pytest.mark.slow]
+        marks = [] if number % 29 == 0 else [pytest.mark.slow]
         yield pytest.param(case, marks=marks, id=f"{kind}, {generator}, {state}, {shards}")
 
 
