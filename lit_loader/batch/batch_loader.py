@@ -269,7 +269,7 @@ class BatchLoader:
         begins = self._fetcher is None
         self._unwatched = 1
         batch = self.load(*task, on_collate, empty)
-        watch = self._watch  # another, if a copy of the dataset had to be taken
+        watch = self._watch or watch  # another, if a copy of the dataset had to be taken
         if again and watch.end_batch():
             # It has made a generator (on first use) that was not seeded for it.
             self._unwatched = 1
@@ -361,7 +361,7 @@ class BatchLoader:
         if not (done and marks):  # it begins at the epoch's start; or an older version's state
             fetcher, alike = self._read_to(number, progress, state, done, wanted)
         else:
-            copies = self._copies or self._copies_now()
+            copies = self._copies or self._copies_now(state)
             fetcher, alike = self._read_to(number, progress, state, done, wanted, midst=True)
             second = {each: mark for each, mark in wanted.items() if each != place}
             if not alike and second and all(len(mark) > _SHORT for mark in second.values()):
@@ -481,8 +481,11 @@ class BatchLoader:
         mark = mark_of(samples, self._watch.held.states)  # type: ignore[union-attr]
         return mark + place_of(state) if self._draws_first and state else mark
 
-    def _copies_now(self) -> DatasetCopies | None:
-        """Keep the dataset as it is before it takes a state; None: it cannot be copied."""
+    def _copies_now(self, state: Mapping[str, Any]) -> DatasetCopies | None:
+        """Keep the dataset as it is before it takes a state; None: it takes none, or cannot be."""
+        mixed = hasattr(self._spec.dataset, "state_is_that_of_sources")
+        if "dataset" not in state and not mixed:
+            return None
         try:
             return DatasetCopies(self._spec.dataset)
         except TransportError:

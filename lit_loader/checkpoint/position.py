@@ -6,7 +6,7 @@ it can be taken back as a whole, when a signal handler raises before the consume
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 __all__ = ["EpochPosition", "Position", "ReadPoint"]
@@ -26,7 +26,8 @@ class ReadPoint:
         before: Batches that it had given before it began again, for the sake of other ranks
             (``shard_tail="pad"``); all above counts from there. Else 0.
         marks: What `mark_of` gave for each of the batches behind ``state``, empty for one that
-            failed; without a state, for the last batch alone.
+            failed; without a state, for the last batch alone; in one that began as an older
+            version's, for those since.
         later: The state one batch later than ``state``, how many batches came after it, and their
             marks; kept for the next batch, and not saved.
     """
@@ -38,6 +39,10 @@ class ReadPoint:
     before: int = 0
     marks: tuple[str, ...] = ()
     later: tuple[Any, int, tuple[str, ...]] | None = field(default=None, compare=False)
+
+    def __reduce__(self) -> Any:
+        """Leave out what is kept for the next batch: a worker needs the rest."""
+        return type(self), tuple(getattr(self, each.name) for each in fields(self)[:-1])
 
     def after(self, state: Any, mark: str | None) -> ReadPoint:
         """Give the point behind one more batch.

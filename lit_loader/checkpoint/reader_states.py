@@ -162,7 +162,7 @@ def _checked_part(name: str, part: Any) -> list[Any]:
 
 
 def _are_marks(marks: Any, own: Any, behind: int) -> bool:
-    """Whether these are the marks of the batches behind a state, or of the last one without."""
+    """Whether these may be marks of the batches behind a state, or of the last one without."""
     if not (isinstance(marks, (list, tuple)) and all(type(mark) is str for mark in marks)):
         return False
-    return len(marks) <= 1 if own is None else len(marks) == behind
+    return len(marks) <= (1 if own is None else behind)
