@@ -361,7 +361,7 @@ class BatchLoader:
         if not (done and marks):  # it begins at the epoch's start; or an older version's state
             fetcher, alike = self._read_to(number, progress, state, done, wanted)
         else:
-            copies = self._copies or self._copies_now(state)
+            copies = self._copies or self._copies_now()
             fetcher, alike = self._read_to(number, progress, state, done, wanted, midst=True)
             second = {each: mark for each, mark in wanted.items() if each != place}
             if not alike and second and all(len(mark) > _SHORT for mark in second.values()):
@@ -481,11 +481,8 @@ class BatchLoader:
         mark = mark_of(samples, self._watch.held.states)  # type: ignore[union-attr]
         return mark + place_of(state) if self._draws_first and state else mark
 
-    def _copies_now(self, state: Mapping[str, Any]) -> DatasetCopies | None:
-        """Keep the dataset as it is before it takes a state; None: it takes none, or cannot be."""
-        mixed = hasattr(self._spec.dataset, "state_is_that_of_sources")
-        if "dataset" not in state and not mixed:
-            return None
+    def _copies_now(self) -> DatasetCopies | None:
+        """Keep the dataset as it is before it takes a state; None: it cannot be copied."""
         try:
             return DatasetCopies(self._spec.dataset)
         except TransportError:
@@ -494,6 +491,8 @@ class BatchLoader:
     def _take_copy(self, copies: DatasetCopies | None, progress: Progress) -> None:
         """Read a dataset that has not taken a state, if there is any, in this one's stead."""
         if copies is None:
+            if self._watch is not None:
+                self._watch.follow()
             return
         self._spec = dataclasses.replace(self._spec, dataset=copies.make()[0])
         notes = self._watch.notes if self._watch is not None else []
