@@ -69,7 +69,7 @@ _SET_EPOCH, _ITER, _FIRST_NEXT = range(3)
 
 _SHORT = 16  # digits of a mark; those of a state follow
 
-_log = logging.getLogger("lit_loader.streams")
+_log = logging.getLogger("lit_loader.generator_watch")
 
 
 class BatchLoader:
