@@ -84,7 +84,8 @@ class InProcessIterator(LoaderIterator[T_co]):
                 break
             made, batch = batch, batch.batch
             if start.batches is None:
-                start.position.read(number % start.position.num_readers, made.state)
+                reader = number % start.position.num_readers
+                start.position.read(reader, made.state, made.mark)
                 if made.ignores_share:
                     self._host.warn_of_ignored_share()
                 self._count(loader.samples)

@@ -558,7 +558,7 @@ MIXING = ["workers", 0, 1, "iterator"]
          "cannot go on from its part of the state (KeyError: 'place'): resume with the dataset's "
          "iterator that"),
         ("iterable with a state", ["workers", 0, 1], {}, "state's workers[0] must have the "
-         "dataset's state of a batch that was given out, got [3, {}, False, 1]: resume with a "),
+         "dataset's state of a batch that was given out, got [3, {}, False, 2, 0, ["),
         ("iterable with a state", ["workers", 0, 3], 0, "state's workers[0] must have the "),
         ("iterable with a state", ["workers", 0, 1], {"place": 3}, "state's workers[0][1] must be "
          "a dict of what the dataset and its iterator must remember, or None, got {'place': 3}:"),
