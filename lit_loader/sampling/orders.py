@@ -139,13 +139,14 @@ class ShuffledSampler(EpochOrder, RandomSampler):
         self._given_generator = generator
 
     def __iter__(self) -> Iterator[int]:
-        """Give the order of the epoch that was set; as torch's class does where none ever was.
+        """Give the order of the epoch that is asked for; as torch's class does where none is.
 
         A program that makes the batches itself may iterate a loader's sampler again and again, and
         means another order each time; or it puts a generator in here that it keeps equal on all
         ranks.
         """
-        fixed = "epoch" in vars(self) or not isinstance(self.seed, BaseSeed)  # no loader's
+        # One that was set, and that the loader has not begun itself; or nobody's loader's.
+        fixed = self.requested_epoch is not None or not isinstance(self.seed, BaseSeed)
         if fixed and self.generator is self._given_generator:
             return EpochOrder.__iter__(self)
         tell_of_other_loader(self)
