@@ -128,12 +128,11 @@ class SamplerCursor:
         given, skipped = self._given, self._position * self._group_size
         self._open(parts)
         if parts:
-            at = given.get("at", skipped - self._behind(skipped) if "behind" in given else 0)
+            at = given["at"] if "at" in given else skipped - self._behind(skipped)
             if not is_count(at, skipped + 1):
                 raise damaged("sampler['at'] must be a place before the position", at)
             skipped -= at
-            self._kept |= {"at": at} if at else {}
-            self._kept |= {"head": given["head"]} if "head" in given else {}
+            self._kept |= {"at": at} | ({"head": given["head"]} if "head" in given else {})
         self._skip(skipped)
         drawn = tuple(given.get("drawn", ()))
         if drawn[1:] == _whose(self._plan) and drawn[0] != self._drawn:
@@ -146,7 +145,7 @@ class SamplerCursor:
 
         They are a batch of all ranks together, of the batch size that the state was taken with.
         """
-        behind, is_end = self._given["behind"], self._plan.is_end(self._position)
+        behind, is_end = self._given.get("behind", 0), self._plan.is_end(self._position)
         # There it may be larger than all that there was: of a batch that was not full.
         if not (is_count(behind) and (not behind or (items and (is_end or not items % behind)))):
             raise StateError(
@@ -213,7 +212,9 @@ class SamplerCursor:
         before_iter = partial(self._user.unpack, self._given) if self._resumed else None
         opened = self._lent(partial(Opened, inner, SAMPLER, parts, before_iter, preserved))
         self._user.opened = opened
-        self._kept |= parts or opened.state() or {}
+        if not parts and (now := opened.state()):
+            parts = {**now, "at": 0}
+        self._kept |= parts
         items: Any = opened.iterator
         if cuts:
             cutter = copy.copy(source)  # the user's keeps its sampler
