@@ -71,7 +71,7 @@ class SamplerCursor:
         self, plan: BatchPlan, epoch: int, position: int, given: Mapping[str, Any] | None
     ) -> None:
         self._plan, self._user, self._position = plan, plan.sampler, position
-        self._epoch, self._given, self._resumed = epoch, given or {}, given is not None
+        self._epoch, self._given, self._resumed = epoch, dict(given or {}), given is not None
         self._group_size = plan.size * plan.shard.num_replicas
         # Of the first batch, so that orders which are drawn at once are those of earlier releases.
         self._seed = derive(derive(resolve(plan.seed), epoch, _SAMPLER_STREAM), 0)
@@ -95,6 +95,10 @@ class SamplerCursor:
     def begin(self) -> None:
         """Bring the sampler's generators to where they were when the epoch began."""
         if not isinstance(self._plan.source, EpochOrder):
+            # A program that seeds them in set_epoch has done so for the epoch that begins.
+            if self._resumed and not self._position and self._user.was_seeded():
+                self._given = {**self._given, "generators": {}}
+                self._given.pop("generator", None)
             if self._resumed:
                 self._user.unpack(self._given)
             self._kept = self._user.pack()

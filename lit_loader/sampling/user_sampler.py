@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -75,11 +76,13 @@ class UserSampler:
             self._owners.append(watched)
         self._epochs_seen: list[Any] = [0] * len(self._owners)
         self._held: HeldGenerators | None = None
+        self._left: Marks | None = None
         self.opened: Opened | None = None
         self.heads: list[int] = []
         self.whole: int | None = None
         self.wanders = False
         self.fingerprint()
+        self._left = self.marks() if self.is_told else None
 
     def __getstate__(self) -> dict[str, Any]:
         # The iterator of a sampler cannot be copied; a copy goes on from the sampler itself.
@@ -217,7 +220,13 @@ class UserSampler:
         if not generators:
             return None
         tapes = map(tape, generators)
-        return [type(each) for each in generators], [pair and pair[0]() for pair in tapes]
+        self._left = [type(each) for each in generators], [pair and pair[0]() for pair in tapes]
+        return self._left
+
+    def was_seeded(self) -> bool:
+        """Whether the program has set the generators since they were drawn from last."""
+        left = self._left
+        return self.is_told and pickle.dumps(left) != pickle.dumps(self.marks())
 
     def bring(self, marks: Marks | None) -> None:
         """Bring the generators to where they were in the same process, if they are still such."""
@@ -227,6 +236,7 @@ class UserSampler:
         for pair, mark in zip(map(tape, generators), marks[1], strict=True):
             if pair is not None:
                 pair[1](mark)
+        self._left = marks
 
     def _generators(self) -> dict[str, list[Any]]:
         """Give the generators that samplers hold, by place: the attribute ``generator`` alone."""
