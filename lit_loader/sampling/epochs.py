@@ -30,13 +30,15 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import itertools
 from dataclasses import dataclass
 from typing import Any
 
 from lit_loader.checkpoint.position import EpochPosition, Position
+from lit_loader.checkpoint.stateful import ITERATOR
 from lit_loader.sampling.batch_plan import BatchPlan
 from lit_loader.sampling.epoch_batches import EpochBatches
+from lit_loader.sampling.sampler_cursor import SamplerCursor
+from lit_loader.sampling.user_sampler import SAMPLER
 from lit_loader.seeding.seeds import BaseSeed
 
 __all__ = ["EpochStart", "Epochs"]
@@ -216,16 +218,9 @@ class Epochs:
 
     def _leave(self, position: Position) -> None:
         """Bring a sampler to where it goes on from, after an epoch that a state is of."""
-        # The program has told it another epoch by now: its order is not compared.
-        compared = ("drawn", "told", "heads")
-        parts = (position.sampler or {}).items()
-        state = {name: part for name, part in parts if name not in compared}
-        if self._plan is None or not state:
-            return
-        given_out = position.delivered
-        drawn = EpochBatches(self._plan, position.epoch, max(0, given_out - 1), state)
-        for _ in itertools.islice(drawn, 2 if self._plan.is_end(given_out) else 1):
-            pass
+        kept = {"generator", "generators", SAMPLER, ITERATOR} & (position.sampler or {}).keys()
+        if self._plan is not None and kept:
+            SamplerCursor(self._plan, position.epoch, position.delivered, position.sampler).leave()
 
     def _epoch_start(self, requested: int | None, between: bool = False) -> Position:
         """The start of an epoch: of that which was asked for, or else of the next one.

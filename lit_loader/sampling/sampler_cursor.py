@@ -7,8 +7,8 @@
 
 - Indices are cheap: a position is reached by drawing again what was drawn before it. So what a
   state has of a sampler is what it was where the epoch began.
-- One that draws from the global generators finds streams of its own, seeded once an epoch from
-  (seed, epoch); the program's are put back after each batch: 80 us.
+- One that draws from the global generators finds them seeded from (seed, epoch, batch number), and
+  they are put back afterwards: 80 us a batch. To go on with the epoch's would take four times that.
 - One that has generators of its own goes on with them from epoch to epoch, as with torch's loader.
 - Nothing else is brought back. A state has a digest of what was drawn, so that a resumed sampler
   which gives another order does not do so without a word.
@@ -44,13 +44,12 @@ from lit_loader.errors import StateError
 from lit_loader.sampling.batch_plan import BatchPlan
 from lit_loader.sampling.orders import EpochOrder, OrderedSampler, ShuffledSampler, resolve
 from lit_loader.sampling.user_sampler import SAMPLER
-from lit_loader.seeding.generator_state import Loan, OwnStreams, preserved
+from lit_loader.seeding.generator_state import Loan, preserved
 from lit_loader.seeding.seeds import derive, seed_globals
 
 __all__ = ["SamplerCursor"]
 
 _SAMPLER_STREAM = 0x5A3F  # keeps a sampler's seeds apart from those of the batches it makes
-_CHUNK = 1 << 14
 _T = TypeVar("_T")
 
 
@@ -73,12 +72,13 @@ class SamplerCursor:
         self._plan, self._user, self._position = plan, plan.sampler, position
         self._epoch, self._given, self._resumed = epoch, dict(given or {}), given is not None
         self._group_size = plan.size * plan.shard.num_replicas
-        # Of the first batch, so that orders which are drawn at once are those of earlier releases.
-        self._seed = derive(derive(resolve(plan.seed), epoch, _SAMPLER_STREAM), 0)
-        self._streams: OwnStreams | None = None
+        self._seed = derive(resolve(plan.seed), epoch, _SAMPLER_STREAM)
+        self._isolated = self._drew = False  # from the global generators; whether it draws there
+        self._groups, self._ahead = 0, list[Any]()  # drawn; items that are not given yet
         self._kept: dict[str, Any] = {}
         self._items: Iterator[Any] = iter(())
         self._is_over = False
+        self._there: Any = None  # where the sampler's generators were at the position
         self._drawn, self._first = 0, -1  # digests of what was drawn, and of the first batch
         self.head: list[Any] = list(self._given.get("head", ()))
 
@@ -106,12 +106,7 @@ class SamplerCursor:
 
     def groups(self) -> Iterator[list[Any]]:
         """Draw the items of all ranks, batch by batch, from the position on."""
-        parts = {part: self._given[part] for part in (SAMPLER, ITERATOR) if part in self._given}
-        with self._resuming() if parts else nullcontext():
-            group = self._reach(parts)
-            if group is None and parts:
-                # Until it is drawn from, many a sampler's state is that of the epoch before.
-                group = self._reach({})
+        group = self._come_to_position()
         if group is None:
             self._say(
                 f"gives other indices than before the state was taken, up to batch "
@@ -127,6 +122,28 @@ class SamplerCursor:
             self._user.wanders |= self._user.whole not in (None, self._drawn) and self._is_a_riddle
             self._user.whole = self._drawn
 
+    def leave(self) -> None:
+        """Bring the sampler to where it goes on from, after an epoch that is left at the position.
+
+        That is behind the end, if all batches were given out.
+        """
+        self.begin()
+        self._come_to_position()
+        if not self._plan.is_end(self._position):
+            self._user.bring(self._there)
+        while self._plan.is_end(self._position) and not self._is_over:
+            self._take(self._group_size)
+
+    def _come_to_position(self) -> list[Any] | None:
+        """Give the first group; None: the sampler gives another order than the state says."""
+        parts = {part: self._given[part] for part in (SAMPLER, ITERATOR) if part in self._given}
+        with self._resuming() if parts else nullcontext():
+            group = self._reach(parts)
+            if group is None and parts:
+                # Until it is drawn from, many a sampler's state is that of the epoch before.
+                group = self._reach({})
+        return group
+
     def _reach(self, parts: Mapping[str, Any]) -> list[Any] | None:
         """Open the sampler and give the first group; None: it has not come to the position."""
         given, skipped = self._given, self._position * self._group_size
@@ -138,6 +155,7 @@ class SamplerCursor:
             skipped -= at
             self._kept |= {"at": at} | ({"head": given["head"]} if "head" in given else {})
         self._skip(skipped)
+        self._there = self._user.marks()
         drawn = tuple(given.get("drawn", ()))
         if drawn[1:] == _whose(self._plan) and drawn[0] != self._drawn:
             return None
@@ -183,14 +201,9 @@ class SamplerCursor:
     @property
     def _is_a_riddle(self) -> bool:
         """Whether nothing is known that lets the sampler's order change from epoch to epoch."""
-        user, streams = self._user, self._streams
-        if streams is None or user.is_told or user.is_stateful or user.generators():
-            return False
-        with preserved():
-            streams.install()
-            found = random.random(), np.random.random(), torch.rand(()).item()
-            seed_globals(self._seed)
-            return found == (random.random(), np.random.random(), torch.rand(()).item())
+        user = self._user
+        known = self._drew or user.is_told or user.is_stateful or user.generators()
+        return self._isolated and not known
 
     def _say(self, what: str) -> None:
         name = type(self._plan.source).__name__
@@ -207,15 +220,17 @@ class SamplerCursor:
 
     def _open(self, parts: Mapping[str, Any]) -> None:
         """Begin to iterate, with the sampler where its parts of a state say."""
-        source, isolated = _reproducible(self._plan.source, self._seed)
-        self._streams = OwnStreams(self._seed, seed_globals) if isolated else None
-        self._drawn, self._first, self._is_over = 0, -1, False
+        source, self._isolated = _reproducible(self._plan.source, self._seed)
+        self._drawn, self._first, self._is_over, self._groups = 0, -1, False, 0
+        # With the first batch: one seed is for both, wherever the sampler draws its order.
+        self._ahead = self._lent(partial(self._begin_to_draw, source, parts))
+
+    def _begin_to_draw(self, source: Any, parts: Mapping[str, Any]) -> list[Any]:
         cuts = type(source) is BatchSampler
         inner = source.sampler if cuts else source
         # Its own load_state_dict may set a generator that it draws its order from.
         before_iter = partial(self._user.unpack, self._given) if self._resumed else None
-        opened = self._lent(partial(Opened, inner, SAMPLER, parts, before_iter, preserved))
-        self._user.opened = opened
+        opened = self._user.opened = Opened(inner, SAMPLER, parts, before_iter, preserved)
         if not parts and (now := opened.state()):
             parts = {**now, "at": 0}
         self._kept |= parts
@@ -225,38 +240,55 @@ class SamplerCursor:
             cutter.sampler = _Begun(items) if items is inner else items
             items = iter(cutter)
         self._items = items
+        taken = _take(items, self._group_size)
+        self._is_over = len(taken) < self._group_size
+        self._drew = self._isolated and not _are_at(derive(self._seed, 0))
+        return taken
 
     def _skip(self, number: int) -> None:
-        """Draw some items that were given out before."""
+        """Draw some items that were given out before, in the same batches."""
         needed, size = self._plan.shard.num_replicas - 1, self._group_size
-        while number and not self._is_over:
+        while number > 0 and (self._ahead or not self._is_over):
             taken = self._take(min(number, size))
             self.head += taken[: max(0, needed - len(self.head))]
-            number, size = number - size if number > size else 0, max(size, _CHUNK)
+            number -= size
 
     def _take(self, number: int) -> list[Any]:
         """Draw some items; after the end it is not asked again, at which some begin anew."""
-        taken = [] if self._is_over else self._lent(partial(_take, self._items, number))
-        self._is_over = len(taken) < number
+        taken, self._ahead = self._ahead[:number], self._ahead[number:]
+        if len(taken) < number and not self._is_over:
+            wanted = number - len(taken)
+            more = self._lent(partial(_take, self._items, wanted))
+            self._is_over = len(more) < wanted
+            taken += more
         self._drawn = digest(taken, self._drawn)
         if self._first < 0:
             self._first = self._drawn
         return taken
 
     def _lent(self, draw: Callable[[], _T]) -> _T:
-        """Let the sampler draw from streams of its own in the place of the global generators."""
-        if self._streams is None:
+        """Let the sampler find the global generators seeded for a batch, and put them back."""
+        number, self._groups = self._groups, self._groups + 1
+        if not self._isolated:
             return draw()
         # Not a context: an exception at the edge of __enter__ or __exit__ would leave it begun.
-        loan = Loan(self._streams)
+        loan = Loan()
         try:
             loan.begin()
+            seed_globals(derive(self._seed, number))
             return draw()
         finally:
             try:
                 loan.end()
             finally:
                 loan.end()
+
+
+def _are_at(seed: int) -> bool:
+    """Whether the global generators are where `seed_globals` sets them; they are lent anyway."""
+    found = random.random(), np.random.random(), torch.rand(()).item()
+    seed_globals(seed)
+    return found == (random.random(), np.random.random(), torch.rand(()).item())
 
 
 class _Begun(Iterator[Any]):

@@ -75,13 +75,12 @@ class OwnStreams:
 
     Args:
         seed: ``base_seed + worker_id``, taken modulo 2**64.
-        begin: Seeds the global generators by it.
     """
 
-    __slots__ = ("_begin", "_inside", "_seed")
+    __slots__ = ("_inside", "_seed")
 
-    def __init__(self, seed: int, begin: Callable[[int], object] = seed_streams) -> None:
-        self._seed, self._begin = seed, begin
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
         self._inside: _Streams | None = None
 
     def lent(self) -> AbstractContextManager[None]:
@@ -96,7 +95,7 @@ class OwnStreams:
     def install(self) -> None:
         """Set the global generators to where these are."""
         if self._inside is None:
-            self._begin(self._seed)
+            seed_streams(self._seed)
         else:
             _install(self._inside)
 

@@ -585,7 +585,6 @@ MIXING = ["workers", 0, 1, "iterator"]
         ("stateful", ["sampler", "sampler", "place"], "x", "sampler Places cannot go on from its "
          "part of the state (TypeError: 'str' object cannot be interpreted as an integer): resume"),
         ("stateful in batches", ["sampler", "sampler"], {}, "sampler Places cannot go on from its"),
-        ("stateful", ["epoch"], 2**40, "sampler Places cannot go on from its part of the state"),
         ("stateful iterator", ["sampler", "iterator"], 0, "sampler's iterator _SamplerIterator "),
     ],
     ids=itertools.count(),
