@@ -225,7 +225,7 @@ class LoaderStateCallback(Callback):
     def _leave_epoch(trainer: Trainer, loader: DataLoader[Any], state: Mapping[str, Any]) -> None:
         """Give up where a loader was when others ended the epoch, as a later fetch would."""
         if not _is_iterable(loader):
-            loader.set_epoch(_epoch(trainer))
+            loader._internals.epochs.set_epoch(_epoch(trainer))
         elif state["batches"]:
             loader.set_epoch(state["epoch"] + 1)
 
@@ -259,7 +259,8 @@ class LoaderStateCallback(Callback):
     def _set_epoch(self, trainer: Trainer, iterable: bool = True) -> None:
         for loader in self._loaders:
             if iterable or not _is_iterable(loader):
-                loader.set_epoch(_epoch(trainer))
+                # Not loader.set_epoch: Lightning tells the program's own samplers itself.
+                loader._internals.epochs.set_epoch(_epoch(trainer))
 
     def _commit(self, ahead: bool, within: bool = False) -> None:
         for loader in self._loaders:
