@@ -20,13 +20,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities import CombinedLoader
+from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import IterableDataset
 
 from lit_loader.checkpoint.untrusted_state import damaged
 from lit_loader.describe import public
 from lit_loader.errors import StateError
+from lit_loader.lightning.names import Callback, combined
 from lit_loader.lightning.rank_states import RankStates, is_place_of
 from lit_loader.lightning.trainer_progress import (
     ResumedEpoch,
@@ -285,14 +285,15 @@ def put_first(callback: Callback, trainer: Trainer) -> None:
     trainer.callbacks = [callback, *others]  # type: ignore[attr-defined]
 
 
+def our_loaders(loaders: Any) -> list[DataLoader[Any]]:
+    """Those of a Trainer's loaders that are ours; it may have none, one, or a collection."""
+    found = [] if loaders is None else combined(loaders).flattened
+    return [loader for loader in found if isinstance(loader, DataLoader)]
+
+
 def train_loaders(trainer: Trainer) -> list[DataLoader[Any]]:
     """The Trainer's training loaders that are ours, in the order in which it keeps them."""
-    loaders = trainer.train_dataloader
-    if loaders is None:
-        return []
-    return [
-        loader for loader in CombinedLoader(loaders).flattened if isinstance(loader, DataLoader)
-    ]
+    return our_loaders(trainer.train_dataloader)
 
 
 def _fetches_ahead(trainer: Trainer) -> bool:

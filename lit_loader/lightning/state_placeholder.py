@@ -27,8 +27,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 
+from lit_loader.lightning.names import Callback
 from lit_loader.lightning.trainer_progress import saved_states
 
 if TYPE_CHECKING:

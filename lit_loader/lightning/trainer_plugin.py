@@ -19,3 +19,12 @@ def callbacks() -> list[Any]:
     from lit_loader.lightning.state_placeholder import LoaderStatePlaceholder
 
     return [LoaderStatePlaceholder()]
+
+
+def callbacks_for_pytorch_lightning() -> list[Any]:
+    """The same, called by the Trainers of Lightning's other name."""
+    if "lit_loader" not in sys.modules:
+        return []
+    from lit_loader.lightning.names import is_refused
+
+    return [] if is_refused() else callbacks()
