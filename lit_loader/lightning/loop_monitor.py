@@ -16,8 +16,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lit_loader.lightning.loader_history import LoaderHistory
-from lit_loader.lightning.step_timer import StepTimer
+from lit_loader.lightning.loader_history import LoaderHistory, StepTimer
 from lit_loader.loader import DataLoader, recorder_of
 from lit_loader.statistics.recorder import Recorder
 

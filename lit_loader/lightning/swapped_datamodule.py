@@ -18,6 +18,13 @@ from typing import Any
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import (
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+    default_convert,
+)
 
 from lit_loader.checkpoint.untrusted_state import damaged, resuming
 from lit_loader.config.loader_config import LoaderConfig
@@ -25,10 +32,9 @@ from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError
 from lit_loader.lightning.base_datamodule import BaseDataModule
 from lit_loader.lightning.names import DATA_MODULES, LightningDataModule, combined, is_hook_of
-from lit_loader.lightning.torch_options import options_of
 from lit_loader.loader import DataLoader
 
-__all__ = ["SwappedDataModule"]
+__all__ = ["SwappedDataModule", "options_of"]
 
 _LIBRARIES = frozenset(
     {"lit_loader", "lightning", "lightning_fabric", "lightning_utilities", "pytorch_lightning"}
@@ -36,6 +42,13 @@ _LIBRARIES = frozenset(
 )
 _WARN_FRAMES = 4  # Lightning's rank_zero_warn with this stacklevel points at the line that calls it
 _FOR_WORKERS = ("timeout", "multiprocessing_context", "prefetch_factor", "persistent_workers")
+
+_SAME_OPTIONS = (
+    *("batch_size", "num_workers", "pin_memory", "drop_last", "timeout", "worker_init_fn"),
+    *("multiprocessing_context", "generator", "prefetch_factor", "persistent_workers"),
+    *("pin_memory_device", "in_order"),
+)
+"""Options that both classes have, and mean the same by."""
 
 
 def _frames_to_user() -> int:
@@ -237,3 +250,36 @@ class SwappedDataModule(BaseDataModule):
         return f"{type(self).__name__}({type(self.wrapped).__name__}{overrides})"
 
     __str__ = __repr__
+
+
+def options_of(loader: TorchLoader[Any]) -> dict[str, Any]:
+    """Returns the options with which ``lit_loader.DataLoader`` does what a torch loader does.
+
+    Samplers, batch samplers, functions and generators that the user has made are the same objects.
+
+    Args:
+        loader: Only looked at.
+    """
+    options = {name: getattr(loader, name) for name in _SAME_OPTIONS}
+    if loader.collate_fn not in (default_collate, default_convert):
+        options["collate_fn"] = loader.collate_fn
+    if isinstance(loader.dataset, IterableDataset):
+        return options
+    if loader.batch_size is None and loader.batch_sampler is not None:
+        return {**options, "batch_size": 1, "batch_sampler": loader.batch_sampler}
+    sampler = loader.sampler
+    whole = getattr(sampler, "data_source", None) is loader.dataset
+    if type(sampler) is RandomSampler and whole and _is_plain(sampler, loader):
+        options["shuffle"] = True
+    elif not (type(sampler) is SequentialSampler and whole):
+        options["sampler"] = sampler
+    return options
+
+
+def _is_plain(sampler: RandomSampler, loader: TorchLoader[Any]) -> bool:
+    """Whether a sampler is as ``shuffle=True`` makes it."""
+    return (
+        not sampler.replacement
+        and sampler.num_samples == len(sampler.data_source)
+        and sampler.generator is loader.generator
+    )

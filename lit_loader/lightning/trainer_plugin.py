@@ -16,9 +16,11 @@ def callbacks() -> list[Any]:
     """Lightning's hook, called by every Trainer when it is made."""
     if "lit_loader" not in sys.modules:
         return []
-    from lit_loader.lightning.state_placeholder import LoaderStatePlaceholder
+    from lit_loader.lightning.state_callback import LoaderStateCallback
 
-    return [LoaderStatePlaceholder()]
+    callback = LoaderStateCallback()
+    callback.came_by_itself = True
+    return [callback]
 
 
 def callbacks_for_pytorch_lightning() -> list[Any]:

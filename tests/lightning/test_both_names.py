@@ -15,6 +15,7 @@ from tests.support import both_names as program
 from tests.support.both_names import BATCHES, EPOCHS, KINDS, LENGTH
 from tests.support.commands import run_python
 from tests.support.lightning_runs import Points
+from tests.support.programs import run_program
 
 NAMES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -83,8 +84,7 @@ def test_a_command_line_takes_the_data_module(
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """What two ranks saw of a program that imports nothing but ``pytorch_lightning``."""
     folder = tmp_path_factory.mktemp("ranks")
-    root = Path(__file__).parents[2]
-    run_python(folder, str(program.__file__), folder, PYTHONPATH=str(root))
+    run_program(Path(program.__file__), folder, cwd=folder)
     return [json.loads((folder / f"seen-{rank}.json").read_text()) for rank in range(2)]
 
 
@@ -97,3 +97,14 @@ def test_ranks_share_the_data_and_go_on_exactly(kind: str, ranks: list[Any]) -> 
     assert len(seen[0] | seen[1]) == LENGTH
     assert [run["resumed"] for run in runs] == [each[4:] for each in whole]
     assert [run["watched"] for run in runs] == [len(each) for each in whole]
+
+
+def test_another_version_beside_it_is_told(tmp_path: Path) -> None:
+    record = tmp_path / "pytorch_lightning-2.0.0.dist-info"
+    record.mkdir()
+    (record / "METADATA").write_text("Name: pytorch-lightning\nVersion: 2.0.0\n")
+    script = tmp_path / "program.py"
+    script.write_text("import lit_loader, pytorch_lightning as pl\npl.Trainer(logger=False)")
+    printed = run_python(tmp_path, script, PYTHONPATH=str(tmp_path))
+    assert printed.count("pytorch_lightning 2.0.0 is installed beside lightning") == 1
+    assert "pip install lightning==2.0.0" in printed
