@@ -70,9 +70,10 @@ def shared_dataset(factory: Callable[[], Any], key: str, timeout: float = 1800.0
     Args:
         factory: Makes the dataset, without arguments; it can be pickled (open files and the like
             are left out and opened on first use) and draws no random numbers from a generator that
-            is not its own. Another argument, or other code (that of your own functions, classes
-            and constants which it names included), makes another dataset in spite of the same key.
-        key: Names what the factory reads and does not say: as in "flowers, June 2026".
+            is not its own. Another argument, or another text of the file that defines it, makes
+            another dataset in spite of the same key.
+        key: Names what the factory reads and does not say, as in "flowers, June 2026": change it
+            with files, with code in other modules, with installed packages and the environment.
         timeout: Seconds to wait for another process that builds.
 
     Returns:
@@ -91,7 +92,14 @@ def shared_dataset(factory: Callable[[], Any], key: str, timeout: float = 1800.0
             "factory must make the dataset when it is called without arguments, got "
             f"{short_repr(factory)}: pass functools.partial(Dataset, ...), in Hydra _partial_: true"
         )
-    label = f"{_LABEL} {fingerprint(environment(), key, factory)}"
+    identity, missing = fingerprint(environment(), key, factory)
+    if missing:
+        raise OptionError(
+            "the factory has an argument or variable that cannot be compared, "
+            f"{short_repr(missing[0])}: shared_dataset must know which processes mean the same "
+            "dataset; pass what can be pickled, such as paths and numbers"
+        )
+    label = f"{_LABEL} {identity}"
     if not files.is_supported():
         return _alone(factory, key, "there are no files in memory that others could find")
     deadline = time.monotonic() + timeout
