@@ -198,9 +198,9 @@ def _cells(function: types.FunctionType) -> list[Any]:
     return cells
 
 
-def _mapped(array: np.memmap[Any, Any]) -> Any:
+def _mapped(array: Any) -> Any:
     """Name the part of a file, which is not read for this."""
-    whole: Any = array
+    whole = array
     while isinstance(whole.base, np.memmap):
         whole = whole.base
     start = whole.offset + array.ctypes.data - whole.ctypes.data
@@ -210,5 +210,5 @@ def _mapped(array: np.memmap[Any, Any]) -> Any:
 
 
 def _digest(array: np.ndarray[Any, Any]) -> str:
-    plain = array.reshape(-1).view(np.uint8) if array.nbytes else b""
+    plain: Any = array.reshape(-1).view(np.uint8) if array.nbytes else b""
     return hashlib.blake2b(plain).hexdigest()
