@@ -90,7 +90,7 @@ class SharedList(Sequence[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         if self._numbers is not None:
-            return iter(memoryview(self._numbers))
+            return iter(self._numbers.data)
         return map(_read_only, self._records)
 
     def __eq__(self, other: object) -> bool:

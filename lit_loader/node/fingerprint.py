@@ -126,7 +126,13 @@ class _Known:
 class _Pickler(pickle.Pickler):
     def __init__(self, known: _Known, root: Any) -> None:
         digest = hashlib.blake2b(digest_size=16)
-        super().__init__(types.SimpleNamespace(write=digest.update), _PROTOCOL)
+
+        def outside(buffer: pickle.PickleBuffer) -> None:
+            digest.update(b"%d " % buffer.raw().nbytes)
+            digest.update(buffer.raw())
+
+        file: Any = types.SimpleNamespace(write=digest.update)
+        super().__init__(file, _PROTOCOL, buffer_callback=outside)
         self.hexdigest = digest.hexdigest
         self._known, self._root = known, root
 

@@ -15,7 +15,6 @@ letting go of it would count down, and so copy, every record.
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -32,7 +31,6 @@ _FEW: Final = 64
 """Items of a container that is looked into."""
 
 _SCALARS: Final = frozenset({str, bytes, int, float, complex, bool, type(None)})
-_SAMPLE: Final = 1000
 _NESTED: Final = 8  # records within each other
 
 _log = logging.getLogger("lit_loader.share")
@@ -83,13 +81,10 @@ class SharedLists:
             why = "it is a dict" if type(records) is dict else "its records hold other objects"
             _log.info("share: %s is left alone: %s; SharedSequence takes any records", name, why)
             return False
-        self._instead[id(records)] = (records, shared(records))
-        _log.info(
-            "share: %s, %s records, takes %.1f MB for all workers, instead of up to %.1f MB in "
-            "each",
-            *(name, f"{len(records):,}", self._instead[id(records)][1].nbytes / 1e6),
-            _size(records) / 1e6,
-        )
+        put = shared(records)
+        self._instead[id(records)] = (records, put)
+        size = put.nbytes / 1e6
+        _log.info("share: %s, %d records, takes %.1f MB for all workers", name, len(records), size)
         return True
 
     def instead(self, value: object) -> SharedList | None:
@@ -121,19 +116,3 @@ def _is_plain(records: Any, depth: int = _NESTED) -> bool:
         for each in records
         if type(each) not in _SCALARS
     )
-
-
-def _size(records: Any) -> float:
-    """Bytes that a list takes with its records, by some of them."""
-    some = records[:: max(1, len(records) // _SAMPLE)]
-    each = sum(map(_deep_size, some))
-    return float(sys.getsizeof(records) + each / len(some) * len(records))
-
-
-def _deep_size(record: Any) -> int:
-    parts: Any = ()
-    if type(record) in (tuple, list):
-        parts = record
-    elif type(record) is dict:  # its keys are mostly those of others, too
-        parts = record.values()
-    return sys.getsizeof(record) + sum(map(_deep_size, parts))

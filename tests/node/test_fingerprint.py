@@ -89,36 +89,36 @@ def test_the_file_that_defines_it_counts(made: Any) -> None:
 PROGRAM = """
 import functools, sys, types, numpy, torch
 from lit_loader.node.fingerprint import fingerprint
-exec({source!r})
-print(fingerprint({make})[0])
+for cases in {cases!r}:
+    for source, make in cases:
+        names = {{**globals(), "__name__": "notebook"}}
+        exec(source, names)
+        print(fingerprint(eval(make, names))[0])
 """
 
+CASES = {
+    ("def A(n=3): return n", "def A(n=4): return n"): "A",
+    ("def A(*, n=3): return n", "def A(*, n=4): return n"): "A",
+    ("class A:\n  def f(self): return 1", "class A:\n  def f(self): return 2"): "A",
+    ("x = {'b', 'a'}", "x = {'b', 'c'}"): "functools.partial(list, x)",
+    ("x = {('b', 1), 'a'}", "x = {('b', 2), 'a'}"): "[x]",
+    ("x = [torch.ones(3), {'t': numpy.ones(3)}]", "x = [torch.ones(3), torch.ones(3)]"): "x",
+    ("x = types.SimpleNamespace(size=64)", "x = types.SimpleNamespace(size=65)"): "x",
+    ("def A(): return 5 in {1, 2, 'a'}", "def A(): return 5 in {1, 2, 'b'}"): "A",
+    ("x = [str(n) for n in range(5000)]", "x = [str(n + 1) for n in range(5000)]"): "x",
+}
 
-@pytest.mark.parametrize(
-    ("source", "make", "other"),
-    [
-        ("def A(n=3): return n", "A", "def A(n=4): return n"),
-        ("def A(*, n=3): return n", "A", "def A(*, n=4): return n"),
-        ("class A:\n  def f(self): return 1", "A", "class A:\n  def f(self): return 2"),
-        ("x = {'b', 'a'}", "functools.partial(list, x)", "x = {'b', 'c'}"),
-        ("x = {('b', 1), 'a'}", "[x]", "x = {('b', 2), 'a'}"),
-        ("x = [torch.ones(3), {'t': numpy.ones(3)}]", "x", "x = [torch.ones(3), torch.ones(3)]"),
-        ("x = types.SimpleNamespace(size=64)", "x", "x = types.SimpleNamespace(size=65)"),
-        ("def A(): return 5 in {1, 2, 'a'}", "A", "def A(): return 5 in {1, 2, 'b'}"),
-        ("x = [str(n) for n in range(5000)]", "x", "x = [str(n + 1) for n in range(5000)]"),
-    ],
-)
-def test_it_is_the_same_in_all_processes(
-    source: str, make: str, other: str, tmp_path: Path
-) -> None:
+
+def test_it_is_the_same_in_all_processes(tmp_path: Path) -> None:
     """Also of what no file defines, as in a notebook."""
-    root = str(Path(__file__).parents[2])
-
-    def of(source: str, seed: str) -> str:
-        program = PROGRAM.format(source=source, make=make)
-        return run_python(tmp_path, "-c", program, PYTHONPATH=root, PYTHONHASHSEED=seed)
-
-    assert of(source, "1") == of(source, "2") != of(other, "1")
+    cases = [[(source, make) for source in sources] for sources, make in CASES.items()]
+    program, root = PROGRAM.format(cases=cases), str(Path(__file__).parents[2])
+    first, second = (
+        run_python(tmp_path, "-c", program, PYTHONPATH=root, PYTHONHASHSEED=seed).split()
+        for seed in ("1", "2")
+    )
+    assert first == second
+    assert len(set(first)) == 2 * len(CASES)
 
 
 class Holder:
