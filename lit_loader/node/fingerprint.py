@@ -111,8 +111,9 @@ class _Known:
         codes = [_instructions(each.__code__) for each in functions]
         return _name(kind), self.text(kind.__module__), codes
 
-    def text(self, module: str) -> str:
+    def text(self, module: str | None) -> str:
         """Describe the file that defines a module; where it is no text, its package's version."""
+        module = module or ""
         root = module.partition(".")[0]
         if module not in self._texts:
             file = getattr(sys.modules.get(module), "__file__", None) or ""
@@ -150,7 +151,7 @@ class _Pickler(pickle.Pickler):
             return str(thing)
         if kind in (set, frozenset):  # whose order is another one in each process
             alike = set(map(type, thing)) in ({str}, {int}, {bytes})
-            return sorted(thing if alike else map(self._known.digest, thing))
+            return sorted(thing if alike else [self._known.digest((each,)) for each in thing])
         if isinstance(thing, (type, types.FunctionType)):
             return self._known.of_code(thing)
         if isinstance(thing, (types.ModuleType, *_GENERATORS)):
@@ -179,7 +180,7 @@ class _Pickler(pickle.Pickler):
             self._known.miss(thing)
             return type, (type(thing),)
         if isinstance(reduced, str):  # the name of what its module has, of a functools.cache, say
-            return tuple, ((reduced, self._known.text(getattr(thing, "__module__", None) or "")),)
+            return tuple, ((reduced, self._known.text(getattr(thing, "__module__", None))),)
         return reduced
 
 

@@ -102,6 +102,8 @@ CASES = {
     ("class A:\n  def f(self): return 1", "class A:\n  def f(self): return 2"): "A",
     ("x = {'b', 'a'}", "x = {'b', 'c'}"): "functools.partial(list, x)",
     ("x = {('b', 1), 'a'}", "x = {('b', 2), 'a'}"): "[x]",
+    ("x = {frozenset('abc'), 'a', len}", "x = {frozenset('abd'), 'a', len}"): "x",
+    ("def f(): return 1\nx = {f, 2}", "def f(): return 3\nx = {f, 2}"): "x",
     ("x = [torch.ones(3), {'t': numpy.ones(3)}]", "x = [torch.ones(3), torch.ones(3)]"): "x",
     ("x = types.SimpleNamespace(size=64)", "x = types.SimpleNamespace(size=65)"): "x",
     ("def A(): return 5 in {1, 2, 'a'}", "def A(): return 5 in {1, 2, 'b'}"): "A",
