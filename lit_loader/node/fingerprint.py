@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import copyreg
+import functools
 import hashlib
 import os
 import pickle
@@ -174,6 +175,8 @@ class _Pickler(pickle.Pickler):
         try:
             if callable(parts := getattr(type(thing), "fingerprint_parts", None)):
                 return tuple, (parts(thing),)
+            if isinstance(thing, functools.partial):  # which pickles {} as None until it is read
+                return type(thing), (thing.func, thing.args, thing.keywords, vars(thing))
             reduce = copyreg.dispatch_table.get(type(thing))
             reduced = reduce(thing) if reduce else thing.__reduce_ex__(_PROTOCOL)
         except Exception:

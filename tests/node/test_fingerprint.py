@@ -205,3 +205,10 @@ def test_what_another_version_has_pickled_is_not_read(
     before = environment()
     monkeypatch.setattr(f"lit_loader.node.fingerprint.{what}", "0.0")
     assert environment() != before
+
+
+def test_a_partial_function_is_the_same_after_its_attributes_were_looked_for() -> None:
+    factory = functools.partial(Holder, 3)
+    before = fingerprint(factory)
+    assert vars(factory) == {}
+    assert fingerprint(factory) == before
