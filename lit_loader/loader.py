@@ -48,7 +48,7 @@ from lit_loader.iteration.host import LoaderHost
 from lit_loader.iteration.internals import DEFAULT_PREFETCH, ITERATED, LoaderInternals
 from lit_loader.iteration.loader_checkpoint import load_state, take_state
 from lit_loader.iteration.resizing import resize
-from lit_loader.sampling.orders import EpochOrder, epoch_number
+from lit_loader.sampling.orders import epoch_number
 from lit_loader.sampling.shown_samplers import choose_samplers
 from lit_loader.seeding.seeds import BaseSeed
 from lit_loader.statistics.recorder import Recorder
@@ -276,6 +276,8 @@ class DataLoader(_TorchLoader[T_co]):
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iterator loads; without, epochs count up by themselves.
 
+        A sampler of the program's own is told it, if it has ``set_epoch``, and nothing otherwise.
+
         A position within that very epoch, from :meth:`load_state_dict`, is kept; one within another
         epoch is given up.
 
@@ -286,9 +288,10 @@ class DataLoader(_TorchLoader[T_co]):
             OptionError: It is no whole number, or has more than 62 bits.
         """
         epoch = epoch_number(epoch)
+        self._internals.follow_samplers(self)
         self._internals.epochs.set_epoch(epoch)
-        if isinstance(self.sampler, EpochOrder):
-            self.sampler.set_epoch(epoch)
+        if self._internals.plan is not None:
+            self._internals.plan.sampler.tell(epoch)
 
     def __len__(self) -> int:
         """Batches of a full epoch (of this rank).

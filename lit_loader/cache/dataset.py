@@ -12,28 +12,38 @@ What changes from epoch to epoch comes behind it: ``CachedDataset(decoded, "4 GB
 
 from __future__ import annotations
 
+import logging
 import operator
+import platform
 import weakref
 from collections.abc import Callable, Sequence
 from multiprocessing.context import get_spawning_popen
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 from torch.utils.data import Dataset, IterableDataset
 
 from lit_loader.cache.entry import MISSING, Bytes, pack
-from lit_loader.cache.folder import Folder, fingerprint
+from lit_loader.cache.folder import Folder
 from lit_loader.cache.mapped import Indexed, MappedDataset
 from lit_loader.cache.shared_store import CacheFigures, Counter, Note, SharedStore
 from lit_loader.config.checks import filled_text, memory_size, path
 from lit_loader.config.kinds import check_dataset
 from lit_loader.context import reading
-from lit_loader.describe import public, short_repr
+from lit_loader.describe import class_name, public, short_repr
 from lit_loader.errors import OptionError, TransportError
-from lit_loader.node import fingerprint as node
+from lit_loader.node.fingerprint import environment, fingerprint
 from lit_loader.seeding.draws import Draws
+from lit_loader.seeding.plain_data import root_of
 
 __all__ = ["CachedDataset"]
+
+_FORMAT: Final = 2
+_LABEL: Final = f"lit_loader cache {_FORMAT}"
+_STATELESS: Final = frozenset({"_thread", "threading", "multiprocessing"})
+"""Modules whose objects (locks, say) cannot be compared, and need not be."""
+
+_log = logging.getLogger("lit_loader.cache")
 
 _T = TypeVar("_T")
 T_co = TypeVar("T_co", covariant=True)
@@ -66,10 +76,12 @@ class CachedDataset(Dataset[T_co]):
         memory: Bytes of memory that samples may take, or text such as ``"4 GB"``; 0: none.
         directory: A folder in which samples outlive the run, and which several runs may use at
             once; None: none.
-        key: Names the data and everything that their samples depend on, as in ``"flowers, 256
-            pixels, v2"``: all processes of this user on this machine that give the same one (ranks,
-            other runs) share the memory, and ``directory`` if there is one. With another key
-            samples are made anew.
+        key: Names the data, as in ``"flowers, June 2026"``: all processes of this user on this
+            machine that give the same one (ranks, other runs) share the memory, and ``directory``
+            if there is one. With another key samples are made anew, and so they are with another
+            dataset: what it and its parts hold (indices, transforms) is compared, and the text of
+            the files that define their classes. What cannot be compared (an open file, say) is
+            logged; that, files that are read and code elsewhere are for the key to name.
 
     Raises:
         OptionError: An argument is refused, or the directory is not this user's alone.
@@ -105,12 +117,23 @@ class CachedDataset(Dataset[T_co]):
 
     def _open(self) -> None:
         self._folder: Folder | None = None
-        if self.directory is not None and self.key is not None:
-            self._folder = Folder(self.directory, self.key, self.dataset)
         label = None
         if self.key is not None:
-            known = (fingerprint(self.key, self.dataset), self.memory)
-            label = f"lit_loader cache 1 {node.fingerprint(node.environment(), known)}"
+            size = len(self.dataset)
+            identity, missing = fingerprint(
+                _FORMAT, platform.machine(), self.key, size, self.dataset
+            )
+            for thing in missing:
+                if root_of(type(thing)) not in _STATELESS:
+                    _log.warning(
+                        "CachedDataset: %s in %s cannot be compared with that of another process "
+                        "or run: let the key name what it stands for",
+                        *(short_repr(thing), type(self.dataset).__name__),
+                    )
+            if self.directory is not None:
+                about = f"{class_name(type(self.dataset))} of {size} samples"
+                self._folder = Folder(self.directory, self.key, identity[:16], about)
+            label = f"{_LABEL} {fingerprint(environment(), identity, self.memory)[0]}"
         self._store = SharedStore(len(self.dataset), self.memory, label)
 
     # --- samples ---

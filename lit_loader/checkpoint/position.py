@@ -150,7 +150,7 @@ class EpochPosition:
     padding: bool = field(init=False, default=False)
     _batches: int = field(init=False)
     _ahead: set[int] = field(init=False)
-    _samplers: dict[int, Any] = field(init=False)
+    _samplers: dict[int, tuple[Any, Any]] = field(init=False)
     _readers: list[ReadPoint] = field(init=False)
     _ended: bool = field(init=False, default=False)
     _previous: Position = field(init=False)
@@ -160,18 +160,22 @@ class EpochPosition:
     def __post_init__(self) -> None:
         self._batches = self.start.batches
         self._ahead = set(self.start.ahead)
-        self._samplers = {self._batches: self.start.sampler}
+        self._samplers = {self._batches: (self.start.sampler, None)}
         self._readers = list(self.start.readers) or [ReadPoint()] * self.num_readers
         self._previous = self.start
 
-    def drawn(self, number: int, sampler: Any) -> None:
-        """Note the sampler's state after it has given batch ``number``."""
+    def drawn(self, number: int, sampler: Any, marks: Any = None) -> None:
+        """Note the sampler's state after it has given batch ``number``, and its generators'."""
         if sampler is not None:
-            self._samplers[number + 1] = sampler
+            self._samplers[number + 1] = sampler, marks
 
     def sampler_at(self, number: int) -> Any:
         """The sampler's state before it gives batch ``number``, which is not delivered yet."""
-        return self._samplers.get(number)
+        return self._samplers.get(number, (None,))[0]
+
+    def marks_at(self, number: int) -> Any:
+        """Where the sampler's generators were before it gave batch ``number``, if that is known."""
+        return self._samplers.get(number, (None, None))[1]
 
     def delivered(self, number: int) -> None:
         """Note that a map-style dataset's batch has been given out."""
@@ -285,7 +289,7 @@ class EpochPosition:
             now,
             batches=batches,
             ahead=tuple(sorted(rest)),
-            sampler=self._samplers.get(batches),
+            sampler=self.sampler_at(batches),
             since=batches - self.start.batches,
         )
 
@@ -297,7 +301,7 @@ class EpochPosition:
             self.start.seed,
             self._batches,
             tuple(sorted(self._ahead)),
-            self._samplers.get(self._batches),
+            self.sampler_at(self._batches),
             tuple(self._readers),
             self._ended,
             self.start.requested,

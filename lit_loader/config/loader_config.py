@@ -116,9 +116,9 @@ class LoaderConfig:
             are workers, in another process. One warning names the first difference: something in
             the samples is not a function of seed and index. The samples are read twice. 0: none.
             For a test run, or for the first of many.
-        share: Let workers read the dataset's long lists, tuples and dicts (10,000 strings, numbers,
-            or tuples, lists and dicts of such, and more) from memory that all of them share,
-            instead of a copy in each. They and their records read as before, and raise if they are
+        share: Let workers read the dataset's long lists and tuples (10,000 strings, numbers, or
+            tuples, lists and dicts of such, and more) from memory that all of them share, instead
+            of a copy in each. They and their records read as before, and raise if they are
             written to. The training process's own stay as they are.
         remote_workers: Workers on other machines, besides those of num_workers here; an iterable
             dataset needs num_shards, and a worker here. 0: none.

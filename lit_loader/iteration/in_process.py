@@ -295,7 +295,7 @@ class InProcessIterator(LoaderIterator[T_co]):
                 indices = next(start.batches)
             except StopIteration:
                 raise self._end(start) from None
-            start.position.drawn(number, start.batches.state())
+            start.position.drawn(number, start.batches.state(), start.batches.marks())
             if number not in start.position.start.ahead:
                 self._task, self._drawn = indices, number
                 return indices
