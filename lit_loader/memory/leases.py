@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_loader.memory.slots import Slot
-from lit_loader.system.fork_guard import ForkGuard
+from lit_loader.system.fork_guard import user_forks
 
 __all__ = ["PATIENCE", "Lease", "LeaseRef", "Leases"]
 
@@ -42,9 +42,16 @@ class Lease(np.ndarray[Any, np.dtype[np.uint8]]):
 
 
 class LeaseRef(weakref.ref):  # type: ignore[type-arg]
-    """A weak reference to a lease that knows the slot which the lease's death gives back."""
+    """A weak reference to a lease that knows the slot which the lease's death gives back.
 
-    __slots__ = ("parts", "slot")
+    Attributes:
+        slot: The slot.
+        parts: What is watched of it.
+        forks: `user_forks` when it was lent.
+    """
+
+    __slots__ = ("forks", "parts", "slot")
+    forks: int
     slot: Slot
     parts: list[PartRef]
 
@@ -79,13 +86,11 @@ class Leases:
     """All leases of an arena. Its methods may be called in any thread at any time.
 
     Args:
-        guard: Knows whether a forked process still needs what was held when it was forked.
         sparse: Whether memory can be given back.
     """
 
-    def __init__(self, guard: ForkGuard, sparse: bool) -> None:
+    def __init__(self, sparse: bool) -> None:
         self._pid = os.getpid()
-        self._guard = guard
         self._sparse = sparse
         self._held: set[LeaseRef] = set()
         self._given = 0
@@ -110,14 +115,20 @@ class Leases:
         """
         lease: Lease = Lease((nbytes,), np.uint8, *slot.place)
         reference = lease.reference = LeaseRef(lease, returned)
-        reference.slot, reference.parts = slot, []
+        reference.slot, reference.parts, reference.forks = slot, [], user_forks()
         self._held.add(reference)
         return lease
 
-    def forget(self, reference: LeaseRef) -> None:
-        """Note that a lease is dead."""
+    def forget(self, reference: LeaseRef) -> bool:
+        """Note that a lease is dead; returns whether its slot may be used again.
+
+        If the program has forked since, the child looks into it: it stays among those held.
+        """
+        if reference.forks != user_forks():
+            return False
         self._held.discard(reference)
         reference.slot.holes = ()
+        return True
 
     def watch(self, lease: Lease, piece: NDArray[np.uint8], start: int, end: int) -> None:
         """Give memory back when a part of a batch is dropped, and the batch is not.
@@ -148,8 +159,8 @@ class Leases:
 
     def thin(self, patience: int) -> None:
         """Give the memory of those parts back that were dropped ``patience`` batches ago."""
-        if os.getpid() != self._pid or self._guard.pending():
-            return  # a forked copy would take it from its parent; the parent from its fork
+        if os.getpid() != self._pid:
+            return  # a forked copy would take it from its parent
         with contextlib.suppress(IndexError):  # until there are none; another thread may help
             while True:
                 when, part = self._dropped.popleft()
@@ -158,6 +169,7 @@ class Leases:
                     return
                 # While it lives, the slot cannot be lent again.
                 lease = part.lease()
-                if lease is not None and self._sparse:
+                forked = part.lease.forks != user_forks()  # it would be taken from the child
+                if lease is not None and self._sparse and not forked:
                     part.lease.slot.punch_hole(part.start, part.end)
                 del lease

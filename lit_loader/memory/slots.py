@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,14 +49,6 @@ class Slot:
         if not self.holes:
             return self.touched
         return self.touched - sum([end - start for start, end in self.holes])
-
-    def filled(self) -> Iterator[tuple[int, int]]:
-        """First byte, and bytes, of each stretch that costs memory."""
-        start = 0
-        for hole, end in (*sorted(self.holes), (self.touched, self.touched)):
-            if start < hole:
-                yield start, hole - start
-            start = end
 
     def punch(self, keep: int = 0) -> None:
         """Give the memory behind the first ``keep`` bytes (whole pages) back to the system.

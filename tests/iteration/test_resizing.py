@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from lit_loader.worker.fork_starter import ForkStarter
 from torch.utils.data import get_worker_info
 
 from lit_loader import DataLoader
@@ -23,7 +24,6 @@ from lit_loader.accelerator import pin_memory as pinning
 from lit_loader.errors import LoaderError, OptionError, WorkerRestartWarning
 from lit_loader.pool.worker_pool import MOST_WORKERS, WorkerPool
 from lit_loader.pool.worker_set import WorkerSet
-from lit_loader.worker.fork_starter import ForkStarter
 from tests.parity.tools import PROMPT, Gate, wait_gone
 from tests.support.faults import Faults, Noisy, Strike, outcomes
 from tests.support.samples import Call, Counting, Noted, Rows, ints, worker_pids
