@@ -225,18 +225,6 @@ def test_workers_have_what_was_written_into_it(factory: Any) -> None:
     assert samples[0][3] not in (0, inode_of(data.array))
 
 
-def test_bytes_are_mapped_too() -> None:
-    """In a child: a mapping with such objects is kept until its process ends."""
-
-    def do(say: object) -> object:
-        [blob] = shared_dataset(lambda: [bytes(range(256)) * 1024], "v1")
-        return blob == bytes(range(256)) * 1024, inode_of(np.frombuffer(blob, np.uint8)) > 0
-
-    child = Child(lambda say: [do(say)])
-    assert child.line() == "[(True, True)]"
-    child.end()
-
-
 class Holding:
     """Holds what cannot be pickled, or must not be shared."""
 
