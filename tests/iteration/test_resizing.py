@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from lit_loader.worker.fork_starter import ForkStarter
+from lit_loader.worker.launcher import Launcher
 from torch.utils.data import get_worker_info
 
 from lit_loader import DataLoader
@@ -331,14 +331,14 @@ def test_a_worker_that_leaves_and_does_not_end(tmp_path: Path) -> None:
 
 
 def test_more_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    start = ForkStarter.start_all
+    start = Launcher.start_all
 
-    def refuse(self: ForkStarter, links: Any) -> Any:
+    def refuse(self: Launcher, links: Any) -> Any:
         if any(each.worker for each in links):
             raise LoaderError("DataLoader worker 1 cannot be started (Too many open files)")
         return start(self, links)
 
-    monkeypatch.setattr(ForkStarter, "start_all", refuse)
+    monkeypatch.setattr(Launcher, "start_all", refuse)
     with noisy(1) as loader:
         iterator = iter(loader)
         found = outcomes([next(iterator)])
