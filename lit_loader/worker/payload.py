@@ -16,6 +16,7 @@ from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.describe import find_failing_object, short_repr
 from lit_loader.errors import LoaderError, TransportError
 from lit_loader.system.buffer_file import Layout, Place, map_buffers
+from lit_loader.system.interrupts import let_handlers_through
 from lit_loader.system.pickling import Pickled, can_carry_by_value, dump, load
 from lit_loader.system.shared_file import nameless_file, remedy, write_all
 from lit_loader.worker.shared_lists import SharedLists
@@ -105,6 +106,7 @@ class Payload:
             instead = None if self._lists is None else self._lists.instead
             pickled = dump(self._spec, self._by_value, instead)
         except Exception as error:
+            let_handlers_through(error)
             if self._by_value or isinstance(error, RecursionError) or not can_carry_by_value():
                 raise self._explained(error) from error
         else:
