@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 import torch
-from lit_loader.worker.launcher import Launcher
 from torch.utils.data import get_worker_info
 
 from lit_loader import DataLoader
@@ -24,6 +23,7 @@ from lit_loader.accelerator import pin_memory as pinning
 from lit_loader.errors import LoaderError, OptionError, WorkerRestartWarning
 from lit_loader.pool.worker_pool import MOST_WORKERS, WorkerPool
 from lit_loader.pool.worker_set import WorkerSet
+from lit_loader.worker.launcher import Launcher
 from tests.parity.tools import PROMPT, Gate, wait_gone
 from tests.support.faults import Faults, Noisy, Strike, outcomes
 from tests.support.samples import Call, Counting, Noted, Rows, ints, worker_pids
