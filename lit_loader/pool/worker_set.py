@@ -242,8 +242,9 @@ class WorkerSet:
                 self._failures += 1
                 if self._failures == ATTEMPTS:
                     raise LoaderError(
-                        f"{unborn(death)}\nSo it was {ATTEMPTS} times in a row: start the loader "
-                        "before such threads, or set multiprocessing_context='forkserver'"
+                        f"workers do not come up, for the {ATTEMPTS}rd time in a row: start the "
+                        "loader before threads that hold locks, or set "
+                        f"multiprocessing_context='forkserver'; {unborn(death)}"
                     )
                 raise death
 

@@ -261,9 +261,9 @@ class Launcher:
                 self._failures += 1
                 if self._failures >= ATTEMPTS:
                     raise LoaderError(
-                        f"workers cannot be forked, for the {ATTEMPTS}rd time in a row: {lost}\n"
-                        "Start the loader before such threads, or set "
-                        "multiprocessing_context='forkserver'"
+                        f"workers cannot be forked, for the {ATTEMPTS}rd time in a row: start the "
+                        "loader before threads that hold locks, or set "
+                        f"multiprocessing_context='forkserver'; {lost}"
                     ) from None
                 self.notices.append(f"{lost}\nAnother one was forked, and nothing is lost.")
 

@@ -481,8 +481,8 @@ def test_a_lock_that_stays_held(launched: bool, seeding_lock: Any) -> None:
         batches(Drawing(), num_workers=1)
     text = str(caught.value)
     assert re.search(r"got stuck|did not come up", text), text
-    assert ", in seed_worker" in text or "in seed_worker\n" in text, text
-    assert text.endswith("multiprocessing_context='forkserver'")
+    assert "in seed_worker" in text, text
+    assert "multiprocessing_context='forkserver'" in text
     assert len(texts) == (0 if launched else 2)  # the error has it all
     assert all("nothing is lost" in told for told in texts)
 

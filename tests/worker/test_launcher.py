@@ -180,8 +180,8 @@ def test_launchers_that_are_killed_again_and_again(
     kill_at(point, killed, monkeypatch)
     with pytest.raises(
         LoaderError,
-        match=r"^workers cannot be forked, for the 3rd time in a row: the process that starts "
-        r"workers \(pid \d+\) was killed by SIGKILL \(.*\)\nStart .*context='forkserver'$",
+        match=r"^workers cannot be forked, for the 3rd time in a row: start .*='forkserver'; the "
+        r"process that starts workers \(pid \d+\) was killed by SIGKILL \(.*\)$",
     ):
         list(DataLoader(Rows(4, 1), num_workers=1, max_worker_restarts=0))
     assert killed.done == launcher.ATTEMPTS
