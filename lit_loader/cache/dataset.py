@@ -23,7 +23,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from lit_loader.cache.entry import MISSING, Bytes, pack
 from lit_loader.cache.folder import Folder, fingerprint
-from lit_loader.cache.mapped import MappedDataset
+from lit_loader.cache.mapped import Indexed, MappedDataset
 from lit_loader.cache.shared_store import CacheFigures, Counter, Note, SharedStore
 from lit_loader.config.checks import filled_text, memory_size, path
 from lit_loader.config.kinds import check_dataset
@@ -36,6 +36,7 @@ from lit_loader.seeding.draws import Draws
 __all__ = ["CachedDataset"]
 
 _T = TypeVar("_T")
+T_co = TypeVar("T_co", covariant=True)
 
 
 class _Owner:
@@ -47,7 +48,7 @@ _watching: weakref.WeakKeyDictionary[_Owner, Draws] = weakref.WeakKeyDictionary(
 
 
 @public
-class CachedDataset(Dataset[Any]):
+class CachedDataset(Dataset[T_co]):
     """A map-style dataset whose samples are made once, by whichever worker needs them first.
 
     Samples lie in memory that all workers share under every start method, for as long as this
@@ -80,14 +81,14 @@ class CachedDataset(Dataset[Any]):
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: Indexed[T_co],
         memory: int | str,
         directory: str | Path | None = None,
         key: str | None = None,
     ) -> None:
         check_dataset(dataset)
         _check_is_finite(dataset)
-        self.dataset = dataset
+        self.dataset: Any = dataset
         self.memory = memory_size("memory", memory)
         self.directory = None if directory is None else path("directory", directory)
         self.key = None if key is None else filled_text("key", key)
@@ -117,10 +118,12 @@ class CachedDataset(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: Any) -> T_co:
+        sample: T_co
         number = self._number(index)
         if number < 0:
-            return self.dataset[index]
+            sample = self.dataset[index]
+            return sample
         sample = self._store.get(number)
         if sample is not MISSING:
             self._store.count(Counter.FROM_MEMORY)
@@ -245,7 +248,7 @@ class CachedDataset(Dataset[Any]):
 
     # --- the rest ---
 
-    def map(self, function: Callable[[Any], Any]) -> MappedDataset:
+    def map(self, function: Callable[[T_co], _T]) -> MappedDataset[_T]:
         """Return a dataset of ``function(sample)``, which is called each time: to augment."""
         return MappedDataset(self, function)
 
@@ -266,7 +269,7 @@ class CachedDataset(Dataset[Any]):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.dataset, name)
 
-    def __copy__(self) -> CachedDataset:
+    def __copy__(self) -> CachedDataset[T_co]:
         other = type(self).__new__(type(self))
         other.__dict__.update(self.__dict__)
         return other

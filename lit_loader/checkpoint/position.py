@@ -149,6 +149,12 @@ class EpochPosition:
         point = ReadPoint(old.batches + 1, state, False, behind, old.before)
         self._latest = _Read(reader, point, self.now())
 
+    def leave_out(self, number: int, sampler: Any) -> None:
+        """Begin behind a map-style dataset's batch, the next one, before anything is given out."""
+        ahead = tuple(n for n in self.start.ahead if n > number)
+        self.start = replace(self.start, batches=number + 1, ahead=ahead, sampler=sampler)
+        self.__post_init__()
+
     def failed(self, number: int, reader: int = 0) -> None:
         """Note that the consumer has been given an exception instead of a batch."""
         self.settle()

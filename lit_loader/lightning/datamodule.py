@@ -22,7 +22,7 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import Dataset
 
-from lit_loader.config.checks import filled_text, flag
+from lit_loader.config.checks import filled_text, flag, known_keywords
 from lit_loader.config.kinds import is_dataset
 from lit_loader.config.loader_config import LoaderConfig
 from lit_loader.describe import public
@@ -32,6 +32,7 @@ from lit_loader.lightning.dataset_sources import (
     DatasetSource,
     SplitFactory,
     check_is_factory,
+    check_source,
     describe_source,
     is_several,
     map_members,
@@ -123,6 +124,7 @@ class LoaderDataModule(BaseDataModule):
     test_dataloader = _SplitHook("test")
     predict_dataloader = _SplitHook("predict")
 
+    @known_keywords
     def __init__(
         self,
         datasets: Mapping[str, DatasetSource] | None = None,
@@ -148,11 +150,7 @@ class LoaderDataModule(BaseDataModule):
         for split, source in datasets.items():
             if split not in SPLITS:
                 raise OptionError(f"datasets has an unknown split {split!r}: use {_listed(SPLITS)}")
-            if not (is_dataset(source) or callable(source)):
-                raise OptionError(
-                    f"datasets[{split!r}] must be a dataset or a factory without arguments, "
-                    f"got {type(source).__name__}"
-                )
+            check_source(split, source)
             if self.shared_key is not None:
                 check_is_factory(split, source)
         common = _config("loader", loader, LoaderConfig())

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import lit_loader
-from lit_loader.memory.arena import HELD_SLOTS, Arena
+from lit_loader.memory.arena import HELD_SLOTS
 from lit_loader.system.fork_guard import unguarded_fork, user_forks
 
 
@@ -96,28 +96,6 @@ def test_forks_without_end(loader: Any) -> None:
         assert batch[0, 0] == 2 * number
     assert len(os.listdir("/proc/self/fd")) <= before + 1
     assert loader._internals.workers.pool._arena.leased <= HELD_SLOTS + 8
-
-
-def test_a_part_that_is_dropped_stays_in_the_child() -> None:
-    """The memory of one that is dropped from a held batch goes back; not if a child has it."""
-    arena = Arena(64, in_flight=2, held=4, slot_bytes=1 << 20)
-    lease = arena.lease(arena.acquire(1 << 20), 1 << 20)
-    lease[:] = 7
-    parts = [lease[: 1 << 19], lease[1 << 19 :]]
-    arena._leases.watch(lease, parts[1], 1 << 19, 1 << 20)
-    read_end, write_end = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.read(read_end, 1)
-        os._exit(0 if (parts[1] == 7).all() else 2)
-    del parts
-    arena._leases.thin(0)
-    os.write(write_end, b"x")
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    os.close(read_end)
-    os.close(write_end)
-    del lease
-    arena.close()
 
 
 # Forks in several threads ----------------------------------------------------------------------
