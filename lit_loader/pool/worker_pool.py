@@ -321,10 +321,7 @@ class WorkerPool:
 
     def end_hung(self, worker: int) -> WorkerDeath:
         """End a worker that does not get on, having it write its stacks if it can."""
-        death = self._workers.end(worker)
-        if not self._dispatcher.any_done:  # perhaps none can be: all were forked with a lock held
-            self._workers.distrust(worker)
-        return death
+        return self._workers.end(worker)
 
     def wake(self) -> None:
         """Let a :meth:`receive` that waits in another thread return None."""
