@@ -14,7 +14,8 @@
   stack, so that a slot whose pages are warm is used before one that was never touched.
 - Workers map the same file (:class:`ArenaMap`) and write only where a task sends them.
 - A batch that is given to the consumer holds its slot through a :class:`Lease`: the slot returns
-  to the stack when the last tensor that looks into it dies. That is the only way back.
+  to the stack when the last tensor that looks into it dies. That is the only way back. One that
+  was out when the program forked stays out: the child looks into it, too.
 - Where many batches are held, the next ones are copied out, tensor by tensor
   (`memory/held_tensors.py`).
 - Memory of a past peak goes back to the system: of slots that a whole window of acquires did
@@ -46,7 +47,6 @@ from lit_loader.memory.leases import Lease, LeaseRef, Leases
 from lit_loader.memory.memory_budget import MemoryBudget
 from lit_loader.memory.size_forecast import Forecast
 from lit_loader.memory.slots import FreeSlots, Slot
-from lit_loader.system.fork_guard import ForkGuard
 from lit_loader.system.shared_file import (
     SharedFile,
     address_space_left,
@@ -158,18 +158,14 @@ class Arena:
         self._appending = threading.Lock()
         self._is_finalizing = sys.is_finalizing
         self._closed = False
-        self._guard = ForkGuard(self._held_memory)
         self._leases = Leases()
-        self._parked: list[Slot] = []
         offsets = range(self.mapped - capacity, start - 1, -capacity)
         self._free = FreeSlots(
             [Slot(self._map, offset, offset, capacity) for offset in offsets], self._file.sparse
         )
         # Under a budget, what a slot keeps beyond what is expected is taken from the others.
         self._forecast = Forecast(_SMALLEST_SLOT, slack=1 if self._budgeted else 2)
-        self._budget = MemoryBudget(
-            budget, self._forecast, self._free, self._leases, self._parked, len(offsets)
-        )
+        self._budget = MemoryBudget(budget, self._forecast, self._free, self._leases, len(offsets))
 
     def acquire(self, capacity: int = 0) -> Slot:
         """Take a free slot of at least ``capacity`` bytes, or make one.
@@ -180,8 +176,6 @@ class Arena:
         Raises:
             LoaderError: The memory for a new one cannot be had; names the size and the limit.
         """
-        if self._parked:
-            self._unpark()
         forecast = self._forecast
         if forecast.tick():
             self._free.begin_window()
@@ -232,23 +226,9 @@ class Arena:
         """
         if not used:
             slot.touched = min(slot.capacity, max(slot.touched, self._forecast.ever))
-        (self._parked if self._guard.pending() else self._free.warm).append(slot)
+        self._free.warm.append(slot)
         if self._closed:
             self.trim(0)
-
-    def _unpark(self) -> None:
-        """Free the slots given back while a forked process still needed their content."""
-        if not self._guard.pending():
-            with contextlib.suppress(IndexError):  # until there are none; another thread may help
-                while True:
-                    self._free.warm.append(self._parked.pop())
-
-    def _held_memory(self) -> list[tuple[int, int]]:
-        """Address and bytes of what batches in the consumer's hands look into."""
-        return [
-            (reference.slot.memory.ctypes.data, reference.slot.touched)
-            for reference in self._leases
-        ]
 
     def lease(self, slot: Slot, nbytes: int) -> Lease:
         """Lend a slot's first ``nbytes`` bytes; it is free again when their last view is gone."""
@@ -261,8 +241,8 @@ class Arena:
     def _returned(self, reference: LeaseRef) -> None:
         if self._is_finalizing():
             return  # of all memory the process is about to let go, and modules are empty already
-        self._leases.forget(reference)
-        self.release(reference.slot)
+        if self._leases.forget(reference):
+            self.release(reference.slot)
 
     def divide(self, lease: Lease, stretches: list[Stretch]) -> Pieces | None:
         """Say how the consumer is to hold a batch that it is given now.

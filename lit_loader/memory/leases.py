@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from lit_loader.memory.slots import Slot
+from lit_loader.system.fork_guard import user_forks
 
 __all__ = ["Lease", "LeaseRef", "Leases"]
 
@@ -29,9 +30,15 @@ class Lease(np.ndarray[Any, np.dtype[np.uint8]]):
 
 
 class LeaseRef(weakref.ref):  # type: ignore[type-arg]
-    """A weak reference to a lease that knows the slot which the lease's death gives back."""
+    """A weak reference to a lease that knows the slot which the lease's death gives back.
 
-    __slots__ = ("slot",)
+    Attributes:
+        slot: The slot.
+        forks: `user_forks` when it was lent.
+    """
+
+    __slots__ = ("forks", "slot")
+    forks: int
     slot: Slot
 
     # By identity: an ndarray has no hash that the reference could borrow.
@@ -64,10 +71,16 @@ class Leases:
         """
         lease: Lease = Lease((nbytes,), np.uint8, *slot.place)
         reference = lease.reference = LeaseRef(lease, returned)
-        reference.slot = slot
+        reference.slot, reference.forks = slot, user_forks()
         self._held.add(reference)
         return lease
 
-    def forget(self, reference: LeaseRef) -> None:
-        """Note that a lease is dead."""
+    def forget(self, reference: LeaseRef) -> bool:
+        """Note that a lease is dead; returns whether its slot may be used again.
+
+        If the program has forked since, the child looks into it: it stays among those held.
+        """
+        if reference.forks != user_forks():
+            return False
         self._held.discard(reference)
+        return True

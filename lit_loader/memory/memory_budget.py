@@ -8,11 +8,10 @@ made: a task in flight counts as much as the largest recent batch (`memory/size_
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 
 from lit_loader.memory.leases import Leases
 from lit_loader.memory.size_forecast import Forecast
-from lit_loader.memory.slots import FreeSlots, Slot, memory_of
+from lit_loader.memory.slots import FreeSlots, memory_of
 
 __all__ = ["MemoryBudget"]
 
@@ -25,7 +24,6 @@ class MemoryBudget:
         forecast: How large a batch is expected to be.
         free: Slots that nothing uses.
         leases: Slots that the consumer's batches look into.
-        parked: Slots given back while a forked process still needs their content.
         slots: Number of all slots.
 
     Attributes:
@@ -38,7 +36,6 @@ class MemoryBudget:
         forecast: Forecast,
         free: FreeSlots,
         leases: Leases,
-        parked: Sequence[Slot],
         slots: int,
     ) -> None:
         self.slots = slots
@@ -46,7 +43,6 @@ class MemoryBudget:
         self._forecast = forecast
         self._free = free
         self._leases = leases
-        self._parked = parked
         self._too_large = 0  # bytes of a batch larger than the budget; -1: it was warned of
 
     @property
@@ -57,11 +53,11 @@ class MemoryBudget:
     @property
     def in_flight(self) -> int:
         """Slots that are neither free nor kept: those of tasks that are being worked on."""
-        return max(0, self.slots - len(self._free) - len(self._parked) - len(self._leases))
+        return max(0, self.slots - len(self._free) - len(self._leases))
 
     def kept(self) -> int:
         """Bytes that can neither be given back nor used: of batches held, here or in a fork."""
-        return memory_of([*(reference.slot for reference in self._leases), *self._parked])
+        return memory_of([reference.slot for reference in self._leases])
 
     def room(self, undelivered: int) -> int:
         """How many more tasks may be sent now; to be asked before each of them.

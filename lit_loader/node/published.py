@@ -13,14 +13,15 @@ import mmap
 import os
 import pickle
 import struct
+import weakref
 from collections.abc import Callable, Mapping
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Final
 
 from lit_loader.describe import find_failing_object, short_repr
 from lit_loader.errors import TransportError
-from lit_loader.system.buffer_file import Layout, map_buffers, write_stretches
-from lit_loader.system.out_of_band import PROTOCOL, OutOfBand, PickleFile
+from lit_loader.system.buffer_file import Layout, map_buffers
+from lit_loader.system.out_of_band import PROTOCOL, OutOfBand
 from lit_loader.system.shared_file import write_all
 
 __all__ = ["Parcel", "read"]
@@ -41,7 +42,7 @@ class Parcel:
 
     def __init__(self, dataset: Any) -> None:
         try:
-            self._stream, spans = _dump(dataset)
+            self._stream, buffers = _dump(dataset)
         except Exception as error:
             found = find_failing_object(dataset, error, _dump, "dataset")
             raise TransportError(
@@ -49,7 +50,7 @@ class Parcel:
                 f"needs ({type(found.error).__name__}: {found.error}); leave it out in "
                 "__getstate__ and make it on first use"
             ) from error
-        self._layout = Layout(spans, anew=True)
+        self._layout = Layout(buffers)
         self._places = pickle.dumps(self._layout.places, PROTOCOL)
         self.nbytes = self._layout.nbytes + len(self._places) + len(self._stream) + _END.size
         """Bytes of the file."""
@@ -62,7 +63,7 @@ class Parcel:
         """
         buffers = self._layout.nbytes
         os.ftruncate(fd, buffers)
-        write_stretches(fd, self._layout)
+        self._layout.write(fd)
         os.lseek(fd, buffers, os.SEEK_SET)
         write_all(fd, self._places)
         write_all(fd, self._stream)
@@ -86,7 +87,10 @@ def read(fd: int) -> Any:
         with view[buffers : buffers + places] as part:
             known = pickle.loads(part)
         with view[buffers + places : size - _END.size] as part:
-            return pickle.loads(part, buffers=map_buffers(fd, buffers, known, keep=True))
+            mapped = map_buffers(fd, buffers, known)
+            if mapped:  # others find the file as long as it is in use here
+                weakref.finalize(mapped[0].obj, os.close, os.dup(fd)).atexit = False
+            return pickle.loads(part, buffers=mapped)
 
 
 def _dump(value: object) -> tuple[bytes, list[Any]]:
@@ -97,11 +101,11 @@ def _dump(value: object) -> tuple[bytes, list[Any]]:
         kind: reducer for kind, reducer in others.items() if kind.__module__.startswith("torch")
     }
     apart = OutOfBand({**reducers, **dict.fromkeys(_storages(reducers), _refuse)})
-    file = PickleFile(apart)
+    file = io.BytesIO()
     pickler = pickle.Pickler(file, PROTOCOL, buffer_callback=apart.stays_inside)
     pickler.dispatch_table = {**reducers, **apart.reducers()}
     pickler.dump(value)
-    return file.getvalue(), apart.spans
+    return file.getvalue(), apart.buffers
 
 
 def _storages(reducers: Mapping[type, Any]) -> list[type]:

@@ -30,7 +30,7 @@ from lit_loader.errors import (
     WorkerRestartWarning,
     WorkerTimeoutError,
 )
-from lit_loader.pool.outcome import Outcome, WorkerDeath
+from lit_loader.pool.outcome import Outcome, WorkerDeath, unborn
 from lit_loader.pool.worker_pool import WorkerPool
 from lit_loader.system.cgroups import MemoryLimits, memory_limits
 from lit_loader.transport.messages import position_of
@@ -368,15 +368,6 @@ def hung(death: WorkerDeath, seconds: float, timeout: float, assigned: Mapping[i
         f"DataLoader worker {death.worker} (pid {death.pid}) did not get on within "
         f"timeout={timeout:g} s: it was {_doing(death.row, assigned)}, for {seconds:.1f} s, and "
         f"has been ended; raise timeout if that may take so long. {stack}"
-    )
-
-
-def unborn(death: WorkerDeath) -> str:
-    """Say that a forked worker did not come up."""
-    stack = f"; its stacks:\n{death.stack}" if death.stack else ""
-    return (
-        f"DataLoader worker {death.worker} (pid {death.pid}) did not come up: it waited, most "
-        f"likely for a lock that another thread held while it was forked, and was ended{stack}"
     )
 
 

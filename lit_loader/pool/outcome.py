@@ -12,7 +12,7 @@ from lit_loader.transport.remote_error import RemoteError
 from lit_loader.transport.status_board import BoardRow
 from lit_loader.worker.starters import Loss
 
-__all__ = ["FewerWorkers", "Outcome", "WorkerDeath"]
+__all__ = ["FewerWorkers", "Outcome", "WorkerDeath", "unborn"]
 
 
 class Outcome(NamedTuple):
@@ -92,3 +92,12 @@ class FewerWorkers(str):
         notice = cls(text)
         notice.workers = workers
         return notice
+
+
+def unborn(death: WorkerDeath) -> str:
+    """Say that a forked worker did not come up."""
+    stack = f"; its stacks:\n{death.stack}" if death.stack else ""
+    return (
+        f"DataLoader worker {death.worker} (pid {death.pid}) did not come up: it waited, most "
+        f"likely for a lock that another thread held while it was forked, and was ended{stack}"
+    )

@@ -130,7 +130,6 @@ class WorkerPool:
         page: What viewers in other processes are shown of the loader.
         num_workers: How many there are to be; while that comes about, a few more or fewer live.
         token: That of the epoch whose tasks are wanted.
-        any_done: Whether a task has ever been done.
 
     Raises:
         LoaderError: No worker can be started from here, or there is no memory.
@@ -171,7 +170,6 @@ class WorkerPool:
         self._dead: int | None = None  # the sentinel of a worker that is gone
         self.num_workers = num_workers
         self.token = 1
-        self.any_done = False
         try:
             with HeldBack():
                 arena = Arena(size, in_flight, slot_bytes=slot_bytes, budget=memory_budget)
@@ -426,7 +424,6 @@ class WorkerPool:
                 self._call_off(self._copies[second])
             if self._unassigned:
                 self._assign_waiting()
-        self.any_done = True
         end = reply.at + reply.nbytes
         if reply.status == Status.DONE:
             return Outcome(
@@ -669,10 +666,7 @@ class WorkerPool:
 
     def end_hung(self, worker: int) -> WorkerDeath:
         """End a worker that does not get on, having it write its stacks if it can."""
-        death = self._workers.end(worker)
-        if not self.any_done:  # perhaps none can be: all were forked with a lock held
-            self._workers.distrust(worker)
-        return death
+        return self._workers.end(worker)
 
     @property
     def waiting(self) -> bool:

@@ -2,8 +2,9 @@
 
 Used by `pool/worker_pool.py`, which may change how many there are to be. No more workers are
 starting at the same time than there are processors for it, as the first batch need not wait for the
-last worker: one that is up says so, and the next one is started then. One that was forked and does
-not come up is found by a watchdog.
+last worker: one that is up says so, and the next one is started then. One that was forked and
+stands still instead (it waits for a lock, most likely, that another thread held at the fork) is
+ended and started again; the third time in a row it is an error.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from typing import Final
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.errors import LoaderError
 from lit_loader.memory.arena import Arena
-from lit_loader.pool.outcome import WorkerDeath
+from lit_loader.pool.outcome import WorkerDeath, unborn
 from lit_loader.pool.pipes import Pipes
 from lit_loader.pool.resources import PoolResources
 from lit_loader.system.processors import usable_processors
 from lit_loader.system.stack_dumps import DUMP_SIGNAL
-from lit_loader.system.watchdog import LOOK_SECONDS, Watchdog
+from lit_loader.system.standstill import Standstill
 from lit_loader.transport.status_board import BoardRow, Stage, StatusBoard
-from lit_loader.worker.fork_starter import make_starter
+from lit_loader.worker.launcher import ATTEMPTS, make_starter
 from lit_loader.worker.payload import Descriptor, Links
 from lit_loader.worker.starters import Remote, Starter
 
@@ -35,6 +36,9 @@ __all__ = ["WorkerSet", "explain_limit"]
 
 _DUMP_TIME: Final = 1.0
 """Seconds that a hung worker has to write its stacks, before it is killed."""
+
+_LOOK_SECONDS: Final = 0.5
+"""Seconds between two looks at workers that start."""
 
 
 class WorkerSet:
@@ -55,7 +59,7 @@ class WorkerSet:
     Attributes:
         num_workers: How many there are to be.
         relay: The number of the worker that stands for those elsewhere; None: there is none.
-        starting: The workers that are not up yet, each with its watchdog.
+        starting: The workers that are not up yet, each with how long it stands still.
         notices: For the consumer, of how workers were started.
     """
 
@@ -78,7 +82,8 @@ class WorkerSet:
         self.num_workers = num_workers
         self._at_once = math.ceil(usable_processors())
         self._next_look = 0.0  # at those that are starting
-        self.starting: dict[int, Watchdog] = {}
+        self.starting: dict[int, Standstill] = {}
+        self._failures = 0  # in a row: workers that did not come up
         self._links = Links(
             worker=0,
             num_workers=num_workers,
@@ -167,20 +172,20 @@ class WorkerSet:
             self._own.processes[worker] = process
             self._pipes.watch(process.sentinel)
             if worker != self.relay:
-                awaited = [process.pid or 0, getattr(process, "forked_by", 0)]
-                self.starting[worker] = Watchdog(*filter(None, awaited))
+                self.starting[worker] = Standstill(process.pid or 0)
             self._board.launched(worker, process.pid or 0)
 
     def came_up(self, worker: int) -> None:
         """Note that a worker has come up, or has something to say."""
+        self._failures = 0
         self.starting.pop(worker, None)
         self._starter.came_up()
 
     def until(self, deadline: float | None) -> float | None:
         """Until when to wait while workers are starting: the time is up early, to look at them."""
-        if not self._starter.forks:  # they import, which may be slow and is seldom stuck
+        if self._starter.up_deadline is None or not self.starting:
             return deadline
-        look = time.monotonic() + LOOK_SECONDS
+        look = time.monotonic() + _LOOK_SECONDS
         return look if deadline is None else min(look, deadline)
 
     def look_at_starting(self) -> None:
@@ -188,25 +193,28 @@ class WorkerSet:
 
         Raises:
             WorkerDeath: There is one, which has been ended.
+            LoaderError: So it was with those before.
         """
-        now = time.monotonic()
-        if not self._starter.forks or now < self._next_look:
+        now, most = time.monotonic(), self._starter.up_deadline
+        if most is None or now < self._next_look:
             return
-        self._next_look = now + LOOK_SECONDS
-        for worker, watchdog in self.starting.items():
-            if watchdog.stuck():
+        self._next_look = now + _LOOK_SECONDS
+        for worker, still in self.starting.items():
+            if still.seconds() >= most:
                 death = self.end(worker)
                 death.unborn = True
-                self.distrust(worker)
+                self._failures += 1
+                if self._failures == ATTEMPTS:
+                    raise LoaderError(
+                        f"workers do not come up, for the {ATTEMPTS}rd time in a row: start the "
+                        "loader before threads that hold locks, or set "
+                        f"multiprocessing_context='forkserver'; {unborn(death)}"
+                    )
                 raise death
 
     def counts(self, row: BoardRow) -> bool:
         """Whether a worker is past the start of interpreter and torch, which counts for no hang."""
         return self._starter.forks or row.stage != Stage.STARTING
-
-    def distrust(self, worker: int) -> None:
-        """Note that a worker may have been forked with a lock held: start it in another way."""
-        self._starter.distrust(worker)
 
     def death_of(self, sentinel: int) -> WorkerDeath:
         """Say how the worker has died whose process has this sentinel."""

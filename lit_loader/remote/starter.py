@@ -104,6 +104,11 @@ class _MixedStarter:
         return self._here.forks
 
     @property
+    def up_deadline(self) -> float | None:
+        """Seconds that a worker here may stand still before it is up."""
+        return self._here.up_deadline
+
+    @property
     def shared_data(self) -> int:
         """Bytes of the dataset in a file that all workers here map."""
         return self._here.shared_data
@@ -137,11 +142,6 @@ class _MixedStarter:
         if self._relay is not None:
             self._relay.hear()
         self._here.came_up()
-
-    def distrust(self, worker: int) -> None:
-        """Hear that a worker is stuck where it was never seen to work, and has been ended."""
-        if worker != self._plan.relay:
-            self._here.distrust(worker)
 
     def close(self) -> None:
         """Let go of everything; the workers must have ended."""

@@ -10,16 +10,10 @@ from __future__ import annotations
 from multiprocessing.process import BaseProcess
 from typing import Final
 
-__all__ = ["UNKNOWN", "reap", "reap_and_close"]
+__all__ = ["UNKNOWN", "reap"]
 
 UNKNOWN: Final = 255
 """The exit code where it is lost, as ``multiprocessing`` has it for its fork server."""
-
-
-def reap_and_close(process: BaseProcess) -> None:
-    """Reap a process that has ended, if that was not done, and close what it held."""
-    reap(process)
-    process.close()
 
 
 def reap(process: BaseProcess) -> None:

@@ -1,42 +1,25 @@
 """`OutOfBand`: large buffers of what is being pickled are noted, and not copied into the pickle.
 
-NumPy arrays and torch storages are described by where their bytes lie; objects that know pickle's
-protocol 5 (those of pyarrow, say) hand over their buffers themselves. All of them appear in the
-pickle as buffers that it does not contain, in the order of `spans`::
-
-    array, view of it ──▶ two spans that overlap ──▶ one stretch of a `BufferFile`
-    torch storage     ──▶ a span
-    bytes             ──▶ a span, taken out of the stream as it is written (`PickleFile`)
-
-What overlaps in memory overlaps in the file, so views of one array, and a tensor and the array that
-it was made of, are still that when they are unpickled. What is small, and has no part in anything
-large, stays in the pickle: so do arrays of objects. Storages in shared memory are left to torch,
-which has them stay shared.
+Pickle's protocol 5 has buffers that a pickle does not contain. NumPy arrays use it (and pyarrow's
+tables); here torch's storages are told to, and the arrays that NumPy itself copies: those that are
+not contiguous, and those of times. An array of a mapped file (``numpy.memmap``) goes as the file's
+name. What is small stays in the pickle, and so do arrays of objects. Storages in shared memory are
+left to torch, which has them stay shared.
 """
 
 from __future__ import annotations
 
-import io
+import mmap
+import os
 import pickle
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_loader.system.mapped_files import MappedFile, mapping_behind
-
-__all__ = [
-    "LARGE",
-    "PROTOCOL",
-    "OutOfBand",
-    "Reducer",
-    "PickleFile",
-    "Span",
-    "address_of",
-    "memory_at",
-]
+__all__ = ["LARGE", "PROTOCOL", "OutOfBand", "Reducer"]
 
 Reducer: TypeAlias = "Callable[[Any], Any]"
 
@@ -49,36 +32,6 @@ PROTOCOL: Final = 5
 _PLAIN_KINDS: Final = frozenset("biufcmMSUV?")
 """Kinds of elements that are their bytes; others hold pointers."""
 
-_NEXT_BUFFER: Final = b"\x97"
-"""Opcode: the next buffer out of band."""
-
-_FRAME: Final = b"\x95"
-"""Opcode that most of what a pickler writes at a time begins with; 8 bytes of length follow."""
-
-_MARKER: Final = pickle.PickleBuffer(bytearray(1))
-"""Stands for the next span in the pickle."""
-
-
-class Span(NamedTuple):
-    """A stretch of memory that something being pickled looks into.
-
-    Attributes:
-        address: Its first byte.
-        nbytes: Its length.
-        owner: Keeps it alive.
-        sparse: Whether the owner, an array, uses so little of it that its elements alone are worth
-            carrying, unless all of the stretch is carried anyway.
-        readonly: Whether it must not be written to, and only its buffer says so.
-        contents: Whether it is the contents of a `bytes` object.
-    """
-
-    address: int
-    nbytes: int
-    owner: Any
-    sparse: bool = False
-    readonly: bool = False
-    contents: bool = False
-
 
 class OutOfBand:
     """Notes the large buffers of one pickle.
@@ -87,20 +40,16 @@ class OutOfBand:
         reducers: How objects are pickled otherwise, by type.
 
     Attributes:
-        spans: The buffers, in the order in which the pickle asks for them.
+        buffers: The buffers, in the order in which the pickle asks for them.
     """
 
     def __init__(self, reducers: Mapping[type, Reducer]) -> None:
-        self.spans: list[Span] = []
+        self.buffers: list[memoryview] = []
         self._others = reducers
-        self._files: dict[int, tuple[NDArray[Any], MappedFile | None]] = {}
 
     def reducers(self) -> dict[type, Reducer]:
         """Returns how objects of some types are pickled, by type."""
-        found: dict[type, Reducer] = {
-            np.ndarray: self._reduce_array,
-            np.memmap: self._reduce_array,
-        }
+        found: dict[type, Reducer] = {np.ndarray: _reduce_array, np.memmap: _reduce_array}
         torch = sys.modules.get("torch")
         if torch is not None and torch.UntypedStorage in self._others:
             found[torch.UntypedStorage] = self._reduce_storage
@@ -109,48 +58,11 @@ class OutOfBand:
 
     def stays_inside(self, buffer: pickle.PickleBuffer) -> bool:
         """Take over a buffer, unless it is to stay in the pickle; the pickler's callback."""
-        if buffer is _MARKER:
-            return False
         raw = buffer.raw()
         if raw.nbytes < LARGE:
             return True
-        memory = np.frombuffer(raw, np.uint8)
-        self.spans.append(Span(address_of(memory), raw.nbytes, memory, readonly=raw.readonly))
+        self.buffers.append(raw)
         return False
-
-    def take_bytes(self, data: bytes) -> bytes:
-        """Take over a large `bytes` object, and return what stands for it in the pickle."""
-        address = address_of(np.frombuffer(data, np.uint8))
-        self.spans.append(Span(address, len(data), data, contents=True))
-        return _NEXT_BUFFER
-
-    def _reduce_array(self, array: NDArray[Any]) -> Any:
-        if array.nbytes < LARGE and (array.base is None or _whole(array).nbytes < LARGE):
-            # Its elements are copied, in either way; the other one keeps it read-only.
-            return array.__reduce__() if array.flags.writeable else array.__reduce_ex__(PROTOCOL)
-        dtype = array.dtype
-        if dtype.kind not in _PLAIN_KINDS or dtype.hasobject or not array.nbytes:
-            return array.__reduce_ex__(PROTOCOL)
-        if array.flags.c_contiguous:
-            start, nbytes = 0, array.nbytes
-        else:
-            start, nbytes = _extent(array)
-        low = address_of(array) - start
-        look = (type(array), dtype, array.shape, array.strides, nbytes, array.flags.writeable)
-        file = None if array.base is None else self._file_behind(array)
-        if file is not None:
-            return _array_of, (file, file.offset(low) + start, *look)
-        self.spans.append(Span(low, nbytes, array, sparse=4 * array.nbytes < 3 * nbytes))
-        return _array_of, (_MARKER, start, *look)
-
-    def _file_behind(self, array: NDArray[Any]) -> MappedFile | None:
-        """Returns the file that an array looks into: one object, whatever array of it asks."""
-        whole = _whole(array)
-        if not isinstance(whole, np.memmap):
-            return None
-        if id(whole) not in self._files:
-            self._files[id(whole)] = whole, mapping_behind(whole)
-        return self._files[id(whole)][1]
 
     def _reduce_tensor(self, tensor: Any) -> Any:
         """As torch does, which forgets that a view is the conjugate or negative of its bytes."""
@@ -163,53 +75,8 @@ class OutOfBand:
         nbytes = storage.nbytes()
         if storage.device.type != "cpu" or storage.is_shared() or not nbytes:
             return self._others[type(storage)](storage)
-        if nbytes < LARGE:
-            return _storage_of, (bytearray(memory_at(storage.data_ptr(), nbytes, storage)),)
-        self.spans.append(Span(storage.data_ptr(), nbytes, storage))
-        return _storage_of, (_MARKER,)
-
-
-def _tensor_of(kind: type, plain: Any, requires_grad: bool) -> Any:
-    return plain.as_subclass(kind).requires_grad_(requires_grad)
-
-
-class PickleFile(io.BytesIO):
-    """Where a pickler writes to; large `bytes` objects are taken out on their way.
-
-    A pickler writes these without copying: opcode and length end what it writes first, and next
-    comes the object itself. (`persistent_id` would be called for every number and string.)
-
-    Args:
-        apart: Takes them over.
-    """
-
-    def __init__(self, apart: OutOfBand) -> None:
-        super().__init__()
-        self._apart = apart
-        self._end = b""
-
-    def write(self, data: Any) -> int:
-        """Write a part of the pickle, or what stands for it."""
-        if type(data) is bytes and len(data) >= LARGE and not _is_frame(data):
-            opcode = _opcode_of(data)
-            if self._end.endswith(opcode):
-                self.seek(-len(opcode), io.SEEK_END)
-                self.truncate()
-                data = self._apart.take_bytes(data)
-        self._end = bytes(data[-9:])
-        return super().write(data)
-
-
-def _opcode_of(data: bytes) -> bytes:
-    """Returns what comes before a `bytes` object in a pickle."""
-    if len(data) < 1 << 32:
-        return b"B" + len(data).to_bytes(4, "little")
-    return b"\x8e" + len(data).to_bytes(8, "little")
-
-
-def _is_frame(data: bytes) -> bool:
-    """Whether this looks like opcodes that a pickler has gathered, and perhaps is."""
-    return data[:1] == _FRAME and int.from_bytes(data[1:9], "little") + 9 <= len(data)
+        memory = np.asarray(_Memory(storage.data_ptr(), nbytes, storage))
+        return _storage_of, (pickle.PickleBuffer(memory.data),)
 
 
 class _Memory:
@@ -225,53 +92,102 @@ class _Memory:
         }
 
 
-def memory_at(address: int, nbytes: int, owner: object) -> NDArray[np.uint8]:
-    """Returns ``nbytes`` of memory as an array, uint8, that keeps its ``owner`` alive."""
-    return np.asarray(_Memory(address, nbytes, owner))
-
-
-def address_of(array: NDArray[Any]) -> int:
-    """Returns where an array's first element lies."""
-    address: int = array.__array_interface__["data"][0]
-    return address
-
-
-def _whole(array: NDArray[Any]) -> NDArray[Any]:
-    """Returns the array that this one is a view of."""
-    while isinstance(array.base, np.ndarray):
-        array = array.base
-    return array
-
-
-def _extent(array: NDArray[Any]) -> tuple[int, int]:
-    """Returns how far the first element lies behind the lowest byte, and the bytes in between."""
-    reach = [(size - 1) * stride for size, stride in zip(array.shape, array.strides, strict=True)]
-    below = -sum(min(0, step) for step in reach)
-    return below, below + sum(max(0, step) for step in reach) + array.itemsize
-
-
-def _array_of(
-    buffer: memoryview | NDArray[np.uint8],
-    start: int,
-    kind: type[NDArray[Any]],
-    dtype: np.dtype[Any],
-    shape: tuple[int, ...],
-    strides: tuple[int, ...] | None,
-    nbytes: int,
-    writeable: bool,
-) -> NDArray[Any]:
-    """Make the array that looks into a buffer, or whose elements alone, in C order, it holds."""
-    if buffer.nbytes < nbytes:
-        strides, start = None, 0
-    array: NDArray[Any] = np.ndarray.__new__(kind, shape, dtype, buffer, start, strides)
-    if isinstance(array, np.memmap) and isinstance(buffer, np.memmap):
-        array.filename, array.mode, array.offset = buffer.filename, buffer.mode, start
-    if not writeable:
-        array.flags.writeable = False
-    return array
+def _tensor_of(kind: type, plain: Any, requires_grad: bool) -> Any:
+    return plain.as_subclass(kind).requires_grad_(requires_grad)
 
 
 def _storage_of(buffer: memoryview | bytearray) -> Any:
     import torch
 
     return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+
+
+def _reduce_array(array: NDArray[Any]) -> Any:
+    flags, kind = array.flags, array.dtype.kind
+    if array.nbytes < LARGE or kind not in _PLAIN_KINDS or array.dtype.hasobject:
+        return array.__reduce_ex__(PROTOCOL)
+    by_name = None if array.base is None else _reduce_mapped(array)
+    if by_name is not None:
+        return by_name
+    array = np.asarray(array)
+    if (flags.c_contiguous or flags.f_contiguous) and kind not in "mM":
+        return array.__reduce_ex__(PROTOCOL)
+    elements = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    look = (array.dtype, array.shape, flags.writeable)
+    return _array_of, (pickle.PickleBuffer(elements.data), *look)
+
+
+def _array_of(
+    buffer: memoryview, dtype: np.dtype[Any], shape: tuple[int, ...], writeable: bool
+) -> NDArray[Any]:
+    array = np.frombuffer(buffer, np.uint8).view(dtype).reshape(shape)
+    if not writeable:
+        array.flags.writeable = False
+    return array
+
+
+# Mapped files ------------------------------------------------------------------------------------
+
+
+def _reduce_mapped(array: Any) -> Any:
+    """Name the file that an array looks into.
+
+    None: there is none, or it is another one by now, or it was written to privately (mode "c").
+    """
+    whole = array
+    while isinstance(whole.base, np.ndarray):
+        whole = whole.base
+    if not isinstance(whole, np.memmap) or not isinstance(whole.base, mmap.mmap):
+        return None
+    if whole.mode == "c" or not isinstance(whole.filename, (str, os.PathLike)):
+        return None
+    first: int = whole.__array_interface__["data"][0]
+    path = os.fspath(whole.filename)
+    file = _file_at(first, path)
+    if file is None:
+        return None
+    start = array.__array_interface__["data"][0] - first + whole.offset
+    look = (type(array), array.dtype, array.shape, array.strides, array.flags.writeable)
+    return _map_again, (path, file, start, *look)
+
+
+def _file_at(address: int, path: str) -> tuple[int, int] | None:
+    """Returns device and inode of the file of a name, if it is mapped at an address."""
+    try:
+        stat = os.stat(path)
+        with open("/proc/self/maps") as maps:
+            lines = maps.readlines()
+    except OSError:  # gone, or not Linux
+        return None
+    for line in lines:
+        bounds, _, _, device, inode = line.split()[:5]
+        low, high = (int(bound, 16) for bound in bounds.split("-"))
+        if low <= address < high:
+            found = f"{os.major(stat.st_dev):02x}:{os.minor(stat.st_dev):02x}", str(stat.st_ino)
+            return (stat.st_dev, stat.st_ino) if found == (device, inode) else None
+    return None
+
+
+def _map_again(
+    path: str,
+    file: tuple[int, int],
+    start: int,
+    kind: type[NDArray[Any]],
+    dtype: np.dtype[Any],
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    writeable: bool,
+) -> Any:
+    """Map a file once more; what is written there stays this process's own."""
+    with open(path, "rb") as opened:
+        stat = os.fstat(opened.fileno())
+        if (stat.st_dev, stat.st_ino) != file:
+            raise FileNotFoundError(
+                f"{path}, which a numpy.memmap of the dataset maps, has been replaced by another "
+                "file since the workers were started; keep it as long as they run"
+            )
+        whole = np.memmap(opened, np.uint8, "c" if writeable else "r")
+    array: Any = np.ndarray.__new__(kind, shape, dtype, whole, start, strides)
+    if isinstance(array, np.memmap):
+        array.filename, array.mode, array.offset = whole.filename, whole.mode, start
+    return array

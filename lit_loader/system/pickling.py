@@ -24,7 +24,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, ClassVar, NamedTuple
 
-from lit_loader.system.out_of_band import PROTOCOL, OutOfBand, PickleFile, Reducer, Span
+from lit_loader.system.out_of_band import PROTOCOL, OutOfBand, Reducer
 
 __all__ = ["Pickled", "can_carry_by_value", "dump", "importable_main", "load", "main_is_importable"]
 
@@ -71,14 +71,14 @@ class Pickled(NamedTuple):
 
     Attributes:
         stream: The pickle, without its large buffers.
-        spans: These, where they lie in this process, in the order in which the pickle names them.
+        buffers: These, where they lie in this process, in the order in which the pickle names them.
         pickler: To be kept until the process is started, if descriptors go along. It has what was
             made on the way (a ``torch.Generator``'s state, say), whose file descriptors must still
             be open then.
     """
 
     stream: bytes
-    spans: Sequence[Span]
+    buffers: Sequence[memoryview]
     pickler: pickle.Pickler
 
 
@@ -100,7 +100,7 @@ def dump(
     # Asked for anew each time: libraries register with multiprocessing as they are imported.
     others = ForkingPickler(io.BytesIO()).dispatch_table
     apart = OutOfBand(others)
-    file = PickleFile(apart)
+    file = io.BytesIO()
     if by_value:
         kind = _with(instead, _by_value(carried, others, apart))
         pickler: pickle.Pickler = kind(file, PROTOCOL, apart.stays_inside)
@@ -109,10 +109,10 @@ def dump(
         pickler = kind(file, PROTOCOL, True, apart.stays_inside)
         pickler.dispatch_table = {**others, **apart.reducers()}
     pickler.dump((value, carried))  # in this order: the second is filled by pickling the first
-    return Pickled(file.getvalue(), apart.spans, pickler)
+    return Pickled(file.getvalue(), apart.buffers, pickler)
 
 
-def load(stream: mmap, buffers: Iterable[memoryview | bytes]) -> Any:
+def load(stream: mmap, buffers: Iterable[memoryview]) -> Any:
     """Unpickle what :func:`dump` gave.
 
     Args:

@@ -1,11 +1,12 @@
-"""The launcher, from the parent's side: a clean process that forks workers on demand.
+"""The launcher: a clean process that forks workers on demand; and `make_starter`.
 
 ::
 
-    parent ══ Start(worker), its pipe ════▶ launcher ── fork ──▶ worker
-       ▲ ◀═══ pid, pidfd ════════════════════╯  ▲                  │
-       ╰───── pidfd: "it has ended" ────────────┼──────────────────╯
-              Reap(worker) ═════════════════════╯ exit status, peak memory
+    parent ══ "start", a pipe and a permit ═▶ launcher ── fork ──▶ worker
+       ▲ ◀═══ its process id ══════════════════╯  ▲                 ▲ │
+       │ ──── the permit: "begin" ────────────────┼─────────────────╯ │
+       ╰───── pidfd: "it has ended" ──────────────┼───────────────────╯
+              "fate" ═════════════════════════════╯ exit code, peak memory
 
 Forking a process copies the locks that its other threads hold, and nothing in the copy will ever
 release them. A training process has many threads (autograd, OpenMP, loggers, the pin-memory thread)
@@ -13,79 +14,108 @@ when a dead worker must be replaced in the middle of an epoch. So it forks once,
 made, a process that has one thread only and never does anything else than fork. A worker made by it
 later is the same as one made at first: the same dataset, the same module state, nothing in motion.
 
-The one fork may go wrong itself, and the launcher may be killed. It is waited for as long as it
-gets on (`system/watchdog.py`); what is done if it does not is said in
-`worker/fork_starter.py`, and what runs in it in `worker/launcher_process.py`.
+- Before it says that it is ready, the launcher does once what every worker does first: if the fork
+  has copied a held lock, it is stuck there, and not its workers.
+- A launcher that is stuck (asleep, at nothing, for `DEADLINE` seconds) or was killed is forked
+  again; so is one none of whose workers has come up, for the next worker. The third time it is an
+  error, which names the stacks.
+- The launcher does one thing at a time: it waits for a request, or for its parent's death.
+- It ignores SIGTERM: where that is sent to all processes to end a job, the parent ends, and that
+  ends the launcher.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import gc
+import multiprocessing
 import os
+import pickle
+import select
 import signal
 import socket
-import struct
+import sys
 import threading
-from collections.abc import Iterator, Sequence
-from multiprocessing import util
+import time
+import traceback
+from collections import deque
+from collections.abc import Sequence
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
-from multiprocessing.process import BaseProcess
-from typing import Final
+from typing import Any, Final, NoReturn
 
+import numpy as np
+import torch
+
+from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.errors import LoaderError
-from lit_loader.system.child_processes import reap_and_close
-from lit_loader.system.stack_dumps import DUMP_SIGNAL, StackFile
-from lit_loader.system.watchdog import LOOK_SECONDS, PATIENCE, Watchdog
-from lit_loader.worker.launcher_process import (
-    QUIT,
-    READY,
-    REAP,
-    REAPED,
-    REQUEST,
-    START,
-    STARTED,
-    Origin,
-    WorkerMain,
-    launcher_main,
+from lit_loader.seeding.find_generators import find_generators
+from lit_loader.seeding.seeds import renew_numpy_generator, seed_worker
+from lit_loader.system.child_processes import reap
+from lit_loader.system.forked_locks import renew_locks
+from lit_loader.system.interrupts import HeldBack
+from lit_loader.system.stack_dumps import DUMP_SIGNAL, StackFile, write_stacks_to
+from lit_loader.system.standstill import Standstill
+from lit_loader.worker.payload import Descriptor, Links, Payload
+from lit_loader.worker.process_start import Permit, quiet_start, reset_signals
+from lit_loader.worker.starters import (
+    DEADLINE,
+    DirectStarter,
+    Notice,
+    Starter,
+    all_or_none,
+    run_worker,
 )
-from lit_loader.worker.payload import Links, Payload
-from lit_loader.worker.process_start import quiet_start
 
-__all__ = ["LaunchedWorker", "Launcher", "LauncherLostError", "can_launch"]
+__all__ = ["ATTEMPTS", "Launcher", "make_starter"]
+
+ATTEMPTS: Final = 3
+"""Forks in a row of which nothing comes, before it is an error."""
+
+_LOOK: Final = 0.5
+"""Seconds between two looks at a launcher that is to answer."""
 
 _ENDING: Final = 1.0
 """Seconds that a launcher has to end by itself, or to write its stacks."""
 
-_AHEAD: Final = 64
-"""Workers that are asked for before the first answer is read: a socket holds only so many."""
+_UNDISTURBED: Final = 0.05
+"""Seconds that other threads leave to this one between the end of their draws and the fork."""
+
+_TURNS: Final = 3
+"""Threads that are at Python code, and are given their turn before."""
+
+_STUCK: Final = 120
+"""Seconds after which the kernel ends a launcher that is not ready: its parent may be gone."""
+
+_LONGEST: Final = 1 << 16
+"""Bytes of a message."""
 
 
-def can_launch(context: BaseContext) -> bool:
-    """Whether workers of this start method can come from a launcher: forked ones, on Linux."""
-    if context.get_start_method() != "fork" or not hasattr(os, "pidfd_open"):
-        return False
+def make_starter(context: BaseContext, links: Links, spec: BatchSpec) -> Starter:
+    """Choose where the workers come from: forked ones, on Linux, from a launcher.
+
+    Args:
+        context: The start method.
+        links: What connects worker 0 with the parent.
+        spec: What the workers make.
+    """
+    if context.get_start_method() == "fork" and _has_pidfds():
+        return Launcher(context, links, spec)
+    return DirectStarter(context, spec)
+
+
+def _has_pidfds() -> bool:
     try:
         os.close(os.pidfd_open(os.getpid()))
-    except OSError:  # an old kernel, or a sandbox
+    except (AttributeError, OSError):  # another system, an old kernel, or a sandbox
         return False
     return True
 
 
-class LauncherLostError(Exception):
-    """The launcher is gone, or does not get on and was ended.
-
-    Attributes:
-        report: What was seen of it.
-        started: The workers that it has started nevertheless, in the order asked for.
-    """
-
-    def __init__(self, report: str, started: Sequence[LaunchedWorker] = ()) -> None:
-        super().__init__(report)
-        self.report = report
-        self.started = started
+class _Lost(Exception):
+    """The launcher is gone, or does not get on."""
 
 
 class LaunchedWorker:
@@ -94,26 +124,17 @@ class LaunchedWorker:
     Attributes:
         pid: Process id.
         sentinel: A pidfd: can be read from when the process has ended.
-        forked_by: The launcher's process id; the worker waits until that lets it begin.
-        exitcode: Exit code, minus the signal's number, or None: alive, or not known.
-        peak_memory: Bytes that were resident at most; 0: not known.
     """
 
-    def __init__(
-        self, launcher: Launcher, worker: int, pid: int, sentinel: int, forked_by: int
-    ) -> None:
+    def __init__(self, launcher: Launcher, pid: int) -> None:
         self._launcher = launcher
-        self._worker = worker
-        self._reaped = False
+        self._fate: tuple[int | None, int] | None = None
         self.pid = pid
-        self.sentinel = sentinel
-        self.forked_by = forked_by
-        self.exitcode: int | None = None
-        self.peak_memory = 0
+        self.sentinel = os.pidfd_open(pid)
 
     def is_alive(self) -> bool:
         """Whether the process runs."""
-        return not self._reaped and not wait_for([self.sentinel], 0)
+        return self.sentinel >= 0 and not wait_for([self.sentinel], 0)
 
     def terminate(self) -> None:
         """Send SIGTERM."""
@@ -128,12 +149,26 @@ class LaunchedWorker:
             signal.pidfd_send_signal(self.sentinel, number)
 
     def join(self) -> None:
-        """Wait until the process has ended, and learn how."""
-        if self._reaped:
-            return
+        """Wait until the process has ended."""
         wait_for([self.sentinel])
-        self._reaped = True
-        self.exitcode, self.peak_memory = self._launcher.reap(self._worker)
+
+    @property
+    def exitcode(self) -> int | None:
+        """Exit code, minus the signal's number, or None: alive, or not known."""
+        return self._ended()[0]
+
+    @property
+    def peak_memory(self) -> int:
+        """Bytes that were resident at most; 0: not known."""
+        return self._ended()[1]
+
+    def _ended(self) -> tuple[int | None, int]:
+        # Asked for only where it is of use: no loader waits for it when it is closed.
+        if self._fate is None:
+            if self.is_alive():
+                return None, 0
+            self._fate = self._launcher.fate(self.pid)
+        return self._fate
 
     def close(self) -> None:
         """Let go of the pidfd; the process must have ended."""
@@ -148,219 +183,324 @@ class Launcher:
     Args:
         context: Forks.
         links: What connects worker 0 with the parent.
-        payload: The user's objects.
-        worker_main: What a worker runs.
+        spec: What the workers make.
 
     Attributes:
-        patience: How often the launcher may be found asleep, and at nothing, before it is stuck.
+        forks: Whether workers are forked from what this process is.
+        shared_data: Bytes of the dataset in a file of its own: forked workers need none.
+        up_deadline: Seconds that a worker may stand still before it is up.
+        notices: Messages for the consumer.
+        pid: The launcher's process id; 0: there is none.
     """
 
-    def __init__(
-        self,
-        context: BaseContext,
-        links: Links,
-        payload: Payload,
-        worker_main: WorkerMain,
-    ) -> None:
+    forks = True
+    shared_data = 0
+
+    def __init__(self, context: BaseContext, links: Links, spec: BatchSpec) -> None:
+        self.notices: deque[Notice] = deque()
+        self.up_deadline: float | None = DEADLINE
         self._context = context
-        self._arguments = (links, payload, worker_main)
+        self._links = links
+        self._payload = Payload(spec)
         self._stacks = StackFile(links.stacks.fd)
-        self._process: BaseProcess | None = None
-        self._pidfd = -1
         self._requests: socket.socket | None = None
-        self._quit: util.Finalize | None = None
-        self.patience = PATIENCE
+        self._pidfd = -1
+        self._failures = 0
+        self._begun: set[int] = set()  # workers of this launcher
+        self._proven = False  # whether one of them has come up
+        self.pid = 0
 
     def start_all(self, links: Sequence[Links]) -> list[LaunchedWorker]:
-        """Have workers forked, one after the other.
+        """Have workers forked, one after the other: all or none.
 
         Raises:
-            LauncherLostError: The launcher is gone, or was stuck; another call forks another one.
-            LoaderError: The system does not give another process.
+            LoaderError: The system does not give another process; or none that gets on.
         """
-        if self._requests is None or wait_for([self._pidfd], 0):
-            # At first; and again if the launcher was killed. Forking now is as it would be
-            # without one.
-            self.discard()
-            self._fork()
-        assert self._requests is not None
         started: list[LaunchedWorker] = []
-        asked = 0
-        try:
+        with all_or_none(started), HeldBack():
+            if not self._proven and self._begun.intersection(each.worker for each in links):
+                self._discard()  # the one before has not come up: nor would the next
             for each in links:
-                while asked < min(len(links), len(started) + _AHEAD):
-                    self._ask(links[asked])
-                    asked += 1
-                started.append(self._started(each.worker))
-        except LauncherLostError as lost:
-            lost.started = started
-            raise
-        except OSError as error:
-            raise self._lost(error, started) from None
-        except BaseException:
-            # End the launcher, and with it the workers that have started.
-            self.close()
-            for process in started:
-                process.close()
-            raise
+                try:
+                    self._start(each, started)
+                except OSError as error:
+                    raise LoaderError(
+                        f"DataLoader worker {each.worker} cannot be started ({error.strerror}): "
+                        "raise the limits (ulimit -n, ulimit -u), see that memory is left, or use "
+                        "fewer workers"
+                    ) from error
         return started
 
-    def _ask(self, links: Links) -> None:
-        """Ask for a worker; its own pipe goes along, which the launcher cannot know of."""
-        assert self._requests is not None
-        request = REQUEST.pack(START, links.worker, links.generation, links.num_workers)
-        pipe = struct.pack("i", links.control.fd)
-        self._requests.sendmsg([request], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, pipe)])
+    def came_up(self) -> None:
+        """Hear that a worker has begun to work."""
+        self._failures = 0
+        self._proven = True
 
-    def _started(self, worker: int) -> LaunchedWorker:
-        """Wait until a worker has been forked."""
-        assert self._requests is not None
-        self._await_answer()
-        data, fds, _, _ = socket.recv_fds(
-            self._requests, STARTED.size, 1, flags=socket.MSG_DONTWAIT
-        )
-        if not data:
-            raise ConnectionResetError(errno.ECONNRESET, "the connection was closed")
-        pid, error = STARTED.unpack(data)
-        if error or not fds:
-            # No pidfd: the kernel drops one that there is no room for here.
-            reason = os.strerror(error or errno.EMFILE)
-            raise LoaderError(
-                f"DataLoader worker {worker} cannot be started ({reason}): raise the limits "
-                "(ulimit -n, ulimit -u), see that memory is left, or use fewer workers"
-            )
-        assert self._process is not None
-        return LaunchedWorker(self, worker, pid, fds[0], self._process.pid or 0)
+    def _start(self, links: Links, started: list[LaunchedWorker]) -> None:
+        """Have a worker forked, by another launcher if need be, and add it to those started."""
+        own = {
+            field.name: getattr(links, field.name)
+            for field in dataclasses.fields(links)
+            if not isinstance(getattr(links, field.name), Descriptor)
+        }
+        while True:
+            try:
+                if self._requests is None or wait_for([self._pidfd], 0):
+                    # At first; and if it was killed. That is as it would be without one.
+                    self._discard()
+                    self._fork()
+                with Permit() as permit:  # of which the launcher has no copy
+                    pid, error = self._ask(("start", own), [links.control.fd, permit.waiting])
+                    if error:
+                        raise OSError(error, os.strerror(error))
+                    started.append(LaunchedWorker(self, pid))
+                    self._begun.add(links.worker)
+                    permit.give()
+                return
+            except _Lost as lost:
+                self._failures += 1
+                if self._failures >= ATTEMPTS:
+                    raise LoaderError(
+                        f"workers cannot be forked, for the {ATTEMPTS}rd time in a row: start the "
+                        "loader before threads that hold locks, or set "
+                        f"multiprocessing_context='forkserver'; {lost}"
+                    ) from None
+                self.notices.append(f"{lost}\nAnother one was forked, and nothing is lost.")
 
-    def _await_answer(self) -> None:
-        """Wait until the launcher says something, or has ended.
+    def _ask(self, request: object, fds: Sequence[int] = ()) -> Any:
+        """Send a request, if it is one, and wait for the answer.
 
         Raises:
-            LauncherLostError: It does not get on; it has been ended.
+            _Lost: There is none; the launcher has been ended.
         """
-        assert self._process is not None and self._requests is not None
-        watchdog = Watchdog(self._process.pid or 0, patience=self.patience)
-        while not wait_for([self._requests, self._pidfd], LOOK_SECONDS):
-            if watchdog.stuck():
-                pid = self._process.pid
-                self._stacks.take()
-                with contextlib.suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(self._pidfd, DUMP_SIGNAL)
-                wait_for([self._pidfd], _ENDING)
-                self.discard()
-                stack = self._stacks.take()
-                raise LauncherLostError(
-                    f"the process that starts workers (pid {pid}) got stuck, most likely at a lock "
-                    "that another thread of this process held while it was forked"
-                    + (f"; its stacks:\n{stack}" if stack else "")
-                )
+        assert self._requests is not None
+        try:
+            if request is not None:
+                socket.send_fds(self._requests, [pickle.dumps(request)], fds)
+            still = Standstill(self.pid)
+            while not wait_for([self._requests, self._pidfd], _LOOK):
+                if still.seconds() >= DEADLINE:
+                    raise _Lost(self._stuck())
+            answer = self._requests.recv(_LONGEST, socket.MSG_DONTWAIT)
+            if not answer:
+                raise ConnectionResetError(errno.ECONNRESET, "the connection was closed")
+        except OSError as error:
+            raise _Lost(self._dead(error)) from None
+        except BaseException:  # an answer that is not waited for would be the next one's
+            self._discard()
+            raise
+        return pickle.loads(answer)
 
-    def _lost(self, error: OSError, started: Sequence[LaunchedWorker] = ()) -> LauncherLostError:
-        """Let go of a launcher that has died, and say of what."""
-        process = self._process
-        assert process is not None
-        pid = process.pid
+    def _stuck(self) -> str:
+        """Have a launcher that does not get on write its stacks; returns what is to be told."""
+        self._stacks.take()
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, DUMP_SIGNAL)
         wait_for([self._pidfd], _ENDING)
-        process.join(0)
-        code = process.exitcode
-        self.discard()
+        stack = self._stacks.take()
+        return (
+            f"the process that starts workers (pid {self.pid}) got stuck, most likely at a lock "
+            "that another thread of this process held while it was forked"
+            + (f"; its stacks:\n{stack}" if stack else "")
+        )
+
+    def _dead(self, error: OSError) -> str:
+        """Let go of a launcher that has died; returns what it has died of."""
+        wait_for([self._pidfd], _ENDING)
+        pid, code = self.pid, self._discard()
         how = "is gone" if code is None else f"ended with exit code {code}"
         if code is not None and code < 0:
             how = f"was killed by {signal.Signals(-code).name}"
-        return LauncherLostError(
-            f"the process that starts workers (pid {pid}) {how} ({error})", started
-        )
+        return f"the process that starts workers (pid {pid}) {how} ({error})"
 
     def _fork(self) -> None:
+        """Fork the launcher, and wait until it is ready."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        origin = Origin(os.getpid(), ours, gc.isenabled(), threading.active_count() > 1)
-        self._process = self._context.Process(  # type: ignore[attr-defined]
-            target=launcher_main,
-            args=(origin, theirs, *self._arguments),
-            name="lit_loader launcher",
-            daemon=True,
-        )
+        parent, threads = os.getpid(), threading.active_count() > 1
+        interval, collecting = sys.getswitchinterval(), gc.isenabled()
+        gc.disable()  # it would finalise, in the copy, what waits for threads
         try:
-            with theirs, quiet_start(self._context), _no_collection():
-                self._process.start()
-            self._pidfd = os.pidfd_open(self._process.pid or 0)
-        except ProcessLookupError:
-            ours.close()
-            self._process = None
-            raise LauncherLostError("the process that starts workers ended at once") from None
+            if threads and interval < _UNDISTURBED:
+                sys.setswitchinterval(_UNDISTURBED)
+                # A thread that waits for its turn by now asks soon for the lock of torch's
+                # generator, which is waited for; one that comes later does not.
+                for _ in range(_TURNS):
+                    time.sleep(0)
+            with theirs, quiet_start(self._context):
+                pid = os.fork()
+                if pid == 0:
+                    sys.setswitchinterval(interval)
+                    ours.close()
+                    self._serve(theirs, parent, collecting, threads)
+            self._requests, self.pid, self._pidfd = ours, pid, os.pidfd_open(pid)
         except BaseException:
             ours.close()
             raise
-        self._requests = ours
-        # A process made by multiprocessing ends without atexit: it sends SIGTERM to its children,
-        # which the launcher ignores, and waits for them. Before that it runs finalizers of its own.
-        self._quit = util.Finalize(self, _ask_to_quit, (ours,), exitpriority=0)
-        try:
-            self._await_answer()
-            if ours.recv(len(READY), socket.MSG_DONTWAIT) != READY:
-                raise ConnectionResetError(errno.ECONNRESET, "it ended before it was ready")
-        except OSError as error:
-            raise self._lost(error) from None
-        except BaseException:
-            self.discard()
-            raise
+        finally:
+            if threads and interval < _UNDISTURBED:
+                sys.setswitchinterval(interval)
+            if collecting:
+                gc.enable()
+        self._begun, self._proven = set(), False
+        self._ask(None)
 
-    def reap(self, worker: int) -> tuple[int | None, int]:
-        """Learn how the last process of a worker that has ended did so.
-
-        Returns:
-            Exit code as in ``multiprocessing.Process.exitcode``, and bytes resident at most; None
-            and 0 if the launcher that could know has died.
-        """
+    def fate(self, pid: int) -> tuple[int | None, int]:
+        """Learn the exit code and the peak memory of a worker that has ended; None, 0: unknown."""
         if self._requests is None:
             return None, 0
         try:
-            self._requests.send(REQUEST.pack(REAP, worker, 0, 0))
-            self._await_answer()
-            exitcode, peak = REAPED.unpack(self._requests.recv(REAPED.size, socket.MSG_DONTWAIT))
-        except (OSError, struct.error, LauncherLostError):
+            found: tuple[int | None, int] = self._ask(("fate", pid))
+        except _Lost:
             return None, 0
-        return exitcode, peak
+        return found
 
-    def discard(self) -> None:
-        """Kill the launcher; the workers that it has started live on."""
-        if self._process is not None and self._process.pid is not None:
-            self._process.kill()
-        self.close()
+    def _discard(self) -> int | None:
+        """Kill the launcher; the workers that it has started live on. Returns its exit code."""
+        requests, self._requests = self._requests, None
+        pidfd, self._pidfd = self._pidfd, -1
+        code = None
+        if requests is not None:
+            requests.close()
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            wait_for([pidfd], _ENDING)
+            with contextlib.suppress(ChildProcessError):  # other code has waited for it
+                found, status = os.waitpid(self.pid, os.WNOHANG)
+                code = os.waitstatus_to_exitcode(status) if found else None
+            os.close(pidfd)
+        self.pid = 0
+        return code
 
     def close(self) -> None:
         """End the launcher, which kills what is left of its workers."""
-        process, self._process = self._process, None
-        requests, self._requests = self._requests, None
-        pidfd, self._pidfd = self._pidfd, -1
-        if requests is not None:
-            assert self._quit is not None
-            self._quit()
-            requests.close()
-        if process is not None and process.pid is not None:
-            if not wait_for([process.sentinel if pidfd < 0 else pidfd], _ENDING):
-                process.kill()
-            reap_and_close(process)
-        if pidfd >= 0:
-            os.close(pidfd)
+        if self._requests is not None:
+            with contextlib.suppress(OSError):  # processes forked meanwhile have this end, too
+                self._requests.shutdown(socket.SHUT_RDWR)
+            wait_for([self._pidfd], _ENDING)
+        self._discard()
+
+    def _serve(
+        self, requests: socket.socket, parent: int, collecting: bool, threads: bool
+    ) -> NoReturn:
+        """Be the launcher."""
+        try:
+            renew_locks()
+            renew_numpy_generator()
+            reset_signals()
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(_STUCK)
+            write_stacks_to(self._links.stacks.fd)
+            # What is the parent's stays the parent's: the workers' garbage collectors neither touch
+            # (and so copy) the pages of its objects nor finalise its garbage.
+            gc.freeze()
+            if collecting:
+                gc.enable()
+            # This process may have children, whatever the parent was.
+            multiprocessing.current_process().daemon = False
+            rehearse(self._payload.open(), threads)
+            signal.alarm(0)
+            _Server(requests, os.pidfd_open(parent), self._links, self._payload).run()
+        except (ConnectionError, ProcessLookupError):
+            pass  # the parent has closed its end, or is gone
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(0)
 
 
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Fork without the garbage collector running in the copy, before that has frozen what it got.
+def rehearse(spec: BatchSpec, threads: bool) -> None:
+    """Take every lock of the loader's own need that a thread of the parent may have held.
 
-    It would finalise the parent's garbage there: objects that wait for threads, or for locks that
-    threads hold, of which the copy has none.
+    Args:
+        spec: What the workers make.
+        threads: Whether the parent had several: one alone was at nothing but the fork.
     """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+    torch.set_num_threads(1)
+    # What cannot be seeded or drawn from here cannot be in a worker either, which will say so.
+    with contextlib.suppress(Exception):
+        seed_worker(0)
+    if threads:
+        for generator in find_generators(spec.dataset, spec.collate_fn).generators:
+            with contextlib.suppress(Exception):
+                _take_lock(generator)
 
 
-def _ask_to_quit(requests: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        requests.send(REQUEST.pack(QUIT, 0, 0, 0))
+def _take_lock(generator: Any) -> None:
+    """Take a generator's lock, and draw nothing: with ``seeding="worker"`` its place counts."""
+    if isinstance(generator, torch.Generator):
+        generator.get_state()
+    elif isinstance(generator, np.random.RandomState):
+        generator.random_sample(0)
+    elif isinstance(generator, np.random.BitGenerator):
+        generator.random_raw(0)
+
+
+class _Server:
+    """Answers requests, in the launcher."""
+
+    def __init__(self, requests: socket.socket, watch: int, links: Links, payload: Payload) -> None:
+        self._requests = requests
+        self._watch = watch
+        self._links = links
+        self._payload = payload
+        self._workers: dict[int, Any] = {}
+
+    def run(self) -> None:
+        """Serve until there are no more requests, or until the parent is gone."""
+        self._requests.send(pickle.dumps(None))  # ready
+        poll = select.poll()
+        for fd in (self._requests.fileno(), self._watch):
+            poll.register(fd, select.POLLIN)
+        try:
+            while self._watch not in {fd for fd, _ in poll.poll()}:
+                request, fds, _, _ = socket.recv_fds(self._requests, _LONGEST, 2)
+                if not request:
+                    break
+                kind, what = pickle.loads(request)
+                answer = self._start(what, fds) if kind == "start" else self._fate(what)
+                for fd in fds:
+                    os.close(fd)
+                self._requests.send(pickle.dumps(answer))
+        finally:
+            for worker in self._workers.values():
+                worker.kill()
+            for worker in self._workers.values():
+                reap(worker)
+
+    def _start(self, own: dict[str, Any], fds: Sequence[int]) -> tuple[int, int]:
+        """Fork a worker; returns its process id, or 0 and why there is none."""
+        if len(fds) < 2:
+            return 0, errno.EMFILE  # the kernel drops those that there is no room for here
+        links = dataclasses.replace(self._links, control=Descriptor(fds[0]), **own)
+        process: Any = multiprocessing.get_context("fork").Process(
+            target=self._work,
+            args=(Permit(fds[1]), links),
+            name=f"lit_loader worker {links.worker}",
+            daemon=True,
+        )
+        try:
+            process.start()
+        except OSError as error:
+            return 0, error.errno or errno.EAGAIN
+        self._workers[process.pid] = process
+        return process.pid, 0
+
+    def _work(self, permit: Permit, links: Links) -> None:
+        self._requests.close()
+        os.close(self._watch)
+        run_worker(permit, links, self._payload)
+
+    def _fate(self, pid: int) -> tuple[int | None, int]:
+        """Let go of a child that has ended; returns its exit code and peak memory."""
+        process, peak = self._workers.pop(pid, None), 0
+        if process is None:
+            return None, 0  # a worker of a launcher before this one
+        # Starting another process may have reaped it, and then has kept its exit code.
+        with contextlib.suppress(ChildProcessError):
+            _, status, usage = os.wait4(pid, 0)
+            peak = usage.ru_maxrss * 1024
+            # Private reach: join() would wait for the same child once more, and knows no memory.
+            process._popen.returncode = os.waitstatus_to_exitcode(status)
+        reap(process)
+        return process.exitcode, peak

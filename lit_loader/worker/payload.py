@@ -6,18 +6,17 @@ import dataclasses
 import errno
 import mmap
 import os
-import pickle
 import tempfile
 from collections import deque
 from multiprocessing import reduction
 from multiprocessing.context import get_spawning_popen
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.describe import find_failing_object, short_repr
 from lit_loader.errors import LoaderError, TransportError
-from lit_loader.system.buffer_file import BufferFile, Layout, map_buffers
-from lit_loader.system.known_mappings import KnownMapping
+from lit_loader.system.buffer_file import Layout, Place, map_buffers
+from lit_loader.system.interrupts import let_handlers_through
 from lit_loader.system.pickling import Pickled, can_carry_by_value, dump, load
 from lit_loader.system.shared_file import nameless_file, remedy, write_all
 from lit_loader.worker.shared_lists import SharedLists
@@ -62,7 +61,7 @@ class Payload:
     (locks, queues, shared tensors) is pickled for each worker anew.
 
     Large buffers (arrays, tensors) are not in the pickle: they lie in a file of their own, which
-    every worker maps; those of a `shared_dataset` in the file that it has already.
+    every worker maps.
 
     Args:
         spec: The objects.
@@ -79,9 +78,7 @@ class Payload:
         self._by_value = by_value
         self._fd = -1
         self._for_all = False
-        self._buffers: BufferFile | None = None
-        self._known: list[KnownMapping] = []
-        self._mapped: list[tuple[Descriptor, int] | None] = []
+        self._buffers: _BufferFile | None = None
         self._lists: SharedLists | None = None
         if spec.share and spec.table() is None:
             self._lists = SharedLists(spec.dataset)
@@ -89,17 +86,12 @@ class Payload:
     def __reduce__(self) -> tuple[Any, ...]:
         if self._fd < 0:
             self._write()
-        own = (
-            None if self._buffers is None else (Descriptor(self._buffers.fd), self._buffers.nbytes)
-        )
-        known = ((Descriptor(mapping.fd), mapping.nbytes) for mapping in self._known)
-        return _payload_from, (Descriptor(self._fd), [own, *known])
+        return _payload_from, (Descriptor(self._fd), self._buffers)
 
     @property
     def shared_bytes(self) -> int:
         """Bytes of large buffers that the workers share."""
-        known = sum(mapping.nbytes for mapping in self._known)
-        return known + (0 if self._buffers is None else self._buffers.nbytes)
+        return 0 if self._buffers is None else self._buffers.nbytes
 
     def _write(self) -> None:
         """Pickle the objects, as a part of starting a process.
@@ -114,6 +106,7 @@ class Payload:
             instead = None if self._lists is None else self._lists.instead
             pickled = dump(self._spec, self._by_value, instead)
         except Exception as error:
+            let_handlers_through(error)
             if self._by_value or isinstance(error, RecursionError) or not can_carry_by_value():
                 raise self._explained(error) from error
         else:
@@ -127,24 +120,22 @@ class Payload:
 
     def _store(self, pickled: Pickled) -> None:
         """Write the files: one of the large buffers, and one of where they lie and the pickle."""
-        layout = Layout(pickled.spans)
+        layout = Layout(pickled.buffers)
         # For a worker started later: the same bytes, unless the parent has changed them.
-        if self._buffers is None or not self._buffers.holds(layout):
+        if self._buffers is None or not layout.is_in(*self._buffers):
             self._drop_buffers()
             if layout.nbytes:
                 self._buffers = self._buffer_file(layout)
-        self._known = layout.mappings
         self._pickler = None if self._for_all else pickled.pickler
         fd, _ = nameless_file("lit_loader dataset")
         try:
-            write_all(fd, pickle.dumps(layout.places))
             write_all(fd, pickled.stream)
         except BaseException:
             os.close(fd)
             raise
         self._fd = fd
 
-    def _buffer_file(self, layout: Layout) -> BufferFile:
+    def _buffer_file(self, layout: Layout) -> _BufferFile:
         """Write the large buffers into memory, or to a disk.
 
         Raises:
@@ -152,12 +143,12 @@ class Payload:
         """
         size = f"({layout.nbytes / 2**20:,.0f} MiB)"
         try:
-            return BufferFile(layout)
+            return _BufferFile.written(layout)
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise  # no want of room
             try:
-                file = BufferFile(layout, on_disk=True)
+                file = _BufferFile.written(layout, on_disk=True)
             except OSError as full:
                 raise LoaderError(
                     f"no room for the dataset's arrays {size} in memory ({error}) nor in the "
@@ -187,9 +178,8 @@ class Payload:
 
     def _drop_buffers(self) -> None:
         if self._buffers is not None:
-            self._buffers.close()
+            os.close(self._buffers.fd)
             self._buffers = None
-        self._known = []
 
     def _explained(self, error: Exception) -> Exception:
         """Name what cannot be pickled, and what to do."""
@@ -220,25 +210,48 @@ class Payload:
         if self._spec is None:
             # Mapped, and not read: all workers have one file position in common.
             with mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ) as stream:
-                places = pickle.load(stream)
-                files = [
-                    (-1, 0) if file is None else (file[0].fd, file[1]) for file in self._mapped
-                ]
-                buffers = map_buffers(*files[0], places, files[1:])
-                for fd, _ in files:
-                    if fd >= 0:
-                        os.close(fd)
-                self._spec = load(stream, buffers)
+                file = self._buffers
+                self._spec = load(stream, [] if file is None else map_buffers(*file))
             self.close()
         elif self._lists is not None:  # in a fork of the process that made it
             self._lists.put_in_place()
         return self._spec
 
 
-def _payload_from(stream: Descriptor, mapped: list[tuple[Descriptor, int] | None]) -> Payload:
+class _BufferFile(NamedTuple):
+    """The file of large buffers: its descriptor, its length, and where in it they lie."""
+
+    fd: int
+    nbytes: int
+    places: list[Place]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _buffer_file_from, (Descriptor(self.fd), self.nbytes, self.places)
+
+    @classmethod
+    def written(cls, layout: Layout, on_disk: bool = False) -> _BufferFile:
+        """Write one.
+
+        Raises:
+            OSError: There is no room for it; nothing of it is left.
+        """
+        fd, _ = nameless_file("lit_loader arrays", on_disk)
+        try:
+            os.ftruncate(fd, layout.nbytes)
+            layout.write(fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        return cls(fd, layout.nbytes, layout.places)
+
+
+def _buffer_file_from(descriptor: Descriptor, nbytes: int, places: list[Place]) -> _BufferFile:
+    return _BufferFile(descriptor.fd, nbytes, places)
+
+
+def _payload_from(stream: Descriptor, buffers: _BufferFile | None) -> Payload:
     payload = Payload.__new__(Payload)
-    payload._spec, payload._fd, payload._mapped = None, stream.fd, mapped
-    payload._buffers, payload._lists, payload._known = None, None, []
+    payload._spec, payload._fd, payload._buffers, payload._lists = None, stream.fd, buffers, None
     return payload
 
 

@@ -1,4 +1,4 @@
-"""`quiet_start`: a process is started without the parent's signals, handlers and held locks.
+"""`quiet_start`: a process is started without the parent's signals and handlers; `Permit`.
 
 Used around every start of a worker or launcher. The new process calls `reset_signals` first.
 """
@@ -9,36 +9,65 @@ import contextlib
 import os
 import signal
 import sys
-import threading
-import time
 import warnings
 from collections.abc import Iterator
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
-from typing import Final
+from typing import Any, Final
 
 from lit_loader.errors import LoaderError
-from lit_loader.seeding.seeds import await_draws, renew_numpy_generator
-from lit_loader.system.accelerator_locks import renew_accelerator_locks
+from lit_loader.seeding.seeds import await_draws
 from lit_loader.system.fork_guard import unguarded_fork
-from lit_loader.system.stdio_locks import renew_stream_locks
+from lit_loader.worker.payload import Descriptor
 
-__all__ = ["await_end_of_fork_server", "quiet_start", "reset_signals"]
+__all__ = ["Permit", "await_end_of_fork_server", "quiet_start", "reset_signals"]
 
 _ENDING: Final = 5.0
 """Seconds that a fork server is given which refuses connections, and so is about to end."""
 
-_UNDISTURBED: Final = 0.05
-"""Seconds that other threads leave to this one between the end of their draws and the fork."""
 
-_TURNS: Final = 3
-"""Threads that are at Python code, and are given their turn before."""
+class Permit:
+    """What a process that is being started waits for: so none works that nobody knows of.
 
-_interval: float | None = None
-"""The switch interval of threads, while it is another one."""
+    Whoever starts it gives it when the process is noted; if it is closed before, as by an exception
+    in the midst of the start, the process ends.
 
-_forking: set[int] = set()
-"""The threads that fork a process of our own just now."""
+    Attributes:
+        waiting: The end that the process reads from.
+    """
+
+    def __init__(self, waiting: int = -1) -> None:
+        self.waiting, self._going = (waiting, -1) if waiting >= 0 else os.pipe()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _permit_from, (Descriptor(self.waiting),)
+
+    def __enter__(self) -> Permit:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for end in (self.waiting, self._going):
+            if end >= 0:
+                os.close(end)
+        self.waiting = self._going = -1
+
+    def give(self) -> None:
+        """Let the process begin."""
+        with contextlib.suppress(BrokenPipeError):  # it has been killed already
+            os.write(self._going, b"!")
+
+    def wait(self) -> None:
+        """Wait for it, in the process; if it is not given, end."""
+        if self._going >= 0:  # a forked copy
+            os.close(self._going)
+            self._going = -1
+        with self:
+            if not os.read(self.waiting, 1):
+                os._exit(1)
+
+
+def _permit_from(waiting: Descriptor) -> Permit:
+    return Permit(waiting.fd)
 
 
 @contextlib.contextmanager
@@ -47,9 +76,6 @@ def quiet_start(context: BaseContext) -> Iterator[None]:
 
     Without, a Ctrl-C in that moment would run the parent's handler in the child. Helper processes
     of multiprocessing are started beforehand, or they would keep the signals blocked for good.
-
-    A process that is forked gets locks of its own for the standard streams, logs, NumPy's global
-    generator and torch's accelerators: other threads may hold those of this process.
 
     Raises:
         LoaderError: Python's fork server cannot be used here.
@@ -64,59 +90,12 @@ def quiet_start(context: BaseContext) -> Iterator[None]:
     held = {signal.SIGINT, signal.SIGTERM} | (_handled() if method == "fork" else set())
     before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
     try:
-        with unguarded_fork(), _no_warning_of_threads(), _renewed_locks():
+        with unguarded_fork(), _no_warning_of_threads():
+            if method == "fork":
+                await_draws()
             yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextlib.contextmanager
-def _renewed_locks() -> Iterator[None]:
-    """Make locks new in processes that this thread forks meanwhile."""
-    thread = threading.get_ident()
-    _forking.add(thread)
-    try:
-        yield
-    finally:
-        _forking.discard(thread)
-
-
-def _before_fork() -> None:
-    """Wait for the end of a draw from torch's global generator, whose lock cannot be made new."""
-    global _interval
-    if threading.get_ident() not in _forking:
-        return
-    if _interval is None:
-        _interval = sys.getswitchinterval()
-        sys.setswitchinterval(_UNDISTURBED)
-    # A thread that waits for its turn by now asks for it soon; one that comes later does not.
-    for _ in range(_TURNS):
-        time.sleep(0)
-    await_draws()
-
-
-def _after_fork_in_parent() -> None:
-    global _interval
-    if _interval is not None:
-        sys.setswitchinterval(_interval)
-        _interval = None
-
-
-def _after_fork_in_child() -> None:
-    _after_fork_in_parent()
-    # First thing in the child: multiprocessing's own beginning needs the streams.
-    if threading.get_ident() in _forking:
-        renew_stream_locks()
-        renew_numpy_generator()
-        renew_accelerator_locks()
-    _forking.clear()  # what is forked from here has no other thread's locks
-
-
-os.register_at_fork(
-    before=_before_fork,
-    after_in_parent=_after_fork_in_parent,
-    after_in_child=_after_fork_in_child,
-)
 
 
 def _start_fork_server(context: BaseContext) -> None:
@@ -142,7 +121,7 @@ def _preload(context: BaseContext) -> None:
 
     # Private reach: the list can be set, and not be asked for. Unset it is this one.
     if forkserver._forkserver._preload_modules == ["__main__"]:  # type: ignore[attr-defined]
-        context.set_forkserver_preload(["__main__", "lit_loader.worker.main"])
+        context.set_forkserver_preload(["__main__", "lit_loader.worker.starters"])
 
 
 def await_end_of_fork_server() -> None:

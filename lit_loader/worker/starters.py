@@ -1,12 +1,13 @@
 """What a pool asks of a worker process, and of what starts them; `DirectStarter`; ending them.
 
-The pool has its starter chosen by `worker/fork_starter.py`. `DirectStarter` is the plain way: every
-worker is a child of this process, or of Python's fork server.
+The pool has its starter chosen by `make_starter` in `worker/launcher.py`. `DirectStarter` is the
+plain way: every worker is a child of this process, or of Python's fork server.
 """
 
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import time
@@ -15,17 +16,21 @@ from collections.abc import Iterator, Sequence
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.errors import LoaderError
+from lit_loader.seeding.seeds import renew_numpy_generator
 from lit_loader.system.child_processes import UNKNOWN, reap
+from lit_loader.system.forked_locks import renew_locks
+from lit_loader.system.interrupts import HeldBack
 from lit_loader.system.pickling import can_carry_by_value, importable_main, main_is_importable
 from lit_loader.worker.main import worker_main
 from lit_loader.worker.payload import Links, Payload
-from lit_loader.worker.process_start import await_end_of_fork_server, quiet_start
+from lit_loader.worker.process_start import Permit, await_end_of_fork_server, quiet_start
 
 __all__ = [
+    "DEADLINE",
     "STOP_GRACE",
     "TERMINATE_GRACE",
     "DirectStarter",
@@ -36,7 +41,11 @@ __all__ = [
     "WorkerProcess",
     "all_or_none",
     "end_processes",
+    "run_worker",
 ]
+
+DEADLINE: Final = 10.0
+"""Seconds that a launcher, or a forked worker that starts, may stand still; see `Standstill`."""
 
 STOP_GRACE: Final = 2.0
 """Seconds that a worker has to finish the sample it is in, before it is terminated."""
@@ -127,6 +136,13 @@ class Starter(Protocol):
     notices: deque[Notice]
 
     @property
+    def up_deadline(self) -> float | None:
+        """Seconds that a worker may stand still (`system/standstill.py`) before it is up.
+
+        One that does so for longer waits for a lock. None: for ever, as importing may take long.
+        """
+
+    @property
     def forks(self) -> bool:
         """Whether workers are forked from what this process is, and do not begin by importing."""
 
@@ -135,16 +151,34 @@ class Starter(Protocol):
         """Bytes of the dataset in a file that all workers map."""
 
     def start_all(self, links: Sequence[Links]) -> Sequence[WorkerProcess]:
-        """Start workers, each connected as these say."""
+        """Start workers, each connected as these say: all, or none.
+
+        What a signal handler raises meanwhile is raised when all are started, and then ended; or
+        later, where this is a part of something larger that is held back (`HeldBack`). What was
+        prepared is kept for the next call.
+        """
 
     def came_up(self) -> None:
         """Hear that a worker has begun to work."""
 
-    def distrust(self, worker: int) -> None:
-        """Hear that a worker is stuck where it was never seen to work, and has been ended."""
-
     def close(self) -> None:
         """Let go of everything; the workers must have ended."""
+
+
+def run_worker(permit: Permit, links: Links, payload: Payload) -> None:
+    """Be a worker, once the parent knows of it."""
+    permit.wait()
+    worker_main(links, payload)
+
+
+class _ForkedProcess(getattr(multiprocessing.context, "ForkProcess", BaseProcess)):  # type: ignore[misc]
+    """A process that is forked from one with other threads."""
+
+    def _bootstrap(self, *arguments: Any, **options: Any) -> Any:
+        # Private reach: before multiprocessing's own beginning, which needs the streams.
+        renew_locks()
+        renew_numpy_generator()
+        return super()._bootstrap(*arguments, **options)
 
 
 class DirectWorker:
@@ -219,24 +253,18 @@ class DirectStarter:
     Args:
         context: The start method.
         spec: What the workers make.
-        without_main: Have no worker import ``__main__``, which may be a script that does not expect
-            it; what it defines is carried by value, if it can be.
 
     Raises:
         TransportError: On starting: something of the user's cannot be pickled, which every start
             method but "fork" needs; names the option and the place in it.
     """
 
-    def __init__(
-        self,
-        context: BaseContext,
-        spec: BatchSpec,
-        without_main: bool = False,
-    ) -> None:
+    def __init__(self, context: BaseContext, spec: BatchSpec) -> None:
         self.forks = context.get_start_method() == "fork"
+        self.up_deadline: float | None = DEADLINE if self.forks else None
+        self._kind: Any = _ForkedProcess if self.forks else context.Process  # type: ignore[attr-defined]
         self._context = context
-        self._without_main = without_main
-        by_value = can_carry_by_value() and (without_main or not main_is_importable())
+        by_value = can_carry_by_value() and not main_is_importable()
         self._payload = Payload(spec, by_value)
         self.notices = self._payload.notices
 
@@ -248,25 +276,24 @@ class DirectStarter:
     def came_up(self) -> None:
         """Nothing follows from it."""
 
-    def distrust(self, worker: int) -> None:
-        """Nothing follows from it: another one is started in the same way."""
-
     def start_all(self, links: Sequence[Links]) -> list[DirectWorker]:
         """Start workers, each connected as these say."""
         started: list[DirectWorker] = []
-        with all_or_none(started):
+        with all_or_none(started), HeldBack():
             for each in links:
-                started.append(DirectWorker(self._start(each)))
+                with Permit() as permit:
+                    started.append(DirectWorker(self._start(permit, each)))
+                    permit.give()
         return started
 
-    def _start(self, links: Links) -> BaseProcess:
+    def _start(self, permit: Permit, links: Links) -> BaseProcess:
         try:
-            return self._start_process(links)
+            return self._start_process(permit, links)
         except _SERVER_GONE:
             # Python's fork server has just been killed; the next start makes another.
             await_end_of_fork_server()
         try:
-            return self._start_process(links)
+            return self._start_process(permit, links)
         except _SERVER_GONE as error:
             raise LoaderError(
                 f"DataLoader worker {links.worker} cannot be started: Python's fork server, which "
@@ -276,15 +303,15 @@ class DirectStarter:
                 "multiprocessing_context='spawn'"
             ) from error
 
-    def _start_process(self, links: Links) -> BaseProcess:
-        process: BaseProcess = self._context.Process(  # type: ignore[attr-defined]
-            target=worker_main,
-            args=(links, self._payload),
+    def _start_process(self, permit: Permit, links: Links) -> BaseProcess:
+        process: BaseProcess = self._kind(
+            target=run_worker,
+            args=(permit, links, self._payload),
             name=f"lit_loader worker {links.worker}",
             daemon=True,
         )
         try:
-            with importable_main(self._without_main), quiet_start(self._context):
+            with importable_main(), quiet_start(self._context):
                 process.start()
         finally:
             self._payload.started()

@@ -166,7 +166,7 @@ def kill(find: Callable[[], int], number: signal.Signals = signal.SIGKILL) -> bo
 
 
 def launcher_of(pool: WorkerPool) -> int:
-    return pool._own.starter._launcher._process.pid or 0  # type: ignore[union-attr, no-any-return]
+    return pool._own.starter.pid  # type: ignore[union-attr, no-any-return]
 
 
 def children() -> set[int]:
@@ -260,7 +260,7 @@ class Told:
             self.starts[re.sub(r" \(.*|, most likely.*", "", again[1])] += 1
             return
         killed = re.search(
-            r"was killed by (\w+)|did not get on|exit code is not known|got stuck at its start",
+            r"was killed by (\w+)|did not get on|exit code is not known|did not come up",
             text,
         )
         assert killed and "nothing is lost" in text, text

@@ -23,7 +23,7 @@ from lit_loader.accelerator import pin_memory as pinning
 from lit_loader.errors import LoaderError, OptionError, WorkerRestartWarning
 from lit_loader.pool.worker_pool import MOST_WORKERS, WorkerPool
 from lit_loader.pool.worker_set import WorkerSet
-from lit_loader.worker.fork_starter import ForkStarter
+from lit_loader.worker.launcher import Launcher
 from tests.parity.tools import PROMPT, Gate, wait_gone
 from tests.support.faults import Faults, Noisy, Strike, outcomes
 from tests.support.samples import Call, Counting, Noted, Rows, ints, worker_pids
@@ -331,14 +331,14 @@ def test_a_worker_that_leaves_and_does_not_end(tmp_path: Path) -> None:
 
 
 def test_more_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    start = ForkStarter.start_all
+    start = Launcher.start_all
 
-    def refuse(self: ForkStarter, links: Any) -> Any:
+    def refuse(self: Launcher, links: Any) -> Any:
         if any(each.worker for each in links):
             raise LoaderError("DataLoader worker 1 cannot be started (Too many open files)")
         return start(self, links)
 
-    monkeypatch.setattr(ForkStarter, "start_all", refuse)
+    monkeypatch.setattr(Launcher, "start_all", refuse)
     with noisy(1) as loader:
         iterator = iter(loader)
         found = outcomes([next(iterator)])

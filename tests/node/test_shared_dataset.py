@@ -208,13 +208,15 @@ def test_workers_have_the_same_memory(method: str, factory: Any) -> None:
     assert [sample[0] for sample in samples] == list(range(6))
     assert samples[5][1] == "sample 5 of 32768"
     assert os.getpid() not in {sample[2] for sample in samples}
-    assert {sample[3] for sample in samples} == {inode}
+    [seen] = {sample[3] for sample in samples}
+    assert seen != 0
+    assert (seen == inode) == (method == "fork")  # else a copy, one for all workers
     assert memory is not None
     assert (memory.shared_data > 0) == (method == "forkserver")
 
 
 def test_workers_have_what_was_written_into_it(factory: Any) -> None:
-    """By the process that starts them, before it does: all that overlaps goes along."""
+    """By the process that starts them, before it does."""
     data = shared_dataset(factory, "v1")
     data.tensor[3] = 33
     loader = DataLoader(
@@ -223,18 +225,6 @@ def test_workers_have_what_was_written_into_it(factory: Any) -> None:
     [samples] = loader
     assert [sample[0] for sample in samples] == [0, 1, 2, 33, 4, 5]
     assert samples[0][3] not in (0, inode_of(data.array))
-
-
-def test_bytes_are_mapped_too() -> None:
-    """In a child: a mapping with such objects is kept until its process ends."""
-
-    def do(say: object) -> object:
-        [blob] = shared_dataset(lambda: [bytes(range(256)) * 1024], "v1")
-        return blob == bytes(range(256)) * 1024, inode_of(np.frombuffer(blob, np.uint8)) > 0
-
-    child = Child(lambda say: [do(say)])
-    assert child.line() == "[(True, True)]"
-    child.end()
 
 
 class Holding:

@@ -261,11 +261,9 @@ class Simulation:
         self.meanwhile: list[int] = []
         self.notices: deque[str] = deque()
         self.forks = False
+        self.up_deadline: float | None = None
 
     def came_up(self) -> None:
-        pass
-
-    def distrust(self, worker: int) -> None:
         pass
 
     def start_all(self, links: Sequence[Links]) -> list[Process]:

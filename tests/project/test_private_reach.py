@@ -32,12 +32,12 @@ PACKAGE = Path(__file__).parents[2] / "lit_loader"
 REACHES = {
     "lightning/state_callback.py": {"fit_loop._data_fetcher"},
     "ranks/job_store.py": {"distributed_c10d._get_default_store"},
-    "system/accelerator_locks.py": {"accelerator._initialization_lock"},
+    "system/forked_locks.py": {"accelerator._initialization_lock"},
     "system/child_processes.py": {"process._popen"},
     "batch/collate.py": {"torch.utils.data._utils"},
     "seeding/find_generators.py": {"mtrand._rand"},
     "worker/payload.py": {"popen._fds"},
-    "worker/launcher_process.py": {"process._popen"},
+    "worker/launcher.py": {"process._popen"},
     "worker/process_start.py": {"forkserver._forkserver"},
     "transport/reductions.py": {
         "tensor._indices", "tensor._values", "obj._untyped_storage", "torch._C",
@@ -235,7 +235,7 @@ def test_lightnings_mark_of_a_resumed_loop() -> None:
 
 
 def test_a_process_that_somebody_else_has_waited_for() -> None:
-    """worker/launcher_process.py: wait4 gives peak memory; Popen.returncode spares a wait."""
+    """worker/launcher.py: wait4 gives peak memory; Popen.returncode spares a wait."""
     process = multiprocessing.get_context("fork").Process(target=os._exit, args=(7,))
     process.start()
     os.wait4(process.pid or 0, 0)
@@ -246,7 +246,7 @@ def test_a_process_that_somebody_else_has_waited_for() -> None:
 
 
 def test_a_forked_daemon_may_have_children_if_it_is_none_any_more() -> None:
-    """worker/launcher_process.py: documented of processes that were not started, as a child is."""
+    """worker/launcher.py: documented of processes that were not started, as a child is."""
     process = multiprocessing.get_context("fork").Process(target=_child_of_a_daemon, daemon=True)
     process.start()
     process.join()

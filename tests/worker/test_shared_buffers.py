@@ -19,8 +19,8 @@ from tests.support.samples import uncollated
 
 BYTES = 1 << 24
 
-SHARED = 3 * (BYTES + mmap.PAGESIZE)
-"""Bytes of the file with two arrays and a `bytes` object of that size."""
+SHARED = 2 * BYTES + BYTES // 2
+"""Bytes of the file with two arrays of that size, and a part of one."""
 
 NAME = "memfd:lit_loader arrays"
 
@@ -59,7 +59,7 @@ class Seen(NamedTuple):
 
 
 class Bulk:
-    """An array, a view and a tensor of it; another one, read-only; bytes. The first is written to.
+    """An array, a part and a tensor of it; another one, read-only; bytes. The first is written to.
 
     With a start method, sample 5 ends its process, once, and two workers meet at the first and at
     the last two samples.
@@ -92,7 +92,7 @@ class Bulk:
         total = int(self.array[1:].sum() + self.fixed.sum()) + self.blob.count(b"\0")
         first, before = int(self.array[0]), mapped()
         self.array[0] = self.tensor[0] = os.getpid()
-        assert self.view[0] == self.tensor[0] == os.getpid()
+        assert self.tensor[0] == os.getpid()
         assert not self.fixed.flags.writeable
         return Seen(worker, os.getpid(), total, first, before, mapped())
 
@@ -122,15 +122,14 @@ def test_one_copy_for_all_workers_and_those_that_replace_them(method: str, alone
     assert alone or len(pids) == 3
     n = BYTES // 8
     assert {sample.total for sample in seen} == {n * (n - 1) + BYTES // 256}
-    # All map the same file, and have of their own what they have written to, and the
-    # header of the bytes: a page each.
+    # All map the same file, and have of their own the page that they have written to.
     assert len({sample.mapped.inode for sample in seen}) == 1
-    assert {sample.mapped.resident for sample in seen} == {SHARED}
-    assert {sample.after.private for sample in seen} == {2 * mmap.PAGESIZE}
+    assert all(2 * BYTES <= sample.mapped.resident < SHARED for sample in seen)
+    assert {sample.after.private for sample in seen} == {mmap.PAGESIZE}
     for pid in pids:  # what was written is nobody else's
         mine = [sample for sample in seen if sample.pid == pid]
         assert [sample.first for sample in mine] == [0] + [pid] * (len(mine) - 1)
-        assert mine[0].mapped.private == mmap.PAGESIZE
+        assert mine[0].mapped.private == 0
     assert data.array[0] == 0
     assert not data.tensor.is_shared()
     if data.counts is not None:  # what is shared on purpose stays so
@@ -159,7 +158,7 @@ def test_it_is_told_what_memory_all_takes(method: str) -> None:
         assert len(use.workers) == 2
         assert all(one is not None and one > mmap.PAGESIZE for one in use.workers)
         assert str(statistics).endswith(f"; memory: {use}")
-        assert ("shared data 48 MiB, workers " in str(use)) == (method != "fork")
+        assert ("shared data 40 MiB, workers " in str(use)) == (method != "fork")
     use = loader.statistics(memory=True).memory
     assert use is not None
     assert (use.arena, use.shared_data, use.workers) == (0, 0, ())
@@ -209,7 +208,7 @@ def full_in_memory(fd: int, data: memoryview, offset: int) -> int:
 
 def test_without_room_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buffer_file, "pwrite", full_in_memory)
-    with pytest.warns(WorkerRestartWarning, match=r"arrays \(48 MiB\) have found no room in mem"):
+    with pytest.warns(WorkerRestartWarning, match=r"arrays \(40 MiB\) have found no room in mem"):
         seen = samples(Bulk(), "forkserver")
     assert len(seen) == 12
     assert {sample.mapped.inode for sample in seen} == {0}  # another file

@@ -8,29 +8,27 @@ import os
 import re
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from multiprocessing import forkserver
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
 from lit_loader import DataLoader
-from lit_loader.errors import LoaderError, WorkerDiedError, WorkerRestartWarning
+from lit_loader.errors import LoaderError, WorkerRestartWarning
+from lit_loader.system.interrupts import HeldBack
 from lit_loader.system.processors import usable_processors
-from lit_loader.system.watchdog import Watchdog
-from lit_loader.worker import fork_starter, launcher_process
-from lit_loader.worker.launcher import Launcher
-from tests.parity.tools import wait_gone
+from lit_loader.system.standstill import Standstill
+from lit_loader.worker import launcher
+from tests.parity.tools import PROMPT, wait_gone
 from tests.support.programs import run_program
 from tests.support.samples import Call, Rows, ints
 
@@ -114,36 +112,11 @@ def then(function: Any, deed: Callable[[], None]) -> Any:
 
 
 POINTS = {
-    "rehearsing": (launcher_process, "rehearse", first),
-    "asked": (launcher_process, "_fork_worker", first),
-    "forked": (socket, "send_fds", first),
-    "answered": (socket, "send_fds", lambda deed, function: then(function, deed)),
-    "permitted": (launcher_process, "_fork_worker", lambda deed, function: then(function, deed)),
+    "rehearsing": (launcher, "rehearse", first),
+    "asked": (launcher._Server, "_start", first),
+    "forked": (launcher._Server, "_start", lambda deed, function: then(function, deed)),
 }
 """Where the launcher is killed: module, function, and whether before or after it."""
-
-
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_launcher_that_nobody_listens_to_any_more_ends_quietly(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Its parent has closed its end without reading what stands there: an interrupted start."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with open(tmp_path / "stacks", "wb") as stacks:
-        links: Any = SimpleNamespace(stacks=SimpleNamespace(fd=stacks.fileno()))
-        payload: Any = SimpleNamespace(open=lambda: None)
-        origin = launcher_process.Origin(os.getpid(), ours, True, False)
-        process = multiprocessing.get_context("fork").Process(
-            target=launcher_process.launcher_main,
-            args=(origin, theirs, links, payload, print),
-        )
-        process.start()
-    theirs.close()
-    assert select.select([ours], [], [], 60)[0]  # it is ready
-    ours.close()
-    process.join(60)
-    assert process.exitcode == 0
-    assert capfd.readouterr() == ("", "")
 
 
 def kill_at(point: str, killed: Killed, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,15 +134,12 @@ def test_the_launcher_is_killed_while_it_starts_workers(
     with told() as texts, DataLoader(Rows(20, 1), num_workers=3, timeout=30) as loader:
         assert ints(loader) == list(range(20))
     assert killed.done == 1
-    assert 1 <= len(texts) <= 2
-    assert sum(
-        bool(re.match(
-            r"the process that starts workers \(pid \d+\) was killed by SIGKILL \(.*\)\n"
-            r"Another one was forked, and nothing is lost\.$", text
-        ))
-        for text in texts
-    ) == 1, texts  # fmt: skip
-    assert len(texts) == 1 or "gone, and its exit code is not known" in "".join(texts)
+    [text] = texts
+    assert re.match(
+        r"the process that starts workers \(pid \d+\) was killed by SIGKILL \(.*\)\n"
+        r"Another one was forked, and nothing is lost\.$",
+        text,
+    ), text
     assert opened_since(before) == []
 
 
@@ -190,7 +160,7 @@ def test_the_launcher_is_killed_while_it_replaces_a_worker(
         pool = iterator._session.pool
         kill_at(point, killed, monkeypatch)
         starter = pool._own.starter
-        os.kill(starter._launcher._process.pid, signal.SIGKILL)  # the next one has the fault
+        os.kill(starter.pid, signal.SIGKILL)  # the next one has the fault
         os.kill(pool.pids[0], signal.SIGKILL)
         while not iterator.recovery.restarts:
             found.append(int(next(iterator)))
@@ -202,42 +172,20 @@ def test_the_launcher_is_killed_while_it_replaces_a_worker(
     assert sum("exit code is not known" in text for text in texts) >= 1
 
 
-@pytest.mark.parametrize("point", ["rehearsing", "asked", "forked"])
+@pytest.mark.parametrize("point", POINTS)
 def test_launchers_that_are_killed_again_and_again(
     point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Forking is given up; a fork server has not died of it."""
-    killed = Killed(tmp_path, times=100)
+    killed, before = Killed(tmp_path, times=100), descriptors()
     kill_at(point, killed, monkeypatch)
-    with told() as texts, DataLoader(
-        Rows(4, 1), num_workers=1, max_worker_restarts=0
-    ) as loader:  # fmt: skip
-        assert ints(loader) == list(range(4))
-    assert killed.done == fork_starter.ATTEMPTS == len(texts)
-    assert re.match(
-        r"Forking workers was given up after 5 attempts: the process that starts workers "
-        r"\(pid \d+\) was killed by SIGKILL \(.*\)\nThey come from Python's fork server now, and "
-        "nothing is lost. Start the loader before such threads, or set multi",
-        texts[-1],
-    ), texts[-1]
-
-
-def test_workers_that_end_with_their_launcher_again_and_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each is a worker's death, and there is a budget of those."""
-    killed = Killed(tmp_path, times=100)
-    kill_at("answered", killed, monkeypatch)
-    with (
-        told() as texts,
-        DataLoader(Rows(4, 1), num_workers=1, max_worker_restarts=3) as loader,
-        pytest.raises(
-            WorkerDiedError, match=r"gone, too, or .*\. It was starting\.\nmax_worker_res"
-        ),
+    with pytest.raises(
+        LoaderError,
+        match=r"^workers cannot be forked, for the 3rd time in a row: start .*='forkserver'; the "
+        r"process that starts workers \(pid \d+\) was killed by SIGKILL \(.*\)$",
     ):
-        list(loader)
-    assert killed.done == 4
-    assert sum("nothing is lost (restart" in text for text in texts) == 3
+        list(DataLoader(Rows(4, 1), num_workers=1, max_worker_restarts=0))
+    assert killed.done == launcher.ATTEMPTS
+    assert opened_since(before) == []
 
 
 @pytest.mark.parametrize("order", ["launcher first", "workers first"])
@@ -251,7 +199,7 @@ def test_launcher_and_workers_are_killed_at_the_same_instant(order: str, persist
             iterator = iter(loader)
             found = [int(next(iterator)) for _ in range(5)]
             pool = iterator._session.pool  # type: ignore[attr-defined]
-            victims = [pool._own.starter._launcher._process.pid, *pool.pids]
+            victims = [pool._own.starter.pid, *pool.pids]
             if order == "workers first":
                 victims.reverse()
             for pid in victims:
@@ -272,7 +220,7 @@ STUCK = """
 import os
 import threading
 from lit_loader import DataLoader
-from lit_loader.worker import launcher, launcher_process
+from lit_loader.worker import launcher
 
 def stuck(*_):
     print(os.getpid(), flush=True)
@@ -280,8 +228,8 @@ def stuck(*_):
     held.acquire()
     held.acquire()
 
-launcher.PATIENCE = 10**9
-launcher_process.rehearse = stuck
+launcher.DEADLINE, launcher._STUCK = 10**9, 5
+launcher.rehearse = stuck
 list(DataLoader(range(4), num_workers=1, multiprocessing_context="fork"))
 """
 
@@ -307,119 +255,160 @@ def test_what_a_launcher_is_that_does_not_live() -> None:
         assert int(next(iterator)) == 0
         pool = iterator._session.pool  # type: ignore[attr-defined]
         pids = pool.pids
-        os.kill(pool._own.starter._launcher._process.pid, signal.SIGKILL)
+        os.kill(pool._own.starter.pid, signal.SIGKILL)
         assert ints(iterator) == list(range(1, 40))
         assert pool.pids == pids
     wait_gone(pids)
 
 
-@pytest.fixture
-def stopped(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Who is put here is let go on after 40 looks of watchdogs, which must find nobody stuck."""
-    looks: list[bool] = []
-    stuck, pids = Watchdog.stuck, list[int]()
-
-    def look(self: Any) -> bool:
-        looks.append(stuck(self))
-        if len(looks) == 40:
-            os.kill(pids[0], signal.SIGCONT)
-        return looks[-1]
-
-    monkeypatch.setattr(Watchdog, "stuck", look)
-    with told() as texts:
-        yield pids
-    assert not texts
-    assert len(looks) >= 40
-    assert not any(looks)
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
 
-def test_a_launcher_that_is_stopped_is_not_taken_to_be_stuck(
-    stopped: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As all processes of a job are by Ctrl-Z; it goes on when it is let."""
-    await_answer = Launcher._await_answer
-
-    def stopping(self: Any) -> None:
-        if not stopped:
-            stopped.append(self._process.pid)
-            os.kill(stopped[0], signal.SIGSTOP)
-        await_answer(self)
-
-    monkeypatch.setattr(Launcher, "_await_answer", stopping)
-    with DataLoader(Rows(4, 1), num_workers=1) as loader:
-        assert ints(loader) == list(range(4))
+def test_a_loader_is_closed_soon_whose_launcher_is_stopped() -> None:
+    with DataLoader(Rows(40, 1), num_workers=2, persistent_workers=True) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        pool = iterator._session.pool  # type: ignore[attr-defined]
+        pids, starter = pool.pids, pool._own.starter.pid
+        with stopped(starter):
+            begun = time.monotonic()
+            loader.close()
+            assert time.monotonic() - begun < 10  # it was twice as long, and more
+            wait_gone([*pids, starter])
 
 
-def test_a_launcher_that_is_slow_to_let_its_worker_begin(
-    stopped: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The worker is asleep until then, and not stuck."""
-    fork, send_fds = Launcher._fork, socket.send_fds
-
-    def stopping(*args: Any) -> int:  # in the launcher
-        sent = send_fds(*args)
-        os.kill(os.getpid(), signal.SIGSTOP)
-        return sent
-
-    def noted(self: Any) -> None:
-        monkeypatch.setattr(socket, "send_fds", stopping)
-        fork(self)
-        monkeypatch.setattr(socket, "send_fds", send_fds)
-        stopped.append(self._process.pid)
-
-    monkeypatch.setattr(Launcher, "_fork", noted)
-    with DataLoader(Rows(4, 1), num_workers=1) as loader:
-        assert ints(loader) == list(range(4))
+def test_a_worker_dies_while_its_launcher_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another launcher takes the place of that one."""
+    monkeypatch.setattr(launcher, "DEADLINE", 1.0)
+    with told() as texts, DataLoader(Rows(40, 1), num_workers=2) as loader:
+        iterator = iter(loader)
+        found = [int(next(iterator))]
+        pool = iterator._session.pool  # type: ignore[attr-defined]
+        with stopped(pool._own.starter.pid):
+            os.kill(pool.pids[0], signal.SIGKILL)
+            found += ints(iterator)
+    assert found == list(range(40))
+    assert len(texts) == 1
+    assert "exit code is not known" in texts[0]
 
 
-SCRIPT = """
-import threading, warnings
-import torch
-from lit_loader import DataLoader
-from lit_loader.worker import fork_starter
-from lit_loader.worker import launcher, launcher_process, main
-
-print("run as", __name__, flush=True)
-warnings.simplefilter("ignore")
-fork_starter.PATIENCE = launcher.PATIENCE = 1
-lock, seed_worker = threading.Lock(), main.seed_worker
-
-def seed_with_lock(seed):
-    with lock:
-        seed_worker(seed)
-
-main.seed_worker = launcher_process.seed_worker = seed_with_lock
-
-class Squares(torch.utils.data.Dataset):
-    def __len__(self):
-        return 4
-    def __getitem__(self, index):
-        return index**2
-
-taken, done = threading.Event(), threading.Event()
-
-def hold():
-    with lock:
-        taken.set()
-        done.wait()
-
-thread = threading.Thread(target=hold)
-thread.start()
-taken.wait()
-try:
-    loader = DataLoader(Squares(), num_workers=2, multiprocessing_context="fork")
-    print([int(x) for x in loader], flush=True)
-finally:
-    done.set()
+PROGRAM = """
+import sys, threading
+lock = threading.Lock()
+lock.acquire()
+if sys.argv[1] == "computes":
+    threading.Thread(target=lambda: [None for _ in iter(int, 1)], daemon=True).start()
+print("begun", flush=True)
+lock.acquire()
 """
 
 
-def test_a_script_that_does_not_expect_to_be_imported(tmp_path: Path) -> None:
-    """As it need not where workers are forked: nor does the fork server import it, in the end."""
-    pytest.importorskip("cloudpickle")
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    assert run_program(script).splitlines() == ["run as __main__", "[0, 1, 4, 9]"]
+@pytest.mark.parametrize("deed", ["sleeps", "computes"])
+def test_who_stands_still(deed: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, deed], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        still, begun, most = Standstill(process.pid), time.monotonic(), 0.0
+        while most < 2.0 and time.monotonic() - begun < 5:
+            time.sleep(0.2)
+            most = max(most, still.seconds())
+        assert (most >= 2.0) == (deed == "sleeps")
+        process.kill()
+
+
+# Exceptions of signal handlers -----------------------------------------------------------------
+
+
+class Rang(Exception):
+    """An alarm."""
+
+
+@contextmanager
+def alarms(seconds: float) -> Iterator[None]:
+    """Again and again an exception comes out of a signal handler."""
+
+    def ring(*_: Any) -> None:
+        raise Rang
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+class Slow(Rows):
+    """Takes longer to be pickled than until the next alarm; says how often it was."""
+
+    pickled = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        type(self).pickled += 1
+        begun = time.monotonic()
+        while time.monotonic() - begun < 0.3:
+            pass
+        return self.__dict__
+
+
+def running() -> set[int]:
+    """Processes that this one has started, and theirs."""
+    found = set()
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if child.status() != psutil.STATUS_ZOMBIE:
+                found.add(child.pid)
+    return found
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["held back", "not held back"])
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_start_that_alarms_fall_into(method: str, kept: bool) -> None:
+    """No process is lost or there twice; what was pickled is kept for the next attempt."""
+    reading, writing = os.pipe()
+    context = multiprocessing.get_context(method)
+    with DataLoader(
+        Slow(4, 1), num_workers=3, persistent_workers=True, multiprocessing_context=context
+    ) as loader:
+        list(loader)  # it has nothing to do for these workers, nor for others of their numbers
+        pool: Any = loader._internals.workers.pool
+        spec = pool._own.starter._payload._spec
+        starter = launcher.make_starter(context, pool._workers._links, spec)
+        links = [pool._workers._links.of(worker, 3, 0, reading) for worker in (1, 2)]
+        before, started, rang = running(), list[Any](), 0
+        Slow.pickled = 0
+        with alarms(0.2):
+            while not started:
+                try:
+                    with HeldBack() if kept else nullcontext():
+                        started += starter.start_all(links)
+                except Rang:
+                    rang += 1
+        assert len(started) == 2
+        assert rang or method == "fork"
+        assert Slow.pickled == (method == "spawn")
+        pids = {process.pid for process in started} | {getattr(starter, "pid", 0)} - {0}
+        until = time.monotonic() + PROMPT
+        while running() - before != pids and time.monotonic() < until:
+            time.sleep(0.01)  # one that was not permitted to begin has to end
+        assert running() - before == pids
+        for process in started:
+            process.kill()
+            process.join()
+            process.close()
+        starter.close()
+    os.close(reading)
+    os.close(writing)
 
 
 # Python's fork server --------------------------------------------------------------------------
