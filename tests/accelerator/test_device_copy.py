@@ -65,7 +65,7 @@ def test_what_is_there_is_staged_before_the_one_before_is_given(
     found = [next(iterator)]
     # Until all of them are made, and pinned: the copies' order is then certain.
     engine, taken = iterator._session.pipeline, iterator._outstanding.ready  # type: ignore[attr-defined]
-    while (engine._thread.waiting + len(taken) if pin else iterator.ready) < 5:  # type: ignore[attr-defined]
+    while (engine._thread.pinned + len(taken) if pin else iterator.ready) < 5:  # type: ignore[attr-defined]
         pass
     found += list(iterator)
     assert [int(batch[0, 0]) for batch in found] == [0, 2, 4, 6, 8, 10]
