@@ -92,7 +92,7 @@ class _Task:
         self.packed = packed
         self.epoch = epoch
         self.seed = seed
-        self.copies: list[_Copy] = []
+        self.copies: list[int] = []  # by their slots; not the objects, which refer to this one
 
 
 class _Copy:
@@ -251,7 +251,7 @@ class WorkerPool:
         copy = _Copy(task, worker, slot, place)
         self._copies[slot.offset] = copy
         self._queues[worker].append(copy)
-        task.copies.append(copy)
+        task.copies.append(slot.offset)
         self._pipes.send(
             worker,
             Task(
@@ -305,7 +305,7 @@ class WorkerPool:
                 if not behind:
                     return
                 task = min(behind, key=lambda each: each.number)
-                first = task.copies[0]
+                first = self._copies[task.copies[0]]
                 self._assign(task, worker)
                 self._call_off(first)
 
@@ -393,7 +393,7 @@ class WorkerPool:
                 if reply.offset == other.offset:
                     slot, other = other, slot
                 self._arena.release(other, used=False)
-            task.copies.remove(copy)
+            task.copies.remove(copy.slot.offset)
             wanted = self._is_wanted(task)
             if not wanted or reply.status == Status.DROPPED:
                 self._arena.release(slot, used=False)
@@ -406,7 +406,7 @@ class WorkerPool:
                 return None
             del self._tasks[task.number]
             for second in task.copies:
-                self._call_off(second)
+                self._call_off(self._copies[second])
             if self._unassigned:
                 self._assign_waiting()
         self.any_done = True
@@ -574,7 +574,7 @@ class WorkerPool:
 
     def _divide(self) -> None:
         """Divide readers among the workers that stay, and send what waits for a worker."""
-        if self._homes is not None:
+        if self._homes is not None and self._resized:
             relay = self._workers.relay
             able = [w for w in self._queues if w not in self._leaving and w != relay]
             if able:
@@ -628,7 +628,7 @@ class WorkerPool:
             del self._copies[copy.slot.offset]
             for slot in filter(None, (copy.slot, copy.space)):
                 self._arena.release(slot, used=False)
-            copy.task.copies.remove(copy)
+            copy.task.copies.remove(copy.slot.offset)
             if self._is_wanted(copy.task) and not copy.task.copies:
                 lost.append(copy.task)
                 if self._point is not None:  # its reader's place is another one by now

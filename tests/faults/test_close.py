@@ -265,13 +265,13 @@ def test_a_handler_that_closes_the_loader(monkeypatch: pytest.MonkeyPatch) -> No
     next(iterator)
     previous = signal.signal(signal.SIGUSR1, lambda *_: loader.close())
     main, waits = threading.main_thread().ident or 0, threading.Event()
-    wait = Pipes._wait
+    wait = Pipes.wait
 
     def waiting(pipes: Pipes, timeout: float | None) -> bool:
         waits.set()
         return wait(pipes, timeout)
 
-    monkeypatch.setattr(Pipes, "_wait", waiting)
+    monkeypatch.setattr(Pipes, "wait", waiting)
     thread = threading.Thread(
         target=lambda: (waits.wait(), signal.pthread_kill(main, signal.SIGUSR1))
     )

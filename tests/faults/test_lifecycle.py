@@ -276,7 +276,7 @@ def test_a_forked_child_takes_nothing_from_its_parent(persistent: bool, how: str
 
 def test_a_fork_while_another_thread_waits_for_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     gate, waiting = Gate(), threading.Event()
-    wait = Pipes._wait
+    wait = Pipes.wait
 
     def waits(pipes: Any, timeout: Any) -> bool:
         waiting.set()
@@ -288,7 +288,7 @@ def test_a_fork_while_another_thread_waits_for_a_batch(monkeypatch: pytest.Monke
     ) as loader:  # fmt: skip
         iterator = iter(loader)
         found = [int(next(iterator)) for _ in range(3)]
-        monkeypatch.setattr(Pipes, "_wait", waits)
+        monkeypatch.setattr(Pipes, "wait", waits)
         thread = threading.Thread(target=lambda: found.append(int(next(iterator))))
         thread.start()
         assert waiting.wait(30)

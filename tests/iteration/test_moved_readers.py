@@ -233,10 +233,10 @@ def test_as_few_readers_as_possible_move() -> None:
         readers, workers = chance.randint(1, 20), chance.randint(1, 8)
         homes = ReaderHomes(readers, workers)
         for _ in range(6):
-            before = [homes.send(turn)[0] for turn in range(readers)]
+            before = [homes.home(turn) for turn in range(readers)]
             wanted = chance.randint(1, 8)
             homes.settle(range(wanted), wanted)
-            now = [homes.send(turn)[0] for turn in range(readers)]
+            now = [homes.home(turn) for turn in range(readers)]
             loads = [now.count(worker) for worker in range(wanted)]
             assert set(now) <= {*range(wanted)} and max(loads) - min(loads) <= 1
             held = sorted((before.count(worker) for worker in range(wanted)), reverse=True)
@@ -247,12 +247,23 @@ def test_as_few_readers_as_possible_move() -> None:
 
 def test_readers_wait_for_a_worker_that_is_not_up() -> None:
     homes = ReaderHomes(8, 1)
-    assert homes.settle([0], 4) == []
-    assert homes.settle([0, 2], 4) == [(7, 0), (6, 0)][::-1]  # its share, and no more
-    assert [homes.send(turn) for turn in (6, 7, 0)] == [(2, True), (2, True), (0, False)]
-    assert homes.send(14) == (2, False)
+    homes.settle([0], 4)
+    assert [homes.home(turn) for turn in range(8)] == [0] * 8
+    homes.settle([0, 2], 4)  # its share, and no more
+    assert [homes.home(turn) for turn in range(8)] == [0] * 6 + [2] * 2
+    assert [homes.send(turn) for turn in (6, 7, 0)] == [True, True, False]
+    assert not homes.send(14)
     homes.settle([0], 1)
-    assert homes.send(22) == (0, True)
+    assert homes.home(22) == 0 and homes.send(22)
+
+
+def test_a_reader_that_is_ahead_is_brought_back_and_forth() -> None:
+    """Its worker is gone: tasks of it are sent once more, and the next one stands behind them."""
+    homes = ReaderHomes(2, 2)
+    assert [homes.send(turn) for turn in (0, 2, 4)] == [False] * 3
+    homes.lose(0)
+    assert [homes.send(turn) for turn in (2, 4, 6)] == [True, False, False]
+    assert homes.send(2) and homes.send(8)
 
 
 # Without order -----------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lit_loader.pool.diagnosis import _killed
+from lit_loader.pool.healer import _killed
 from lit_loader.system.cgroups import MemoryLimits
 
 GIB = 1 << 30

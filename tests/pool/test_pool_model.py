@@ -1,9 +1,9 @@
 """The pool and its tasks against simulated workers: every interleaving is a list of steps.
 
 The pool is the real one, with its pipes, its board and its arena. Its workers are objects in this
-process that do what `worker/main.py` does one step at a time: read a message, look at its issue,
-announce the task, write the batch, send the result. Hypothesis chooses who takes the next step, who
-dies where, and what the parent does meanwhile, and shrinks what fails to a few steps.
+process that do what `worker/main.py` does one step at a time: read a message, see whether it is
+called off, announce the task, write the batch, reply. Hypothesis chooses who takes the next step,
+who dies where, and what the parent does meanwhile, and shrinks what fails to a few steps.
 
 Held to: every batch comes exactly once and is whole, also later while the consumer keeps it; no
 slot is free, lent or another task's while a live worker may write into it; nothing waits for ever.
@@ -37,25 +37,23 @@ from lit_loader.pool import worker_set
 from lit_loader.pool.outcome import Outcome, WorkerDeath
 from lit_loader.pool.worker_pool import WorkerPool
 from lit_loader.transport.messages import (
+    NOT_WANTED,
     SIZE,
-    Ack,
-    Attend,
-    Grant,
-    Grow,
     Message,
-    Part,
-    Proceed,
-    Result,
+    Need,
+    Reply,
     Resume,
-    Spare,
+    Resumed,
+    Space,
     Status,
+    Stop,
     Task,
     Up,
     pack,
     unpack,
     unpack_indices,
 )
-from lit_loader.transport.status_board import Stage, StatusBoard, board_bytes
+from lit_loader.transport.status_board import Stage, StatusBoard
 from lit_loader.worker.payload import Links
 
 pytestmark = pytest.mark.timeout(600)  # what fails is to be shrunk, too
@@ -69,35 +67,38 @@ def nbytes_of(number: int) -> int:
     return LARGE if number % 5 == 4 else SMALL
 
 
-def content_of(generation: int, number: int) -> int:
+def content_of(token: int, number: int) -> int:
     """What every byte of a batch is."""
-    return (generation * 7 + number) % 251
+    return (token * 7 + number) % 251
 
 
 class Process:
     """What the pool sees of a simulated worker."""
 
-    pid, exitcode, peak_memory = 1 << 30, -9, 0  # no process has this number
+    pid, peak_memory = 1 << 30, 0  # no process has this number
 
     def __init__(self, count: int) -> None:
         ended = os.eventfd(0)
         # Of several that are dead the pool takes that of the lowest descriptor: always the same.
         self.sentinel = fcntl.fcntl(ended, fcntl.F_DUPFD_CLOEXEC, 100 + count)
         os.close(ended)
-        self.alive = True
+        self.exitcode: int | None = None
+
+    def end(self, exitcode: int) -> None:
+        if self.exitcode is None:
+            self.exitcode = exitcode
+            os.eventfd_write(self.sentinel, 1)
 
     def kill(self) -> None:
-        if self.alive:
-            self.alive = False
-            os.eventfd_write(self.sentinel, 1)
+        self.end(-9)
 
     terminate = kill
 
     def is_alive(self) -> bool:
-        return self.alive
+        return self.exitcode is None
 
     def join(self) -> None:
-        assert not self.alive, "the pool waits for a worker that lives"
+        assert not self.is_alive(), "the pool waits for a worker that lives"
 
     def close(self) -> None:
         os.close(self.sentinel)
@@ -107,8 +108,8 @@ class Worker:
     """A worker process's loop, taken apart into steps.
 
     Attributes:
-        writing: The task that this worker may write the batch of, with the larger slot if it got
-            one; None: it writes nowhere.
+        writing: The task that this worker may write the batch of; None: it writes nowhere.
+        larger: The larger slot that it has for it.
     """
 
     def __init__(self, links: Links, memory: ArenaMap, process: Process, turns: int) -> None:
@@ -117,126 +118,91 @@ class Worker:
         self._places: dict[int, int] = {}  # the batch that each reader can go on with
         self.process = process
         self.writing: Task | None = None
-        self.larger: Grant | None = None
+        self.larger: Space | None = None
         self._memory = memory
         self._board = StatusBoard(memory.board)
-        self._row = (links.worker + 1) * board_bytes(0) // 8
-        self._generation = links.generation
+        self._token = links.generation
         self._inbox: deque[Message] = deque()
         self._next: Any = self._begin
 
     def step(self) -> bool:
         """Take a step; returns False where a process would be in a blocking read."""
-        return self.process.alive and self._next() is not False
+        return self.process.is_alive() and self._next() is not False
 
     def _begin(self) -> None:
         self._board.enter(self.links.worker, Stage.INITIALISING, -1)
         self._send(Up(self.links.worker))
         self._next = self._rest
 
-    def _read(self, descriptor: Any) -> Message | None:
-        if not self._readable(descriptor):
-            return None
-        return unpack(os.read(descriptor.fd, SIZE))
+    def _read(self) -> Message | None:
+        poll = select.poll()
+        poll.register(self.links.control.fd, select.POLLIN)
+        return unpack(os.read(self.links.control.fd, SIZE)) if poll.poll(0) else None
 
-    def _send(self, message: Up | Result | Ack | Grow | Spare) -> None:
+    def _send(self, message: Message) -> None:
         os.write(self.links.results.fd, pack(message))
 
     def _rest(self) -> None:
-        stays = self._board.rest(self.links.worker)
-        if not stays and self.links.tasks is None:
-            stays = bool(self._inbox) or self._readable(self.links.control)
-        self._next = self._idle if stays else self.process.kill
-
-    def _readable(self, descriptor: Any) -> bool:
-        poll = select.poll()
-        poll.register(descriptor.fd, select.POLLIN)
-        return bool(poll.poll(0))
+        self.writing = self.larger = None
+        self._board.rest(self.links.worker)
+        self._next = self._idle
 
     def _idle(self) -> bool:
-        if self._inbox:
-            message: Message | None = self._inbox.popleft()
-        else:
-            message = self._read(self.links.tasks or self.links.control)
+        message = self._inbox.popleft() if self._inbox else self._read()
         if message is None:
             return False
-        if isinstance(message, Attend):
-            message = self._read(self.links.control)
-            if message is None:
-                self._send(Spare(self.links.worker))
-        self._take(message)
-        return True
-
-    def _take(self, message: Message | None) -> None:
         if isinstance(message, Task):
             self._next = lambda: self._look(message)
         elif isinstance(message, Resume):
-            self._generation = message.generation
+            self._token = message.token
             self._places.clear()
-            self._next = lambda: self._acknowledge(message)
+            self._next = lambda: self._say(Resumed(self.links.worker, message.token))
+        elif isinstance(message, Stop):
+            self._next = self._leave
         else:
-            assert message is None or isinstance(message, (Proceed, Part))
-            if isinstance(message, Part):
-                self._places.pop(message.reader, None)
-            self._next = self._rest
+            assert isinstance(message, Space)  # came too late: its batch was dropped
+        return True
 
-    def _acknowledge(self, message: Resume) -> None:
-        self._send(Ack(self.links.worker, message.generation))
-        self._next = self._await_proceed
-
-    def _await_proceed(self) -> bool:
-        message = self._read(self.links.control)
-        if message is not None:
-            self._take(message)
-        return message is not None
-
-    def _leave(self) -> None:
-        self.writing = self.larger = None
+    def _say(self, message: Message) -> None:
+        self._send(message)
         self._next = self._rest
 
+    def _leave(self) -> None:
+        self._board.leave(self.links.worker)
+        self._next = lambda: self.process.end(0)
+
     def _look(self, task: Task) -> None:
-        if (task.generation, task.issue) == (self._generation, self._board.issue):
-            self.writing = task
-            self._next = self._announce_half
-        else:
-            self._leave()
-
-    def _announce_half(self) -> None:
-        task = self.writing
-        assert task is not None
-        words = self._board._words
-        words[self._row + 4], words[self._row] = task.issue, Stage.FETCHING
-        self._next = self._announce
-
-    def _announce(self) -> None:
-        task = self.writing
-        assert task is not None
-        self._board.enter(self.links.worker, Stage.FETCHING, task.number, task.issue)
-        self._next = self._write
+        self.writing = task
+        called_off = self._board.is_called_off(self.links.worker, task.place)
+        self._next = self._drop if called_off or self._cancelled() else self._announce
 
     def _cancelled(self) -> bool:
-        return self._board.generation != self._generation
+        return self._board.token != self._token
+
+    def _drop(self) -> None:
+        self._reply(Status.DROPPED)
+
+    def _announce(self) -> None:
+        assert self.writing is not None
+        self._board.enter(self.links.worker, Stage.FETCHING, self.writing.number)
+        self._next = self._write
 
     def _write(self) -> None:
         task = self.writing
         assert task is not None
         if self._cancelled():
-            return self._leave()
-        slot = self._memory.memory(task.offset, task.capacity)
+            return self._drop()
+        assert task.token == self._token, "a task of another epoch is wanted"
+        slot = self._memory.memory(task.slot, task.capacity)
         if not self._turns:
             assert unpack_indices(slot[: task.nbytes]) == [task.number], "indices were written over"
         else:
             self._read_on(task, slot)
         if nbytes_of(task.number) > task.capacity:
-            self._send(
-                Grow(
-                    self.links.worker, task.generation, task.number, task.offset,
-                    nbytes_of(task.number),
-                )
-            )  # fmt: skip
-            self._next = self._await_grant
+            self._send(Need(self.links.worker, task.slot, nbytes_of(task.number)))
+            self._next = self._await_space
         else:
-            self._next = lambda: self._write_into(task, task.offset, task.capacity)
+            self._next = lambda: self._write_into(task.slot, task.capacity)
         return None
 
     def _read_on(self, task: Task, slot: Any) -> None:
@@ -248,40 +214,35 @@ class Worker:
             assert self._places.get(reader, reader) == task.number, "a reader is elsewhere"
         self._places[reader] = task.number + self._turns
 
-    def _await_grant(self) -> bool:
-        task, message = self.writing, self._read(self.links.control)
+    def _await_space(self) -> bool:
+        task, message = self.writing, self._read()
         assert task is not None
         if message is None:
             return False
-        if isinstance(message, Grant):
-            if (message.generation, message.number) == (task.generation, task.number):
-                if message.capacity == 0:
-                    self._next = lambda: self._finish(Status.FAILURE, task.offset)
-                else:
-                    self.larger = message
-                    self._next = lambda: self._write_into(task, message.offset, message.capacity)
-        else:
+        if not isinstance(message, Space):
             self._inbox.append(message)
             if isinstance(message, Resume):
-                self._leave()
+                self._next = self._drop
+        elif (message.token, message.slot) == (task.token, task.slot):
+            if message.capacity == NOT_WANTED:
+                self._next = self._drop
+            else:
+                self.larger = message
+                self._next = lambda: self._write_into(message.offset, message.capacity)
         return True
 
-    def _write_into(self, task: Task, offset: int, capacity: int) -> None:
-        slot = self._memory.memory(offset, capacity)
-        slot[: nbytes_of(task.number)] = content_of(task.generation, task.number)
-        self._next = lambda: self._finish(Status.BATCH, offset)
-
-    def _finish(self, status: int, offset: int) -> None:
+    def _write_into(self, offset: int, capacity: int) -> None:
         task = self.writing
         assert task is not None
-        nbytes = nbytes_of(task.number) if status == Status.BATCH else 0
-        self._send(
-            Result(
-                status, self.links.worker, task.generation, task.number, offset, 0, nbytes, 1
-            )
-        )  # fmt: skip
-        self.writing = self.larger = None
-        self._next = self._rest
+        slot = self._memory.memory(offset, capacity)
+        slot[: nbytes_of(task.number)] = content_of(task.token, task.number)
+        self._next = lambda: self._reply(Status.DONE, offset, nbytes_of(task.number))
+
+    def _reply(self, status: int, offset: int = 0, nbytes: int = 0) -> None:
+        task = self.writing
+        assert task is not None
+        self._send(Reply(status, self.links.worker, task.slot, offset, 0, nbytes, 1))
+        self._rest()
 
 
 class Simulation:
@@ -361,11 +322,6 @@ class PoolMachine(RuleBasedStateMachine):
             )
         self.pool.read_from(lambda reader: reader)
 
-    @property
-    def resuming(self) -> bool:
-        return self.pool is not None and self.pool.resuming
-
-    @precondition(lambda self: not self.resuming)
     @rule(count=st.integers(1, 4))
     def submit(self, count: int) -> None:
         for _ in range(count):
@@ -400,7 +356,6 @@ class PoolMachine(RuleBasedStateMachine):
         if at_once:
             self.pool.adapt(wait=False)  # no worker takes a step meanwhile
 
-    @precondition(lambda self: not self.resuming)
     @rule(worker=st.integers(0, 2), meanwhile=MEANWHILE, give_up=st.booleans())
     def kill_and_replace(self, worker: int, meanwhile: list[int], give_up: bool) -> None:
         number = self._started(worker)
@@ -409,7 +364,6 @@ class PoolMachine(RuleBasedStateMachine):
         while not self._receive(meanwhile, give_up) and number in self.pool.started:
             pass
 
-    @precondition(lambda self: not self.resuming)
     @rule(worker=st.integers(0, 2), count=st.integers(0, 8), meanwhile=MEANWHILE)
     def end_hung(self, worker: int, count: int, meanwhile: list[int]) -> None:
         """End a worker that hangs, and gets on after all in the last moment."""
@@ -418,7 +372,6 @@ class PoolMachine(RuleBasedStateMachine):
         self.simulation.meanwhile = meanwhile
         self._replace(self.pool.end_hung(self._started(worker)), give_up=False)
 
-    @precondition(lambda self: not self.resuming)
     @rule(most=st.integers(1, 4))
     def receive(self, most: int) -> None:
         for _ in range(most):
@@ -438,8 +391,8 @@ class PoolMachine(RuleBasedStateMachine):
 
     def _replace(self, death: WorkerDeath, give_up: bool) -> None:
         number = death.row.number
-        busy = death.row.stage in Stage.BUSY and not self.resuming
-        # As lit_loader.pool.recovery decides about a task that has ended two workers.
+        busy = death.row.stage in Stage.BUSY
+        # As lit_loader.pool.healer decides about a task that has ended two workers.
         if give_up and busy and not self.turns and self.pool.is_pending(number):
             self.outstanding.remove(number)
             self.pool.replace(death.worker, skip_task=number)
@@ -451,7 +404,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.outstanding.remove(outcome.number)
         assert outcome.failure is None
         assert outcome.memory is not None
-        content = content_of(self.pool.generation, outcome.number)
+        content = content_of(self.pool.token, outcome.number)
         self.held.append((outcome.number, content, outcome.memory[: outcome.nbytes]))
 
     @precondition(lambda self: self.held)
@@ -459,21 +412,11 @@ class PoolMachine(RuleBasedStateMachine):
     def let_go(self, which: int) -> None:
         del self.held[which % len(self.held)]
 
-    @precondition(lambda self: not self.resuming)
     @rule()
     def begin_epoch(self) -> None:
         self.outstanding.clear()
         self.next_number = 0
         self.pool.resume()
-
-    @precondition(lambda self: self.resuming)
-    @rule(meanwhile=MEANWHILE)
-    def resumed(self, meanwhile: list[int]) -> None:
-        self.simulation.meanwhile = meanwhile
-        try:
-            self.pool.resumed(0.0)
-        except WorkerDeath as death:
-            self._replace(death, give_up=False)
 
     @invariant()
     def batches_held_are_whole(self) -> None:
@@ -485,23 +428,27 @@ class PoolMachine(RuleBasedStateMachine):
     def slots_that_may_be_written_are_nobody_elses(self) -> None:
         if self.pool is None:
             return
-        arena, in_flight = self.pool._arena, self.pool._dispatcher._in_flight
+        arena = self.pool._arena
         free = {slot.offset for slot in [*arena._free.warm, *arena._free.cold]}
         lent = {reference.slot.offset for reference in arena._leases}
         owner = {
-            slot.offset: task.number for task in in_flight._tasks.values() for slot in task.slots
+            slot.offset: copy.task.number
+            for copy in self.pool._copies.values()
+            for slot in (copy.slot, copy.space)
+            if slot is not None
         }
         writers: set[int] = set()
         for worker in self.simulation.workers.values():
-            if worker.writing is None or not worker.process.alive:
+            if worker.writing is None or not worker.process.is_alive():
                 continue
-            for slot in filter(None, (worker.writing, worker.larger)):
-                assert slot.offset not in free, "a free slot may be written into"
-                assert slot.offset not in lent, "a slot in the consumer's hands may be written into"
-                assert slot.offset not in writers, "two workers have the same slot"
-                number = worker.writing.number
-                assert owner.get(slot.offset, number) == number, "a slot is another task's"
-                writers.add(slot.offset)
+            offsets = [worker.writing.slot]
+            offsets += [] if worker.larger is None else [worker.larger.offset]
+            for offset in offsets:
+                assert offset not in free, "a free slot may be written into"
+                assert offset not in lent, "a slot in the consumer's hands may be written into"
+                assert offset not in writers, "two workers have the same slot"
+                assert owner[offset] == worker.writing.number, "a slot is another task's"
+                writers.add(offset)
 
     def teardown(self) -> None:
         if self.pool is None:
@@ -524,19 +471,19 @@ class PoolMachine(RuleBasedStateMachine):
         """Whatever has happened, workers that are left alone finish everything."""
         wanted = [*range(self.num_workers)]
         for turn in range(60):
-            # In turns, as the kernel wakes who has waited longest: else an Attend that is meant for
-            # the last would be taken by the first, time after time.
             for number in range(turn, turn + 3):
                 self.step(number, 8)
-            if self.resuming:
-                self.resumed([])
-            elif self.outstanding or self.pool.started != wanted:
-                self.receive(1)
-            else:
+            if not self.outstanding and self.pool.started == wanted:
                 break
+            self.receive(1)
             self.batches_held_are_whole()
-        assert not self.outstanding and not self.resuming, "something is waited for in vain"
+        assert not self.outstanding, "something is waited for in vain"
         assert self.pool.started == wanted, "there are more workers than are wanted, or fewer"
+        for _ in range(9):
+            for number in range(3):
+                self.step(number, 8)
+            self.receive(1)
+        assert not self.pool._copies, "a slot is owed for ever"
 
 
 @pytest.fixture
@@ -547,90 +494,30 @@ def machine() -> Iterator[PoolMachine]:
     machine.teardown()
 
 
-def test_a_new_process_that_is_quick(machine: PoolMachine) -> None:
-    """It takes a task before its pool has issued that again: the task is void already."""
-    machine.begin(num_workers=1, depth=2)
-    machine.submit(2)
-    machine.kill_and_replace(0, meanwhile=[0, 0, 0], give_up=False)
-    machine.slots_that_may_be_written_are_nobody_elses()
-
-
-def test_the_result_of_an_older_copy(machine: PoolMachine) -> None:
-    """It comes from a worker that is ended, and its slot is used again, for the same task."""
+def test_a_second_copy_of_what_is_queued_behind(machine: PoolMachine) -> None:
+    """The first of the two replies counts, the other one gives its slot back."""
     machine.begin(num_workers=2, depth=2)
-    machine.submit(1)
-    machine.step(0, 3)  # it has the task, and has not announced it
+    machine.submit(4)
+    for worker in (0, 1):
+        machine.step(worker, 2)
+    machine.step(1, 60)  # it has done both of its tasks
+    machine.receive(3)  # and is given what is queued behind the other's
+    assert len(machine.pool._tasks) == 2 and len(machine.pool._copies) == 3
+    machine.step(1, 60)
+    machine.receive(1)
+    assert sorted(number for number, *_ in machine.held) == [1, 2, 3]
+    machine.step(0, 60)
+    machine.receive(2)
+    assert not machine.pool._copies
+
+
+def test_who_dies_with_the_second_copy(machine: PoolMachine) -> None:
+    """The first one was called off, and is done all the same, by whoever is there."""
+    machine.begin(num_workers=2, depth=2)
+    machine.submit(4)
+    machine.step(1, 60)
+    machine.receive(3)
     machine.kill_and_replace(1, meanwhile=[], give_up=False)
-    machine.end_hung(0, 5, meanwhile=[])  # it has made the batch, and sent the result
-    machine.receive(1)
-    assert machine.held == []
-
-
-@pytest.mark.parametrize("assigned", [False, True], ids=["", "assigned"])
-def test_a_new_process_in_the_handshake_that_is_quick(machine: PoolMachine, assigned: bool) -> None:
-    """It takes what announces a control message: the message is there already."""
-    machine.begin(num_workers=2, depth=1, turns=2 * assigned)
-    machine.begin_epoch()
-    machine.kill(0)
-    machine.resumed(meanwhile=[0, 0, 0])
-
-
-def test_another_worker_is_woken_than_the_one_that_is_to_leave(machine: PoolMachine) -> None:
-    """It says so, and one more Attend is sent, until the right one takes it."""
-    machine.begin(num_workers=3, depth=1)
-    for worker in range(3):
-        machine.step(worker, 8)  # all wait
-    machine.resize(2, at_once=True)
-    for worker in (0, 1, 0):
-        machine.step(worker, 8)
-        machine.receive(2)
-    assert machine.pool.started == [0, 1, 2]
-    machine.step(2, 8)
-    machine.receive(1)
-    assert machine.pool.started == [0, 1]
-
-
-def test_who_dies_with_what_was_to_wake_the_one_that_is_to_leave(machine: PoolMachine) -> None:
-    """What it says of it is dropped, or is never said: the one that waits is woken again."""
-    machine.begin(num_workers=2, depth=1)
-    for worker in range(2):
-        machine.step(worker, 8)
-    machine.resize(1, at_once=True)
-    machine.end_hung(0, 1, meanwhile=[])
-
-
-def test_who_dies_before_it_comes_up_and_is_not_wanted_any_more(machine: PoolMachine) -> None:
-    """There is room for another one to start, then."""
-    machine.begin(num_workers=1, depth=1, processors=1)
-    machine.step(0, 8)
-    machine.receive(1)
-    machine.resize(3, at_once=True)  # 1 starts; 2 is to follow
-    machine.step(1, 8)
-    machine.receive(1)  # and does
-    machine.resize(1, at_once=True)
-    machine.step(1, 8)
-    machine.receive(1)
-    assert machine.pool.started == [0, 2]
-    machine.resize(2, at_once=True)
-    machine.kill_and_replace(1, meanwhile=[], give_up=False)  # which is worker 2
-
-
-def test_who_is_wanted_again_before_it_has_left(machine: PoolMachine) -> None:
-    """It stays, if it has not seen that it was to leave; else another takes its place."""
-    machine.begin(num_workers=2, depth=1)
-    for worker in range(2):
-        machine.step(worker, 8)
-    first = machine.simulation.workers[1]
-    machine.resize(1, at_once=True)
-    machine.resize(2, at_once=True)
-    machine.step(1, 8)
-    machine.receive(2)
-    assert machine.simulation.workers[1] is first and first.process.alive
-    machine.resize(1, at_once=True)
-    machine.step(1, 8)
-    machine.resize(2, at_once=True)
-    machine.receive(2)
-    assert machine.simulation.workers[1] is not first
 
 
 def test_who_dies_while_it_leaves_and_its_reader_is_ahead_elsewhere(machine: PoolMachine) -> None:
@@ -644,7 +531,6 @@ def test_who_dies_while_it_leaves_and_its_reader_is_ahead_elsewhere(machine: Poo
 
 
 def test_who_is_no_longer_wanted_before_it_was_started(machine: PoolMachine) -> None:
-    """It has tasks already, in its pipe: others make them."""
     machine.begin(num_workers=3, depth=4, turns=3, processors=1)
     machine.submit(4)
     machine.resize(1, at_once=True)
@@ -652,14 +538,30 @@ def test_who_is_no_longer_wanted_before_it_was_started(machine: PoolMachine) -> 
 
 
 def test_who_has_left_and_is_wanted_again(machine: PoolMachine) -> None:
-    """It is sent tasks when it has just looked for the last time: another makes them."""
+    """It has been told to stop: another one takes its place."""
     machine.begin(num_workers=2, depth=8, turns=2)
     for worker in range(2):
         machine.step(worker, 8)
     machine.resize(1, at_once=True)
-    machine.step(1, 2)  # wakes up, and finds that it is to leave
     machine.resize(2, at_once=True)
     machine.submit(4)
+
+
+@pytest.mark.parametrize("seen", [0, 1, 2])
+def test_a_slot_that_is_asked_for_in_the_epoch_before(machine: PoolMachine, seen: int) -> None:
+    """The answer is no answer to what is asked for in the new one, with the same slot."""
+    machine.begin(num_workers=1, depth=5)
+    machine.submit(4)
+    machine.submit(1)
+    for _ in range(4):
+        machine.step(0, 5)
+        machine.receive(1)
+    machine.step(0, 5)  # it needs a larger slot
+    machine.begin_epoch()
+    machine.submit(4)
+    machine.submit(1)
+    machine.step(0, seen)
+    machine.receive(1)
 
 
 def check(examples: int) -> None:

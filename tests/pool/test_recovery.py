@@ -28,7 +28,7 @@ import lit_loader
 from lit_loader import DataLoader
 from lit_loader.errors import WorkerDiedError, WorkerRestartWarning, WorkerTimeoutError
 from lit_loader.memory import arena as arena_module
-from lit_loader.pool import recovery
+from lit_loader.pool import healer
 from lit_loader.pool.worker_pool import WorkerPool
 from lit_loader.seeding import find_generators
 from lit_loader.transport.status_board import Stage
@@ -829,7 +829,7 @@ def test_readers_that_wait_for_each_other_and_one_is_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nobody knows that this is no slow sample; but it is told of."""
-    monkeypatch.setattr(recovery, "_SUSPICIOUS", 1.0)
+    monkeypatch.setattr(healer, "_SUSPICIOUS", 1.0)
     with DataLoader(Meeting(), num_workers=2) as loader:
         iterator = iter(loader)
         next(iterator)

@@ -25,7 +25,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 import lit_loader
 from lit_loader.transport import codec
-from lit_loader.transport.messages import Ack, Result, Status, Task, position_of
+from lit_loader.transport.messages import Reply, Resumed, Status, Task, position_of
 from lit_loader.transport.status_board import Stage, StatusBoard
 from lit_loader.worker import main as worker
 from tests.support.samples import hang
@@ -188,7 +188,7 @@ def _install() -> None:
     """Put visits into the worker that this process is."""
     cls: Any = worker._Worker
     receive, load, on_collate = cls._receive, cls._load, cls._on_collate
-    await_grant, send, run, enter = cls._await_grant, cls._send, cls.run, StatusBoard.enter
+    await_space, send, run, enter = cls._await_space, cls._send, cls.run, StatusBoard.enter
 
     def _receive(self: Any) -> Any:
         visit("idle")
@@ -213,18 +213,18 @@ def _install() -> None:
         on_collate(self, *arguments)
         visit("collating")
 
-    def _await_grant(self: Any, task: Any) -> Any:
+    def _await_space(self: Any, task: Any) -> Any:
         visit("granting")
-        return await_grant(self, task)
+        return await_space(self, task)
 
     def _send(self: Any, message: Any) -> None:
-        before, after = {Result: ("sending", "sent"), Ack: ("resuming", "resumed")}.get(
+        before, after = {Reply: ("sending", "sent"), Resumed: ("resuming", "resumed")}.get(
             type(message), ("", "")
         )
         visit(before)
         send(self, message)
         visit(after)
-        if isinstance(message, Result) and message.status == Status.END:
+        if isinstance(message, Reply) and message.status == Status.ENDED:
             visit("ending")
 
     def _run(self: Any) -> None:
@@ -233,7 +233,7 @@ def _install() -> None:
         finally:
             visit("stopping")
 
-    for function in (_receive, _load, _on_collate, _await_grant, _send):
+    for function in (_receive, _load, _on_collate, _await_space, _send):
         setattr(cls, function.__name__, function)
     cls.run = _run
     StatusBoard.enter = _enter  # type: ignore[method-assign]

@@ -293,7 +293,7 @@ class TestNarrowPipes:
             first = iter(loader)
             assert int(next(first)) == 0
             second = iter(loader)
-            wait = Pipes._wait
+            wait = Pipes.wait
 
             def open_gate(pipes: Any, timeout: Any) -> bool:
                 if not opened:
@@ -301,7 +301,7 @@ class TestNarrowPipes:
                 return wait(pipes, timeout)
 
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(Pipes, "_wait", open_gate)
+                patch.setattr(Pipes, "wait", open_gate)
                 assert [int(next(second)) for _ in range(3)] == [0, 1, 2]
             assert opened
         gate.close()
