@@ -153,8 +153,9 @@ class WorkerPool:
                 f"num_workers={num_workers} inside a daemonic process, which may not start "
                 "processes: use num_workers=0 there, or make the process non-daemonic"
             )
-        rows = max(num_workers, MOST_WORKERS)
-        size = board_bytes(rows + (0 if remote is None else 1 + spec.remote_workers)) + PAGE_BYTES
+        # Behind the rows of workers here are those of workers elsewhere, and the relay's.
+        relay = max(num_workers, MOST_WORKERS) + (0 if remote is None else spec.remote_workers)
+        size = board_bytes(relay + (remote is not None)) + PAGE_BYTES
         self._lock = threading.RLock()
         self._tasks: dict[int, _Task] = {}
         self._unassigned: deque[_Task] = deque()
@@ -185,7 +186,7 @@ class WorkerPool:
                 self._homes = ReaderHomes(turns, num_workers) if turns else None
                 board.token, board.workers = self.token, num_workers
                 self._workers = WorkerSet(
-                    own, self._pipes, board, arena, spec, num_workers, context, seed, remote, rows
+                    own, self._pipes, board, arena, spec, num_workers, context, seed, remote, relay
                 )
                 self.notices = self._workers.notices
                 self._start_more()
@@ -296,8 +297,9 @@ class WorkerPool:
                     continue
                 behind = [
                     copy.task
-                    for other in self._queues.values()
-                    for place, copy in enumerate(other)
+                    for other, queue_of in self._queues.items()
+                    if other != relay  # which has all of them under way
+                    for place, copy in enumerate(queue_of)
                     if (place or copy.worker in self._workers.starting)
                     and len(copy.task.copies) == 1
                     and self._is_wanted(copy.task)
@@ -378,16 +380,15 @@ class WorkerPool:
 
     def _settle(self, reply: Reply) -> Outcome | None:
         """Close a copy's account; returns the outcome if it is the first of a task still wanted."""
-        self.page.received += reply.status != Status.DROPPED
         with self._lock:
             copy = self._copies.pop(reply.slot)
-            queue = self._queues[reply.worker]
+            queue = self._queues[copy.worker]
             if queue[0] is copy:
                 queue.popleft()
             else:
                 queue.remove(copy)
             if copy.off:
-                self._board.call_off(reply.worker, copy.place, False)
+                self._board.call_off(copy.worker, copy.place, False)
             task, slot, other = copy.task, copy.slot, copy.space
             if other is not None:
                 if reply.offset == other.offset:
@@ -400,10 +401,11 @@ class WorkerPool:
                 if reply.status != Status.DROPPED:
                     self.page.drop(1)
                 elif wanted and not task.copies:
-                    self._unassigned.appendleft(task)
+                    self._put_back([task])
                 if self._unassigned:
                     self._assign_waiting()
                 return None
+            self.page.received += 1
             del self._tasks[task.number]
             for second in task.copies:
                 self._call_off(self._copies[second])
@@ -440,7 +442,7 @@ class WorkerPool:
                     offset, capacity = copy.space.offset, copy.space.capacity
                 except LoaderError:
                     capacity = NOT_TO_BE_HAD  # the worker says so
-            self._pipes.send(need.worker, Space(self.token, need.slot, offset, capacity))
+            self._pipes.send(need.worker, Space(need.slot, offset, capacity))
 
     def is_pending(self, number: int) -> bool:
         """Whether a task has no outcome yet."""
@@ -633,13 +635,17 @@ class WorkerPool:
                 lost.append(copy.task)
                 if self._point is not None:  # its reader's place is another one by now
                     copy.task.packed = b""
-        self._unassigned.extendleft(sorted(lost, key=lambda task: -task.number))
+        self._put_back(lost)
         if self._homes is not None:
             self._homes.lose(worker)
         self._credits.pop(worker, None)
         self._leaving.discard(worker)
         self._awaited.discard(worker)
         self._workers.bury(worker)
+
+    def _put_back(self, tasks: list[_Task]) -> None:
+        """Let tasks wait for a worker again, the earliest first."""
+        self._unassigned = deque(sorted((*tasks, *self._unassigned), key=lambda each: each.number))
 
     # --- what is seen from outside ---
 

@@ -83,7 +83,7 @@ class WorkerSet:
             worker=0,
             num_workers=num_workers,
             seed=seed,
-            generation=board.token,
+            token=board.token,
             parent=os.getpid(),
             arena=Descriptor(arena.fd),
             mapped=arena.mapped,
@@ -118,7 +118,7 @@ class WorkerSet:
 
     @property
     def settled(self) -> bool:
-        """Whether there are as many as there are to be, all of them up; the relay does not count."""
+        """Whether there are as many as there are to be, all of them up, but for the relay."""
         here = len(self._own.processes) - (self.relay in self._own.processes)
         return not self.starting and here == self.num_workers
 
@@ -241,6 +241,9 @@ class WorkerSet:
     def bury(self, worker: int) -> None:
         """Clear away what is left of a worker that has ended."""
         process = self._own.processes.pop(worker)
+        loss = getattr(process, "loss", None)
+        if loss is not None and not loss.again:
+            self.relay = None
         self._pipes.unwatch(process.sentinel)
         process.close()
         self._pipes.close(worker)

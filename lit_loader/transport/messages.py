@@ -6,8 +6,8 @@
     parent ◀── Up · Reply · Need · Resumed ────── workers    (one pipe, atomic writes)
     board: the token that is wanted; a row a worker: task, sample, stage, since when
 
-    Task    one copy of a task, with a slot of its own   Reply    the one end of that copy; names the slot
-    Resume  begin a new epoch                            Resumed  every older task has had its Reply
+    Task    one copy of a task, with a slot of its own   Reply    the end of that copy, by its slot
+    Resume  begin a new epoch                            Resumed  each older task has had its Reply
     Space   a larger slot, in answer to Need             Need     the batch does not fit its slot
     Stop    end, behind the tasks sent before            Up       ready; so many tasks at a time
 
@@ -111,13 +111,11 @@ class Space(NamedTuple):
     """A larger slot for the batch that did not fit.
 
     Attributes:
-        token: The task's.
-        slot: The slot that it was sent with.
+        slot: The slot that the task was sent with.
         offset: First byte of the larger one.
         capacity: Bytes of that; :data:`NOT_WANTED`: drop the batch; :data:`NOT_TO_BE_HAD`.
     """
 
-    token: int
     slot: int
     offset: int
     capacity: int
@@ -145,7 +143,7 @@ class Reply(NamedTuple):
 
     Attributes:
         status: One of :class:`Status`.
-        worker: Who had it.
+        worker: Who had it; the relay names the remote worker that has made it.
         slot: The slot that it was sent with.
         offset: The slot that the outcome is in: that one, or the larger one.
         at: Offset in that of the batch's descriptor, or of the exception.
@@ -184,7 +182,7 @@ class Up(NamedTuple):
     Attributes:
         worker: Its number.
         credit: Tasks that it can be at together: 1 for a process that makes batches itself. The
-            relay of remote workers says it anew whenever that changes, or it has something to say.
+            relay of remote workers says it anew when that changes, or there is something to say.
     """
 
     worker: int
@@ -212,7 +210,7 @@ Message = Task | Resume | Space | Stop | Up | Reply | Need | Resumed
 _FIELDS: Final[dict[type[Message], str]] = {
     Task: "QqqQqqqq",
     Resume: "Q",
-    Space: "Qqqq",
+    Space: "qqq",
     Stop: "",
     Up: "Hq",
     Reply: "BH13q",

@@ -9,7 +9,8 @@ more workers than there are: a pool may grow, and rows that were never written c
 
 A row also has what only a viewer in another process asks for (`transport/board_view.py`): the
 worker's process, how many tasks it has done, where the indices of its batch lie; instead of these,
-for one that stands for a worker on another machine, that machine's name.
+for one that stands for a worker on another machine, that machine's name. Behind these rows comes
+that of the relay, which hands batches over to them.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ __all__ = [
     "Stage",
     "StatusBoard",
     "board_bytes",
+    "credit_of",
     "node_of",
 ]
 
@@ -40,7 +42,8 @@ _TOKEN, _, _WORKERS = range(3)
 _STAGE, _NUMBER, _POSITION, _SINCE, _VOID = range(5)
 _MADE, _PID, _STARTED, _STACKS, _INDICES = range(5, 10)  # and two words after the last
 _NODE_BYTES: Final = 8 * (_WORDS - _INDICES)
-_ELSEWHERE: Final = -1  # in the place of a descriptor for stacks: a name follows, and no indices
+# In the place of a descriptor for stacks: a name follows, and no indices; or a relay's credit.
+_ELSEWHERE, _RELAY = -1, -2
 _PACK_INDICES: Final = struct.Struct("@3q").pack_into  # native: a word at a time
 
 ROW_BYTES: Final = _WORDS * 8
@@ -99,6 +102,12 @@ def node_of(row: bytes) -> str | None:
     return row[8 * _INDICES :].rstrip(b"\0").decode(errors="replace")
 
 
+def credit_of(row: bytes) -> int | None:
+    """Read, out of a copy of a relay's row, at how many tasks it can be; None: it is no relay's."""
+    words = ROW.unpack_from(row)
+    return words[_INDICES] if words[_STACKS] == _RELAY else None
+
+
 def board_bytes(num_workers: int) -> int:
     """Bytes of a board for ``num_workers`` workers."""
     return (num_workers + 1) * _WORDS * 8
@@ -109,7 +118,7 @@ class Cancelled(Exception):
 
 
 VOIDABLE: Final = 62
-"""Tasks of a worker of which it can be said, one by one, that they are not wanted: bits of a word."""
+"""Tasks of a worker of which it can be said one by one that they are not wanted: bits of a word."""
 
 _QUICK: Final = 4_000
 """Nanoseconds a sample below which samples are announced by the handful, not one by one."""
@@ -348,6 +357,12 @@ class StatusBoard:
         name = node.encode(errors="replace")[:_NODE_BYTES].ljust(_NODE_BYTES, b"\0")
         self._memory[start : start + _NODE_BYTES] = name
         self._words[row + _STACKS] = _ELSEWHERE
+
+    def is_relay(self, worker: int, credit: int) -> None:
+        """Write that ``worker`` hands tasks over to others, and at how many it can be together."""
+        row = (worker + 1) * _WORDS
+        self._words[row + _INDICES] = credit
+        self._words[row + _STACKS] = _RELAY
 
     def count(self, worker: int) -> None:
         """Count a task that ``worker`` has sent the result of."""

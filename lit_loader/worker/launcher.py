@@ -208,7 +208,7 @@ class Launcher:
     def _ask(self, links: Links) -> None:
         """Ask for a worker; its own pipe goes along, which the launcher cannot know of."""
         assert self._requests is not None
-        request = REQUEST.pack(START, links.worker, links.generation, links.num_workers)
+        request = REQUEST.pack(START, links.worker, links.token, links.num_workers)
         pipe = struct.pack("i", links.control.fd)
         self._requests.sendmsg([request], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, pipe)])
 

@@ -55,7 +55,7 @@ __all__ = [
     "rehearse",
 ]
 
-REQUEST: Final = struct.Struct("=cHIH")  # kind, worker, generation, number of workers
+REQUEST: Final = struct.Struct("=cHIH")  # kind, worker, token, number of workers
 STARTED: Final = struct.Struct("=qi")  # process id, errno
 REAPED: Final = struct.Struct("=iq")  # exit code, peak resident bytes
 READY: Final = b"!"
@@ -121,12 +121,12 @@ def launcher_main(
             request, fds, _, _ = socket.recv_fds(theirs, REQUEST.size, 1)
             if not request:
                 break
-            kind, worker, generation, num_workers = REQUEST.unpack(request)
+            kind, worker, token, num_workers = REQUEST.unpack(request)
             if kind == START:
                 if not fds:  # the kernel drops one that there is no room for here
                     theirs.send(STARTED.pack(0, errno.EMFILE))
                     continue
-                own = links.of(worker, num_workers, generation, fds[0])
+                own = links.of(worker, num_workers, token, fds[0])
                 started = _fork_worker(theirs, watch, worker_main, own, payload)
                 os.close(fds[0])
                 if started is not None:

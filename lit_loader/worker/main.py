@@ -105,7 +105,7 @@ class _Worker:
         self._board = StatusBoard(self._arena.board)
         self._board.shows_stacks(self._id, show_stacks_when_asked())
         self._progress = self._board.progress(self._id)
-        self._progress.token = links.generation
+        self._progress.token = links.token
         self._writers: dict[int, SlotWriter] = {}
         self._tasks, self._results = links.control.fd, links.results.fd
         self._inbox: deque[Message] = deque()
@@ -166,7 +166,7 @@ class _Worker:
             loader.begin_ahead(self._board.early_progress(self._id))
 
     def _receive(self) -> Message:
-        """Wait for the next message; the pipe's end (the parent has given this one up) is a Stop."""
+        """Wait for the next message; the pipe's end is a Stop: the parent has given this one up."""
         if self._inbox:
             return self._inbox.popleft()
         data = os.read(self._tasks, SIZE)
@@ -249,7 +249,7 @@ class _Worker:
                 self._inbox.append(message)
                 if type(message) is Resume or not data:
                     raise Cancelled
-            elif message.slot == task.slot and message.token == task.token:
+            elif message.slot == task.slot:
                 if message.capacity == NOT_WANTED:
                     raise Cancelled
                 if message.capacity < 0:
