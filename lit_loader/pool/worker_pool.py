@@ -479,6 +479,7 @@ class WorkerPool:
             self._tasks.clear()
             self._unassigned.clear()
             self._ready.clear()
+            self._read_all()  # of older tasks, so that viewers do not count them as ready
             if self._homes is not None:
                 self._homes.forget_places()
             self._awaited = set(self._queues) - self._leaving

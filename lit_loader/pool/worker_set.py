@@ -94,6 +94,7 @@ class WorkerSet:
             stacks=Descriptor(own.stacks.fd),
         )
         self.relay = None if remote is None else relay
+        self._remote_workers = spec.remote_workers
         starter: Starter = make_starter(context, self._links, spec)
         own.starter = starter
         if remote is not None:
@@ -242,8 +243,12 @@ class WorkerSet:
         """Clear away what is left of a worker that has ended."""
         process = self._own.processes.pop(worker)
         loss = getattr(process, "loss", None)
-        if loss is not None and not loss.again:
-            self.relay = None
+        if loss is not None:
+            for row in range(worker - self._remote_workers, worker):
+                self._board.is_elsewhere(row, "")
+                self._board.enter(row, Stage.STARTING, -1)
+            if not loss.again:
+                self.relay = None
         self._pipes.unwatch(process.sentinel)
         process.close()
         self._pipes.close(worker)

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lit_loader.pool.dispatcher import Dispatcher
 
 import lit_loader
 from lit_loader import DataLoader
 from lit_loader.errors import LoaderError, TransportError
 from lit_loader.memory import arena as arena_module
 from lit_loader.pool import resources
-from lit_loader.pool.dispatcher import Dispatcher
 from lit_loader.pool.pipes import Pipes
 from lit_loader.worker import starters
 from tests.parity.tools import PROMPT, Gate
