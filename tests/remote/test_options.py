@@ -61,7 +61,7 @@ def test_a_mistake_is_refused_in_one_line(options: dict[str, Any], message: str)
         ({}, "remote_workers does not apply to an IterableDataset without num_shards"),
         (
             {"num_shards": 2},
-            "remote_workers make no batches of an IterableDataset, whose readers stay",
+            "remote_workers make no batches of an IterableDataset, whose readers",
         ),
     ],
 )

@@ -25,7 +25,7 @@ def test_a_stream_is_read_here(persistent: bool, tmp_path: Path) -> None:
         stream(1, remote_workers=2, remote=remote, persistent_workers=persistent) as loader,
         pytest.warns(
             UserWarning,
-            match="remote_workers=2 make no batches of an IterableDataset: its readers stay on this",
+            match="remote_workers=2 make no batches of an IterableDataset: its readers stay on",
         ) as warned,
     ):
         for _ in range(2):
