@@ -94,7 +94,7 @@ class WorkerSet:
             stacks=Descriptor(own.stacks.fd),
         )
         self.relay = None if remote is None else relay
-        self._remote_workers = spec.remote_workers
+        self._remote_workers = 0 if remote is None else spec.remote_workers
         starter: Starter = make_starter(context, self._links, spec)
         own.starter = starter
         if remote is not None:

@@ -159,7 +159,8 @@ class BoardView(NamedTuple):
     def ready(self) -> int:
         """Batches that are made and were not asked for."""
         made = sum(row.made for row in self.rows)
-        return max(0, made + self.surplus - self.given)
+        # No more than may be: a second copy of a task, say, counts until its reply has been read.
+        return max(0, min(made + self.surplus - self.given, self.depth))
 
 
 def read_board(fd: int) -> BoardView:

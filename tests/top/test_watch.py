@@ -56,7 +56,7 @@ def seen() -> Loader:
 def until(true: Callable[[Loader], bool]) -> Loader:
     deadline = time.monotonic() + 20
     while not true(found := seen()):
-        assert time.monotonic() < deadline, found
+        assert time.monotonic() < deadline, (found.ready, found.ahead, [(w.stage, w.made) for w in found.workers])
     return found
 
 
