@@ -397,7 +397,7 @@ class WorkerPool:
             task.copies.remove(copy.slot.offset)
             wanted = self._is_wanted(task)
             if not wanted or reply.status == Status.DROPPED:
-                self._arena.release(slot, used=False)
+                self._arena.release(slot, used=not reply.began)  # one that nobody has begun
                 if reply.status != Status.DROPPED:
                     self.page.drop(1)
                 elif wanted and not task.copies:
@@ -634,7 +634,7 @@ class WorkerPool:
             copy.task.copies.remove(copy.slot.offset)
             if self._is_wanted(copy.task) and not copy.task.copies:
                 lost.append(copy.task)
-                if self._point is not None:  # its reader's place is another one by now
+                if self._homes and self._point:  # its reader's place is another one by now
                     copy.task.packed = b""
         self._put_back(lost)
         if self._homes is not None:

@@ -149,7 +149,8 @@ class Reply(NamedTuple):
         at: Offset in that of the batch's descriptor, or of the exception.
         nbytes: Bytes of that descriptor or exception.
         samples: Samples of the batch.
-        began: ``time.monotonic_ns()`` when the worker took the task up.
+        began: ``time.monotonic_ns()`` when the worker took the task up; 0: it has dropped it
+            unread.
         fetch: Nanoseconds that it was reading samples.
         collate: Nanoseconds that it was collating.
         encode: Nanoseconds that it was writing the batch into the slot.

@@ -146,7 +146,8 @@ class _Worker:
                 try:
                     self._serve(message)
                 except Cancelled:
-                    self._reply(message, Status.DROPPED, message.slot, 0, 0)
+                    begun = self._times[0] if self._task is message else 0
+                    self._send(Reply(Status.DROPPED, self._id, message.slot, 0, 0, 0, 0, begun))
             elif type(message) is Resume:
                 self._progress.token = message.token
                 if self._loader is not None:
@@ -273,9 +274,6 @@ class _Worker:
 
     def _reply(self, task: Task, status: int, offset: int, at: int, nbytes: int) -> None:
         """Close the account of a task: its slot is the parent's again."""
-        if status == Status.DROPPED:
-            self._send(Reply(status, self._id, task.slot, offset, 0, 0, 0))
-            return
         times = [*self._times, time.monotonic_ns()]
         # A batch that failed, or was omitted, has not been through all stages.
         times += times[-1:] * (4 - len(times))
