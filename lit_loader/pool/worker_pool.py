@@ -338,6 +338,9 @@ class WorkerPool:
         while True:
             if self._due:
                 self._bring_about()
+            if self._pipes.blocked:
+                with self._lock:
+                    self._pipes.flush()
             for message in self._pipes.read():
                 self._handle(message)
             if ready:
