@@ -121,7 +121,7 @@ class Worker:
         self.larger: Space | None = None
         self._memory = memory
         self._board = StatusBoard(memory.board)
-        self._token = links.generation
+        self._token = links.token
         self._inbox: deque[Message] = deque()
         self._next: Any = self._begin
 
