@@ -18,10 +18,12 @@ import sys
 import hydra
 from omegaconf import DictConfig
 
+from lit_loader.hydra.calls import MAIN_OPTIONS  # Hydra 1.3 and 1.4 want others
+
 # torch and lightning are imported inside main: --help, --cfg and completion stay quick.
 
 
-@hydra.main(version_base="1.3", config_path="conf", config_name="train")
+@hydra.main(**MAIN_OPTIONS, config_path="conf", config_name="train")
 def main(cfg: DictConfig) -> float | None:
     """Trains, tests and reports; returns the metric that a sweeper is to optimise."""
     if cfg.threads:  # for libraries that read it when they are loaded

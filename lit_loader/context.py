@@ -23,7 +23,14 @@ def _as_they_are(part: int = 0) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-_Place = tuple[int, tuple[int, int], bool, Beginning, Aside]
+Drawn = Callable[[], str | None]
+
+
+def _unknown() -> None:
+    return None
+
+
+_Place = tuple[int, tuple[int, int], bool, Beginning, Aside, Drawn]
 
 
 class _Reading:
@@ -34,6 +41,7 @@ class _Reading:
             a part of an iterable dataset that begins later; by the part's number.
         aside: Gives a context after which the generators that the dataset holds are where they
             were, for what is read again in the midst of a batch.
+        drawn: Says where generators are: another word once something has been drawn.
     """
 
     def __init__(self) -> None:
@@ -41,18 +49,23 @@ class _Reading:
         self.shard = (0, 1)
         self.beginning: Beginning = _as_they_are
         self.aside: Aside = _as_they_are
+        self.drawn: Drawn = _unknown
         self.shard_asked = False
         self.epoch_asked = False
 
     def leave(self) -> _Place:
         """Read something else (a loader within a dataset, say); returns what `return_to` takes."""
-        place = self.epoch, self.shard, self.shard_asked, self.beginning, self.aside
-        self.shard_asked, self.beginning, self.aside = False, _as_they_are, _as_they_are
+        place = (
+            *(self.epoch, self.shard, self.shard_asked),
+            *(self.beginning, self.aside, self.drawn),
+        )
+        self.shard_asked, self.drawn = False, _unknown
+        self.beginning, self.aside = _as_they_are, _as_they_are
         return place
 
     def return_to(self, place: _Place) -> None:
         """Be again where `leave` was called."""
-        self.epoch, self.shard, self.shard_asked, self.beginning, self.aside = place
+        self.epoch, self.shard, self.shard_asked, self.beginning, self.aside, self.drawn = place
 
 
 reading: Final = _Reading()

@@ -9,7 +9,7 @@
         ├── WorkerError                 a worker's exception that cannot be raised as its own type
         ├── WorkerDiedError             a worker process is gone (signal, exit code)
         ├── WorkerTimeoutError          a worker hangs for ``timeout`` seconds (TimeoutError)
-        ├── SampleErrorsError           more samples were bad than ``max_sample_errors`` allows
+        ├── SampleErrorsError           more samples were bad than allowed, or all were
         ├── TransportError (TypeError)  a batch or dataset holds something that cannot be carried
         └── PinMemoryError              the pin-memory thread is gone
 
@@ -76,7 +76,7 @@ class WorkerTimeoutError(LoaderError, TimeoutError):
 
 
 class SampleErrorsError(LoaderError):
-    """An epoch has more bad samples than ``max_sample_errors`` allows.
+    """An epoch has more bad samples than ``max_sample_errors`` allows, or none that is good.
 
     Attributes:
         errors: The last of them (at most 100), as `batch/sample_errors.py`'s ``SampleError``.

@@ -19,7 +19,7 @@ import copy
 import multiprocessing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.context import BaseContext
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from torch.utils.data import DataLoader as TorchLoader
@@ -31,17 +31,24 @@ from lit_loader.accelerator.device_copy import Move
 from lit_loader.checkpoint.forgetful import advice_on_reading_again
 from lit_loader.checkpoint.saved_by_lightning import ADVICE_WITHOUT_CALLBACK, called_by_lightning
 from lit_loader.config.built import FIXED, SHOWN_OTHERWISE
+from lit_loader.config.checks import known_keywords
 from lit_loader.config.kinds import check_dataset
-from lit_loader.config.loader_config import LoaderConfig, check_option
+from lit_loader.config.loader_config import (
+    LoaderConfig,
+    SampleErrorPolicy,
+    Seeding,
+    ShardTailRule,
+    check_option,
+)
 from lit_loader.config.ray_workers import RayWorkers
 from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError
 from lit_loader.iteration.base import LoaderIterator
 from lit_loader.iteration.host import LoaderHost
-from lit_loader.iteration.internals import DEFAULT_PREFETCH, LoaderInternals
+from lit_loader.iteration.internals import DEFAULT_PREFETCH, ITERATED, LoaderInternals
 from lit_loader.iteration.loader_checkpoint import load_state, take_state
 from lit_loader.iteration.resizing import resize
-from lit_loader.sampling.orders import EpochOrder, epoch_number
+from lit_loader.sampling.orders import epoch_number
 from lit_loader.sampling.shown_samplers import choose_samplers
 from lit_loader.seeding.seeds import BaseSeed
 from lit_loader.statistics.recorder import Recorder
@@ -53,9 +60,19 @@ __all__ = ["DataLoader", "recorder_of"]
 
 T_co = TypeVar("T_co", covariant=True)
 
+if TYPE_CHECKING:
+    _TorchLoader = TorchLoader
+else:
+
+    class _TorchLoader:
+        """``_TorchLoader[...]`` is torch's class with as many type parameters as that torch has."""
+
+        def __class_getitem__(cls, _: object) -> object:
+            return TorchLoader[TorchLoader.__parameters__]
+
 
 @public
-class DataLoader(TorchLoader[T_co]):
+class DataLoader(_TorchLoader[T_co]):
     """Loads batches of a dataset, in worker processes if wanted.
 
     Takes the place of ``torch.utils.data.DataLoader``, and is one: the same arguments, in the same
@@ -72,6 +89,7 @@ class DataLoader(TorchLoader[T_co]):
 
     Raises:
         OptionError: An option, or a combination of options, is refused (a ValueError).
+        TypeError: There is no such option; names the nearest one.
     """
 
     collate_fn: Callable[[list[Any]], Any]
@@ -80,14 +98,14 @@ class DataLoader(TorchLoader[T_co]):
     batch_sampler: Iterable[Any] | None
     num_workers = NumWorkers()
     seed: int | None
-    seeding: str
+    seeding: Seeding
     reseed_fn: Callable[[Any, int], object] | None
     num_replicas: int | None
     rank: int | None
     num_shards: int | None
-    shard_tail: str
+    shard_tail: ShardTailRule
     max_worker_restarts: int
-    on_sample_error: str
+    on_sample_error: SampleErrorPolicy
     max_sample_errors: int | None
     sample_retries: int
     retry_backoff: float
@@ -105,13 +123,14 @@ class DataLoader(TorchLoader[T_co]):
     _internals: LoaderInternals
 
     # torch's constructor is not called: it would set up torch's machinery.
+    @known_keywords
     def __init__(
         self,
         dataset: Dataset[T_co],
         batch_size: int | None = 1,
         shuffle: bool | None = None,
-        sampler: Iterable[Any] | None = None,
-        batch_sampler: Iterable[Any] | None = None,
+        sampler: Iterable[Any] | Callable[[Any], Iterable[Any]] | None = None,
+        batch_sampler: Iterable[Any] | Callable[[Any], Iterable[Any]] | None = None,
         num_workers: int | Literal["auto"] = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         pin_memory: bool = False,
@@ -126,19 +145,19 @@ class DataLoader(TorchLoader[T_co]):
         pin_memory_device: str = "",
         in_order: bool = True,
         seed: int | None = None,
-        seeding: str = "batch",
+        seeding: Seeding = "batch",
         reseed_fn: Callable[[Any, int], object] | None = None,
         num_replicas: int | None = None,
         rank: int | None = None,
         num_shards: int | None = None,
-        shard_tail: str = "pad",
+        shard_tail: ShardTailRule = "pad",
         max_worker_restarts: int = 3,
-        on_sample_error: str = "raise",
+        on_sample_error: SampleErrorPolicy = "raise",
         max_sample_errors: int | None = None,
         sample_retries: int = 0,
         retry_backoff: float = 0.1,
         transient_errors: Sequence[type[Exception] | str] | None = None,
-        memory_budget: int | None = None,
+        memory_budget: int | str | None = None,
         prefetch_next_epoch: bool = True,
         check_exactness: int = 0,
         share: bool = False,
@@ -197,7 +216,8 @@ class DataLoader(TorchLoader[T_co]):
         """The iterator that has the persistent workers; programs set it to None to end these."""
         if not self.persistent_workers:
             return None
-        return next((each for each in self._internals.iterators if each.connected), None)
+        connected = (each for each in self._internals.alive() if each.connected)
+        return next(connected, None) or self._host.of_idle_workers()
 
     @_iterator.setter
     def _iterator(self, value: Any) -> None:
@@ -256,6 +276,8 @@ class DataLoader(TorchLoader[T_co]):
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iterator loads; without, epochs count up by themselves.
 
+        A sampler of the program's own is told it, if it has ``set_epoch``, and nothing otherwise.
+
         A position within that very epoch, from :meth:`load_state_dict`, is kept; one within another
         epoch is given up.
 
@@ -266,9 +288,10 @@ class DataLoader(TorchLoader[T_co]):
             OptionError: It is no whole number, or has more than 62 bits.
         """
         epoch = epoch_number(epoch)
+        self._internals.follow_samplers(self)
         self._internals.epochs.set_epoch(epoch)
-        if isinstance(self.sampler, EpochOrder):
-            self.sampler.set_epoch(epoch)
+        if self._internals.plan is not None:
+            self._internals.plan.sampler.tell(epoch)
 
     def __len__(self) -> int:
         """Batches of a full epoch (of this rank).
@@ -286,11 +309,18 @@ class DataLoader(TorchLoader[T_co]):
         whole, rest = divmod(samples, self.batch_size)
         return whole + (1 if rest and not self.drop_last else 0)
 
-    def __iter__(self) -> LoaderIterator[T_co]:  # type: ignore[override]
-        return self._get_iterator()
+    def __iter__(self) -> LoaderIterator[Any]:
+        token = ITERATED.set(self._internals)
+        try:
+            return self._get_iterator()
+        finally:
+            ITERATED.reset(token)
 
-    def _get_iterator(self) -> LoaderIterator[T_co]:  # type: ignore[override]
-        """Make an iterator; where torch's loader makes its own, which subclasses override."""
+    def _get_iterator(self) -> LoaderIterator[Any]:
+        """Make an iterator; where torch's loader makes its own, which subclasses override.
+
+        Where a program calls it, and not ``iter(loader)``, persistent workers are started anew.
+        """
         return self._host.iterator()
 
     def commit(self, ahead: bool = False, within: bool = False) -> None:

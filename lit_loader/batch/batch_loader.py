@@ -8,17 +8,39 @@
 What comes in is what a task says (indices, batch number, epoch, seed); what goes out is a batch, or
 a `BatchWithReport` where the parent is to know more. Generators that a batch has made on first use
 are found afterwards, and the batch is made again with them seeded.
+
+How a stream is resumed: whatever it draws between ``iter()`` and the place must be drawn alike. In
+an epoch that is left alone, what comes before the first sample (a generator's body begins with the
+first ``next()``) and that sample draw from the epoch's beginning, all else from its batch's seed. A
+restored stream does both in one ``next()``: what comes before a first sample, and a sample of the
+midst. No seed is right for both, and nobody can tell from outside who of the two draws. So a state
+leads to a place two batches back. They are read again, and known by their marks (`mark_of`):
+
+1. from the state, with these batches' seeds: right if nothing is drawn before the first sample.
+   Both must have their marks;
+2. from the state, up to the first sample with the beginning's seeds: right if the place does not
+   depend on what that sample draws. The second must have its mark, for it is past all that, and
+   begin with the state that it began with (`place_of`);
+3. from the epoch's start, which is right for every stream that depends on nothing but its seeds.
+
+If not even that gives the batches again, the user is told, and 1. goes on. What is opened later (a
+source of a mixture) may draw before its own first sample: so a mixture is not tried by 2., and not
+believed in 1. until each source that draws as it begins has given a sample again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
+from lit_loader.batch.batch_mark import mark_of, place_of
 from lit_loader.batch.batch_spec import BatchSpec, BatchWithReport
 from lit_loader.batch.collate import Empty, default_collate
+from lit_loader.batch.dataset_copies import DatasetCopies
 from lit_loader.batch.fetch import EndOfData, Fetcher, IterableFetcher, MapFetcher
 from lit_loader.batch.sample_errors import Attempts
 from lit_loader.batch.tolerant_fetch import (
@@ -29,7 +51,7 @@ from lit_loader.batch.tolerant_fetch import (
 from lit_loader.checkpoint.position import ReadPoint
 from lit_loader.checkpoint.untrusted_state import resuming
 from lit_loader.context import reading
-from lit_loader.errors import StateError
+from lit_loader.errors import StateError, TransportError
 from lit_loader.seeding.find_generators import HeldGenerators
 from lit_loader.seeding.generator_state import Rewind, Rewound
 from lit_loader.seeding.generator_watch import GeneratorWatch
@@ -45,6 +67,10 @@ _REPLACEMENTS = 0x4E72  # keeps the choice of replacements apart from what sampl
 _BEGINNING = 0xBE61  # … and what comes before an epoch's first sample
 _SET_EPOCH, _ITER, _FIRST_NEXT = range(3)
 
+_SHORT = 16  # digits of a mark; those of a state follow
+
+_log = logging.getLogger("lit_loader.generator_watch")
+
 
 class BatchLoader:
     """Makes batches by a spec, in whichever process it lives.
@@ -56,6 +82,7 @@ class BatchLoader:
         num_readers: Number of readers of this rank: of workers (1 with ``num_workers=0``), unless
             the spec says how many there are.
         watch: The generators of the spec's dataset and functions, as far as they are known.
+        copies: Make others of the dataset; None: they are made when they may be needed.
     """
 
     def __init__(
@@ -64,8 +91,10 @@ class BatchLoader:
         worker: int = 0,
         num_readers: int = 1,
         watch: GeneratorWatch | None = None,
+        copies: DatasetCopies | None = None,
     ) -> None:
         self._spec = spec
+        self._copies = copies
         self._num_readers = num_readers
         self._share = (spec.rank * num_readers + worker, spec.num_replicas * num_readers)
         if spec.num_shards:  # dealt out to the ranks one by one, and not in stretches
@@ -77,6 +106,7 @@ class BatchLoader:
         self._rewind: Rewind | None = None
         self._rewound: HeldGenerators | None = None  # those that it takes back
         self._attempts = self._new_attempts()
+        self._draws_first = False  # with the first next(), as far as it matters
         self._table = spec.table()
         self._epoch: tuple[int, int] | None = None
         self._epoch_seed = 0
@@ -188,6 +218,7 @@ class BatchLoader:
         spec, begins = self._spec, self._fetcher is None
         # At every batch: loaders with num_workers=0 may take turns in one process.
         reading.epoch, reading.shard, reading.aside = epoch, self._share, self._aside
+        reading.drawn = partial(self._mark_of, ())
         if self._epoch != (seed, epoch):
             self._enter(seed, epoch)
         if not begins:
@@ -208,9 +239,10 @@ class BatchLoader:
                 reading.beginning = self._beginning
             state = self._fetcher.state()
         samples = self._fetcher.fetch(indices, progress)
+        mark = self._mark_of(samples, state) if spec.iterable else None
         if samples is OMITTED:
             self.samples = 0
-            return self._with_report(None, state, begins, omitted=True)
+            return self._with_report(None, state, mark, begins, omitted=True)
         self.samples = len(samples) if spec.batched else 1
         if on_collate is not None:
             on_collate()
@@ -221,7 +253,7 @@ class BatchLoader:
         else:
             batch = spec.collate_fn(samples)
         if spec.iterable or self._attempts.errors or self._attempts.retries:
-            return self._with_report(batch, state, begins)
+            return self._with_report(batch, state, mark, begins)
         return batch
 
     def _load_watched(
@@ -237,6 +269,7 @@ class BatchLoader:
         begins = self._fetcher is None
         self._unwatched = 1
         batch = self.load(*task, on_collate, empty)
+        watch = self._watch or watch  # another, if a copy of the dataset had to be taken
         if again and watch.end_batch():
             # It has made a generator (on first use) that was not seeded for it.
             self._unwatched = 1
@@ -252,12 +285,13 @@ class BatchLoader:
         return batch
 
     def _with_report(
-        self, batch: Any, state: Any, begins: bool, omitted: bool = False
+        self, batch: Any, state: Any, mark: str | None, begins: bool, omitted: bool = False
     ) -> BatchWithReport:
         attempts = self._attempts
         ignores_share = self._spec.iterable and begins and self._ignores_share()
+        errors = tuple(attempts.errors)
         return BatchWithReport(
-            batch, state, ignores_share, tuple(attempts.errors), omitted, attempts.retries
+            batch, state, ignores_share, errors, omitted, attempts.retries, mark=mark
         )
 
     def _enter(self, seed: int, epoch: int) -> None:
@@ -317,38 +351,155 @@ class BatchLoader:
     def _open(self, point: ReadPoint, number: int, progress: Progress) -> Fetcher:
         """Begin to read an iterable dataset, up to where batch ``number`` comes next.
 
-        However far it is, it begins alike: what it does before its first sample (a generator's body
-        runs with the first ``next()``) finds the generators as at the epoch's start, and so does
-        that sample; from the second one on they are the batch's. That is why a state is never that
-        of the place itself, but leads to a batch before, which is read again and dropped.
+        See the head of this file.
         """
-        spec = self._spec
-        options = (spec.dataset, spec.batch_size, spec.drop_last, point.state)
-        seed_iter = partial(self._reseed_beginning, _ITER)
-        fetcher = (
-            IterableFetcher(*options, seed_iter)
-            if spec.tolerance.none
-            else TolerantIterableFetcher(*options, seed_iter, self._attempts)
-        )
-        # Without a state all that has been given out already is read again.
-        done = 0 if point.state is None else point.batches - point.behind
-        first = number % self._num_readers + done * self._num_readers
-        fetcher.after_first = partial(self._reseed_batch, first)
-        self._reseed_beginning(_FIRST_NEXT)
-        for earlier in range(first, number, self._num_readers):
+        readers, state, marks = self._num_readers, point.state, point.marks
+        done = 0 if state is None else point.batches - point.behind
+        # More may have been made, and not given out: of these there are no marks.
+        place = number % readers + (point.batches - len(marks)) * readers
+        wanted = {place + step * readers: mark for step, mark in enumerate(marks) if mark}
+        if not (done and marks):  # it begins at the epoch's start; or an older version's state
+            fetcher, alike = self._read_to(number, progress, state, done, wanted)
+        else:
+            copies = self._copies or self._copies_now()
+            fetcher, alike = self._read_to(number, progress, state, done, wanted, midst=True)
+            second = {each: mark for each, mark in wanted.items() if each != place}
+            if not alike and second and all(len(mark) > _SHORT for mark in second.values()):
+                fetcher, alike = self._read_to(number, progress, state, done, second)
+            if not alike:
+                _log.info(
+                    "%s is read again from the epoch's start: its state does not lead to where it "
+                    "was, for it draws before its first sample",
+                    type(self._spec.dataset).__name__,
+                )
+                self._take_copy(copies, progress)
+                fetcher, alike = self._read_to(number, progress, None, 0, wanted)
+            if not alike:
+                fetcher, _ = self._read_to(number, progress, state, done, {}, midst=True)
+        if not alike and self._watch is not None:
+            self._watch.notes.append(
+                "the batches before a resume were read again, and were others: it may lose samples "
+                "and give some twice; have it draw from generators that its state or the loader "
+                "sets (in its attributes, or global), and from nothing else"
+            )
+        if isinstance(fetcher, EndOfData):
+            raise fetcher
+        return fetcher
+
+    def _read_to(
+        self,
+        number: int,
+        progress: Progress,
+        state: Any,
+        done: int,
+        wanted: Mapping[int, str],
+        midst: bool = False,
+    ) -> tuple[Fetcher | EndOfData, bool]:
+        """Read from a state up to where batch ``number`` comes next.
+
+        Args:
+            number: The batch.
+            progress: Notes each sample before it is read.
+            state: Where to begin; None: at the epoch's start.
+            done: How many of this reader's batches come before that.
+            wanted: Marks of batches.
+            midst: Whether the first sample finds generators as in the epoch's midst.
+
+        Returns:
+            What goes on there, or why there is nothing; and whether the batches have their marks.
+
+        Raises:
+            StateError: The dataset cannot begin where the state says.
+        """
+        fetcher, alike, readers = self._new_fetcher(state), True, self._num_readers
+        first = number % readers + done * readers
+        if midst:
+            self._draws_first = False
+            self._reseed_batch(first)
+        else:
+            self._reseed_beginning(_FIRST_NEXT)
+            before = self._mark_of(())
+
+            def after_first() -> None:
+                self._draws_first = self._mark_of(()) != before and not fetcher.composed
+                self._reseed_batch(first)
+
+            fetcher.after_first = after_first
+        for earlier in range(first, number, readers):
+            mark = None
             try:
-                fetcher.fetch(None, progress)
-            except (EndOfData, Cancelled, StateError):
+                own = fetcher.state() if self._draws_first and earlier in wanted else None
+                mark = self._mark_of(fetcher.fetch(None, progress), own)
+            except (Cancelled, StateError):
                 raise
+            except EndOfData as end:
+                return end, False
             except Exception as error:
                 let_handlers_through(error)
-                if point.state is not None and earlier == first:
+                if state is not None and earlier == first:
                     # A state is that before a batch which could be read.
-                    with resuming(spec.dataset, "dataset"):
+                    with resuming(self._spec.dataset, "dataset"):
                         raise
                 # Else it is that batch's outcome, which was given out.
-            self._reseed_batch(earlier + self._num_readers)
+            if earlier in wanted:
+                digits = None if done and not midst else _SHORT
+                alike = alike and mark is not None and wanted[earlier][:digits] == mark[:digits]
+            if midst and not alike:
+                break
+            self._reseed_batch(earlier + readers)
+        return fetcher, alike and not (wanted and fetcher.unproven)
+
+    def _new_fetcher(self, state: Any) -> IterableFetcher:
+        """Open the dataset, at its start or where a state says."""
+        spec, watch = self._spec, self._watch
+        assert watch is not None
+
+        def before_iter() -> None:
+            if state:
+                watch.follow()
+            self._reseed_beginning(_ITER)
+
+        options = (spec.dataset, spec.batch_size, spec.drop_last, state, before_iter)
+        fetcher = (
+            IterableFetcher(*options)
+            if spec.tolerance.none
+            else TolerantIterableFetcher(*options, self._attempts)
+        )
+        if state:
+            watch.follow()
         return fetcher
+
+    def _mark_of(self, samples: Any, state: Any = None) -> str | None:
+        """What a batch is known by; None: its draws follow from no seed of its own.
+
+        Args:
+            samples: As they were read.
+            state: That before the batch.
+        """
+        if self._spec.seeding == "worker":
+            return None
+        mark = mark_of(samples, self._watch.held.states)  # type: ignore[union-attr]
+        return mark + place_of(state) if self._draws_first and state else mark
+
+    def _copies_now(self) -> DatasetCopies | None:
+        """Keep the dataset as it is before it takes a state; None: it cannot be copied."""
+        try:
+            return DatasetCopies(self._spec.dataset)
+        except TransportError:
+            return None
+
+    def _take_copy(self, copies: DatasetCopies | None, progress: Progress) -> None:
+        """Read a dataset that has not taken a state, if there is any, in this one's stead."""
+        if copies is None:
+            if self._watch is not None:
+                self._watch.follow()
+            return
+        self._spec = dataclasses.replace(self._spec, dataset=copies.make()[0])
+        notes = self._watch.notes if self._watch is not None else []
+        self._watch = self._spec.watch(progress.beat)
+        self._watch.notes += notes
+        (seed, epoch), self._epoch = self._epoch or (0, 0), None
+        self._enter(seed, epoch)
 
     def _new_map_fetcher(self) -> Fetcher:
         spec, by_sample = self._spec, self._spec.seeding == "sample"

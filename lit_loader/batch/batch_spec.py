@@ -36,6 +36,7 @@ class BatchWithReport(NamedTuple):
             out in its stead.
         retries: Times that samples were read again after a transient error.
         notes: What the user is to be warned of, once.
+        mark: What an iterable dataset's batch is known by when it is read again (`mark_of`).
     """
 
     batch: Any
@@ -45,6 +46,7 @@ class BatchWithReport(NamedTuple):
     omitted: bool = False
     retries: int = 0
     notes: tuple[str, ...] = ()
+    mark: str | None = None
 
 
 @dataclass(frozen=True)

@@ -139,6 +139,16 @@ class IterableFetcher:
         if self.after_first is not None:
             self.after_first()
 
+    @property
+    def composed(self) -> bool:
+        """Whether it is a mixture, whose sources begin one after the other."""
+        return self._opened.composed
+
+    @property
+    def unproven(self) -> bool:
+        """Whether reading again some batches has not shown yet that a state leads to the place."""
+        return self._opened.unproven
+
     def state(self) -> dict[str, Any] | None:
         """Return what is needed to go on from here; None: no state leads here.
 

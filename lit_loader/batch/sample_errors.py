@@ -28,6 +28,7 @@ __all__ = [
     "BAD",
     "KEPT_ERRORS",
     "MAX_BACKOFF",
+    "NOT_REPLACED",
     "TRANSIENT_ERRORS",
     "Attempts",
     "SampleError",
@@ -38,7 +39,7 @@ __all__ = [
 ]
 
 KEPT_ERRORS: Final = 100
-"""So many of the last errors of an epoch are kept for the message."""
+"""So many of the last errors of an epoch are kept for the message, and of the first logged."""
 
 TRANSIENT_ERRORS: Final[tuple[type[Exception], ...]] = (OSError, TimeoutError)
 """What may pass by itself, unless the options say otherwise."""
@@ -48,6 +49,9 @@ MAX_BACKOFF: Final = 10.0
 
 BAD: Final = object()
 """What stands for a sample that could not be read."""
+
+NOT_REPLACED: Final = "no replacement found"
+"""What was done about the samples of a batch for which nothing at all could be read."""
 
 _SLICE: Final = 0.05  # seconds within which a wait notices that its batch is no longer wanted
 _FRAMES: Final = 3
@@ -91,7 +95,7 @@ class SampleError:
         message: The exception's message on one line, shortened.
         trace: The innermost lines of its traceback, innermost first, on one line.
         retries: Times that it was read again before it was given up.
-        action: What was done: ``"skipped"`` or ``"replaced by 17"``.
+        action: What was done: ``"skipped"``, ``"replaced by 17"`` or ``"no replacement found"``.
     """
 
     index: Any
@@ -129,6 +133,24 @@ class SampleError:
         return f"{where}: {self.kind}: {self.message}{tried}; {self.action}; {self.trace}"
 
 
+class _Seen:
+    """The indices of bad samples. One that has none, or cannot be compared, is always new."""
+
+    def __init__(self) -> None:
+        self._indices: set[Any] = set()
+
+    def is_new(self, index: Any) -> bool:
+        """Whether this is the first bad sample of that index; notes it."""
+        if index is None:
+            return True
+        try:
+            new = index not in self._indices
+            self._indices.add(index)
+        except Exception:  # an index may be anything
+            return True
+        return new
+
+
 class TooMany(Exception):
     """A batch alone has more bad samples than the whole epoch may have: the rest is in vain."""
 
@@ -160,6 +182,7 @@ class Attempts:
         """Begin a batch."""
         self.errors: list[SampleError] = []
         self.retries = 0
+        self._seen, self._count = _Seen(), 0
 
     def read(
         self, read: Callable[[Any], Any], index: Any, position: int, progress: Progress
@@ -180,7 +203,8 @@ class Attempts:
             self.errors.append(SampleError.of(error, index, position, self._tries))
         finally:
             del error  # its traceback holds this frame
-        if self.tolerance.limit is not None and len(self.errors) > self.tolerance.limit:
+        self._count += self._seen.is_new(index)
+        if self.tolerance.limit is not None and self._count > self.tolerance.limit:
             raise TooMany
         return BAD
 
@@ -240,7 +264,7 @@ def annotate(error: Exception, note: str) -> None:
 
 
 class SampleErrorLog:
-    """The sample errors of one epoch, on the consumer's side.
+    """The sample errors of one epoch, on the consumer's side; each index counts once.
 
     Args:
         limit: More than so many bad samples are an error; None: any number is tolerated.
@@ -249,13 +273,19 @@ class SampleErrorLog:
         count: Bad samples so far.
         retries: Times that samples were read again so far.
         errors: The last `KEPT_ERRORS` of the bad samples.
+        omitted: Batches so far of which nothing was left.
     """
 
     def __init__(self, limit: int | None) -> None:
         self._limit = limit
-        self.count = 0
-        self.retries = 0
+        self._seen = _Seen()
+        self._first: SampleError | None = None
+        self.count = self.retries = self.omitted = 0
         self.errors: deque[SampleError] = deque(maxlen=KEPT_ERRORS)
+
+    def new(self, errors: Sequence[SampleError]) -> list[SampleError]:
+        """Return those of a batch's bad samples that no batch before it has had."""
+        return [error for error in errors if self._seen.is_new(error.index)]
 
     def record(self, number: int, errors: Sequence[SampleError], retries: int) -> None:
         """Note what was wrong with a batch that is given out or omitted now.
@@ -265,19 +295,59 @@ class SampleErrorLog:
 
         Args:
             number: The batch's number in the epoch.
-            errors: Its bad samples.
+            errors: Its bad samples that are :meth:`new`.
             retries: Times that its samples were read again.
 
         Raises:
             SampleErrorsError: The limit is passed.
         """
+        for error in errors[: max(0, KEPT_ERRORS - self.count)]:
+            _log.warning("bad sample in batch %d, %s", number, error)
+        if self.count <= KEPT_ERRORS < self.count + len(errors):
+            _log.warning("further bad samples of this epoch are counted, and not logged")
+        if errors and self._first is None:
+            self._first = errors[0]
         self.count += len(errors)
         self.retries += retries
         self.errors.extend(errors)
-        for error in errors:
-            _log.warning("bad sample in batch %d, %s", number, error)
         if errors and self._limit is not None and self.count > self._limit:
             raise self._too_many()
+
+    def omit(self, number: int, errors: Sequence[SampleError]) -> None:
+        """Note that nothing is left of a batch.
+
+        Args:
+            number: The batch's number in the epoch.
+            errors: All of its bad samples.
+
+        Raises:
+            SampleErrorsError: Others were to take their places, of which none could be read either.
+        """
+        self.omitted += 1
+        if errors and errors[0].action == NOT_REPLACED:
+            raise self._failed(
+                f"no sample of batch {number} could be read, nor any that was drawn in its place",
+                errors[0],
+            )
+
+    def end(self, epoch: int, delivered: int) -> SampleErrorsError | None:
+        """Return an error if an epoch ends of which every batch was omitted.
+
+        Args:
+            epoch: Its number.
+            delivered: Its batches.
+        """
+        if self._first is None or delivered > self.omitted:
+            return None
+        return self._failed(f"no sample of epoch {epoch} could be read", self._first)
+
+    def _failed(self, what: str, first: SampleError) -> SampleErrorsError:
+        error = SampleErrorsError(
+            f"{what} ({self.count:,} bad samples): mend what they have in common, or set "
+            f"on_sample_error='raise' to see the traceback; the first is {first}"
+        )
+        error.errors = tuple(self.errors)
+        return error
 
     def _too_many(self) -> SampleErrorsError:
         shown = "".join(f"\n  {error}" for error in self.errors)

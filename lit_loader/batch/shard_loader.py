@@ -220,7 +220,7 @@ class ShardLoader:
         if self._alike and not fresh:
             roots = (dataset, *self._watch.roots[1:])
             watch = self._watch.in_a_copy(roots, self._generators)
-        return BatchLoader(spec, reader, spec.num_readers, watch)
+        return BatchLoader(spec, reader, spec.num_readers, watch, self._copies)
 
     def _take_begun(self, reader: int, epoch: int, seed: int) -> _Begun | None:
         """Take what was begun of a reader's epoch; what is of another epoch is thrown away."""

@@ -12,13 +12,13 @@ from __future__ import annotations
 import inspect
 import itertools
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import Any, Final, NoReturn
 
 from lit_loader.batch.fetch import EndOfData, IterableFetcher
-from lit_loader.batch.sample_errors import BAD, Attempts, TooMany, annotate
+from lit_loader.batch.sample_errors import BAD, NOT_REPLACED, Attempts, TooMany, annotate
 from lit_loader.seeding.seeds import extend
 from lit_loader.transport.status_board import Progress
 
@@ -31,7 +31,8 @@ __all__ = [
 ]
 
 MAX_DRAWS: Final = 100
-"""Replacements that are drawn for one bad sample; if none of them is good it is skipped."""
+"""Replacements that are drawn for one bad sample; if none of them is good it is skipped, and if no
+sample of its batch is good either, no more are drawn for that batch."""
 
 MAX_IN_A_ROW: Final = 1000
 """Bad samples of an iterable dataset that are skipped one after the other; then it is an error."""
@@ -126,13 +127,16 @@ class TolerantMapFetcher:
                 others: Sequence[Any] = range(len(self._dataset))
             else:
                 others = [batch[place] for place in good]
-            samples[error.position] = self._replacement(number, others, progress)
+            samples[error.position] = sample = self._replacement(number, others, progress)
+            if number == 0 and sample is BAD and self._from_all and not good:
+                self._note(range(len(self._attempts.errors)), NOT_REPLACED)
+                return  # nothing of all this can be read
 
     def _replacement(self, number: int, others: Sequence[Any], progress: Progress) -> Any:
         """Read the first good one of the replacements for a bad sample; `BAD` if there is none.
 
         Which they are depends on the epoch's seed, the bad sample's index and their count alone.
-        A bad one is a bad sample like any other.
+        A bad one is a bad sample like any other, and not read again for this batch.
 
         Args:
             number: The bad sample's place among the errors.
@@ -142,7 +146,7 @@ class TolerantMapFetcher:
         errors = self._attempts.errors
         index, position = errors[number].index, errors[number].position
         seed, chain = self._seed_for(index), [number]
-        tried = {index} if self._from_all else set()
+        tried = {error.index for error in errors} if self._from_all else set()
         for attempt in range(MAX_DRAWS if others else 0):
             place = extend(seed, attempt) % len(others)
             if place in tried:
@@ -156,7 +160,7 @@ class TolerantMapFetcher:
             chain.append(len(errors) - 1)
         return BAD
 
-    def _note(self, chain: list[int], action: str) -> None:
+    def _note(self, chain: Iterable[int], action: str) -> None:
         errors = self._attempts.errors
         for number in chain:
             errors[number] = replace(errors[number], action=action)

@@ -17,6 +17,7 @@ import hydra
 from omegaconf import DictConfig
 
 from lit_loader.errors import OptionError
+from lit_loader.hydra.calls import MAIN_OPTIONS
 from lit_loader.hydra.conf_folder import conf_folder
 
 __all__ = ["main"]
@@ -24,7 +25,7 @@ __all__ = ["main"]
 CONFIG = "lit_loader/bench/default"
 
 
-@hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=CONFIG)
+@hydra.main(**MAIN_OPTIONS, config_path=str(conf_folder()), config_name=CONFIG)
 def main(cfg: DictConfig) -> None:
     """Measure what the configuration asks for; ends with the exit code."""
     from hydra.core.hydra_config import HydraConfig

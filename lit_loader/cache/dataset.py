@@ -12,30 +12,41 @@ What changes from epoch to epoch comes behind it: ``CachedDataset(decoded, "4 GB
 
 from __future__ import annotations
 
+import logging
 import operator
+import platform
 import weakref
 from collections.abc import Callable, Sequence
 from multiprocessing.context import get_spawning_popen
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 from torch.utils.data import Dataset, IterableDataset
 
 from lit_loader.cache.entry import MISSING, Bytes, pack
-from lit_loader.cache.folder import Folder, fingerprint
-from lit_loader.cache.mapped import MappedDataset
+from lit_loader.cache.folder import Folder
+from lit_loader.cache.mapped import Indexed, MappedDataset
 from lit_loader.cache.shared_store import CacheFigures, Counter, Note, SharedStore
 from lit_loader.config.checks import filled_text, memory_size, path
 from lit_loader.config.kinds import check_dataset
 from lit_loader.context import reading
-from lit_loader.describe import public, short_repr
+from lit_loader.describe import class_name, public, short_repr
 from lit_loader.errors import OptionError, TransportError
-from lit_loader.node import fingerprint as node
+from lit_loader.node.fingerprint import environment, fingerprint
 from lit_loader.seeding.draws import Draws
+from lit_loader.seeding.plain_data import root_of
 
 __all__ = ["CachedDataset"]
 
+_FORMAT: Final = 2
+_LABEL: Final = f"lit_loader cache {_FORMAT}"
+_STATELESS: Final = frozenset({"_thread", "threading", "multiprocessing"})
+"""Modules whose objects (locks, say) cannot be compared, and need not be."""
+
+_log = logging.getLogger("lit_loader.cache")
+
 _T = TypeVar("_T")
+T_co = TypeVar("T_co", covariant=True)
 
 
 class _Owner:
@@ -47,7 +58,7 @@ _watching: weakref.WeakKeyDictionary[_Owner, Draws] = weakref.WeakKeyDictionary(
 
 
 @public
-class CachedDataset(Dataset[Any]):
+class CachedDataset(Dataset[T_co]):
     """A map-style dataset whose samples are made once, by whichever worker needs them first.
 
     Samples lie in memory that all workers share under every start method, for as long as this
@@ -65,10 +76,12 @@ class CachedDataset(Dataset[Any]):
         memory: Bytes of memory that samples may take, or text such as ``"4 GB"``; 0: none.
         directory: A folder in which samples outlive the run, and which several runs may use at
             once; None: none.
-        key: Names the data and everything that their samples depend on, as in ``"flowers, 256
-            pixels, v2"``: all processes of this user on this machine that give the same one (ranks,
-            other runs) share the memory, and ``directory`` if there is one. With another key
-            samples are made anew.
+        key: Names the data, as in ``"flowers, June 2026"``: all processes of this user on this
+            machine that give the same one (ranks, other runs) share the memory, and ``directory``
+            if there is one. With another key samples are made anew, and so they are with another
+            dataset: what it and its parts hold (indices, transforms) is compared, and the text of
+            the files that define their classes. What cannot be compared (an open file, say) is
+            logged; that, files that are read and code elsewhere are for the key to name.
 
     Raises:
         OptionError: An argument is refused, or the directory is not this user's alone.
@@ -80,14 +93,14 @@ class CachedDataset(Dataset[Any]):
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: Indexed[T_co],
         memory: int | str,
         directory: str | Path | None = None,
         key: str | None = None,
     ) -> None:
         check_dataset(dataset)
         _check_is_finite(dataset)
-        self.dataset = dataset
+        self.dataset: Any = dataset
         self.memory = memory_size("memory", memory)
         self.directory = None if directory is None else path("directory", directory)
         self.key = None if key is None else filled_text("key", key)
@@ -104,12 +117,23 @@ class CachedDataset(Dataset[Any]):
 
     def _open(self) -> None:
         self._folder: Folder | None = None
-        if self.directory is not None and self.key is not None:
-            self._folder = Folder(self.directory, self.key, self.dataset)
         label = None
         if self.key is not None:
-            known = (fingerprint(self.key, self.dataset), self.memory)
-            label = f"lit_loader cache 1 {node.fingerprint(node.environment(), known)}"
+            size = len(self.dataset)
+            identity, missing = fingerprint(
+                _FORMAT, platform.machine(), self.key, size, self.dataset
+            )
+            for thing in missing:
+                if root_of(type(thing)) not in _STATELESS:
+                    _log.warning(
+                        "CachedDataset: %s in %s cannot be compared with that of another process "
+                        "or run: let the key name what it stands for",
+                        *(short_repr(thing), type(self.dataset).__name__),
+                    )
+            if self.directory is not None:
+                about = f"{class_name(type(self.dataset))} of {size} samples"
+                self._folder = Folder(self.directory, self.key, identity[:16], about)
+            label = f"{_LABEL} {fingerprint(environment(), identity, self.memory)[0]}"
         self._store = SharedStore(len(self.dataset), self.memory, label)
 
     # --- samples ---
@@ -117,10 +141,12 @@ class CachedDataset(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: Any) -> T_co:
+        sample: T_co
         number = self._number(index)
         if number < 0:
-            return self.dataset[index]
+            sample = self.dataset[index]
+            return sample
         sample = self._store.get(number)
         if sample is not MISSING:
             self._store.count(Counter.FROM_MEMORY)
@@ -245,7 +271,7 @@ class CachedDataset(Dataset[Any]):
 
     # --- the rest ---
 
-    def map(self, function: Callable[[Any], Any]) -> MappedDataset:
+    def map(self, function: Callable[[T_co], _T]) -> MappedDataset[_T]:
         """Return a dataset of ``function(sample)``, which is called each time: to augment."""
         return MappedDataset(self, function)
 
@@ -266,7 +292,7 @@ class CachedDataset(Dataset[Any]):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.dataset, name)
 
-    def __copy__(self) -> CachedDataset:
+    def __copy__(self) -> CachedDataset[T_co]:
         other = type(self).__new__(type(self))
         other.__dict__.update(self.__dict__)
         return other

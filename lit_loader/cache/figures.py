@@ -27,7 +27,7 @@ def figures_of(dataset: Any) -> dict[str, Any]:
     return dict(zip((f"cache_{name}" for name in CacheFigures._fields), sums, strict=True))
 
 
-def _caches(value: Any, depth: int) -> Iterator[CachedDataset]:
+def _caches(value: Any, depth: int) -> Iterator[CachedDataset[Any]]:
     """Find caches in what datasets are wrapped in: their attributes, and short containers there."""
     if isinstance(value, CachedDataset):
         yield value

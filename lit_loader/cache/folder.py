@@ -14,7 +14,6 @@ be unpickled: the folder must belong to this user, and be writable for nobody el
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import platform
 import re
@@ -30,14 +29,11 @@ import numpy.typing as npt
 
 from lit_loader.cache.entry import MISSING, UNIT, seal, unpack, whole
 from lit_loader.errors import OptionError
-from lit_loader.node.held_code import held_code
-from lit_loader.node.parts import Parts
 
-__all__ = ["Folder", "fingerprint"]
+__all__ = ["Folder"]
 
 Bytes = npt.NDArray[np.uint8]
 
-_VERSION: Final = 1
 _EACH: Final = 1000  # samples in a folder of its own
 _NEW: Final = "new"
 _STALE: Final = 3600
@@ -53,16 +49,16 @@ class Folder:
     Args:
         directory: Where it lies, or is made.
         key: The user's name for the data and the way they are made.
-        dataset: What makes the samples.
+        identity: What entries must agree in, in a few characters.
+        about: What it holds, for whoever looks.
 
     Raises:
         OptionError: It belongs to another user, or others may write into it.
         OSError: It cannot be made.
     """
 
-    def __init__(self, directory: Path, key: str, dataset: Any) -> None:
-        print_ = fingerprint(key, dataset)
-        path = directory / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', key)[:80]}-{print_}"
+    def __init__(self, directory: Path, key: str, identity: str, about: str) -> None:
+        path = directory / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', key)[:80]}-{identity}"
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -87,7 +83,7 @@ class Folder:
         self._number = 0
         self._sweep()
         if not (path / "about.txt").exists():
-            self._write("about.txt", f"{key}\n{_about(dataset)}\n".encode())
+            self._write("about.txt", f"{key}\n{about}\n".encode())
 
     def _own(self, fd: int) -> None:
         self._fd = fd
@@ -163,24 +159,3 @@ class Folder:
             with contextlib.suppress(OSError):
                 os.unlink(new, dir_fd=self._fd)
             raise
-
-
-def fingerprint(key: str, dataset: Any) -> str:
-    """Give, in 16 characters, what entries on disk must agree in.
-
-    That is the format, the kind of machine, the key, the dataset's class, its length, and the code
-    of that class and of what the dataset holds (other datasets, transforms), with what that names.
-    Files and parameters are for the key to name.
-    """
-    digest = hashlib.blake2b(digest_size=8)
-    for part in (_VERSION, platform.machine(), key, _about(dataset)):
-        digest.update(repr(part).encode())
-    parts = Parts(objects=False)
-    for code in held_code(dataset):
-        for text in parts.of(code):
-            digest.update(text.encode("utf-8", "surrogatepass") + b"\0")
-    return digest.hexdigest()
-
-
-def _about(dataset: Any) -> str:
-    return f"{type(dataset).__module__}.{type(dataset).__qualname__} of {len(dataset)} samples"

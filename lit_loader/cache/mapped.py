@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from torch.utils.data import Dataset
 
 from lit_loader.config.checks import refuse
 
-__all__ = ["MappedDataset"]
+__all__ = ["Indexed", "MappedDataset"]
+
+T_co = TypeVar("T_co", covariant=True)
+_R = TypeVar("_R")
 
 
-class MappedDataset(Dataset[Any]):
+class Indexed(Protocol[T_co]):
+    """What gives samples by their index."""
+
+    def __getitem__(self, index: int, /) -> T_co: ...
+
+
+class MappedDataset(Dataset[T_co]):
     """A dataset whose samples go through a function.
 
     Args:
@@ -20,20 +29,20 @@ class MappedDataset(Dataset[Any]):
         function: Called with each sample, each time.
     """
 
-    def __init__(self, dataset: Any, function: Callable[[Any], Any]) -> None:
+    def __init__(self, dataset: Any, function: Callable[[Any], T_co]) -> None:
         if not callable(function):
             refuse("function", "a function, to be called with each sample", function)
         self.dataset = dataset
         self.function = function
 
-    def map(self, function: Callable[[Any], Any]) -> MappedDataset:
+    def map(self, function: Callable[[T_co], _R]) -> MappedDataset[_R]:
         """Return a dataset of ``function(sample)``, which is called behind this one's."""
         return MappedDataset(self, function)
 
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: Any) -> T_co:
         return self.function(self.dataset[index])
 
     @property

@@ -3,24 +3,25 @@
 ::
 
     file  │ notes │ counters │ index: one word a sample │ entries, one behind the other ... │
-                                 place │ size                        the file's position ▲
+                                 place │ size                             the file's end ▲
 
-* **Space is taken by moving the file's own position**, which all processes share: the kernel adds
-  to it in one step; among ranks, which have a position each, in a `Ledger`. There is no lock, so
-  none that a killed process could hold. What a process has taken and not filled when it is killed
-  is lost, and nothing else.
+* **Space is taken by appending**: the kernel writes behind the file's end in one step, and the
+  position of who has written is then the end of what is his. There is no lock, so none that a
+  killed process could hold. What a process has written and not published when it is killed is
+  lost, and nothing else.
 * **An entry is published by one word**, the last that is written. It is aligned, so a reader sees
   none or all of it, and behind it bytes that do not change any more.
-* Entries are written by ``pwrite``: no memory and no room are errors there, and not signals.
+* No memory and no room are errors of a ``write``, and not signals.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import mmap
 import os
-import tempfile
+import threading
 import weakref
 from enum import IntEnum
 from multiprocessing import reduction
@@ -30,18 +31,18 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_loader.cache.entry import MISSING, UNIT, unpack
-from lit_loader.cache.ledger import Ledger
 from lit_loader.node import files
 from lit_loader.node.lock import NodeLock
 from lit_loader.system.cgroups import memory_limits
-from lit_loader.system.shared_file import address_space_left, nameless_file, round_up
+from lit_loader.system.shared_file import address_space_left, map_part, nameless_file, round_up
 from lit_loader.system.weak_sets import members
 
 __all__ = ["CacheFigures", "Counter", "Note", "SharedStore"]
 
 Bytes = npt.NDArray[np.uint8]
 
-_LABEL: Final = "lit_loader cache"
+_NAME: Final = "lit_loader cache"
+_OPENED: Final = "/proc/self/fd"
 _WORD: Final = 8
 _NOTES: Final = 64  # bytes
 _ROWS: Final = 1024  # of counters; a process has that of its number, modulo so many
@@ -50,7 +51,8 @@ _INDEX: Final = _NOTES + _ROWS * _ROW * _WORD
 
 _SIZE_BITS: Final = 28
 _SIZE_MASK: Final = (1 << _SIZE_BITS) - 1
-_MOST: Final = _SIZE_MASK * UNIT
+_MOST: Final = 0x7FFFF000
+"""Bytes of an entry: so many are written at once."""
 
 _PATIENCE: Final = 60.0
 """Seconds to wait for another process that makes the file."""
@@ -76,7 +78,6 @@ class Note(IntEnum):
     NO_MEMORY = 1
     NOT_KEPT = 2
     NOT_ON_DISK = 3
-    READY = 4
 
 
 class Counter(IntEnum):
@@ -106,10 +107,6 @@ class CacheFigures(NamedTuple):
     lacking: int = 0
 
 
-_DEPTH: Final = 6
-_ITEMS: Final = 64
-
-
 class SharedStore:
     """The file. Goes along when a process is started, by any start method.
 
@@ -123,16 +120,26 @@ class SharedStore:
         OSError: There is no memory, or no descriptor.
     """
 
-    _close: weakref.finalize[[int], Any] | None = None
-
     def __init__(self, length: int, limit: int, label: str | None = None) -> None:
         self.length, self.limit = length, limit
-        self._begin = round_up(_INDEX + length * _WORD)
-        self._ledger: Ledger | None = None
-        self._sparse = True
         if label is None or not limit or not files.is_supported():
             self._make()
-            return
+        else:
+            self._find_or_make(label)
+        self._map()
+
+    def _make(self) -> None:
+        """Make the file, for this process and those that it starts."""
+        fd, sparse = nameless_file(_NAME, on_disk=not os.path.isdir(_OPENED))
+        self._own(fd)
+        if not sparse and hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(fd, 0, self._begin)
+        else:
+            os.ftruncate(fd, self._begin)
+        os.lseek(fd, self._begin, os.SEEK_SET)
+
+    def _find_or_make(self, label: str) -> None:
+        """Find the one that another process has made, or make it for others, too."""
         lock = NodeLock(label)
         try:
             lock.acquire(_PATIENCE)
@@ -141,56 +148,23 @@ class SharedStore:
             self._make()
             return
         with lock:
-            if not self._join(label):
-                self._make_for_others(label)
-
-    def _make(self) -> None:
-        """Make the file, for this process and those that it starts."""
-        fd, self._sparse = nameless_file(_LABEL)
-        self._own(fd)
-        if self._sparse:
-            # A memfd as it is made has a position that newer kernels do not move in one step; one
-            # that was opened has.
-            try:
-                self._own(os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC))
-            except OSError:  # without /proc
-                with tempfile.TemporaryFile(prefix="lit_loader-") as file:
-                    self._own(os.dup(file.fileno()))
-                self._sparse = False
-        if not self._sparse and hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(self._fd, 0, self._begin)
-        else:
+            fd = files.find(label, writable=True)
+            if fd is not None:
+                self._own(fd)
+                return
+            self._own(files.new(label))
             os.ftruncate(self._fd, self._begin)
-        os.lseek(self._fd, self._begin, os.SEEK_SET)
-        self._map()
-
-    def _make_for_others(self, label: str) -> None:
-        self._own(files.new(label))
-        os.ftruncate(self._fd, self._begin)
-        self._ledger = Ledger(files.new(f"{label} ledger"))
-        self._map()
-        self._notes[Note.READY] = 1
-
-    def _join(self, label: str) -> bool:
-        """Find the one that another process has made."""
-        fd = files.find(label, sealed=False)
-        if fd is None:
-            return False
-        self._own(fd)
-        ledger = files.find(f"{label} ledger", sealed=False)
-        if ledger is None or os.fstat(fd).st_size < self._begin:
-            return False  # its maker was killed as it began
-        self._ledger = Ledger(ledger)
-        self._map()
-        return self.noted(Note.READY)
+            files.seal(self._fd, writable=True)
 
     def _own(self, fd: int) -> None:
         """Take over a descriptor: it is closed once, when this object dies or cannot be made."""
-        if self._close is not None:
-            self._close()
-        self._fd = fd
-        self._close = weakref.finalize(self, os.close, fd)
-        self._close.atexit = False  # a process that ends closes it itself
+        self._fd, self._lock = fd, threading.RLock()
+        self._appending: list[int] = []  # a descriptor with a position of this process's own
+        weakref.finalize(self, _close, fd, self._appending).atexit = False
+
+    @property
+    def _begin(self) -> int:
+        return round_up(_INDEX + self.length * _WORD)
 
     def _map(self) -> None:
         """Map the table, to be written; and the entries, to be read, if there is room for that."""
@@ -203,31 +177,27 @@ class SharedStore:
         self._memory: Bytes | None = None
         end = self._begin + round_up(self.limit)
         left = address_space_left()
-        if self._sparse and self.limit and (left is None or end < left // 4):
+        if self.limit and (left is None or end < left // 4):
+            # As long as it may become: nothing behind its end is looked at.
             with contextlib.suppress(OSError, ValueError):
-                if os.fstat(self._fd).st_size < end:
-                    os.ftruncate(self._fd, end)
-                entries = mmap.mmap(self._fd, end, access=mmap.ACCESS_READ)
-                self._view = memoryview(entries)
-                self._memory = np.frombuffer(entries, np.uint8)
+                self._view = memoryview(map_part(self._fd, 0, end)).toreadonly()
+                self._memory = np.frombuffer(self._view, np.uint8)
         _stores.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        ledger = None if self._ledger is None else reduction.DupFd(self._ledger.fd)
-        state = self.length, self.limit, self._sparse, self._begin
-        return object.__new__, (SharedStore,), (reduction.DupFd(self._fd), ledger, *state)
+        state = reduction.DupFd(self._fd), self.length, self.limit
+        return object.__new__, (SharedStore,), state
 
-    def __setstate__(self, state: tuple[Any, Any, int, int, bool, int]) -> None:
-        data, ledger, self.length, self.limit, self._sparse, self._begin = state
+    def __setstate__(self, state: tuple[Any, int, int]) -> None:
+        data, self.length, self.limit = state
         self._own(data.detach())
-        self._ledger = None if ledger is None else Ledger(ledger.detach())
         self._map()
 
     def forked(self) -> None:
-        """Count in a row of its own from now on."""
-        self._row = -1
-        if self._ledger is not None:
-            self._ledger.forked()
+        """Count in a row, and append at a position, of its own from now on."""
+        self._row, self._lock = -1, threading.RLock()
+        while self._appending:
+            os.close(self._appending.pop())
 
     # --- entries ---
 
@@ -265,15 +235,12 @@ class SharedStore:
             return False
         # Two that write the same sample at this very moment both take space, and the later word
         # counts: they are equal.
-        start = self._take(size)
-        if start + size > self._begin + self.limit:
-            return False
         try:
-            written = 0
-            while written < size:
-                written += os.pwrite(self._fd, entry[written:].data, start + written)
+            start = self._append(entry)
         except OSError as error:
             self.note(Note.NO_MEMORY, f"{error.strerror}: {self._extent()}")
+            return False
+        if start + size > self._begin + self.limit:  # others have taken the room meanwhile
             return False
         self._index[index] = (start // UNIT) << _SIZE_BITS | (size // UNIT)
         self.count(Counter.KEPT)
@@ -301,15 +268,29 @@ class SharedStore:
                 return False
         return True
 
-    def _take(self, size: int) -> int:
-        """Take so many bytes, a multiple of `UNIT`; returns the first one's place."""
-        if self._ledger is None:
-            return os.lseek(self._fd, size, os.SEEK_CUR) - size
-        try:
-            return self._begin + self._ledger.take(size // UNIT) * UNIT
-        except OSError as error:
-            self.note(Note.NO_MEMORY, f"{error.strerror}: {self._extent()}")
-            return self._begin + self.limit
+    def _append(self, entry: Bytes) -> int:
+        """Write an entry behind all others; returns its first byte's place.
+
+        Raises:
+            OSError: There is no memory.
+        """
+        with self._lock:
+            if not os.path.isdir(_OPENED):  # all processes have one position in the file
+                start = os.lseek(self._fd, len(entry), os.SEEK_CUR) - len(entry)
+                written = os.pwrite(self._fd, entry.data, start)
+            else:
+                if not self._appending:
+                    flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+                    self._appending.append(os.open(f"{_OPENED}/{self._fd}", flags))
+                [own] = self._appending
+                written = os.write(own, entry.data)
+                start = os.lseek(own, 0, os.SEEK_CUR) - written
+                if start % UNIT:  # another was killed in the midst of a write
+                    os.write(own, bytes(-start % UNIT))
+                    return self._append(entry)
+            if written < len(entry):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return start
 
     def _extent(self) -> str:
         kept = self.total(Counter.KEPT)
@@ -321,9 +302,7 @@ class SharedStore:
     @property
     def used(self) -> int:
         """Bytes that entries have taken."""
-        if self._ledger is not None:
-            return min(self.limit, self._ledger.taken * UNIT)
-        return min(self.limit, os.lseek(self._fd, 0, os.SEEK_CUR) - self._begin)
+        return min(self.limit, max(0, os.fstat(self._fd).st_size - self._begin))
 
     def figures(self) -> CacheFigures:
         """Say what is held, and what that has spared."""
@@ -355,6 +334,11 @@ class SharedStore:
         if not self._notes[note]:
             self._notes[note] = 1
             _log.warning("CachedDataset: %s", text)
+
+
+def _close(fd: int, appending: list[int]) -> None:
+    for each in (fd, *appending):
+        os.close(each)
 
 
 def _memory_left() -> tuple[int, int]:

@@ -318,8 +318,10 @@ class LoaderState:
             raise damaged(f"batches must be those of its {whose}, {read} in all", self.batches)
 
 
-def _counts(point: ReadPoint) -> list[int]:
-    """Give the counts that follow in a reader's part, as far as they are not 0."""
+def _counts(point: ReadPoint) -> list[Any]:
+    """Give what follows in a reader's part, as far as there is anything."""
+    if point.marks:
+        return [point.behind, point.before, list(point.marks)]
     if point.before:
         return [point.behind, point.before]
     return [point.behind] if point.behind else []

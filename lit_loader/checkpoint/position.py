@@ -6,7 +6,7 @@ it can be taken back as a whole, when a signal handler raises before the consume
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 __all__ = ["EpochPosition", "Position", "ReadPoint"]
@@ -21,10 +21,15 @@ class ReadPoint:
         state: What the ``state_dict`` of dataset and iterator gave, by part; empty: it is the
             epoch's start; None: they have none.
         ended: Whether its share has been delivered to the end.
-        behind: How many of the batches came after ``state``: the last one, and before it those for
-            which the consumer was given an exception.
+        behind: How many of the batches came after ``state``: the last two, and those for which the
+            consumer was given an exception. They are read again, and compared.
         before: Batches that it had given before it began again, for the sake of other ranks
             (``shard_tail="pad"``); all above counts from there. Else 0.
+        marks: What `mark_of` gave for each of the batches behind ``state``, empty for one that
+            failed; without a state, for the last batch alone; in one that began as an older
+            version's, for those since.
+        later: The state one batch later than ``state``, how many batches came after it, and their
+            marks; kept for the next batch, and not saved.
     """
 
     batches: int = 0
@@ -32,6 +37,43 @@ class ReadPoint:
     ended: bool = False
     behind: int = 0
     before: int = 0
+    marks: tuple[str, ...] = ()
+    later: tuple[Any, int, tuple[str, ...]] | None = field(default=None, compare=False)
+
+    def __reduce__(self) -> Any:
+        """Leave out what is kept for the next batch: a worker needs the rest."""
+        return type(self), tuple(getattr(self, each.name) for each in fields(self)[:-1])
+
+    def after(self, state: Any, mark: str | None) -> ReadPoint:
+        """Give the point behind one more batch.
+
+        Args:
+            state: The reader's before that batch.
+            mark: The batch's; None: it has none, and the state is the one that is kept.
+        """
+        marks = () if mark is None else (mark,)
+        newest = state, 1, marks
+        old = newest if mark is None or not self.batches else self.later
+        if old is None:  # it has been resumed just now
+            old = self.state, self.behind + 1, (*self.marks, *marks)
+        elif old is not newest:
+            old = old[0], old[1] + 1, (*old[2], *marks)
+        if old[0] is None:
+            old = None, 0, marks
+        return replace(
+            self, batches=self.batches + 1, state=old[0], behind=old[1], marks=old[2], later=newest
+        )
+
+    def after_error(self) -> ReadPoint:
+        """Give the point behind an exception: no state came with it."""
+        later = self.later and (self.later[0], self.later[1] + 1, (*self.later[2], ""))
+        return replace(
+            self,
+            batches=self.batches + 1,
+            behind=self.behind + 1,
+            marks=() if self.state is None else (*self.marks, ""),
+            later=later,
+        )
 
     @property
     def delivered(self) -> int:
@@ -108,7 +150,7 @@ class EpochPosition:
     padding: bool = field(init=False, default=False)
     _batches: int = field(init=False)
     _ahead: set[int] = field(init=False)
-    _samplers: dict[int, Any] = field(init=False)
+    _samplers: dict[int, tuple[Any, Any]] = field(init=False)
     _readers: list[ReadPoint] = field(init=False)
     _ended: bool = field(init=False, default=False)
     _previous: Position = field(init=False)
@@ -118,18 +160,22 @@ class EpochPosition:
     def __post_init__(self) -> None:
         self._batches = self.start.batches
         self._ahead = set(self.start.ahead)
-        self._samplers = {self._batches: self.start.sampler}
+        self._samplers = {self._batches: (self.start.sampler, None)}
         self._readers = list(self.start.readers) or [ReadPoint()] * self.num_readers
         self._previous = self.start
 
-    def drawn(self, number: int, sampler: Any) -> None:
-        """Note the sampler's state after it has given batch ``number``."""
+    def drawn(self, number: int, sampler: Any, marks: Any = None) -> None:
+        """Note the sampler's state after it has given batch ``number``, and its generators'."""
         if sampler is not None:
-            self._samplers[number + 1] = sampler
+            self._samplers[number + 1] = sampler, marks
 
     def sampler_at(self, number: int) -> Any:
         """The sampler's state before it gives batch ``number``, which is not delivered yet."""
-        return self._samplers.get(number)
+        return self._samplers.get(number, (None,))[0]
+
+    def marks_at(self, number: int) -> Any:
+        """Where the sampler's generators were before it gave batch ``number``, if that is known."""
+        return self._samplers.get(number, (None, None))[1]
 
     def delivered(self, number: int) -> None:
         """Note that a map-style dataset's batch has been given out."""
@@ -137,26 +183,28 @@ class EpochPosition:
             self.settle()
         self._latest = number
 
-    def read(self, reader: int, state: Any) -> None:
+    def read(self, reader: int, state: Any, mark: str | None = None) -> None:
         """Note that a batch of an iterable dataset has been given out.
 
         Args:
             reader: Whose it is.
             state: The reader's before that batch.
+            mark: What the batch is known by when it is read again.
         """
         self.settle()
-        behind, old = 0 if state is None else 1, self._readers[reader]
-        point = ReadPoint(old.batches + 1, state, False, behind, old.before)
-        self._latest = _Read(reader, point, self.now())
+        self._latest = _Read(reader, self._readers[reader].after(state, mark), self.now())
+
+    def leave_out(self, number: int, sampler: Any) -> None:
+        """Begin behind a map-style dataset's batch, the next one, before anything is given out."""
+        ahead = tuple(n for n in self.start.ahead if n > number)
+        self.start = replace(self.start, batches=number + 1, ahead=ahead, sampler=sampler)
+        self.__post_init__()
 
     def failed(self, number: int, reader: int = 0) -> None:
         """Note that the consumer has been given an exception instead of a batch."""
         self.settle()
         if self._readers:
-            before = self._readers[reader]
-            # No state came with it: the last one stands, one more batch behind.
-            point = replace(before, batches=before.batches + 1, behind=before.behind + 1)
-            self._latest = _Read(reader, point, self.now())
+            self._latest = _Read(reader, self._readers[reader].after_error(), self.now())
         else:
             self._latest = number
 
@@ -241,7 +289,7 @@ class EpochPosition:
             now,
             batches=batches,
             ahead=tuple(sorted(rest)),
-            sampler=self._samplers.get(batches),
+            sampler=self.sampler_at(batches),
             since=batches - self.start.batches,
         )
 
@@ -253,7 +301,7 @@ class EpochPosition:
             self.start.seed,
             self._batches,
             tuple(sorted(self._ahead)),
-            self._samplers.get(self._batches),
+            self.sampler_at(self._batches),
             tuple(self._readers),
             self._ended,
             self.start.requested,

@@ -1,7 +1,8 @@
 """The readers of an iterable dataset in a state: written down, checked, dealt out to the ranks.
 
-A reader's part is ``[batches, the dataset's state, whether it has ended]``, and the number of
-batches behind that state and of those before it began again, where there are any. Without
+A reader's part is ``[batches, the dataset's state, whether it has ended]``; then the number of
+batches behind that state, of those before it began again, and the marks of the first (`ReadPoint`),
+where there are any. Without
 ``num_shards`` they stand in the order of the workers; with them, each behind its number among all
 readers, so that those of several ranks can be put together (`checkpoint/merged_states.py`) and
 dealt out to others.
@@ -68,7 +69,7 @@ def batches_of_first_rank(readers: Sequence[Sequence[Any]], replicas: Any) -> in
         replicas: How many ranks there were then.
     """
     first = min(part[0] % replicas for part in readers)
-    return sum(part[1] + sum(part[5:]) for part in readers if part[0] % replicas == first)
+    return sum(part[1] + sum(part[5:6]) for part in readers if part[0] % replicas == first)
 
 
 def checked_readers(readers: Any, fingerprint: Fingerprint) -> list[list[Any]] | None:
@@ -138,13 +139,14 @@ def _checked_part(name: str, part: Any) -> list[Any]:
     Raises:
         StateError: It is not what it should be.
     """
-    whole = isinstance(part, (list, tuple)) and len(part) in (3, 4, 5)
+    whole = isinstance(part, (list, tuple)) and len(part) in (3, 4, 5, 6)
     # The fourth: batches after the dataset's state, of those that have been given out; the fifth:
-    # batches before the reader began again.
+    # batches before the reader began again; the sixth: marks.
     if (
         not (whole and is_count(part[0], _MAX_READ) and type(part[2]) is bool)
-        or not all(map(is_count, part[3:]))
+        or not all(map(is_count, part[3:5]))
         or any(behind > part[0] for behind in part[3:4])
+        or not all(_are_marks(marks, part[1], part[3]) for marks in part[5:])
     ):
         raise damaged(
             f"{name} must be [batches, the dataset's state, whether it has ended]",
@@ -156,4 +158,11 @@ def _checked_part(name: str, part: Any) -> list[Any]:
             f"{name} must have the dataset's state of a batch that was given out",
             part,
         )
-    return [part[0], own, *part[2:]]
+    return [part[0], own, *part[2:5], *map(list, part[5:])]
+
+
+def _are_marks(marks: Any, own: Any, behind: int) -> bool:
+    """Whether these may be marks of the batches behind a state, or of the last one without."""
+    if not (isinstance(marks, (list, tuple)) and all(type(mark) is str for mark in marks)):
+        return False
+    return len(marks) <= (1 if own is None else behind)

@@ -1,51 +1,143 @@
 """A sampler's part of a state, as the batch plan writes and reads it.
 
-A dict with some of these:
+A dict with some of these, all of them as they were where the epoch began, but for ``drawn``:
 
-- ``generator``: where the sampler's own one was when the epoch began, packed;
-- ``sampler``, ``iterator``: what the ``state_dict()`` of each gave;
-- ``behind``: how many items before the position these were asked: none, or a batch of all ranks;
-- ``between``: True, where they were asked behind an epoch, before the next one was begun;
-- ``fresh``: True, where the sampler has come to the position from its start, without a state;
-- ``head``: the stream's first items, of which ranks get some again at its end.
+- ``generator``: the sampler's attribute of this name, packed;
+- ``generators``: those that it holds elsewhere, by place;
+- ``sampler``, ``iterator``: what the ``state_dict()`` of each gave, ``at`` so many items;
+- ``told``: the epoch that the sampler shows;
+- ``heads``: digests of the first batch, in the first epoch that it gave and in the last;
+- ``drawn``: a digest of what was drawn up to the position; whose, where ranks may differ.
+
+Earlier releases asked for ``sampler`` and ``iterator`` in mid-epoch, ``behind`` items before the
+position, and noted the stream's first items (``head``); ``carried`` holds generators and counters.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
+import marshal
+import random
 import zlib
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import numpy as np
 import torch
 
-from lit_loader.checkpoint.untrusted_state import damaged, own_part
+from lit_loader.checkpoint.untrusted_state import damaged, is_count, own_part
+from lit_loader.errors import StateError
+from lit_loader.seeding.generator_state import set_children
 
-__all__ = ["check_packed", "checked_sampler_state", "pack_generator", "unpack_generator"]
+__all__ = [
+    "check_packed",
+    "checked_sampler_state",
+    "digest",
+    "pack_generator",
+    "unpack_generator",
+]
 
 _MAX_PACKED: Final = 1 << 16
 _MAX_UNPACKED: Final = 1 << 17
-"""Bytes. torch's largest generator has 5,056; a few kB of nothing but zeros unpack to many MB."""
+"""Bytes. torch's largest generator has 5,056, Python's 7,000 as text; a few kB of nothing but zeros
+unpack to many MB."""
+
+_LIST_HEADER: Final = 5
 
 
-def pack_generator(generator: torch.Generator) -> bytes:
-    """Give a generator's state as bytes: 3.2 KB, and 5 KB unpacked (half of them are zero)."""
-    return zlib.compress(generator.get_state().numpy().tobytes(), level=1)
+def digest(items: Sequence[Any], before: int = 0) -> int:
+    """Give 32 bits that tell what was drawn, whatever groups it was drawn in.
+
+    Args:
+        items: Indices, or batches of them.
+        before: The digest of all that was drawn before.
+    """
+    try:
+        data = marshal.dumps(list(items), 2)  # a version that knows nothing of shared objects
+    except ValueError:
+        data = marshal.dumps([_told(item) for item in items], 2)
+    return zlib.crc32(data[_LIST_HEADER:], before)
 
 
-def unpack_generator(packed: Any, generator: torch.Generator) -> None:
+def _told(item: Any) -> Any:
+    """What of an index is the same in every process."""
+    if isinstance(item, (torch.Tensor, np.ndarray, np.generic)):
+        return item.tolist()
+    if isinstance(item, (list, tuple)):
+        return [_told(part) for part in item]
+    try:
+        marshal.dumps(item, 2)
+    except ValueError:
+        return type(item).__name__
+    return item
+
+
+def pack_generator(generator: Any) -> bytes:
+    """Give a generator's state as bytes: 3 KB of a Mersenne Twister, torch's too."""
+    state: Any
+    if isinstance(generator, torch.Generator):
+        return zlib.compress(generator.get_state().numpy().tobytes(), level=1)
+    if isinstance(generator, random.Random):
+        state = generator.getstate()
+    elif isinstance(generator, np.random.RandomState):
+        state = generator.get_state(legacy=False)
+    elif isinstance(generator, np.random.SeedSequence):
+        state = generator.n_children_spawned
+    else:
+        sequence = getattr(generator, "seed_seq", None)
+        state = [generator.state, getattr(sequence, "n_children_spawned", None)]
+    return zlib.compress(json.dumps(state, default=_listed).encode(), level=1)
+
+
+def unpack_generator(packed: Any, generator: Any) -> None:
     """Bring a generator to where `pack_generator` was asked for.
 
     Raises:
-        StateError: That is not the state of such a generator; this one is as it was.
+        StateError: That is not the state of such a generator; a torch.Generator is as it was.
     """
-    state = torch.frombuffer(check_packed(packed), dtype=torch.uint8)
-    before = generator.get_state()
+    data = check_packed(packed)
+    if isinstance(generator, torch.Generator):
+        before = generator.get_state()
+        try:
+            generator.set_state(torch.frombuffer(data, dtype=torch.uint8))
+        except Exception as error:
+            generator.set_state(before)
+            raise damaged(
+                f"generator must be the state of a torch.Generator on {generator.device}", packed
+            ) from error
+        return
     try:
-        generator.set_state(state)
+        _set_state(generator, json.loads(data, object_hook=_arrays))
     except Exception as error:
-        generator.set_state(before)
-        raise damaged(
-            f"generator must be the state of a torch.Generator on {generator.device}", packed
-        ) from error
+        kind = type(generator).__name__
+        raise damaged(f"generator must be the state of a {kind}", packed) from error
+
+
+def _set_state(generator: Any, state: Any) -> None:
+    if isinstance(generator, random.Random):
+        version, words, reserve = state
+        generator.setstate((version, tuple(words), reserve))
+    elif isinstance(generator, np.random.RandomState):
+        generator.set_state(state)
+    elif isinstance(generator, np.random.SeedSequence):
+        set_children(generator, state)
+    else:
+        generator.state, children = state
+        if children is not None:
+            set_children(generator.seed_seq, children)
+
+
+def _listed(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return {"array": value.tolist(), "dtype": str(value.dtype)}
+    return value.item()  # a NumPy number
+
+
+def _arrays(value: Mapping[str, Any]) -> Any:
+    if value.keys() == {"array", "dtype"} and value["dtype"] in ("uint32", "uint64"):
+        return np.array(value["array"], dtype=value["dtype"])
+    return value
 
 
 def checked_sampler_state(state: Any) -> dict[str, Any] | None:
@@ -55,7 +147,7 @@ def checked_sampler_state(state: Any) -> dict[str, Any] | None:
         state: What `EpochBatches.state` gave, perhaps; None: nothing.
 
     Raises:
-        StateError: It is something else.
+        StateError: It is something else, or of an earlier release and has counters.
     """
     if state is None:
         return None
@@ -63,10 +155,34 @@ def checked_sampler_state(state: Any) -> dict[str, Any] | None:
         raise damaged("sampler must be a dict of what the sampler must remember, or None", state)
     if not isinstance(state.get("head", []), (list, tuple)):
         raise damaged("sampler['head'] must be a list of items", state["head"])
-    for name in ("between", "fresh"):
-        if state.get(name, True) is not True:
-            raise damaged(f"sampler[{name!r}] must be True where it stands", state[name])
-    return {name: own_part(f"sampler[{name!r:.40}]", part) for name, part in state.items()}
+    for name, length in (("drawn", 3), ("heads", 2)):
+        if name in state and not _are_counts(state[name], length):
+            raise damaged(f"sampler[{name!r}] must be a list of {length} numbers", state[name])
+    if "told" in state and type(state["told"]) is not int:
+        raise damaged("sampler['told'] must be a whole number", state["told"])
+    own = {name: own_part(f"sampler[{name!r:.40}]", part) for name, part in state.items()}
+    carried = own.pop("carried", None)
+    if carried is not None:
+        if not isinstance(carried, dict) or carried.get("attributes", {}) != {}:
+            raise StateError(
+                "the state has a sampler's counters, which an earlier release of lit_loader kept "
+                "and this one does not: resume with that release, or at the start of an epoch "
+                "without the state"
+            )
+        own["generators"] = carried.get("generators")
+    generators = own.get("generators", {})
+    if not isinstance(generators, dict) or not all(
+        type(path) is str and isinstance(packed, (list, tuple))
+        for path, packed in generators.items()
+    ):
+        raise damaged("sampler['generators'] must be a dict of lists", generators)
+    for packed in itertools.chain.from_iterable(generators.values()):
+        check_packed(packed)
+    return own
+
+
+def _are_counts(value: Any, length: int) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) == length and all(map(is_count, value))
 
 
 def check_packed(packed: Any) -> bytearray:
@@ -75,7 +191,7 @@ def check_packed(packed: Any) -> bytearray:
     Raises:
         StateError: It is something else.
     """
-    refused = damaged("generator must be a torch.Generator's packed state", packed)
+    refused = damaged("generator must be a random generator's packed state", packed)
     if type(packed) is not bytes or len(packed) > _MAX_PACKED:
         raise refused
     unpacking = zlib.decompressobj()

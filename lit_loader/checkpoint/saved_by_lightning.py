@@ -18,8 +18,9 @@ ADVICE_WITHOUT_CALLBACK: Final = (
     "Trainer(callbacks=[lit_loader.LoaderStateCallback()])"
 )
 
-_CALLER: Final = "lightning.pytorch.utilities.combined_loader"
-_FETCHERS: Final = "lightning.pytorch.loops.fetchers"
+_NAMES: Final = ("lightning.pytorch", "pytorch_lightning")
+_CALLERS: Final = {f"{name}.utilities.combined_loader" for name in _NAMES}
+_FETCHERS: Final = {f"{name}.loops.fetchers" for name in _NAMES}
 
 
 def called_by_lightning() -> bool:
@@ -27,14 +28,14 @@ def called_by_lightning() -> bool:
     frame = inspect.currentframe()
     for _ in range(2):
         frame = frame and frame.f_back
-    return frame is not None and frame.f_globals.get("__name__") == _CALLER
+    return frame is not None and frame.f_globals.get("__name__") in _CALLERS
 
 
 def taken_ahead_by_lightning() -> bool:
     """Whether a Trainer's loop is taking a batch while it only makes an iterator."""
     frame = inspect.currentframe()
     while frame is not None:
-        if frame.f_globals.get("__name__") == _FETCHERS and frame.f_code.co_name == "__iter__":
+        if frame.f_globals.get("__name__") in _FETCHERS and frame.f_code.co_name == "__iter__":
             return True
         frame = frame.f_back
     return False

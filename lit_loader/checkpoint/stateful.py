@@ -139,6 +139,16 @@ class Opened:
         )
 
     @property
+    def composed(self) -> bool:
+        """Whether it is made of others, which begin one after the other (`MixtureStream`)."""
+        return any(hasattr(thing, "unproven") for thing in self._asked.values())
+
+    @property
+    def unproven(self) -> bool:
+        """Whether parts of it that draw as they begin have not begun from their states yet."""
+        return any(getattr(thing, "unproven", False) for thing in self._asked.values())
+
+    @property
     def tells_its_start(self) -> bool:
         """Whether the iterator can be asked before it has given anything.
 

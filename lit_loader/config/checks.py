@@ -6,8 +6,10 @@ collation), so that the same mistake is answered in the same words. Imports neit
 
 from __future__ import annotations
 
+import builtins
 import difflib
 import functools
+import inspect
 import math
 import multiprocessing
 import numbers
@@ -18,7 +20,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.context import BaseContext
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
 from lit_loader.config.kinds import is_list
 from lit_loader.config.scalars import plain
@@ -27,9 +29,12 @@ from lit_loader.errors import OptionError
 
 __all__ = [
     *("MANY", "exception_classes", "filled_text", "flag", "function", "generator", "indices"),
-    *("is_factory", "is_iterable", "known_options", "memory_size", "number", "one_of", "or_none"),
-    *("path", "refuse", "seconds", "start_method", "text", "whole_number", "workers"),
+    *("is_factory", "is_iterable", "known_keywords", "known_options", "memory_size", "number"),
+    *("one_of", "or_none", "path", "refuse", "reseeding", "seconds", "start_method", "text"),
+    *("whole_number", "workers"),
 ]
+
+_Init = TypeVar("_Init", bound=Callable[..., None])
 
 MANY: Final = 100_000
 """Of workers, and of batches ahead for each: as many are a mistake, and no machine has room."""
@@ -60,6 +65,25 @@ def known_options(options: Iterable[object], known: Sequence[str], place: str = 
             near = difflib.get_close_matches(str(name), known, n=1)
             advice = f"did you mean {near[0]!r}?" if near else f"options are {', '.join(known)}"
             raise OptionError(f"unknown option '{place}{name}': {advice}")
+
+
+class UnknownOptionError(OptionError, TypeError):
+    """Such as Python raises for an unknown keyword."""
+
+
+def known_keywords(init: _Init) -> _Init:
+    """Have a constructor name the nearest keyword for one that it does not have."""
+    known = [*inspect.signature(init).parameters]
+
+    @functools.wraps(init)  # whose signature is shown, and completed by editors
+    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            known_options(kwargs, known[1:])
+        except OptionError as error:
+            raise UnknownOptionError(str(error)) from None
+        init(self, *args, **kwargs)
+
+    return checked  # type: ignore[return-value]
 
 
 def or_none(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
@@ -113,16 +137,23 @@ def workers(name: str, value: Any) -> Any:
     return whole_number(name, number, low=0, below=MANY)
 
 
-def memory_size(name: str, value: Any) -> int:
-    """Check an amount of memory: a number of bytes, or text such as "2 GB" or "512 MiB"."""
+def memory_size(name: str, value: Any, low: int = 0, below: float = 2**42) -> int:
+    """Check an amount of memory: a number of bytes, or text such as "2 GB" or "512 MiB".
+
+    Args:
+        name: The option.
+        value: What was given for it.
+        low: The smallest number of bytes that is allowed.
+        below: The numbers that are allowed are below it.
+    """
     if not isinstance(value, str):
-        return whole_number(name, value, low=0, below=2**42, of="bytes")
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B?\s*", value)
+        return whole_number(name, value, low, below, of="bytes")
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B?\s*", value, re.IGNORECASE)
     if found is None:
         refuse(name, "a number of bytes, or text such as '2 GB' or '512 MiB'", value)
     amount, prefix, binary = found.groups()
-    unit = (1024 if binary else 1000) ** " kMGT".index(prefix or " ")
-    return whole_number(name, int(float(amount) * unit), low=0, below=2**42, of="bytes")
+    unit = (1024 if binary else 1000) ** " kmgt".index(prefix.lower() or " ")
+    return whole_number(name, int(float(amount) * unit), low, below, of="bytes")
 
 
 def number(name: str, value: Any, of: str = "") -> float:
@@ -188,6 +219,26 @@ def _undeferred(value: Callable[..., Any]) -> Callable[..., Any]:
     return value
 
 
+def reseeding(name: str, value: Any) -> Callable[..., Any]:
+    """Check a function of a dataset and a seed."""
+    if callable(value) and not _takes(value, "dataset", "seed"):
+        refuse(name, "a callable that takes (dataset, seed)", value)
+    return function(name, value)
+
+
+def _takes(value: Callable[..., Any], *arguments: object) -> bool:
+    """Whether this can be called with so many arguments, as far as it says."""
+    try:
+        signature = inspect.signature(value, follow_wrapped=False)
+    except (TypeError, ValueError):  # of what is not written in Python
+        return True
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        return False
+    return True
+
+
 def is_iterable(value: Any) -> bool:
     """Whether this can be iterated."""
     # A class has an __iter__ of its instances, and old-style sequences have __getitem__ alone.
@@ -208,6 +259,8 @@ def indices(name: str, value: Any) -> Any:
     """Check a sampler or batch sampler, or what makes one."""
     if isinstance(value, str) or not (is_iterable(value) or is_factory(value)):
         refuse(name, "an iterable, or a callable that makes one from the dataset", value)
+    if is_factory(value) and not _takes(value, "dataset"):
+        refuse(name, "a callable that takes the dataset alone, or an iterable", value)
     return value
 
 
@@ -231,7 +284,7 @@ def generator(name: str, value: Any) -> Any:
 def exception_classes(name: str, value: Any) -> tuple[type[Exception], ...]:
     """Check a list of exception classes, or of their names; gives the classes."""
     if not is_list(value):
-        refuse(name, "a list of exception classes or of their dotted names", value)
+        refuse(name, "a list of exception classes or of their names", value)
     return tuple(_exception(name, item) for item in value)
 
 
@@ -239,13 +292,13 @@ def _exception(name: str, value: Any) -> type[Exception]:
     kind = value
     if isinstance(value, str):
         try:
-            kind = pkgutil.resolve_name(value)
+            kind = vars(builtins).get(value) or pkgutil.resolve_name(value)
         except Exception as error:  # whatever importing a module of the user's raises
             cause = " ".join(f"{type(error).__name__}: {error}".split())
             raise OptionError(
                 f"{name} holds a name that cannot be imported ({cause:.100}): write it as "
-                f"'package.module.Class', as in 'builtins.OSError', got {value!r:.100}"
+                f"'package.module.Class', or one of Python's own as 'OSError', got {value!r:.100}"
             ) from error
     if not (isinstance(kind, type) and issubclass(kind, Exception)):
-        refuse(name, "a list of exception classes or of their dotted names", [value])
+        refuse(name, "a list of exception classes or of their names", [value])
     return kind

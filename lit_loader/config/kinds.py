@@ -13,8 +13,8 @@ __all__ = ["check_dataset", "is_dataset", "is_list"]
 
 def is_dataset(source: object) -> bool:
     """Whether this can be indexed or iterated; a list or dict of datasets can, too."""
-    # A class has these methods for its instances, and is itself a factory.
-    return not isinstance(source, type) and (
+    # A class has these methods for its instances, and is itself a factory. Text names something.
+    return not isinstance(source, (type, str, bytes)) and (
         hasattr(source, "__getitem__") or hasattr(source, "__iter__")
     )
 

@@ -11,9 +11,10 @@ in every application of an environment, and shell completion must stay quick.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias, get_args
 
 from lit_loader.config import checks
 from lit_loader.config.combinations import check_sharding, check_workers
@@ -21,11 +22,15 @@ from lit_loader.config.ray_workers import RayWorkers, check_use, remote_from
 from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError
 
-__all__ = ["LoaderConfig", "SAMPLE_ERROR_POLICIES", "SEEDINGS", "SHARD_TAILS", "check_option"]
+__all__ = [
+    *("LoaderConfig", "SHARD_TAILS", "SampleErrorPolicy", "Seeding", "ShardTailRule"),
+    "check_option",
+]
 
-SAMPLE_ERROR_POLICIES = ("raise", "skip", "replace")
-SEEDINGS = ("batch", "sample", "worker")
-SHARD_TAILS = ("pad", "drop", "keep")
+SampleErrorPolicy: TypeAlias = Literal["raise", "skip", "replace"]
+Seeding: TypeAlias = Literal["batch", "sample", "worker"]
+ShardTailRule: TypeAlias = Literal["pad", "drop", "keep"]
+SHARD_TAILS = get_args(ShardTailRule)
 
 
 @public
@@ -93,14 +98,15 @@ class LoaderConfig:
             next sample); "replace" it by another, the same for any number of workers (drawn from
             the whole dataset; under a sampler of the user's, from the rest of the batch).
         max_sample_errors: Bad samples that an epoch may have where they are skipped or replaced;
-            more raise a SampleErrorsError that lists them. None: any number.
+            more raise a SampleErrorsError that lists them. None: any number, if not all are bad.
         sample_retries: Times that a sample is read again after a transient error, before the error
             counts.
         retry_backoff: Seconds before the first of these, doubled for each further one up to 10 s
             (0.1 and 3 retries: 0.1 + 0.2 + 0.4 s).
-        transient_errors: Exception classes, or their dotted names, after which a sample is read
-            again; None: OSError and TimeoutError.
-        memory_budget: Bytes of shared memory that batches may take; None: unlimited.
+        transient_errors: Exception classes, or their names ("OSError", "my.module.Error"), after
+            which a sample is read again; None: OSError and TimeoutError.
+        memory_budget: Shared memory that batches may take: bytes, or text such as "2 GB"; None:
+            unlimited.
         prefetch_next_epoch: Let workers that have nothing left to do in an epoch begin the next
             one, where they are persistent and the order is the loader's own (no sampler or
             batch_sampler, no seeding="worker", of iterable datasets those with num_shards). What
@@ -110,9 +116,9 @@ class LoaderConfig:
             are workers, in another process. One warning names the first difference: something in
             the samples is not a function of seed and index. The samples are read twice. 0: none.
             For a test run, or for the first of many.
-        share: Let workers read the dataset's long lists, tuples and dicts (10,000 strings, numbers,
-            or tuples, lists and dicts of such, and more) from memory that all of them share,
-            instead of a copy in each. They and their records read as before, and raise if they are
+        share: Let workers read the dataset's long lists and tuples (10,000 strings, numbers, or
+            tuples, lists and dicts of such, and more) from memory that all of them share, instead
+            of a copy in each. They and their records read as before, and raise if they are
             written to. The training process's own stay as they are.
         remote_workers: Workers on other machines, besides those of num_workers here; readers of an
             iterable dataset stay here. 0: none.
@@ -140,19 +146,19 @@ class LoaderConfig:
     pin_memory_device: str = ""
     in_order: bool = True
     seed: int | None = None
-    seeding: str = "batch"
+    seeding: Seeding = "batch"
     reseed_fn: Callable[..., Any] | None = None
     num_replicas: int | None = None
     rank: int | None = None
     num_shards: int | None = None
-    shard_tail: str = "pad"
+    shard_tail: ShardTailRule = "pad"
     max_worker_restarts: int = 3
-    on_sample_error: str = "raise"
+    on_sample_error: SampleErrorPolicy = "raise"
     max_sample_errors: int | None = None
     sample_retries: int = 0
     retry_backoff: float = 0.1
     transient_errors: Sequence[type[Exception] | str] | None = None
-    memory_budget: int | None = None
+    memory_budget: int | str | None = None
     prefetch_next_epoch: bool = True
     check_exactness: int = 0
     share: bool = False
@@ -345,19 +351,19 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "pin_memory_device": checks.text,
     "in_order": checks.flag,
     "seed": checks.or_none(partial(checks.whole_number, low=0, below=2**64)),
-    "seeding": partial(checks.one_of, choices=SEEDINGS),
-    "reseed_fn": checks.or_none(checks.function),
+    "seeding": partial(checks.one_of, choices=get_args(Seeding)),
+    "reseed_fn": checks.or_none(checks.reseeding),
     "num_replicas": checks.or_none(partial(checks.whole_number, low=1)),
     "rank": checks.or_none(partial(checks.whole_number, low=0)),
     "num_shards": checks.or_none(partial(checks.whole_number, low=1, below=2**20)),
     "shard_tail": partial(checks.one_of, choices=SHARD_TAILS),
     "max_worker_restarts": partial(checks.whole_number, low=0),
-    "on_sample_error": partial(checks.one_of, choices=SAMPLE_ERROR_POLICIES),
+    "on_sample_error": partial(checks.one_of, choices=get_args(SampleErrorPolicy)),
     "max_sample_errors": checks.or_none(partial(checks.whole_number, low=0)),
     "sample_retries": partial(checks.whole_number, low=0),
     "retry_backoff": checks.seconds,
     "transient_errors": checks.or_none(checks.exception_classes),
-    "memory_budget": checks.or_none(partial(checks.whole_number, low=1, of="bytes")),
+    "memory_budget": checks.or_none(partial(checks.memory_size, low=1, below=math.inf)),
     "prefetch_next_epoch": checks.flag,
     "check_exactness": partial(checks.whole_number, low=0),
     "share": checks.flag,

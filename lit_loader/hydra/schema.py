@@ -6,7 +6,7 @@ Imports neither torch nor Hydra; `hydra/searchpath_plugin.py` registers what it 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, get_origin, get_type_hints
 
 from lit_loader.config.loader_config import LoaderConfig
 
@@ -28,7 +28,10 @@ def hydra_schema() -> type:
     ]
     for field in dataclasses.fields(LoaderConfig):
         hint = hints[field.name] if hints[field.name] in simple else Any
+        # OmegaConf knows no Literal; which string, the config checks.
         if hints[field.name] == int | Literal["auto"]:
-            hint = int | str  # OmegaConf knows no Literal; which string, the config checks
+            hint = int | str
+        if get_origin(hints[field.name]) is Literal:
+            hint = str
         fields.append((field.name, hint, dataclasses.field(default=field.default)))
     return dataclasses.make_dataclass("LoaderSchema", fields)

@@ -18,8 +18,10 @@ class LitLoaderSearchPath(SearchPathPlugin):
     """Appends the package's ``conf`` to the search path and registers ``lit_loader/schema``."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Hydra's hook, called once before it composes a configuration."""
+        """Hydra's hook, called before it composes a configuration."""
         search_path.append("lit_loader", f"file://{conf_folder()}")
-        ConfigStore.instance().store(
-            group="lit_loader", name="schema", node=hydra_schema(), provider="lit_loader"
-        )
+        store = ConfigStore.instance()
+        if "schema.yaml" not in store.repo.get("lit_loader", {}):  # which is kept, unlike the path
+            store.store(
+                group="lit_loader", name="schema", node=hydra_schema(), provider="lit_loader"
+            )

@@ -17,6 +17,7 @@ from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar
 from lit_loader.batch.batch_spec import BatchSpec, BatchWithReport
 from lit_loader.batch.sample_errors import SampleError, SampleErrorLog
 from lit_loader.errors import LoaderError
+from lit_loader.iteration.torch_surface import TorchSurface
 from lit_loader.ranks.shard_tail import ShardTail
 from lit_loader.sampling.epochs import EpochStart
 from lit_loader.seeding.generator_lock import Turn
@@ -77,6 +78,24 @@ class Host(Protocol):
     def warn_of_ignored_share(self) -> None:
         """Warn, once, that an iterable dataset gives every reader the same samples."""
 
+    # --- for programs of torch's world: iteration/torch_surface.py ---
+
+    @property
+    def loader(self) -> Any:
+        """The loader, whose options they ask for."""
+
+    def base_seed(self) -> int:
+        """The seed that epochs are seeded by."""
+
+    def pids(self, iterator: Any) -> list[int]:
+        """The processes of the workers that are an iterator's, or idle."""
+
+    def restart(self, iterator: Any) -> None:
+        """Let an iterator be as one that is new."""
+
+    def end_idle_workers(self) -> None:
+        """End the persistent workers that no iterator has."""
+
     def warn_of_broken_promise(self, promised: int, samples: int) -> None:
         """Warn that an iterable dataset gives more samples than its length says."""
 
@@ -107,7 +126,7 @@ class BatchObserver(Protocol):
         """Note that the epoch is over."""
 
 
-class LoaderIterator(Generic[T_co]):
+class LoaderIterator(TorchSurface, Generic[T_co]):
     """An iterator over an epoch's batches.
 
     Attributes:
@@ -201,6 +220,11 @@ class LoaderIterator(Generic[T_co]):
             "state_dict()"
         )
 
+    def as_ended(self) -> LoaderIterator[T_co]:
+        """Give no batches; returns itself."""
+        self._ended = True
+        return self
+
     def _next(self, start: EpochStart) -> T_co:
         raise NotImplementedError
 
@@ -214,7 +238,7 @@ class LoaderIterator(Generic[T_co]):
             if self._start is not None:
                 self._start.position.take_back()
 
-    def _end(self, start: EpochStart) -> StopIteration:
+    def _end(self, start: EpochStart) -> Exception:
         """Note that the epoch is over; returns what is to be raised."""
         if self.observer is not None:
             self.observer.finish()
@@ -222,7 +246,10 @@ class LoaderIterator(Generic[T_co]):
         self._ended = True
         if self._tail is not None:
             self._tail.end()
-        return StopIteration()
+        begun = start.position.start.delivered  # a resumed one has had batches before
+        delivered = start.position.now().delivered
+        nothing = None if begun else self.sample_errors.end(start.epoch, delivered)
+        return nothing or StopIteration()
 
     def _show(self, start: EpochStart, number: int, indices: Any, batch: Any) -> None:
         """Show the observer a batch."""
@@ -236,12 +263,15 @@ class LoaderIterator(Generic[T_co]):
         if number == self._noted:
             return  # it has been taken back, and is given again
         self._noted = number
+        errors = self.sample_errors.new(made.errors)
         recorder = self._host.recorder
-        recorder.sample_errors += len(made.errors)
+        recorder.sample_errors += len(errors)
         recorder.sample_retries += made.retries
-        if made.errors:
-            self._host.shown.errors(made.errors)
-        self.sample_errors.record(number, made.errors, made.retries)
+        if errors:
+            self._host.shown.errors(errors)
+        self.sample_errors.record(number, errors, made.retries)
+        if made.omitted:
+            self.sample_errors.omit(number, made.errors)
         for note in made.notes:
             self._host.tell(note)
 

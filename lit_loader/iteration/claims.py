@@ -89,9 +89,6 @@ class PoolHost(Host, Protocol):
     def make_do(self, workers: int) -> None:
         """Have no more workers than these, in the epochs to come too: no more can be started."""
 
-    def end_idle_workers(self) -> None:
-        """End the persistent workers that no iterator has."""
-
     def claim(self, request: WorkerRequest) -> Claim:
         """Give workers that have begun the epoch to an iterator, for it alone."""
 

@@ -75,8 +75,10 @@ class Delivery(NamedTuple):
             position.delivered(number)
         elif self.ended:
             position.exhausted(number % turns)
+        elif self.made is None:
+            position.read(number % turns, None)
         else:
-            position.read(number % turns, None if self.made is None else self.made.state)
+            position.read(number % turns, self.made.state, self.made.mark)
 
     def record(self, epoch: int, asked: int, wait: int, step: int, indices: Any) -> BatchRecord:
         """Give the record of a batch that is given out.

@@ -18,6 +18,7 @@ import math
 import os
 import threading
 import warnings
+import weakref
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -37,10 +38,11 @@ from lit_loader.iteration.base import LoaderIterator
 from lit_loader.iteration.claims import Claim, WorkerRequest
 from lit_loader.iteration.exactness_check import ExactnessCheck, made_by_pool, made_here
 from lit_loader.iteration.in_process import InProcessIterator
-from lit_loader.iteration.internals import DEFAULT_PREFETCH, LoaderInternals
+from lit_loader.iteration.internals import DEFAULT_PREFETCH, ITERATED, LoaderInternals
 from lit_loader.iteration.memory_use import memory_use
 from lit_loader.iteration.multi_process import MultiProcessIterator
 from lit_loader.iteration.persistent_workers import temporary
+from lit_loader.iteration.torch_surface import run_patches
 from lit_loader.pool.shown_loader import ShownLoader
 from lit_loader.pool.worker_pool import MOST_WORKERS, WorkerPool
 from lit_loader.ranks.shard_tail import ShardTail, least_depth, tail_of
@@ -90,6 +92,15 @@ class LoaderHost:
         if internals.lock_pid != os.getpid():
             internals.renew_lock()
         return internals.lock
+
+    @property
+    def loader(self) -> Any:
+        """The loader, for programs that ask an iterator for its options."""
+        return self._loader
+
+    def base_seed(self) -> int:
+        """The seed that epochs are seeded by."""
+        return self._internals.base_seed()
 
     @property
     def iterable(self) -> bool:
@@ -159,6 +170,41 @@ class LoaderHost:
 
     def iterator(self) -> LoaderIterator[Any]:
         """Make the iterator that this host is for."""
+        internals = self._internals
+        if self._loader.persistent_workers and ITERATED.get() is not internals:
+            internals.renew_workers()
+        made = self._make()
+        internals.latest = weakref.ref(made)
+        run_patches(made, self._loader)
+        return made
+
+    def of_idle_workers(self) -> LoaderIterator[Any] | None:
+        """Give the iterator that had the idle workers; None: there are no such.
+
+        A loader does not hold its iterators: where that one is gone, it is another that has ended.
+        """
+        workers = self._internals.workers
+        if workers.pool is None and workers.dataset is None:
+            return None
+        return self._internals.latest() or self._make().as_ended()
+
+    def restart(self, iterator: LoaderIterator[Any]) -> None:
+        """Let an iterator be as one that is new, with the options that the loader has now."""
+        with self.lock:
+            if isinstance(iterator, MultiProcessIterator):
+                iterator.close()
+            made = LoaderHost(self._loader, self._internals)._make()
+            iterator.__class__, iterator.__dict__ = type(made), vars(made)
+            if isinstance(iterator, MultiProcessIterator):
+                self._internals.iterators.add(iterator)
+
+    def pids(self, iterator: LoaderIterator[Any]) -> list[int]:
+        """The processes of the workers that are an iterator's, or idle."""
+        pool = iterator.pool if isinstance(iterator, MultiProcessIterator) else None
+        pool = pool or self._internals.workers.idle
+        return [] if pool is None or pool.closed else pool.pids
+
+    def _make(self) -> LoaderIterator[Any]:
         loader, internals = self._loader, self._internals
         internals.follow_samplers(loader)
         pin, device = None, None

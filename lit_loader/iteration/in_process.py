@@ -84,7 +84,8 @@ class InProcessIterator(LoaderIterator[T_co]):
                 break
             made, batch = batch, batch.batch
             if start.batches is None:
-                start.position.read(number % start.position.num_readers, made.state)
+                reader = number % start.position.num_readers
+                start.position.read(reader, made.state, made.mark)
                 if made.ignores_share:
                     self._host.warn_of_ignored_share()
                 self._count(loader.samples)
@@ -97,7 +98,7 @@ class InProcessIterator(LoaderIterator[T_co]):
             tail.given(start.position)
         return self._clocked(loader, start, number, batch)
 
-    def _end(self, start: EpochStart) -> StopIteration:
+    def _end(self, start: EpochStart) -> Exception:
         for note in [] if self._loader is None else self._loader.end_epoch():
             self._host.tell(note)
         self._shown.rest()
@@ -294,7 +295,7 @@ class InProcessIterator(LoaderIterator[T_co]):
                 indices = next(start.batches)
             except StopIteration:
                 raise self._end(start) from None
-            start.position.drawn(number, start.batches.state())
+            start.position.drawn(number, start.batches.state(), start.batches.marks())
             if number not in start.position.start.ahead:
                 self._task, self._drawn = indices, number
                 return indices

@@ -12,6 +12,8 @@ import os
 import threading
 import warnings
 import weakref
+from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any, Final
 
 import torch
@@ -38,14 +40,23 @@ from lit_loader.transport.own_page import OwnPage
 from lit_loader.tuning.auto_workers import AutoWorkers
 from lit_loader.tuning.giving_way import LoaderTurn
 
-__all__ = ["DEFAULT_PREFETCH", "LoaderInternals"]
+__all__ = ["DEFAULT_PREFETCH", "ITERATED", "LoaderInternals"]
 
 DEFAULT_PREFETCH: Final = 2
 """Batches in flight for each worker, unless ``prefetch_factor`` says otherwise."""
 
+ITERATED: Final[ContextVar[object]] = ContextVar("ITERATED", default=None)
+"""The internals of the loader whose ``__iter__`` runs: its workers go on. A ``_get_iterator()``
+that a program calls by itself has new ones, as with torch's: it wants the dataset as it is now."""
+
 _OF_THE_PROCESS: Final = (
-    *("lock", "lock_pid", "workers", "iterators", "watch", "page", "own_page", "turn", "talks"),
+    *("lock", "lock_pid", "workers", "iterators", "latest", "watch", "page", "own_page", "turn"),
+    "talks",
 )
+
+
+def _none() -> None:
+    return None
 
 
 class LoaderInternals:
@@ -77,6 +88,7 @@ class LoaderInternals:
         resizes: Counts how often the number of workers was changed while they live.
         workers: Those that outlive an iterator.
         iterators: With workers, all that are alive.
+        latest: Gives the one that was made last, while it is alive.
         talks: With the other ranks, on the ends of its epochs.
         turn: By which it is known whether it is iterated, or another loader of this process.
     """
@@ -107,6 +119,7 @@ class LoaderInternals:
         self.lock, self.lock_pid = threading.RLock(), os.getpid()
         self.workers = PersistentWorkers()
         self.iterators: weakref.WeakSet[MultiProcessIterator[Any]] = weakref.WeakSet()
+        self.latest: Callable[[], Any] = _none
         self.watch: GeneratorWatch | None = None
         self.page: LoaderPage | None = None
         self.own_page: OwnPage | None = None
@@ -136,6 +149,12 @@ class LoaderInternals:
     def renew_lock(self) -> None:
         """Let a forked child have its own: a thread of the parent's may hold the one it has."""
         self.lock, self.lock_pid = threading.RLock(), os.getpid()
+
+    def renew_workers(self) -> None:
+        """Let the next iterator start workers; one that has those of now keeps them as its own."""
+        if self.workers.idle is not None:
+            self.workers.close()
+        self.workers = PersistentWorkers()
 
     def set_auto(self, auto: bool) -> None:
         """Have the number of workers set by what batches cost, or not."""

@@ -38,11 +38,11 @@ def take_state(loader: Any, internals: LoaderInternals) -> dict[str, Any]:
             "must follow from its index, get_epoch() and the random generators alone"
         )
     position = internals.epochs.now()
-    if plan is not None and (unsaved := plan.sampler.memory.unsaved) is not None:
+    if plan is not None and plan.sampler.wanders:
         internals.warn_once(
-            f"{unsaved} changes from epoch to epoch and is not part of the state: resumed in a "
-            "later epoch, the sampler may give another order; give it state_dict and "
-            "load_state_dict, or make its order a function of set_epoch's epoch"
+            f"the order of {type(plan.source).__name__} changes from epoch to epoch and is not "
+            "part of the state: resumed in a later epoch, the sampler may give another order; give "
+            "it state_dict and load_state_dict, or make its order a function of set_epoch's epoch"
         )
     batches = position.batches
     samples = batches if plan is None else plan.samples_after(batches)

@@ -81,7 +81,7 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         self._host: PoolHost = host
         self._depth = depth
         self._turns = turns
-        self._timeout = timeout or None
+        self._timeout = timeout
         self._max_restarts = max_restarts
         self._budgeted = budgeted
         self._copy, self._pin, self._device = copy, pin, device
@@ -280,7 +280,7 @@ class MultiProcessIterator(LoaderIterator[T_co]):
             self._feed = ReaderFeed(start, outstanding, self._turns, self._host.shards)
         else:
             self._feed = SamplerFeed(start, start.batches, outstanding, self._host.lookahead)
-        self.healer = Healer(self._max_restarts, self._timeout, iterable)
+        self.healer = Healer(self._max_restarts, self._timeout or None, iterable)
 
     def _begin_session(self, start: EpochStart, healer: Healer, claim: Claim) -> Session:
         """Take the workers over: from now on :meth:`disconnect` gives them back."""
@@ -389,9 +389,8 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         self._outstanding.clear()
 
     def _shutdown_workers(self) -> None:
-        """End the workers, persistent ones too; torch's name, which programs call."""
         self.close()
-        self._host.end_idle_workers()
+        super()._shutdown_workers()
 
     def _leave_behind(self) -> None:
         """After a fork: the workers, and the memory of what has come in, are the parent's."""

@@ -113,7 +113,7 @@ class SamplerFeed:
             self.error = error
             self.epoch_issued = True
             return None
-        start.position.drawn(position, batches.state())
+        start.position.drawn(position, batches.state(), batches.marks())
         if position in start.position.start.ahead:
             self._position = position + 1
             return None

@@ -21,12 +21,13 @@ import weakref
 from typing import Any
 
 from lightning.fabric.utilities import move_data_to_device
-from lightning.pytorch import LightningDataModule, Trainer
-from lightning.pytorch.utilities import CombinedLoader, rank_zero_info
+from lightning.pytorch import Trainer
+from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import Dataset, IterableDataset
 
 from lit_loader.config.loader_config import LoaderConfig
-from lit_loader.lightning.state_callback import LoaderStateCallback, put_first
+from lit_loader.lightning.names import TRAINERS, LightningDataModule
+from lit_loader.lightning.state_callback import LoaderStateCallback, our_loaders, put_first
 from lit_loader.loader import DataLoader
 from lit_loader.sampling.prediction_indices import wrappable_by_lightning
 
@@ -57,7 +58,7 @@ class BaseDataModule(LightningDataModule):
         self._attach(value)
 
     def _attach(self, trainer: Trainer | None) -> None:
-        if isinstance(trainer, Trainer):  # and not a test's stand-in for one
+        if isinstance(trainer, TRAINERS):  # and not a test's stand-in for one
             put_first(self._state_callback, trainer)
 
     def state_dict(self) -> dict[str, Any]:
@@ -132,9 +133,7 @@ class BaseDataModule(LightningDataModule):
         """The Trainer's own: for predictions it makes another loader out of each of ours."""
         if self.trainer is None:
             return []
-        loaders = self.trainer.predict_dataloaders
-        found = [] if loaders is None else CombinedLoader(loaders).flattened
-        return [loader for loader in found if isinstance(loader, DataLoader)]
+        return our_loaders(self.trainer.predict_dataloaders)
 
     def teardown(self, stage: str | None = None) -> None:
         """Closes the loaders; Lightning calls it after a run that ended by itself."""

@@ -18,11 +18,9 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lightning.pytorch import LightningDataModule
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import Dataset
 
-from lit_loader.config.checks import filled_text, flag
+from lit_loader.config.checks import filled_text, flag, known_keywords
 from lit_loader.config.kinds import is_dataset
 from lit_loader.config.loader_config import LoaderConfig
 from lit_loader.describe import public
@@ -32,10 +30,12 @@ from lit_loader.lightning.dataset_sources import (
     DatasetSource,
     SplitFactory,
     check_is_factory,
+    check_source,
     describe_source,
     is_several,
     map_members,
 )
+from lit_loader.lightning.names import LightningDataModule, is_hook_of
 from lit_loader.lightning.swapped_datamodule import SwappedDataModule
 from lit_loader.loader import DataLoader
 from lit_loader.node.dataset import shared_dataset
@@ -54,24 +54,21 @@ Options = Mapping[str, Any] | LoaderConfig
 
 
 class _SplitHook:
-    """The ``*_dataloader`` method of one split; Lightning's own where there is no dataset.
+    """The ``*_dataloader`` method of one split; there is none where there is no dataset.
 
     Lightning asks whether a hook is overridden, not what it returns: validation is left out of
-    ``fit`` only if the data module seems not to define ``val_dataloader`` at all.
+    ``fit`` only if the data module seems not to define ``val_dataloader`` at all. Lightning's own
+    hook will not do: by its docstring, each of its two names takes that of the other for another.
     """
 
     def __init__(self, split: str) -> None:
         self._split = split
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
     def __get__(self, module: LoaderDataModule | None, owner: type) -> Any:
         if module is None:
             return self
         if self._split not in module.given_splits:
-            return getattr(super(LoaderDataModule, module), self._name)
-
+            raise AttributeError(str(module._missing_split(self._split)))
         return functools.partial(module._loaders_of, self._split)
 
 
@@ -123,6 +120,7 @@ class LoaderDataModule(BaseDataModule):
     test_dataloader = _SplitHook("test")
     predict_dataloader = _SplitHook("predict")
 
+    @known_keywords
     def __init__(
         self,
         datasets: Mapping[str, DatasetSource] | None = None,
@@ -148,11 +146,7 @@ class LoaderDataModule(BaseDataModule):
         for split, source in datasets.items():
             if split not in SPLITS:
                 raise OptionError(f"datasets has an unknown split {split!r}: use {_listed(SPLITS)}")
-            if not (is_dataset(source) or callable(source)):
-                raise OptionError(
-                    f"datasets[{split!r}] must be a dataset or a factory without arguments, "
-                    f"got {type(source).__name__}"
-                )
+            check_source(split, source)
             if self.shared_key is not None:
                 check_is_factory(split, source)
         common = _config("loader", loader, LoaderConfig())
@@ -233,7 +227,7 @@ class LoaderDataModule(BaseDataModule):
         if stage is not None and stage not in _STAGES:
             raise OptionError(f"stage must be one of {_listed(_STAGES)} or None, got {stage!r}")
         needed, used = _STAGES[stage] if stage is not None else (None, SPLITS)
-        if stage is not None and not is_overridden(f"{needed}_dataloader", self):
+        if stage is not None and not is_hook_of(self, f"{needed}_dataloader"):
             raise self._missing_split(str(needed), f", which {str.__str__(stage)!r} needs")
         for split in used:
             if split in self.given_splits:

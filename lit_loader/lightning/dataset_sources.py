@@ -12,12 +12,14 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from lit_loader.config.kinds import is_dataset, is_list
+from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError
 
 __all__ = [
     "DatasetSource",
     "SplitFactory",
     "check_is_factory",
+    "check_source",
     "describe_source",
     "is_several",
     "map_members",
@@ -35,6 +37,20 @@ def is_several(source: Any) -> bool:
     if not (isinstance(source, Mapping) or is_list(source)) or not source:
         return False
     return all(isinstance(member, Dataset) or _is_factory(member) for member in _members(source))
+
+
+def check_source(split: str, source: Any) -> None:
+    """Refuses what is neither a dataset nor a factory; a class's name, for one.
+
+    Raises:
+        OptionError: It is none.
+    """
+    if not (is_dataset(source) or callable(source)):
+        raise OptionError(
+            f"datasets[{split!r}] must be a dataset or a factory without arguments, got "
+            f"{short_repr(source)}: pass a dataset, or a callable that makes it, such as "
+            f"functools.partial(Dataset, ...), in Hydra {{_target_: package.module.Dataset}}"
+        )
 
 
 def map_members(several: Any, function: Callable[[Any], Any]) -> Any:

@@ -1,31 +1,35 @@
-"""What one loader's batches have cost over a Lightning loop, and what is reported of it.
+"""What one loader's batches, and the steps, have cost over a loop, and what is reported of it.
 
 Used by `lightning/loop_monitor.py`. The records of a loader's batches come in, as its
-`statistics/recorder.py` passes them on, and the times of the loop's steps; figures of an interval,
-a `LoaderReport` with a verdict, and the records for timeline and picture go out.
+`statistics/recorder.py` passes them on, and the moments of the loop's steps (two readings of the
+clock for each); figures of an interval, a `LoaderReport` with a verdict, and the records for
+timeline and picture go out.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from lit_loader.lightning.step_timer import StepTimer
+import numpy as np
+
 from lit_loader.loader import DataLoader, recorder_of
-from lit_loader.statistics.recorder import WINDOW, Recorder
+from lit_loader.statistics.recorder import WINDOW, Recorder, Stopwatch
 from lit_loader.statistics.records import (
     BatchRecord,
     LoaderStatistics,
     LoaderTrace,
     StageTimes,
+    StepRecord,
 )
 from lit_loader.statistics.verdict import verdict
 from lit_loader.system.processors import usable_processors
 
-__all__ = ["LoaderHistory", "LoaderReport", "interval_figures"]
+__all__ = ["LoaderHistory", "LoaderReport", "StepTimer", "interval_figures"]
 
 _CACHE: Final = ("cache_hits", "cache_misses", "cache_bytes", "cache_lacking")
 
@@ -52,6 +56,57 @@ class LoaderReport:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}: {self.verdict})"
+
+
+class StepTimer:
+    """The steps of one loop, and the transfers before them.
+
+    Args:
+        keep: How many of the last steps' records are kept.
+
+    Attributes:
+        kept: These records.
+    """
+
+    def __init__(self, keep: int) -> None:
+        self.kept: deque[StepRecord] = deque(maxlen=keep)
+        self._stopwatch = Stopwatch(2)
+        self._new: list[StepRecord] = []
+        self._given = self._last_given = self._started = 0
+
+    def start(self, recorders: Sequence[Recorder]) -> None:
+        """Note that a step starts, with batches of these recorders' loaders."""
+        self._started = time.monotonic_ns()
+        given = 0
+        for recorder in recorders:
+            if recorder.last is not None:
+                given = max(given, recorder.last.given)
+        # Without a new batch, Lightning has had this one for a while: its transfer is not known.
+        self._given = given if given > self._last_given else 0
+        self._last_given = given
+
+    def end(self) -> None:
+        """Note that the step has ended."""
+        self._new.append(
+            StepRecord(given=self._given, start=self._started, end=time.monotonic_ns())
+        )
+        if len(self._new) >= WINDOW:
+            self.sum_up()
+
+    def times(self) -> list[StageTimes]:
+        """Returns the times of transfers, and those of steps."""
+        self.sum_up()
+        return self._stopwatch.times()
+
+    def sum_up(self) -> None:
+        """Add the new records to the times and to those kept."""
+        new, self._new = self._new, []
+        if not new:
+            return
+        given, start, end = np.array(new, np.int64).T
+        self._stopwatch.add(np.stack([np.where(given > 0, start - given, 0), end - start]))
+        if self.kept.maxlen:
+            self.kept.extend(new)
 
 
 class LoaderHistory:

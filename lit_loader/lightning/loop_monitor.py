@@ -16,10 +16,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lightning.pytorch.utilities import CombinedLoader
-
-from lit_loader.lightning.loader_history import LoaderHistory
-from lit_loader.lightning.step_timer import StepTimer
+from lit_loader.lightning.loader_history import LoaderHistory, StepTimer
 from lit_loader.loader import DataLoader, recorder_of
 from lit_loader.statistics.recorder import Recorder
 
@@ -96,7 +93,7 @@ def _named(split: str, loaders: Any) -> Iterator[tuple[str, DataLoader[Any]]]:
     """A loop's loaders that are ours, with the name of the split and their place among several."""
     if isinstance(loaders, DataLoader):
         yield split, loaders
-    elif isinstance(loaders, CombinedLoader):
+    elif hasattr(loaders, "iterables"):  # a CombinedLoader of either name
         yield from _named(split, loaders.iterables)
     elif isinstance(loaders, Mapping):
         for key, member in loaders.items():

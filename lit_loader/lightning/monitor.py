@@ -12,13 +12,14 @@ import os
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 
 from lit_loader.config.checks import flag, refuse, whole_number
 from lit_loader.config.scalars import plain
 from lit_loader.describe import public
 from lit_loader.lightning.loader_history import LoaderReport
 from lit_loader.lightning.loop_monitor import LoopMonitor
+from lit_loader.lightning.names import Callback
 from lit_loader.statistics.chrome_trace import write_trace
 from lit_loader.statistics.plot import check_matplotlib, write_plot
 

@@ -1,7 +1,7 @@
 """`LoaderStateCallback`: makes a checkpoint hold exactly what was trained on, and resumes there.
 
-Used by the data modules of ours, which bring one along, by `lightning/state_placeholder.py` where
-there is no such data module, and by users in ``Trainer(callbacks=[...])``::
+The data modules of ours bring one along, users pass one in ``Trainer(callbacks=[...])``, and every
+other Trainer gets one by itself (`lightning/trainer_plugin.py`)::
 
     a fit:      setup ─▶ load_state_dict ─▶ … loaders are made … ─▶ on_train_start: restore, correct
     a checkpoint: on_save_checkpoint: the readers of all ranks, where loaders have num_shards
@@ -12,21 +12,26 @@ Lightning asks a loader for its state whenever a checkpoint is written, also whe
 half-way, and by itself restores it in some situations only. So the state that is saved is the one
 committed after the last whole step, and it is restored here in all situations, from where Lightning
 has put it. Lightning's own progress is corrected by `lightning/trainer_progress.py`.
+
+One that has come by itself makes way for another one, and leaves the Trainer before the first step
+if there is no loader to look after. Until then it imports no loader: the program may have none of
+ours, and may have had lit_loader imported by Hydra.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities import CombinedLoader
+from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import IterableDataset
 
 from lit_loader.checkpoint.untrusted_state import damaged
 from lit_loader.describe import public
 from lit_loader.errors import StateError
+from lit_loader.lightning.names import Callback, combined
 from lit_loader.lightning.rank_states import RankStates, is_place_of
 from lit_loader.lightning.trainer_progress import (
     ResumedEpoch,
@@ -37,10 +42,12 @@ from lit_loader.lightning.trainer_progress import (
     recount_batches,
     saved_states,
 )
-from lit_loader.loader import DataLoader
-from lit_loader.tuning.auto_workers import AutoWorkers
 
-__all__ = ["LoaderStateCallback", "put_first", "train_loaders"]
+if TYPE_CHECKING:
+    from lit_loader.loader import DataLoader
+    from lit_loader.tuning.auto_workers import AutoWorkers
+
+__all__ = ["LoaderStateCallback", "our_loaders", "put_first"]
 
 
 @public
@@ -48,13 +55,14 @@ class LoaderStateCallback(Callback):
     """Commits the training loaders' states step by step, and resumes them exactly.
 
     `LoaderDataModule` brings one along. Without that data module the Trainer has one by itself if
-    lit_loader is installed and imported before the Trainer is made
-    (`lightning/state_placeholder.py`); else pass one in ``Trainer(callbacks=[...])``. It puts
-    itself in front of the other callbacks, so that it has committed a step before a checkpoint of
-    it is written.
+    lit_loader is installed and imported before the Trainer is made; else pass one in
+    ``Trainer(callbacks=[...])``. It puts itself in front of the other callbacks, so that it has
+    committed a step before a checkpoint of it is written.
 
     Other loaders than `DataLoader` are left alone.
     """
+
+    came_by_itself = False
 
     def __init__(self) -> None:
         self._to_restore: list[dict[str, Any]] = []
@@ -116,10 +124,14 @@ class LoaderStateCallback(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Becomes the Trainer's first callback, and forgets what an earlier fit was to restore."""
-        if stage == "fit":
-            self.restore({})
-            self._resumes = False
-            put_first(self, trainer)
+        if stage != "fit":
+            return
+        if self.came_by_itself and len(_of_this_kind(trainer)) > 1:
+            _remove(self, trainer)
+            return
+        self.restore({})
+        self._resumes = False
+        put_first(self, trainer)
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -154,9 +166,12 @@ class LoaderStateCallback(Callback):
         Raises:
             StateError: The checkpoint has the states of another number of loaders.
         """
+        loaders = self._loaders = train_loaders(trainer)
+        if self.came_by_itself and not loaders and not self._to_restore:
+            _remove(self, trainer)
+            return
         self._rank_states.begin_fit()
         between = self._resumes and begin_next_epoch(trainer.fit_loop)
-        loaders = self._loaders = train_loaders(trainer)
         states, self._to_restore = self._to_restore, []
         self._begin_with_workers(loaders)
         self._workers_hint = []
@@ -225,7 +240,7 @@ class LoaderStateCallback(Callback):
     def _leave_epoch(trainer: Trainer, loader: DataLoader[Any], state: Mapping[str, Any]) -> None:
         """Give up where a loader was when others ended the epoch, as a later fetch would."""
         if not _is_iterable(loader):
-            loader.set_epoch(_epoch(trainer))
+            loader._internals.epochs.set_epoch(_epoch(trainer))
         elif state["batches"]:
             loader.set_epoch(state["epoch"] + 1)
 
@@ -259,7 +274,8 @@ class LoaderStateCallback(Callback):
     def _set_epoch(self, trainer: Trainer, iterable: bool = True) -> None:
         for loader in self._loaders:
             if iterable or not _is_iterable(loader):
-                loader.set_epoch(_epoch(trainer))
+                # Not loader.set_epoch: Lightning tells the program's own samplers itself.
+                loader._internals.epochs.set_epoch(_epoch(trainer))
 
     def _commit(self, ahead: bool, within: bool = False) -> None:
         for loader in self._loaders:
@@ -277,22 +293,36 @@ def workers_found(loader: DataLoader[Any]) -> int:
     return auto.setting.workers if auto is not None and auto.measured else 0
 
 
-def put_first(callback: Callback, trainer: Trainer) -> None:
+def put_first(callback: LoaderStateCallback, trainer: Trainer) -> None:
     """Make a callback the Trainer's first, whose hooks run first, and the only one of its kind."""
+    for other in _of_this_kind(trainer):
+        _remove(other, trainer)
+    trainer.callbacks = [callback, *trainer.callbacks]  # type: ignore[attr-defined]
+
+
+def _of_this_kind(trainer: Trainer) -> list[Callback]:
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    return [each for each in callbacks if isinstance(each, LoaderStateCallback)]
+
+
+def _remove(callback: Callback, trainer: Trainer) -> None:
     # A new list: the Trainer may be going through the old one.
-    others = [other for other in callbacks if not isinstance(other, type(callback))]
-    trainer.callbacks = [callback, *others]  # type: ignore[attr-defined]
+    others = [each for each in trainer.callbacks if each is not callback]  # type: ignore[attr-defined]
+    trainer.callbacks = others  # type: ignore[attr-defined]
+
+
+def our_loaders(loaders: Any) -> list[DataLoader[Any]]:
+    """Those of a Trainer's loaders that are ours; it may have none, one, or a collection."""
+    if loaders is None or "lit_loader.loader" not in sys.modules:
+        return []
+    from lit_loader.loader import DataLoader
+
+    return [loader for loader in combined(loaders).flattened if isinstance(loader, DataLoader)]
 
 
 def train_loaders(trainer: Trainer) -> list[DataLoader[Any]]:
     """The Trainer's training loaders that are ours, in the order in which it keeps them."""
-    loaders = trainer.train_dataloader
-    if loaders is None:
-        return []
-    return [
-        loader for loader in CombinedLoader(loaders).flattened if isinstance(loader, DataLoader)
-    ]
+    return our_loaders(trainer.train_dataloader)
 
 
 def _fetches_ahead(trainer: Trainer) -> bool:

@@ -15,20 +15,26 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from lightning.pytorch import LightningDataModule, Trainer
-from lightning.pytorch.utilities import CombinedLoader, rank_zero_warn
-from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch import Trainer
+from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import (
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+    default_convert,
+)
 
 from lit_loader.checkpoint.untrusted_state import damaged, resuming
 from lit_loader.config.loader_config import LoaderConfig
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError
 from lit_loader.lightning.base_datamodule import BaseDataModule
-from lit_loader.lightning.torch_options import options_of
+from lit_loader.lightning.names import DATA_MODULES, LightningDataModule, combined, is_hook_of
 from lit_loader.loader import DataLoader
 
-__all__ = ["SwappedDataModule"]
+__all__ = ["SwappedDataModule", "options_of"]
 
 _LIBRARIES = frozenset(
     {"lit_loader", "lightning", "lightning_fabric", "lightning_utilities", "pytorch_lightning"}
@@ -36,6 +42,13 @@ _LIBRARIES = frozenset(
 )
 _WARN_FRAMES = 4  # Lightning's rank_zero_warn with this stacklevel points at the line that calls it
 _FOR_WORKERS = ("timeout", "multiprocessing_context", "prefetch_factor", "persistent_workers")
+
+_SAME_OPTIONS = (
+    *("batch_size", "num_workers", "pin_memory", "drop_last", "timeout", "worker_init_fn"),
+    *("multiprocessing_context", "generator", "prefetch_factor", "persistent_workers"),
+    *("pin_memory_device", "in_order"),
+)
+"""Options that both classes have, and mean the same by."""
 
 
 def _frames_to_user() -> int:
@@ -71,10 +84,11 @@ class _LoaderHook(_PassedOn):
     """A ``*_dataloader`` hook of the wrapped data module; the loaders it returns are swapped."""
 
     def __get__(self, module: SwappedDataModule | None, owner: type) -> Any:
-        hook = super().__get__(module, owner)
-        if module is None or not is_overridden(self._name, module.wrapped):
-            return hook
-        return functools.partial(module._swap, self._name, hook)
+        if module is None:
+            return self
+        if not is_hook_of(module.wrapped, self._name):
+            raise AttributeError(self._name)  # as in LoaderDataModule
+        return functools.partial(module._swap, self._name, super().__get__(module, owner))
 
 
 class SwappedDataModule(BaseDataModule):
@@ -104,7 +118,7 @@ class SwappedDataModule(BaseDataModule):
     predict_dataloader = _LoaderHook()
 
     def __init__(self, wrapped: LightningDataModule, overrides: Mapping[str, Any]) -> None:
-        if not isinstance(wrapped, LightningDataModule) or isinstance(wrapped, BaseDataModule):
+        if not isinstance(wrapped, DATA_MODULES) or isinstance(wrapped, BaseDataModule):
             raise OptionError(
                 "from_datamodule needs a LightningDataModule that makes loaders of torch's class, "
                 f"got {type(wrapped).__name__}"
@@ -123,8 +137,9 @@ class SwappedDataModule(BaseDataModule):
         self._log_hyperparams = getattr(wrapped, "_log_hyperparams", False)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "wrapped":  # not there yet while this is being unpickled
-            raise AttributeError(name)
+        # The wrapped one is not there yet while this is being unpickled.
+        if name == "wrapped" or isinstance(getattr(type(self), name, None), _LoaderHook):
+            raise AttributeError(f"{type(self).__name__} has no {name}")
         return getattr(self.wrapped, name)
 
     @property
@@ -196,12 +211,12 @@ class SwappedDataModule(BaseDataModule):
         given = hook()
         if given is None or (isinstance(given, (list, tuple, dict)) and not given):
             return given  # a split without loaders
-        combined = given if isinstance(given, CombinedLoader) else CombinedLoader(given)
-        loaders = [self._swapped(name, loader) for loader in combined.flattened]
-        combined.flattened = loaders
+        several = combined(given)
+        loaders = [self._swapped(name, loader) for loader in several.flattened]
+        several.flattened = loaders
         if name == "train_dataloader" and len(loaders) == 1 and isinstance(loaders[0], DataLoader):
             self._restored(loaders[0])
-        return given if combined is given else combined.iterables
+        return given if several is given else several.iterables
 
     def _swapped(self, name: str, loader: Any) -> Any:
         """A loader of ours for one of torch's; any other loader as it is, with a warning."""
@@ -235,3 +250,36 @@ class SwappedDataModule(BaseDataModule):
         return f"{type(self).__name__}({type(self.wrapped).__name__}{overrides})"
 
     __str__ = __repr__
+
+
+def options_of(loader: TorchLoader[Any]) -> dict[str, Any]:
+    """Returns the options with which ``lit_loader.DataLoader`` does what a torch loader does.
+
+    Samplers, batch samplers, functions and generators that the user has made are the same objects.
+
+    Args:
+        loader: Only looked at.
+    """
+    options = {name: getattr(loader, name) for name in _SAME_OPTIONS}
+    if loader.collate_fn not in (default_collate, default_convert):
+        options["collate_fn"] = loader.collate_fn
+    if isinstance(loader.dataset, IterableDataset):
+        return options
+    if loader.batch_size is None and loader.batch_sampler is not None:
+        return {**options, "batch_size": 1, "batch_sampler": loader.batch_sampler}
+    sampler = loader.sampler
+    whole = getattr(sampler, "data_source", None) is loader.dataset
+    if type(sampler) is RandomSampler and whole and _is_plain(sampler, loader):
+        options["shuffle"] = True
+    elif not (type(sampler) is SequentialSampler and whole):
+        options["sampler"] = sampler
+    return options
+
+
+def _is_plain(sampler: RandomSampler, loader: TorchLoader[Any]) -> bool:
+    """Whether a sampler is as ``shuffle=True`` makes it."""
+    return (
+        not sampler.replacement
+        and sampler.num_samples == len(sampler.data_source)
+        and sampler.generator is loader.generator
+    )

@@ -16,6 +16,17 @@ def callbacks() -> list[Any]:
     """Lightning's hook, called by every Trainer when it is made."""
     if "lit_loader" not in sys.modules:
         return []
-    from lit_loader.lightning.state_placeholder import LoaderStatePlaceholder
+    from lit_loader.lightning.state_callback import LoaderStateCallback
 
-    return [LoaderStatePlaceholder()]
+    callback = LoaderStateCallback()
+    callback.came_by_itself = True
+    return [callback]
+
+
+def callbacks_for_pytorch_lightning() -> list[Any]:
+    """The same, called by the Trainers of Lightning's other name."""
+    if "lit_loader" not in sys.modules:
+        return []
+    from lit_loader.lightning.names import is_refused
+
+    return [] if is_refused() else callbacks()

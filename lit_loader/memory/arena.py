@@ -15,9 +15,8 @@
 - Workers map the same file (:class:`ArenaMap`) and write only where a task sends them.
 - A batch that is given to the consumer holds its slot through a :class:`Lease`: the slot returns
   to the stack when the last tensor that looks into it dies. That is the only way back.
-- Of a batch that is held in part, the memory of what was dropped goes back to the system
-  (`memory/leases.py`). Where too many batches are held, the next ones are copied out, tensor
-  by tensor (`memory/held_tensors.py`).
+- Where many batches are held, the next ones are copied out, tensor by tensor
+  (`memory/held_tensors.py`).
 - Memory of a past peak goes back to the system: of slots that a whole window of acquires did
   without, and what a slot has beyond twice the largest recent batch, when it is used next. While
   nothing changes, no memory is mapped or given back.
@@ -32,7 +31,6 @@ guessing. Where it is a file on a disk, slots are small and all of their blocks 
 from __future__ import annotations
 
 import contextlib
-import functools
 import mmap
 import os
 import sys
@@ -43,7 +41,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_loader.errors import LoaderError
-from lit_loader.memory.held_tensors import DIVIDED, Pieces, Stretch, copied, divided
+from lit_loader.memory.held_tensors import Pieces, Stretch, copied, divided
 from lit_loader.memory.leases import Lease, LeaseRef, Leases
 from lit_loader.memory.memory_budget import MemoryBudget
 from lit_loader.memory.size_forecast import Forecast
@@ -61,6 +59,10 @@ __all__ = ["HELD_SLOTS", "Arena", "ArenaMap", "Lease", "Slot"]
 
 HELD_SLOTS: Final = 128
 """Batches that a consumer may hold in slots; what it holds beyond them is copied out."""
+
+_HELD_WHOLE: Final = 16
+"""The same for batches of several tensors, of which it may keep one alone: that would hold the
+memory of all. Those who collect batches pay a copy; a queue of some batches does not."""
 
 _LARGEST_SLOT: Final = 4 << 30
 """Bytes of virtual memory a slot where nothing limits it (128 slots: half a TiB, untouched)."""
@@ -157,7 +159,7 @@ class Arena:
         self._is_finalizing = sys.is_finalizing
         self._closed = False
         self._guard = ForkGuard(self._held_memory)
-        self._leases = Leases(self._guard, self._file.sparse)
+        self._leases = Leases()
         self._parked: list[Slot] = []
         offsets = range(self.mapped - capacity, start - 1, -capacity)
         self._free = FreeSlots(
@@ -244,9 +246,8 @@ class Arena:
     def _held_memory(self) -> list[tuple[int, int]]:
         """Address and bytes of what batches in the consumer's hands look into."""
         return [
-            (reference.slot.memory.ctypes.data + start, nbytes)
+            (reference.slot.memory.ctypes.data, reference.slot.touched)
             for reference in self._leases
-            for start, nbytes in reference.slot.filled()
         ]
 
     def lease(self, slot: Slot, nbytes: int) -> Lease:
@@ -274,12 +275,14 @@ class Arena:
             Where they are to lie; None: where they do. Where the consumer holds many slots already,
             or too much of the budget, they are copies, so that a kept batch never stops the loader.
         """
-        self._leases.give()
-        if len(self._leases) > self._held or (self._budgeted and self._budget.crowded()):
+        held = len(self._leases)
+        if (
+            held > self._held
+            or (held > _HELD_WHOLE and len(stretches) > 1)
+            or (self._budgeted and self._budget.crowded())
+        ):
             return copied(lease, stretches)
-        if lease.nbytes < DIVIDED:
-            return None
-        return divided(lease, stretches, functools.partial(self._leases.watch, lease))
+        return divided(lease, stretches)
 
     @property
     def leased(self) -> int:
@@ -303,7 +306,6 @@ class Arena:
         """Give the memory of all but the ``keep`` free slots used last back to the system."""
         if os.getpid() == self._pid:  # a forked copy would take the memory from its parent
             self._free.trim(keep)
-            self._leases.thin(0)
 
     def close(self) -> None:
         """Close the descriptor and give all memory back that no batch looks into.
@@ -313,7 +315,7 @@ class Arena:
         """
         if self._closed:
             return
-        self._closed = self._leases.closed = True
+        self._closed = True
         with contextlib.ExitStack() as steps:  # each is taken, the last one first
             steps.callback(self._file.close)
             steps.callback(self.board.release)

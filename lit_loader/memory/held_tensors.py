@@ -1,15 +1,15 @@
-"""How a batch is handed to the consumer: large tensors stay in the slot, a few small are copied.
+"""How a batch is handed to the consumer: as it lies in its slot, or each tensor in its own memory.
 
 ::
 
-    slot    │ labels │ images ............................ │ masks ........... │ descriptor │
-              copied   watched                               watched
+    the first batches held   slot │ labels │ images ............................ │ descriptor │
+                                    copied   as they lie
+    those beyond             each tensor copied, and the slot is free at once
 
 A batch that is given out looks into its slot, and holds all of it as long as anything of it lives.
-Where that is much memory, its large parts are watched each for itself: when one is dropped and
-others are kept, its memory can go. A few small parts are copied: a consumer that collects the
-labels of an epoch holds no slot at all. Where a batch may hold no slot, all of its parts are
-copied, each for itself.
+So its few small parts are copied: a consumer that collects the labels of an epoch holds no slot.
+Large parts are not copied, until so many batches are held (`memory/arena.py`) that it is plain that
+the consumer collects: from then on all are, each for itself, and what it drops of one is free.
 
 A part is a *stretch* of the slot: what one tensor or array lies in, or several that overlap.
 """
@@ -17,27 +17,21 @@ A part is a *stretch* of the slot: what one tensor or array lies in, or several 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["DIVIDED", "Pieces", "Stretch", "copied", "divided", "over"]
+__all__ = ["Pieces", "Stretch", "copied", "divided", "over"]
 
 Bytes = npt.NDArray[np.uint8]
 
 Stretch = tuple[int, int]
 """First byte in the slot, and the byte behind the last."""
 
-Watch = Callable[[Bytes, int, int], object]
-"""Called with an array that nothing but the batch refers to, and the stretch that it is over."""
-
-DIVIDED: Final = 256 << 10
-"""Bytes; a smaller batch is held as a whole, which costs less than to look at its parts."""
-
-_WATCHED: Final = 64 << 10
-"""Bytes of the smallest part that is watched; smaller neighbours are, together."""
+DIVIDED: Final = 64 << 10
+"""Bytes; the labels of a smaller batch lie in its slot, as a copy costs more than such slots."""
 
 _COPIES: Final = 16
 """Small parts that are copied, at most."""
@@ -96,40 +90,25 @@ def copied(memory: Bytes, stretches: Iterable[Stretch]) -> Pieces:
     return pieces
 
 
-def divided(memory: Bytes, stretches: Iterable[Stretch], watch: Watch) -> Pieces:
-    """Leave the large parts where they are, each watched for itself; copy a few small ones.
+def divided(memory: Bytes, stretches: Iterable[Stretch]) -> Pieces | None:
+    """Copy a few small parts, and leave the rest where it is.
 
     Args:
         memory: The slot.
         stretches: Of the batch, in the order of the slot.
-        watch: Called for every part, or row of small ones, that is left in the slot.
+
+    Returns:
+        Where the parts lie; None: all where they are.
     """
-    pieces = Pieces()
-    view = memory.data
+    if memory.size < DIVIDED:
+        return None
+    pieces, whole = Pieces(), over(memory)
     copies, spare = _COPIES, memory.size // _SHARE
-    row: list[Stretch] = []  # small neighbours
-
-    def leave(parts: list[Stretch]) -> None:
-        if parts:
-            start, end = parts[0][0], parts[-1][1]
-            piece = over(view[start:end])
-            pieces.add(start, piece, start)
-            if end - start >= _WATCHED:
-                watch(piece, start, end)
-
     for start, end in stretches:
         nbytes = end - start
-        if nbytes >= _WATCHED:
-            leave(row)
-            leave([(start, end)])
-            row = []
-        elif copies and nbytes <= spare and not row:
+        if copies and nbytes <= spare:
             pieces.add(start, np.array(memory[start:end]), start)
             copies, spare = copies - 1, spare - nbytes
         else:
-            row.append((start, end))
-            if end - row[0][0] >= _WATCHED:
-                leave(row)
-                row = []
-    leave(row)
-    return pieces
+            pieces.add(start, whole, 0)
+    return None if copies == _COPIES else pieces

@@ -97,10 +97,7 @@ class MemoryBudget:
 
     def crowded(self) -> bool:
         """Whether the slots in the consumer's hands leave too little to the workers."""
-        most = min(self._limit // 2, self._limit - self._forecast.expected)
-        if self.kept() > most:
-            self._leases.thin(0)
-        return self.kept() > most
+        return self.kept() > min(self._limit // 2, self._limit - self._forecast.expected)
 
     def affordable_free_slots(self) -> int:
         """How many free slots, those used last, can keep their memory within the budget."""

@@ -1,86 +1,97 @@
 """What takes the place of a long list or tuple in workers: it reads alike, and lies there once.
 
-Numbers lie as they do in an array, other records pickled as in a `SharedSequence`; dicts and lists
-among them cannot be changed.
+Numbers lie in an array, other records in a `SharedSequence`. Each reading makes a new object, so
+what is written into a record would be gone the next time, and no other worker would see it: dicts
+and lists among them refuse to be changed. They are dicts and lists to whoever reads them; copies
+(``copy``, `dict`, ``copy.deepcopy``), and what arrives in another process, are plain ones.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, SupportsIndex
+from typing import Any, ClassVar, NoReturn, SupportsIndex
 
-from lit_loader.memory.shared_records import SharedRecords, refuse_to_be_changed
+import numpy as np
+
 from lit_loader.memory.shared_sequence import SharedSequence
-from lit_loader.system.shared_file import nameless_file, write_all
 
-__all__ = ["SharedHashes", "SharedList", "SharedTuple", "shared"]
-
-
-class _Numbers(SharedSequence[Any]):
-    """Numbers of one kind, 8 bytes each."""
-
-    CODE: ClassVar[Any]
-
-    def __init__(self, numbers: Sequence[Any]) -> None:
-        numbers = array(self.CODE, numbers)
-        fd = self._own(nameless_file("lit_loader numbers")[0])
-        try:
-            write_all(fd, memoryview(numbers).cast("B"))
-            self._open(len(numbers))
-        except BaseException:
-            self._finalizer()
-            raise
-
-    def _look(self, view: memoryview, length: int) -> None:
-        self._view, self._length = view, length
-        self._numbers = view.cast(self.CODE)
-
-    def _record(self, number: int) -> Any:
-        return self._numbers[number]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._numbers)
+__all__ = ["SharedList", "SharedTuple", "shared"]
 
 
-class _Ints(_Numbers):
-    CODE = "q"
+def _refuse(self: Any, *_: Any, **__: Any) -> NoReturn:
+    """Take the place of the methods that write.
+
+    Raises:
+        TypeError: Always.
+    """
+    raise TypeError(
+        f"this {self.KIND.__name__} belongs to what all workers share (share=True), and what is "
+        "written into it would be lost: change a copy of it, as in copy.deepcopy(record), or leave "
+        "share out"
+    )
 
 
-class _Floats(_Numbers):
-    CODE = "d"
+class _ReadOnlyDict(dict[Any, Any]):
+    KIND = dict
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return dict, (dict(self),)
 
 
-class SharedHashes(_Numbers):
-    """Integers from 0 to 2**64 - 1."""
+class _ReadOnlyList(list[Any]):
+    KIND = list
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = append = clear = extend = _refuse
+    insert = pop = remove = reverse = sort = _refuse
 
-    CODE = "Q"
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return list, (list(self),)
 
-    @property
-    def numbers(self) -> memoryview:
-        """The numbers, to look through them quickly."""
-        return self._numbers
+
+def _read_only(value: Any) -> Any:
+    kind = type(value)
+    if kind is dict:
+        return _ReadOnlyDict({key: _read_only(part) for key, part in value.items()})
+    if kind is list:
+        return _ReadOnlyList(map(_read_only, value))
+    return tuple(map(_read_only, value)) if kind is tuple else value
 
 
 class SharedList(Sequence[Any]):
-    """Reads as the list that it was made of; what would write to it raises."""
+    """Reads as the list that it was made of; what would write to it raises.
+
+    Raises:
+        OSError: There is no memory.
+        Exception: A record cannot be pickled.
+    """
 
     KIND: ClassVar[Any] = list
-    __setitem__ = __delitem__ = __iadd__ = __imul__ = append = clear = refuse_to_be_changed
-    extend = insert = pop = remove = reverse = sort = refuse_to_be_changed
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = append = clear = extend = _refuse
+    insert = pop = remove = reverse = sort = _refuse
 
-    def __init__(self, records: SharedSequence[Any]) -> None:
-        self._records = records
+    def __init__(self, records: Sequence[Any]) -> None:
+        kinds = set(map(type, records))
+        self._numbers: np.ndarray[Any, Any] | None = None
+        if kinds in ({int}, {float}):
+            numbers = np.array(records)
+            self._numbers = numbers if numbers.dtype in (np.int64, np.float64) else None
+        if self._numbers is None:
+            self._records: SharedSequence[Any] = SharedSequence(records)
 
     def __len__(self) -> int:
-        return len(self._records)
+        return len(self._records if self._numbers is None else self._numbers)
 
     def __getitem__(self, index: Any) -> Any:
-        found = self._records[index]
+        if self._numbers is not None:
+            found = self._numbers[index].tolist()
+        else:
+            found = _read_only(self._records[index])
         return self.KIND(found) if isinstance(index, slice) else found
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._records)
+        if self._numbers is not None:
+            return iter(self._numbers.data)
+        return map(_read_only, self._records)
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, SharedList):
@@ -107,7 +118,7 @@ class SharedList(Sequence[Any]):
     @property
     def nbytes(self) -> int:
         """Bytes of shared memory that it takes."""
-        return self._records.nbytes
+        return self._records.nbytes if self._numbers is None else self._numbers.nbytes
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self):,} records)"
@@ -125,22 +136,5 @@ class SharedTuple(SharedList):
 
 
 def shared(records: list[Any] | tuple[Any, ...]) -> SharedList:
-    """Put a list or tuple into shared memory.
-
-    Raises:
-        OSError: There is no memory.
-        Exception: A record cannot be pickled.
-    """
-    kinds = set(map(type, records))
-    held: SharedSequence[Any] | None = None
-    if kinds == {float}:
-        held = _Floats(records)
-    elif kinds == {int}:
-        try:
-            held = _Ints(records)
-        except OverflowError:
-            held = None
-    if held is None:
-        nested = not kinds.isdisjoint((dict, list, tuple))
-        held = SharedRecords(records) if nested else SharedSequence(records)
-    return SharedTuple(held) if isinstance(records, tuple) else SharedList(held)
+    """Put a list or tuple into shared memory."""
+    return SharedTuple(records) if isinstance(records, tuple) else SharedList(records)

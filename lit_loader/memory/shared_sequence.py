@@ -71,7 +71,7 @@ class SharedSequence(Sequence[T]):
                     chunk.clear()
             write_all(fd, b"".join(chunk) + bytes(-end % 8))
             write_all(fd, memoryview(ends).cast("B"))
-            self._open(len(ends) - 1)
+            self._look(None, len(ends) - 1)
         except BaseException:
             self._finalizer()
             raise
@@ -83,15 +83,10 @@ class SharedSequence(Sequence[T]):
         self._finalizer.atexit = False  # a process that ends closes it itself
         return fd
 
-    def _open(self, length: int) -> None:
-        """Map the file."""
-        self._look(
-            memoryview(mmap.mmap(self._fd, os.fstat(self._fd).st_size, access=mmap.ACCESS_READ)),
-            length,
-        )
-
-    def _look(self, view: memoryview, length: int) -> None:
+    def _look(self, view: memoryview | None, length: int) -> None:
         """Look into memory: records, up to 8 bytes of nothing, and where each record ends."""
+        if view is None:
+            view = memoryview(mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ))
         self._view, self._length = view, length
         self._ends = view[len(view) - 8 * (length + 1) :].cast("q")
 
@@ -158,7 +153,7 @@ class SharedSequence(Sequence[T]):
             self._look(data.data, length)
         else:
             self._own(data.detach())
-            self._open(length)
+            self._look(None, length)
 
 
 def _plain(records: Iterable[Any]) -> Iterable[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +22,9 @@ class Slot:
         view: The same bytes, as the quicker way to write a few.
         touched: Bytes, from the first one on, that may have been written since their memory was
             given back, and so cost some; whole pages.
-        holes: What of these costs nothing, while a batch is held of which parts were dropped: first
-            byte and byte behind the last of each, whole pages.
     """
 
-    __slots__ = ("_mapping", "_start", "capacity", "holes", "memory", "offset", "touched", "view")
+    __slots__ = ("_mapping", "_start", "capacity", "memory", "offset", "touched", "view")
 
     def __init__(self, mapping: mmap.mmap, start: int, offset: int, capacity: int) -> None:
         self._mapping = mapping
@@ -36,27 +34,11 @@ class Slot:
         self.memory: NDArray[np.uint8] = np.frombuffer(mapping, np.uint8, capacity, start)
         self.view = self.memory.data
         self.touched = 0
-        self.holes: tuple[tuple[int, int], ...] = ()
 
     @property
     def place(self) -> tuple[mmap.mmap, int]:
         """The mapping, and the slot's first byte in it."""
         return self._mapping, self._start
-
-    @property
-    def resident(self) -> int:
-        """Bytes of real memory, at most."""
-        if not self.holes:
-            return self.touched
-        return self.touched - sum([end - start for start, end in self.holes])
-
-    def filled(self) -> Iterator[tuple[int, int]]:
-        """First byte, and bytes, of each stretch that costs memory."""
-        start = 0
-        for hole, end in (*sorted(self.holes), (self.touched, self.touched)):
-            if start < hole:
-                yield start, hole - start
-            start = end
 
     def punch(self, keep: int = 0) -> None:
         """Give the memory behind the first ``keep`` bytes (whole pages) back to the system.
@@ -66,12 +48,6 @@ class Slot:
         if self.touched > keep:
             self._mapping.madvise(mmap.MADV_REMOVE, self._start + keep, self.touched - keep)
             self.touched = keep
-
-    def punch_hole(self, start: int, end: int) -> None:
-        """Give the memory from ``start`` to ``end`` (on pages) back, in the midst of a batch."""
-        if start < end:
-            self._mapping.madvise(mmap.MADV_REMOVE, self._start + start, end - start)
-            self.holes += ((start, end),)
 
 
 class FreeSlots:
@@ -124,7 +100,7 @@ class FreeSlots:
 
 def memory_of(slots: Iterable[Slot]) -> int:
     """Bytes of real memory behind slots, at most."""
-    return sum([slot.resident for slot in slots])
+    return sum([slot.touched for slot in slots])
 
 
 def _pop(stack: list[Slot], capacity: int) -> Slot | None:

@@ -172,6 +172,11 @@ class _Mixing(Iterator[Any]):
         """Whether a source has been begun that could come in another order if read by itself."""
         return any(source.must_be_read_again for source in self._sources)
 
+    @property
+    def unproven(self) -> bool:
+        """Whether a source that draws where it begins has not been gone on with yet."""
+        return any(source.unproven for source in self._sources)
+
     def state_dict(self) -> dict[str, Any]:
         """Give the place, with that of each source."""
         return {
@@ -211,14 +216,16 @@ class _Source:
         self._opened: Opened | None = None
         self._loaded: Any = None
         self._again = 0
+        self._draws = False  # with its first sample, or before it
         self.taken, self.ended = 0, False
 
     def next(self) -> Any:
         """Give the next sample; StopIteration at the end."""
         if self._opened is None and not self.taken:
             with reading.beginning(self._number):
-                self._opened = Opened(self._dataset, _KEY, role=_ROLE)
+                self._opened, before = Opened(self._dataset, _KEY, role=_ROLE), reading.drawn()
                 sample = next(self._opened.iterator)
+                self._draws = reading.drawn() != before
         else:
             if self._opened is None:
                 self._open_again()
@@ -240,14 +247,21 @@ class _Source:
             return False
         return not self._loaded if self._opened is None else self._opened.must_be_read_again
 
+    @property
+    def unproven(self) -> bool:
+        """Whether nobody knows yet that its state leads to where it was."""
+        if self._opened is not None:
+            return self._opened.unproven
+        return bool(self._loaded) and self._draws and not self.ended
+
     def state(self) -> list[Any]:
-        """Give the samples taken, whether none is left, and the source's own state."""
+        """Give the samples taken, whether none is left, the source's own state, and if it draws."""
         own = self._loaded if self._opened is None else self._opened.state()
-        return [self.taken, self.ended, own]
+        return [self.taken, self.ended, own, *([True] if self._draws else [])]
 
     def load(self, state: Sequence[Any]) -> None:
         """Go on where `state` was asked for."""
-        self.taken, self.ended, self._loaded = state
+        self.taken, self.ended, self._loaded, self._draws = state
         self._opened = None
 
     def _open_again(self) -> None:
@@ -292,10 +306,13 @@ def _checked(state: Any) -> tuple[int, int, bool, list[list[Any]]]:
         raise damaged("sources must be a list", sources)
     parts = []
     for number, part in enumerate(sources):
-        whole = isinstance(part, (list, tuple)) and len(part) == 3
+        whole = isinstance(part, (list, tuple)) and len(part) in (3, 4)
         # A sample that was given was taken from a source.
-        if not (whole and is_count(part[0]) and part[0] <= given and type(part[1]) is bool):
+        if not (
+            (whole and is_count(part[0]) and part[0] <= given)
+            and all(type(flag) is bool for flag in (part[1], *part[3:]))
+        ):
             raise damaged(f"sources[{number}] must be [taken, ended, the source's state]", part)
         own = checked_parts(f"sources[{number}][2]", part[2], _KEY)
-        parts.append([part[0], part[1], own])
+        parts.append([part[0], part[1], own, any(part[3:])])
     return draws, given, ended, parts

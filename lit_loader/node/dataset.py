@@ -2,13 +2,12 @@
 
 ::
 
-    found? ──yes──▶ mapped
-      │no                ▲
-      ▼                  │
-    lock? ──yes──▶ built, pickled, published, let go of
-      │no
-      ▼
-    wait until its holder lets go or ends; look again
+    lock ─▶ found? ──yes──▶ let go of, mapped
+              │no              ▲
+              ▼                │
+            built, pickled, published
+
+Who has to wait for the lock is told when its holder lets go or ends.
 """
 
 from __future__ import annotations
@@ -37,9 +36,6 @@ __all__ = ["shared_dataset"]
 
 _LABEL: Final = "lit_loader dataset 1"
 """What files in memory and locks are called; its end is the version of the format."""
-
-_NOTED: Final = 10.0
-"""Seconds of waiting after which a line is logged."""
 
 _SPARED: Final = 256 << 20
 """Bytes of memory that are left to others."""
@@ -70,9 +66,10 @@ def shared_dataset(factory: Callable[[], Any], key: str, timeout: float = 1800.0
     Args:
         factory: Makes the dataset, without arguments; it can be pickled (open files and the like
             are left out and opened on first use) and draws no random numbers from a generator that
-            is not its own. Another argument, or other code (that of your own functions, classes
-            and constants which it names included), makes another dataset in spite of the same key.
-        key: Names what the factory reads and does not say: as in "flowers, June 2026".
+            is not its own. Another argument, or another text of the file that defines it, makes
+            another dataset in spite of the same key.
+        key: Names what the factory reads and does not say, as in "flowers, June 2026": change it
+            with files, with code in other modules, with installed packages and the environment.
         timeout: Seconds to wait for another process that builds.
 
     Returns:
@@ -91,48 +88,34 @@ def shared_dataset(factory: Callable[[], Any], key: str, timeout: float = 1800.0
             "factory must make the dataset when it is called without arguments, got "
             f"{short_repr(factory)}: pass functools.partial(Dataset, ...), in Hydra _partial_: true"
         )
-    label = f"{_LABEL} {fingerprint(environment(), key, factory)}"
+    identity, missing = fingerprint(environment(), key, factory)
+    if missing:
+        raise OptionError(
+            "the factory has an argument or variable that cannot be compared, "
+            f"{short_repr(missing[0])}: shared_dataset must know which processes mean the same "
+            "dataset; pass what can be pickled, such as paths and numbers"
+        )
+    label = f"{_LABEL} {identity}"
     if not files.is_supported():
         return _alone(factory, key, "there are no files in memory that others could find")
-    deadline = time.monotonic() + timeout
-    lock = NodeLock(label)
-    while True:
-        fd = files.find(label)
-        if fd is not None:
-            return _mapped(fd, factory, key)
-        try:
-            taken = lock.take()
-            if not taken:
-                _wait(lock, key, label, deadline)
-        except OSError as error:  # a sandbox, or another user's process
-            return _alone(factory, key, str(error))
-        if taken:
-            with lock, _noting(label):
-                fd = files.find(label)  # published since
-                return _built(factory, key, label) if fd is None else _mapped(fd, factory, key)
-
-
-def _wait(lock: NodeLock, key: str, label: str, deadline: float) -> None:
-    """Wait for the process that builds.
-
-    Raises:
-        LoaderError: It takes too long.
-        OptionError: This thread is building it.
-        PermissionError: Another user has the name.
-    """
     if (label, os.getpid(), threading.get_ident()) in _building:
         raise OptionError(f"the factory of shared_dataset({key!r}) asks for that dataset itself")
-    left = deadline - time.monotonic()
-    if lock.wait(min(max(left, 0), _NOTED)) and left > -_NOTED:
-        return
-    if left > _NOTED:
-        _log.info("waiting for process %d, which builds %r", lock.holder, key)
-        if lock.wait(left - _NOTED):
-            return
-    raise LoaderError(
-        f"process {lock.holder} of this machine has not finished building shared_dataset({key!r}) "
-        "in time (timeout): give it more, or end that process, and another one builds"
-    )
+    lock = NodeLock(label)
+    try:
+        lock.acquire(timeout)
+    except TimeoutError as error:
+        raise LoaderError(
+            f"process {lock.holder} of this machine has not finished building "
+            f"shared_dataset({key!r}) in time (timeout): give it more, or end that process, and "
+            "another one builds"
+        ) from error
+    except OSError as error:  # a sandbox, or another user's process
+        return _alone(factory, key, str(error))
+    with lock, _noting(label):
+        fd = files.find(label)
+        if fd is None:
+            return _built(factory, key, label)
+    return _mapped(fd, factory, key)
 
 
 @contextlib.contextmanager

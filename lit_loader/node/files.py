@@ -20,7 +20,11 @@ from typing import Final
 
 __all__ = ["find", "is_supported", "new", "seal"]
 
-_SEALS: Final = ("F_SEAL_SEAL", "F_SEAL_SHRINK", "F_SEAL_GROW", "F_SEAL_WRITE")
+_READABLE: Final = 0x0F
+"""F_SEAL_SEAL, _SHRINK, _GROW and _WRITE: nothing about it changes any more."""
+
+_WRITABLE: Final = 0x02
+"""F_SEAL_SHRINK."""
 
 
 def is_supported() -> bool:
@@ -29,7 +33,7 @@ def is_supported() -> bool:
 
 
 def new(label: str) -> int:
-    """Make one, and return its descriptor; others find it at once.
+    """Make one, and return its descriptor; others find it once it is sealed.
 
     Raises:
         OSError: No descriptor is to be had.
@@ -39,17 +43,22 @@ def new(label: str) -> int:
     return fd
 
 
-def seal(fd: int) -> None:
-    """From now on nobody can change the file, not even its owner."""
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _all_seals())
+def seal(fd: int, writable: bool = False) -> None:
+    """Let others find the file. From now on nobody can shorten it, not even its owner.
+
+    Args:
+        fd: Its descriptor.
+        writable: It may be written to; else nobody can change it at all.
+    """
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _WRITABLE if writable else _READABLE)
 
 
-def find(label: str, sealed: bool = True) -> int | None:
+def find(label: str, writable: bool = False) -> int | None:
     """Open a file of this label that a process of this user holds.
 
     Args:
         label: What it was made as.
-        sealed: Only one that is sealed, to be read; else one to be read and written.
+        writable: One to be read and written; else one to be read.
 
     Returns:
         A descriptor of one's own; None: there is none.
@@ -67,27 +76,21 @@ def find(label: str, sealed: bool = True) -> int | None:
             path = f"{folder}/{number}"
             with contextlib.suppress(OSError):
                 if os.readlink(path) == wanted:
-                    fd = os.open(path, (os.O_RDONLY if sealed else os.O_RDWR) | os.O_CLOEXEC)
+                    fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
                     # Looked at again: its number may be another file's since.
-                    if os.readlink(f"/proc/self/fd/{fd}") == wanted and _is_ours(fd, sealed):
+                    if os.readlink(f"/proc/self/fd/{fd}") == wanted and _is_ours(
+                        fd, _WRITABLE if writable else _READABLE
+                    ):
                         return fd
                     os.close(fd)
     return None
 
 
-def _is_ours(fd: int, sealed: bool) -> bool:
+def _is_ours(fd: int, seals: int) -> bool:
     status = os.fstat(fd)
     if status.st_uid != os.geteuid() or not stat.S_ISREG(status.st_mode) or status.st_nlink:
         return False
     try:
-        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)  # refused by what is no file in memory
-    except OSError:
+        return fcntl.fcntl(fd, fcntl.F_GET_SEALS) & seals == seals
+    except OSError:  # no file in memory
         return False
-    return not sealed or seals & _all_seals() == _all_seals()
-
-
-def _all_seals() -> int:
-    seals = 0
-    for name in _SEALS:
-        seals |= getattr(fcntl, name)
-    return seals

@@ -11,6 +11,7 @@ is ever sent. Who waits connects to it, and is told by the kernel when the holde
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import socket
 import struct
@@ -28,6 +29,11 @@ _WAITING: Final = 4096
 _CREDENTIALS: Final = struct.Struct("3i")  # process, user, group
 
 _PAUSE: Final = 0.001
+
+_NOTED: Final = 10.0
+"""Seconds of waiting after which a line is logged."""
+
+_log = logging.getLogger("lit_loader.node")
 
 _held: weakref.WeakSet[NodeLock] = weakref.WeakSet()
 
@@ -73,12 +79,15 @@ class NodeLock:
             TimeoutError: Another process has had it for so many seconds.
             OSError: As `take` and `wait`.
         """
-        deadline = time.monotonic() + seconds
+        began, noted = time.monotonic(), False
         while not self.take():
-            left = deadline - time.monotonic()
-            self.wait(left)
-            if left < 0:
+            left = seconds - (time.monotonic() - began)
+            free = self.wait(min(left, _NOTED))
+            if left < -_NOTED or not (free or left > _NOTED):
                 raise TimeoutError(errno.ETIMEDOUT, f"process {self.holder} does not let go of it")
+            if not (free or noted):
+                noted = True
+                _log.info("waiting for process %d, which makes what is shared", self.holder)
 
     def wait(self, seconds: float) -> bool:
         """Wait until whoever has it lets go.

@@ -34,7 +34,7 @@ looked for one for the last time, is handled when the wait ends, and would be ne
 
 
 class Ended(Exception):
-    """A process that is watched has ended; all that it had sent came out before.
+    """A process that is watched has ended.
 
     Attributes:
         sentinel: Its sentinel.
@@ -160,7 +160,7 @@ class Pipes:
             False: the time is up, or :meth:`wake` was called. True: see what there is.
 
         Raises:
-            Ended: A process that is watched is gone, and there is nothing to read.
+            Ended: A process that is watched is gone; what it has sent is still to be read.
             PoolClosed: So are all, and the pipes.
         """
         blocked = list(self._blocked)
@@ -182,12 +182,12 @@ class Pipes:
         if not ready:
             return timeout is None or timeout > _LONGEST_WAIT
         fds = {fd for fd, _ in ready}
+        # First: others send on and on.
+        if gone := fds.difference((self._results, self._woken), blocked):
+            raise Ended(min(gone))
         if self._results in fds or not fds.isdisjoint(blocked):
             return True
         if self._woken in fds:
             os.read(self._woken, READ_AT_ONCE)
             return False
-        # A message may have come in between the poll and now: it goes first.
-        if self.unread:
-            return True
-        raise Ended(min(fds))
+        return True

@@ -169,6 +169,7 @@ class WorkerPool:
         self._awaited: set[int] = set()  # who has not begun the epoch of this token
         self._point: Callable[[int], Any] | None = None
         self._due = self._resized = False
+        self._dead: int | None = None  # the sentinel of a worker that is gone
         self.num_workers = num_workers
         self.token = 1
         self.any_done = False
@@ -341,12 +342,17 @@ class WorkerPool:
             if self._pipes.blocked:
                 with self._lock:
                     self._pipes.flush()
-            for message in self._pipes.read():
-                self._handle(message)
+            if self._dead is None:
+                for message in self._pipes.read():
+                    self._handle(message)
+                if ready:
+                    return ready.popleft()
+                if not self._wait(deadline):
+                    return None
+            else:
+                self._see_to_the_dead()
             if ready:
                 return ready.popleft()
-            if not self._wait(deadline):
-                return ready.popleft() if ready else None
 
     def _wait(self, deadline: float | None) -> bool:
         """Wait for messages; False: the time is up, or somebody wants this thread to look up."""
@@ -357,14 +363,25 @@ class WorkerPool:
             if self._pipes.wait(None if until is None else max(0.0, until - time.monotonic())):
                 return True
         except Ended as ended:
-            death = workers.death_of(ended.sentinel)
-            if death.worker not in self._leaving or death.exitcode != 0:
-                raise death from None
-            self._part_with(death.worker)
+            self._dead = ended.sentinel
+            self._read_all()  # its, and what others had finished, comes out before
             return True
         if workers.starting:
             workers.look_at_starting()
         return False
+
+    def _see_to_the_dead(self) -> None:
+        """Clear away what is left of a worker that has left, as it was to.
+
+        Raises:
+            WorkerDeath: It was not to.
+        """
+        sentinel, self._dead = self._dead, None
+        assert sentinel is not None
+        death = self._workers.death_of(sentinel)
+        if death.worker not in self._leaving or death.exitcode != 0:
+            raise death
+        self._part_with(death.worker)
 
     def _handle(self, message: Message) -> None:
         """Do what a worker's message asks for."""

@@ -8,8 +8,7 @@
 - The epoch's stream of items is defined globally, the same on all ranks, and striped: item ``j``
   goes to rank ``j % num_replicas``. A user's batch sampler is striped alike, a batch an item.
 - The loader's own orders are computed, so any position is reached at once. A user's sampler is
-  iterated as it is; a position is reached by its own ``load_state_dict``, or else by drawing its
-  indices again, which reads no data.
+  iterated as it is; a position is reached by drawing its indices again, which reads no data.
 - A user's sampler that draws from the global generators finds them seeded; one that has a
   ``generator`` of its own goes on with it from epoch to epoch: `sampling/sampler_cursor.py`.
 """

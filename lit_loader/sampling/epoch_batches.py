@@ -52,7 +52,7 @@ class EpochBatches(Iterator[Any]):
 
     Args:
         plan: What the batches hold.
-        epoch: Epoch number; it is announced to samplers that have ``set_epoch``.
+        epoch: Epoch number; it is set on the loader's own samplers.
         start: Number of the first batch, counted from 0; beyond the end there are none.
         state: What :meth:`state` gave at this position; where a position from outside is gone on
             from, empty if there is nothing.
@@ -73,7 +73,7 @@ class EpochBatches(Iterator[Any]):
         start: int = 0,
         state: Mapping[str, Any] | None = None,
     ) -> None:
-        self._plan, self._epoch, self._resumed = plan, epoch, state is not None
+        self._plan, self._epoch = plan, epoch
         self.go_to(start, state)
 
     def __next__(self) -> Any:
@@ -101,8 +101,7 @@ class EpochBatches(Iterator[Any]):
         """
         self.at = _NOWHERE
         self.position = position
-        given, again = state or {}, hasattr(self, "_cursor")
-        self._cursor = SamplerCursor(self._plan, self._epoch, position, given, self._resumed, again)
+        self._cursor = SamplerCursor(self._plan, self._epoch, position, state)
         self._batches = self._run(self._cursor, position)
         self.at = position
 
@@ -110,29 +109,25 @@ class EpochBatches(Iterator[Any]):
         """Give what `BatchPlan.batches` needs besides ``start`` to go on after the last batch.
 
         Samplers are drawn from ahead of delivery, so ask right after each batch and keep the answer
-        with it. It costs nothing (None) for the loader's own orders and for samplers that are
-        functions of the seed.
+        with it. It costs nothing (None) for the loader's own orders.
 
         Returns:
             Primitives as far as the sampler's own state is; a new dict, nested parts not shared.
         """
         return self._cursor.state()
 
-    def rewind(self) -> None:
-        """Bring a sampler to where it was when the epoch began."""
-        self._cursor.rewind()
+    def marks(self) -> Any:
+        """Give where the sampler's own generators are; None: it has none."""
+        return self._plan.sampler.marks()
 
     def _run(self, cursor: SamplerCursor, start: int) -> Iterator[Any]:
         plan = self._plan
         cursor.begin()
-        if cursor.is_at_end():
-            cursor.bring_to_end()
-            return
         if isinstance(plan.source, EpochOrder):
             yield from _computed(plan, self._epoch, start)
             return
         for mine in stripe(cursor.groups(), plan.shard, cursor.head):
-            if cursor.number < start or not mine or (plan.drop_last and len(mine) < plan.size):
+            if not mine or (plan.drop_last and len(mine) < plan.size):
                 continue
             if plan.batched and type(mine[0]) is not list:
                 _refuse_single(mine[0])

@@ -30,13 +30,15 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import itertools
 from dataclasses import dataclass
 from typing import Any
 
 from lit_loader.checkpoint.position import EpochPosition, Position
+from lit_loader.checkpoint.stateful import ITERATOR
 from lit_loader.sampling.batch_plan import BatchPlan
 from lit_loader.sampling.epoch_batches import EpochBatches
+from lit_loader.sampling.sampler_cursor import SamplerCursor
+from lit_loader.sampling.user_sampler import SAMPLER
 from lit_loader.seeding.seeds import BaseSeed
 
 __all__ = ["EpochStart", "Epochs"]
@@ -113,11 +115,12 @@ class Epochs:
         self._epoch_requested = False
         self._commits = False  # whether commit() is used at all
         self._ahead = False  # whether the last commit was of a loop that takes a batch ahead
+        self._batches: EpochBatches | None = None  # of the epoch that was begun last
 
     def __copy__(self) -> Epochs:
         """A copy goes on from here by itself; the samplers of both are the same objects."""
         copied = object.__new__(Epochs)
-        copied.__dict__.update(self.__dict__, _state=copy.deepcopy(self._state))
+        copied.__dict__.update(self.__dict__, _state=copy.deepcopy(self._state), _batches=None)
         return copied
 
     def replan(self, plan: BatchPlan | None) -> None:
@@ -126,11 +129,15 @@ class Epochs:
 
     def set_epoch(self, epoch: int) -> None:
         """Ask for the epoch that the next iterator loads."""
+        if self._plan is not None:
+            self._plan.sampler.choose(epoch)
         self._next_epoch = epoch
         self._epoch_requested = True
 
     def load(self, position: Position) -> None:
         """Let the next iterator begin at ``position``."""
+        if self._plan is not None:
+            self._plan.sampler.look()  # what was set before is part of what is resumed
         self._state = Loaded(position, self._before)
         self._next_epoch = position.epoch
         self._epoch_requested = False
@@ -146,7 +153,7 @@ class Epochs:
             start, given = self._begin_loaded(state.position, requested)
         else:
             if isinstance(state, Running):
-                self._abandon(state.position.now())
+                self._abandon(state.position)
             # A sampler that was not interrupted is not restored either: it goes on by itself.
             start, given = self._epoch_start(requested), None
         position = EpochPosition(start, readers)
@@ -157,6 +164,7 @@ class Epochs:
         running = Running(position, earlier=self._unused(state) if self._ahead else None)
         # All at once: nothing is called any more that a signal handler could raise in.
         self._state, self._epoch_requested, self._next_epoch = running, False, start.epoch + 1
+        self._batches = batches
         return begun
 
     def begun_for(self, epoch: int) -> None:
@@ -193,41 +201,26 @@ class Epochs:
         start = dataclasses.replace(self._epoch_start(requested), sampler=loaded.sampler)
         return start, loaded.sampler or {}
 
-    def _abandon(self, position: Position) -> None:
+    def _abandon(self, position: EpochPosition) -> None:
         """Leave an epoch that was begun, for the next one.
 
-        Where the sampler really is depends on how far ahead of the consumer it was drawn from.
+        A sampler's generators have drawn what has been given out, as with torch's loader without
+        workers (with workers, torch's are as far ahead as it prefetches). If that is the whole
+        epoch, whether or not its end was asked for, they are behind the end.
         """
-        if not position.ended and _is_replayed(position.sampler):
-            self._leave(position)
+        now = position.now()
+        if self._plan is None or now.ended:
+            return
+        if not self._plan.is_end(now.delivered):
+            self._plan.sampler.bring(position.marks_at(now.delivered))
+        elif self._batches is not None:
+            next(self._batches, None)
 
     def _leave(self, position: Position) -> None:
-        """Bring a sampler to where it goes on from, after an epoch that was left at a position.
-
-        A generator has drawn what has been given out, as with torch's loader without workers
-        (with workers, torch's is as far ahead as it prefetches). If that is the whole epoch,
-        whether or not its end was asked for, it is behind the end; and so is a sampler that has a
-        state of its own.
-        """
-        if self._plan is None or position.sampler is None:
-            return
-        given_out = position.delivered
-        if _is_replayed(position.sampler) and not self._plan.is_end(given_out):
-            drawn = EpochBatches(
-                self._plan, position.epoch, max(0, given_out - 1), position.sampler
-            )
-            if given_out:
-                next(drawn, None)
-            else:
-                drawn.rewind()
-            return
-        try:
-            left = len(self._plan) - position.batches
-        except (TypeError, NotImplementedError):
-            return  # perhaps it has no end
-        rest = EpochBatches(self._plan, position.epoch, position.batches, position.sampler)
-        for _ in itertools.islice(rest, left + 1):
-            pass
+        """Bring a sampler to where it goes on from, after an epoch that a state is of."""
+        kept = {"generator", "generators", SAMPLER, ITERATOR} & (position.sampler or {}).keys()
+        if self._plan is not None and kept:
+            SamplerCursor(self._plan, position.epoch, position.delivered, position.sampler).leave()
 
     def _epoch_start(self, requested: int | None, between: bool = False) -> Position:
         """The start of an epoch: of that which was asked for, or else of the next one.
@@ -288,8 +281,3 @@ class Epochs:
         if self._commits and (committed is None or committed.delivered < now.delivered):
             return committed or state.earlier or state.position.start
         return self._epoch_start(requested) if now.ended and not state.within else now
-
-
-def _is_replayed(sampler: Any) -> bool:
-    """Whether all that a sampler must remember is where its generators and counters were."""
-    return bool(sampler) and sampler.keys() <= {"generator", "carried"}

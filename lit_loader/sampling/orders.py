@@ -139,16 +139,18 @@ class ShuffledSampler(EpochOrder, RandomSampler):
         self._given_generator = generator
 
     def __iter__(self) -> Iterator[int]:
-        """Give the order of the epoch that was set; as torch's class does where none ever was.
+        """Give the order of the epoch that was asked for; as torch's class does where none was.
 
         A program that makes the batches itself may iterate a loader's sampler again and again, and
         means another order each time; or it puts a generator in here that it keeps equal on all
-        ranks.
+        ranks. In torch's own loader it is torch's class altogether: whoever rebuilds loaders may
+        set epochs that it counts itself, from 0 again after a resume, for torch's has no epochs.
         """
-        fixed = "epoch" in vars(self) or not isinstance(self.seed, BaseSeed)  # no loader's
+        elsewhere = tell_of_other_loader(self)
+        asked = self.requested_epoch is not None and not elsewhere
+        fixed = asked or not isinstance(self.seed, BaseSeed)  # no loader's
         if fixed and self.generator is self._given_generator:
             return EpochOrder.__iter__(self)
-        tell_of_other_loader(self)
         return RandomSampler.__iter__(self)
 
     def order(self, epoch: int) -> Callable[[Indices], Indices]:  # noqa: D102
@@ -158,30 +160,36 @@ class ShuffledSampler(EpochOrder, RandomSampler):
         return _permutation(len(self.data_source), derive(seed, epoch)).at
 
 
-def tell_of_other_loader(sampler: object) -> None:
+def tell_of_other_loader(sampler: object) -> bool:
     """Warn, once, if the caller is torch's own loader: it makes the batches then, and not ours.
 
     Programs that rebuild the loaders they are given (accelerate's ``prepare``) take the sampler
     along and leave workers, seeding, state and statistics behind.
+
+    Returns:
+        Whether it is.
     """
     global _told
-    frame = None if _told else inspect.currentframe()
+    frame = inspect.currentframe()
     for _ in range(_FRAMES_TO_LOADER):
         if frame is None:
-            return
-        if frame.f_globals.get("__name__") == "torch.utils.data.dataloader":
-            _told = True
-            warnings.warn(
-                f"the batches of a lit_loader.DataLoader ({type(sampler).__name__}) are made by "
-                "torch's DataLoader: the program rebuilds the loaders that it is given, as "
-                'accelerate\'s prepare() does; "Other frameworks" in the documentation says how '
-                "lit_loader's own workers are used there",
-                stacklevel=2,
-            )
-            return
+            return False
+        if frame.f_globals.get("__name__", "").startswith(_OTHER_LOADERS):
+            if not _told:
+                _told = True
+                warnings.warn(
+                    f"the batches of a lit_loader.DataLoader ({type(sampler).__name__}) are made "
+                    "by torch's DataLoader: the program rebuilds the loaders that it is given, as "
+                    'accelerate\'s prepare() does; "Other frameworks" in the documentation says '
+                    "how lit_loader's own workers are used there",
+                    stacklevel=2,
+                )
+            return True
         frame = frame.f_back
+    return False
 
 
+_OTHER_LOADERS = ("torch.utils.data.dataloader", "torchdata.stateful_dataloader")
 _told = False
 _FRAMES_TO_LOADER = 12  # samplers around samplers in between
 

@@ -1,31 +1,32 @@
-"""`SamplerCursor`: a user's sampler in one epoch, drawn from, and asked for its place.
+"""`SamplerCursor`: a user's sampler in one epoch, drawn from up to a position and on from there.
 
 ::
 
-    sampler ─ opened, at its start or where a state says ─▶ groups: items of a batch of all ranks
-                                                  ╰─ after each ─▶ its part of a state
+    generators, state_dict ─ brought to the epoch's start ─▶ drawn up to the position ─▶ groups
+                                    what was drawn is compared with what the state says ╯
 
-- A user's sampler that draws from the global generators finds them seeded from (seed, epoch,
-  batch number), and they are put back afterwards: 80 us a batch. Where it is restored by a state of
-  its own it begins with the seed of batch 0 all the same, for it may draw its order before its
-  first item; so the state is that of the batch before, which is drawn again.
-- One that has a ``generator`` of its own goes on with it from epoch to epoch, as with torch's
-  loader; its state at the epoch's start (3.2 KB) is then part of the position.
-- So are the other generators, and the counters, of a sampler without ``state_dict``
-  (`sampling/sampler_memory.py`).
+- Indices are cheap: a position is reached by drawing again what was drawn before it. So what a
+  state has of a sampler is what it was where the epoch began.
+- One that draws from the global generators finds them seeded from (seed, epoch, batch number), and
+  they are put back afterwards: 80 us a batch. To go on with the epoch's would take four times that.
+- One that has generators of its own goes on with them from epoch to epoch, as with torch's loader.
+- Nothing else is brought back. A state has a digest of what was drawn, so that a resumed sampler
+  which gives another order does not do so without a word.
 """
 
 from __future__ import annotations
 
 import copy
-import itertools
 import random
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+import torch.distributed
 from torch.utils.data import (
     BatchSampler,
     DistributedSampler,
@@ -35,23 +36,21 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from lit_loader.checkpoint.sampler_state import pack_generator, unpack_generator
+from lit_loader.checkpoint.sampler_state import digest
 from lit_loader.checkpoint.stateful import ITERATOR, Opened
 from lit_loader.checkpoint.untrusted_state import damaged, is_count, resuming
-from lit_loader.describe import short_repr
+from lit_loader.describe import program_stacklevel, short_repr
 from lit_loader.errors import StateError
 from lit_loader.sampling.batch_plan import BatchPlan
-from lit_loader.sampling.orders import OrderedSampler, ShuffledSampler, resolve
-from lit_loader.sampling.user_sampler import BETWEEN, SAMPLER
+from lit_loader.sampling.orders import EpochOrder, OrderedSampler, ShuffledSampler, resolve
+from lit_loader.sampling.user_sampler import SAMPLER
 from lit_loader.seeding.generator_state import Loan, preserved
 from lit_loader.seeding.seeds import derive, seed_globals
 
 __all__ = ["SamplerCursor"]
 
-_BEHIND, _FRESH = "behind", "fresh"
-_PARTS = {SAMPLER, ITERATOR}
-
 _SAMPLER_STREAM = 0x5A3F  # keeps a sampler's seeds apart from those of the batches it makes
+_T = TypeVar("_T")
 
 
 class SamplerCursor:
@@ -61,216 +60,235 @@ class SamplerCursor:
         plan: What is drawn from, and how much at a time.
         epoch: The epoch.
         position: Number of the first batch.
-        given: What :meth:`state` gave there; nothing: it is reached by drawing from the start.
-        resumed: Whether that came from outside: refusals then name the sampler.
-        again: Whether the epoch had been begun already.
+        given: What :meth:`state` gave there; None: the sampler begins the epoch as it is.
 
     Attributes:
-        number: That of the group drawn last.
         head: The stream's first items, noted while it is striped; ranks get some again at its end.
     """
 
     def __init__(
-        self,
-        plan: BatchPlan,
-        epoch: int,
-        position: int,
-        given: Mapping[str, Any],
-        resumed: bool,
-        again: bool = False,
+        self, plan: BatchPlan, epoch: int, position: int, given: Mapping[str, Any] | None
     ) -> None:
-        self._plan, self._epoch, self._position = plan, epoch, position
-        self._given, self._resumed = dict(given), resumed
-        self._is_known = resumed or again  # what the sampler carried, though that be nothing
+        self._plan, self._user, self._position = plan, plan.sampler, position
+        self._epoch, self._given, self._resumed = epoch, dict(given or {}), given is not None
+        self._group_size = plan.size * plan.shard.num_replicas
+        self._seed = derive(resolve(plan.seed), epoch, _SAMPLER_STREAM)
+        self._isolated = self._drew = False  # from the global generators; whether it draws there
+        self._groups, self._ahead = 0, list[Any]()  # drawn; items that are not given yet
         self._kept: dict[str, Any] = {}
-        self._opened: Opened | None = None
-        self._place: dict[str, Any] | None = None
-        self.number = position
+        self._items: Iterator[Any] = iter(())
+        self._is_over = False
+        self._there: Any = None  # where the sampler's generators were at the position
+        self._drawn, self._first = 0, -1  # digests of what was drawn, and of the first batch
         self.head: list[Any] = list(self._given.get("head", ()))
 
     def state(self) -> dict[str, Any] | None:
         """Give what the sampler must remember behind the group drawn last; None: nothing."""
-        if self._opened is None or not self._opened.stateful:
+        if self._first < 0:
             return dict(self._kept) or None
-        state = self._kept | (self._place or self._now())
-        if self.head and ("head" in self._given or not self._plan.divides_evenly()):
-            state["head"] = list(self.head)
-        return state
-
-    def _now(self) -> dict[str, Any]:
-        """The samplers' own states, as they are."""
-        return {} if self._opened is None else self._opened.state() or {}
+        return {
+            **self._kept,
+            **self._user.known_heads(),
+            "drawn": [self._drawn, *_whose(self._plan)],
+        }
 
     def begin(self) -> None:
-        """Bring the sampler to where it was when the epoch began, and set the epoch on it."""
-        with self._resuming() if self._resumed else _NOTHING:
-            self._begin_memory()
-            self._plan.sampler.announce(self._epoch)
-
-    def rewind(self) -> None:
-        """Bring the sampler to where it was when the epoch began."""
-        self._begin_memory()
-        self._begin_generator()
-
-    def is_at_end(self) -> bool:
-        """Whether a state is given that stands behind the epoch's last batch."""
-        given = self._given.keys()
-        at_its_place = given & _PARTS and not given & {_BEHIND, BETWEEN}
-        return bool(at_its_place) and self._plan.is_end(self._position)
-
-    def bring_to_end(self) -> None:
-        """Bring the sampler to the epoch's end, from which nothing is left to draw."""
-        self._begin_generator()
-        self._restore_end()
+        """Bring the sampler's generators to where they were when the epoch began."""
+        if not isinstance(self._plan.source, EpochOrder):
+            # A program that seeds them in set_epoch has done so for the epoch that begins.
+            if self._resumed and not self._position and self._user.was_seeded():
+                self._given = {**self._given, "generators": {}}
+                self._given.pop("generator", None)
+            if self._resumed:
+                self._user.unpack(self._given)
+            self._kept = self._user.pack()
+        self._user.begin(self._epoch)
 
     def groups(self) -> Iterator[list[Any]]:
-        """Draw the items of all ranks, batch by batch; the first may be before the position."""
-        plan, start = self._plan, self._position
-        user, seed = plan.sampler, derive(resolve(plan.seed), self._epoch, _SAMPLER_STREAM)
-        group_size = plan.size * plan.shard.num_replicas
-        if _FRESH in self._given and user.opened is None:
-            # So is this one: it is begun at its start, as that one was.
-            drop = {*_PARTS, _BEHIND}
-            self._given = {key: part for key, part in self._given.items() if key not in drop}
-        given = self._given
-        if BETWEEN in given:
-            self._restore_end()
-        self._begin_generator()
-        source, isolated = _reproducible(plan.source, seed)
-        restored = bool(given.keys() & {*_PARTS, BETWEEN})
-        before = {part: given[part] for part in (*_PARTS, BETWEEN) if part in given} or (
-            user.place_between() if user.between else None
-        )
-        fresh = {_FRESH: True} if user.opened is None else {}
-        user.between, user.brought_to = False, None
-        # A counter that was put back may do harm only when the order is made: up to the position.
-        doubtful = self._resumed and "carried" in given
-        draws, began = _BEHIND in given, derive(seed, 0)
-        behind = self._behind(group_size) if restored else 0
-        first = start - bool(behind) if restored else 0
-        for number in itertools.count(first):
-            opens = number == first
-            wanted = behind if opens and behind else group_size
-            # Not a context: an exception at the edge of __enter__ or __exit__ would leave it begun.
-            loan = Loan() if isolated else None
-            try:
-                if loan is not None:
-                    loan.begin()
-                    seed_globals(began if opens else derive(seed, number))
-                if opens:
-                    with self._resuming() if restored or doubtful else _NOTHING:
-                        items, opened = self._open(source)
-                    if not restored and opened.tells_its_start:
-                        before = self._now()
-                    if isolated and number and not draws:
-                        seed_globals(derive(seed, number))
-                elif draws:
-                    before = self._now()
-                uneasy = (opens and restored) or (doubtful and number <= start)
-                with self._resuming() if uneasy else _NOTHING:
-                    group = _take(items, wanted)
-                if opens and isolated and number == 0 and self._now():
-                    draws = not _are_at(began)
-            finally:
-                if loan is not None:
-                    try:
-                        loan.end()
-                    finally:
-                        loan.end()
-            if draws:
-                place = {_BEHIND: 0, **fresh, **self._now()} if before is None else before
-                self._place = {_BEHIND: group_size, **place}
-            self.number = number
+        """Draw the items of all ranks, batch by batch, from the position on."""
+        group = self._come_to_position()
+        if group is None:
+            self._say(
+                f"gives other indices than before the state was taken, up to batch "
+                f"{self._position} of epoch {self._epoch}: from here on some samples come twice "
+                "and some not at all"
+            )
+            group = self._take(self._group_size)
+        self._begun(group)
+        while group:
             yield group
-            if len(group) < wanted:
-                user.between = True
-                return
+            group = self._take(self._group_size)
+        if not self._kept.get("at"):
+            self._user.wanders |= self._user.whole not in (None, self._drawn) and self._is_a_riddle
+            self._user.whole = self._drawn
 
-    def _behind(self, group_size: int) -> int:
-        """How many items before the position the samplers' own states are.
+    def leave(self) -> None:
+        """Bring the sampler to where it goes on from, after an epoch that is left at the position.
+
+        That is behind the end, if all batches were given out.
+        """
+        self.begin()
+        self._come_to_position()
+        if not self._plan.is_end(self._position):
+            self._user.bring(self._there)
+        while self._plan.is_end(self._position) and not self._is_over:
+            self._take(self._group_size)
+
+    def _come_to_position(self) -> list[Any] | None:
+        """Give the first group; None: the sampler gives another order than the state says."""
+        parts = {part: self._given[part] for part in (SAMPLER, ITERATOR) if part in self._given}
+        with self._resuming() if parts else nullcontext():
+            group = self._reach(parts)
+            if group is None and parts:
+                # Until it is drawn from, many a sampler's state is that of the epoch before.
+                group = self._reach({})
+        return group
+
+    def _reach(self, parts: Mapping[str, Any]) -> list[Any] | None:
+        """Open the sampler and give the first group; None: it has not come to the position."""
+        given, skipped = self._given, self._position * self._group_size
+        self._open(parts)
+        if parts:
+            at = given["at"] if "at" in given else skipped - self._behind(skipped)
+            if not is_count(at, skipped + 1):
+                raise damaged("sampler['at'] must be a place before the position", at)
+            skipped -= at
+            self._kept |= {"at": at} | ({"head": given["head"]} if "head" in given else {})
+        self._skip(skipped)
+        self._there = self._user.marks()
+        drawn = tuple(given.get("drawn", ()))
+        if drawn[1:] == _whose(self._plan) and drawn[0] != self._drawn:
+            return None
+        group = self._take(self._group_size)
+        return None if parts and not group and not self._position else group
+
+    def _behind(self, items: int) -> int:
+        """How many items before the position the samplers' own states are, of earlier releases.
 
         They are a batch of all ranks together, of the batch size that the state was taken with.
         """
-        behind, items = self._given.get(_BEHIND, 0), self._position * group_size
+        behind, is_end = self._given.get("behind", 0), self._plan.is_end(self._position)
         # There it may be larger than all that there was: of a batch that was not full.
-        is_end = self._plan.is_end(self._position)
         if not (is_count(behind) and (not behind or (items and (is_end or not items % behind)))):
             raise StateError(
                 f"the sampler's state has behind={short_repr(behind)} at batch {self._position}, "
                 "but only the batch before is drawn again: resume with a state as state_dict() "
                 "gave it"
             )
-        if BETWEEN in self._given and behind < items and not is_end:
-            raise damaged("sampler['between'] must stand at an epoch's start only", True)
-        return behind
+        return min(behind, items)
 
-    def _restore_end(self) -> None:
-        """Bring stateful samplers to the end of an epoch."""
-        with self._resuming(), preserved():
-            opened = self._open_at(self._plan.sampler.drawn_from, self._given)
-            if next(opened.iterator, None) is not None:
-                # One that begins anew when it is brought to its end: so it must in the next epoch.
-                opened.restore_again()
-        self._plan.sampler.between = True
-        self._plan.sampler.brought_to = {
-            part: self._given[part] for part in _PARTS & self._given.keys()
-        }
+    def _begun(self, group: list[Any]) -> None:
+        """Compare the epoch's first batch with those of the epochs before."""
+        user, given = self._user, self._given
+        if self._resumed and "heads" in given:
+            user.heads = list(given["heads"])
+        if self._resumed and not self._position:
+            told = given.get("told", 0)
+            if told > (user.told or 0):
+                self._say(
+                    f"shows epoch={user.told}, and showed {told} where the state was taken: its "
+                    "epochs may come again"
+                )
+            elif user.told is None and len(set(user.heads)) > 1 and user.heads[0] == self._first:
+                self._say(
+                    f"begins epoch {self._epoch} with the order of its first epoch: it was not "
+                    "brought to where it was when the state was taken"
+                )
+        if user.heads and user.heads[-1] != self._first and self._is_a_riddle:
+            user.wanders = True
+        user.heads = [*user.heads[:1], self._first]
+
+    @property
+    def _is_a_riddle(self) -> bool:
+        """Whether nothing is known that lets the sampler's order change from epoch to epoch."""
+        user = self._user
+        known = self._drew or user.is_told or user.is_stateful or user.generators()
+        return self._isolated and not known
+
+    def _say(self, what: str) -> None:
+        name = type(self._plan.source).__name__
+        warnings.warn(
+            f"the sampler {name} {what}; call its set_epoch before the epoch's first batch, as the "
+            "run did that the state is of, or give it state_dict and load_state_dict",
+            stacklevel=program_stacklevel(),
+        )
 
     def _resuming(self) -> AbstractContextManager[None]:
         return resuming(self._plan.source, "batch_sampler" if self._plan.batched else "sampler")
 
-    def _begin_memory(self) -> None:
-        """Bring a sampler's other generators, and its counters, to where they were; note them."""
-        plan, carried = self._plan, self._given.get("carried")
-        if carried is None:
-            if self._is_known and not self._given.keys() & {*_PARTS, BETWEEN}:
-                plan.sampler.memory.go_back()
-            plan.sampler.memory.look()
-            carried = plan.sampler.memory.note(plan.sampler.generator())
-        else:
-            for _ in range(2):
-                if plan.sampler.memory.restore(carried, plan.sampler.generator()):
-                    break
-                # Generators that the sampler makes on first use: it is used, and brought back.
-                with preserved():
-                    seed_globals(0)
-                    next(iter(plan.source), None)
-            else:
-                raise _unfit(plan.source, "other generators")
-        if carried is not None:
-            self._kept["carried"] = carried
+    # --- drawing ---
 
-    def _begin_generator(self) -> None:
-        """Bring a sampler's own generator to where it was when the epoch began, and note that."""
-        generator, packed = self._plan.sampler.generator(), self._given.get("generator")
-        if generator is not None:
-            if packed is not None:
-                unpack_generator(packed, generator)
-            self._kept["generator"] = packed or pack_generator(generator)
-        elif packed is not None:
-            raise _unfit(self._plan.source, "a generator of its own")
+    def _open(self, parts: Mapping[str, Any]) -> None:
+        """Begin to iterate, with the sampler where its parts of a state say."""
+        source, self._isolated = _reproducible(self._plan.source, self._seed)
+        self._drawn, self._first, self._is_over, self._groups = 0, -1, False, 0
+        # With the first batch: one seed is for both, wherever the sampler draws its order.
+        self._ahead = self._lent(partial(self._begin_to_draw, source, parts))
 
-    def _open(self, source: Any) -> tuple[Iterator[Any], Opened]:
-        """Begin to iterate, where the state says if there is one."""
-        given, cuts = self._given, type(source) is BatchSampler
+    def _begin_to_draw(self, source: Any, parts: Mapping[str, Any]) -> list[Any]:
+        cuts = type(source) is BatchSampler
         inner = source.sampler if cuts else source
-        opened = self._opened = self._open_at(inner, {} if BETWEEN in given else given)
-        if opened.stateful:
-            self._kept.pop("carried", None)  # that is for it to remember
+        # Its own load_state_dict may set a generator that it draws its order from.
+        before_iter = partial(self._user.unpack, self._given) if self._resumed else None
+        opened = self._user.opened = Opened(inner, SAMPLER, parts, before_iter, preserved)
+        if not parts and (now := opened.state()):
+            parts = {**now, "at": 0}
+        self._kept |= parts
         items: Any = opened.iterator
-        if items is inner:
-            items = _Begun(items)
-        if not cuts:
-            return items, opened
-        cutter = copy.copy(source)  # the user's keeps its sampler
-        cutter.sampler = items
-        return iter(cutter), opened
+        if cuts:
+            cutter = copy.copy(source)  # the user's keeps its sampler
+            cutter.sampler = _Begun(items) if items is inner else items
+            items = iter(cutter)
+        self._items = items
+        taken = _take(items, self._group_size)
+        self._is_over = len(taken) < self._group_size
+        self._drew = self._isolated and not _are_at(derive(self._seed, 0))
+        return taken
 
-    def _open_at(self, sampler: Any, state: Mapping[str, Any]) -> Opened:
-        """Begin to iterate a sampler, and remember it for the time between this epoch and next."""
-        opened = Opened(sampler, SAMPLER, state, restoring=preserved)
-        self._plan.sampler.opened = opened
-        return opened
+    def _skip(self, number: int) -> None:
+        """Draw some items that were given out before, in the same batches."""
+        needed, size = self._plan.shard.num_replicas - 1, self._group_size
+        while number > 0 and (self._ahead or not self._is_over):
+            taken = self._take(min(number, size))
+            self.head += taken[: max(0, needed - len(self.head))]
+            number -= size
+
+    def _take(self, number: int) -> list[Any]:
+        """Draw some items; after the end it is not asked again, at which some begin anew."""
+        taken, self._ahead = self._ahead[:number], self._ahead[number:]
+        if len(taken) < number and not self._is_over:
+            wanted = number - len(taken)
+            more = self._lent(partial(_take, self._items, wanted))
+            self._is_over = len(more) < wanted
+            taken += more
+        self._drawn = digest(taken, self._drawn)
+        if self._first < 0:
+            self._first = self._drawn
+        return taken
+
+    def _lent(self, draw: Callable[[], _T]) -> _T:
+        """Let the sampler find the global generators seeded for a batch, and put them back."""
+        number, self._groups = self._groups, self._groups + 1
+        if not self._isolated:
+            return draw()
+        # Not a context: an exception at the edge of __enter__ or __exit__ would leave it begun.
+        loan = Loan()
+        try:
+            loan.begin()
+            seed_globals(derive(self._seed, number))
+            return draw()
+        finally:
+            try:
+                loan.end()
+            finally:
+                loan.end()
+
+
+def _are_at(seed: int) -> bool:
+    """Whether the global generators are where `seed_globals` sets them; they are lent anyway."""
+    found = random.random(), np.random.random(), torch.rand(()).item()
+    seed_globals(seed)
+    return found == (random.random(), np.random.random(), torch.rand(()).item())
 
 
 class _Begun(Iterator[Any]):
@@ -283,7 +301,6 @@ class _Begun(Iterator[Any]):
         return next(self._iterator)
 
 
-_NOTHING: AbstractContextManager[None] = nullcontext()
 _RANDOM = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 _DRAWS_NOTHING = (
     *(OrderedSampler, ShuffledSampler, SequentialSampler, DistributedSampler),
@@ -323,15 +340,11 @@ def _reproducible(source: Any, seed: int) -> tuple[Any, bool]:
     return source, kind not in _RANDOM and kind not in _DRAWS_NOTHING
 
 
-def _are_at(seed: int) -> bool:
-    """Whether the global generators are where `seed_globals` sets them; to be seeded anew after."""
-    found = random.random(), np.random.random(), torch.rand(()).item()
-    seed_globals(seed)
-    return found == (random.random(), np.random.random(), torch.rand(()).item())
-
-
-def _unfit(source: Any, what: str) -> StateError:
-    return StateError(
-        f"the state is of a sampler with {what}, which {type(source).__name__} has not: "
-        f"resume with the sampler that the state was taken from"
-    )
+def _whose(plan: BatchPlan) -> tuple[int, int]:
+    """Whose share of the data the sampler gives: this process's, and of how many."""
+    if plan.num_replicas > 1:
+        return (plan.rank, plan.num_replicas) if plan.shard.num_replicas == 1 else (0, 1)
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return 0, 1

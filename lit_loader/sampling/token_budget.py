@@ -114,6 +114,9 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         OptionError: An option is refused, or a sample is too long (a ValueError).
     """
 
+    counted_by_loader = True
+    """Whether a loader counts its epochs up by itself, as those of its own samplers."""
+
     def __init__(
         self,
         source: Any,

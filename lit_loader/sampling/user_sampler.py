@@ -3,39 +3,44 @@
 ::
 
     program ── set_epoch ──▶ sampler ──requested_epoch──▶ `Epochs`
-    plan ── announce(epoch) ──▶ sampler, those inside of it ──state, fingerprint──▶ checkpoint
+    sampler, those inside of it ──state, fingerprint──▶ checkpoint
 
-A batch plan has one, around its sampler or batch sampler. The drawing itself is in
-`sampling/sampler_cursor.py`, which leaves here what lasts longer than an epoch.
+- A program's own sampler is told what the program tells it and nothing else. The loader counts the
+  epochs of its own samplers alone, a plain ``DistributedSampler`` among them.
+- What a resume brings back of a sampler: its random generators, found as a dataset's are, and its
+  ``state_dict()``. Where its order depends on more, it is told: `sampling/sampler_cursor.py`.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterable
+import pickle
+import random
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler
+from torch.utils.data import BatchSampler, DistributedSampler
 
 from lit_loader.checkpoint.fingerprint import Fingerprint, fingerprint_of
-from lit_loader.checkpoint.sampler_state import pack_generator
-from lit_loader.checkpoint.stateful import Opened, is_stateful
+from lit_loader.checkpoint.sampler_state import pack_generator, unpack_generator
+from lit_loader.checkpoint.stateful import Opened
 from lit_loader.config.scalars import plain
+from lit_loader.errors import StateError
 from lit_loader.sampling.orders import EpochOrder
-from lit_loader.sampling.sampler_memory import SamplerMemory
+from lit_loader.seeding.find_generators import HeldGenerators, find_generators
+from lit_loader.seeding.generator_state import preserved, tape
+from lit_loader.seeding.seeds import seed_globals
 
-__all__ = ["BETWEEN", "SAMPLER", "UserSampler"]
+__all__ = ["SAMPLER", "UserSampler"]
 
-SAMPLER, BETWEEN = "sampler", "between"
-"""Keys of a sampler's part of a state; see `checkpoint/sampler_state.py`."""
+Marks = tuple[list[type], list[Any]]
+
+SAMPLER = "sampler"
+"""Key of a sampler's own part of a state; see `checkpoint/sampler_state.py`."""
 
 
-class _Announced(int):
-    """An epoch that a loader has set on a sampler, as against one that a program sets.
-
-    Samplers with a state of their own get a plain number: they may put it into that.
-    """
+class _Counted(int):
+    """An epoch that a loader has counted to, as against one that a program has set."""
 
 
 class UserSampler:
@@ -43,16 +48,18 @@ class UserSampler:
 
     Args:
         source: The sampler: the user's, or one of the loader's own orders.
-        watched: A sampler on which programs may set the epoch instead of this one, or None.
+        watched: A ``DistributedSampler`` on which programs set the epoch instead of this one, or
+            None.
         dataset: The dataset; what samplers hold of it is not theirs.
 
     Attributes:
         source: As given.
-        memory: What samplers without ``state_dict`` carry from epoch to epoch.
-        between: Whether it has come to an epoch's end, and not been drawn from since.
+        drawn_from: What is iterated, and asked for its place: of one of torch's batch samplers,
+            which only cuts what its sampler gives, that sampler.
         opened: It, in the epoch that was begun last.
-        brought_to: Its state, where it was restored behind an epoch: many give it only once they
-            are iterated.
+        heads: Digests of the first batch, in the first epoch that it gave and in the last.
+        whole: A digest of all that it gave in the last epoch.
+        wanders: Whether its order has changed with nothing that is known to change it.
 
     Raises:
         OptionError: It gives a fingerprint that cannot be part of a state; at once, and not at the
@@ -60,58 +67,84 @@ class UserSampler:
     """
 
     def __init__(self, source: Any, watched: Any = None, dataset: Any = None) -> None:
-        self.source = source
+        self.source, self._dataset = source, dataset
         self._owners: list[Any] = [source]
         if isinstance(inner := getattr(source, "sampler", None), Iterable):
             self._owners.append(inner)  # Lightning, too, looks for a batch sampler's sampler
-        # What is iterated, and asked for its place. A user's batch sampler, too; of one of torch's,
-        # which only cuts what its sampler gives, it is that one.
         self.drawn_from = self._owners[-1] if type(source) is BatchSampler else source
         if watched is not None:
             self._owners.append(watched)
-        self.memory = SamplerMemory(() if is_stateful(self.drawn_from) else self._owners, dataset)
-        self._epochs_seen = [0] * len(self._owners)
-        self.between = False
+        self._epochs_seen: list[Any] = [0] * len(self._owners)
+        self._held: HeldGenerators | None = None
+        self._left: Marks | None = None
         self.opened: Opened | None = None
-        self.brought_to: dict[str, Any] | None = None
+        self.heads: list[int] = []
+        self.whole: int | None = None
+        self.wanders = False
         self.fingerprint()
+        self._left = self.marks() if self.is_told else None
 
     def __getstate__(self) -> dict[str, Any]:
         # The iterator of a sampler cannot be copied; a copy goes on from the sampler itself.
-        return {**self.__dict__, "opened": None}
+        return {**self.__dict__, "opened": None, "_held": None}
+
+    # --- epochs ---
 
     def requested_epoch(self) -> int | None:
-        """Give the epoch that was set on the sampler since the last epoch began; None if none.
-
-        Programs call ``set_epoch`` on a sampler of theirs without telling the loader; for such
-        samplers an ``epoch`` attribute counts as a request that no loader has announced, so that
-        the same number set again is one too.
-        """
+        """Give the epoch that was set on the sampler since the last epoch began; None if none."""
         for owner, seen in zip(self._owners, self._epochs_seen, strict=True):
             if isinstance(owner, EpochOrder):
                 if owner.requested_epoch is not None:
                     return owner.requested_epoch
-            elif callable(getattr(owner, "set_epoch", None)):
-                given = getattr(owner, "epoch", None)
-                epoch = plain(given)
-                if not isinstance(epoch, int) or epoch < 0:
-                    continue
-                if type(given) is _Announced:
-                    continue  # by a loader, this one or one that it is a copy of
-                if epoch != seen or type(seen) is _Announced:
-                    return epoch
+                continue
+            epoch = _shown_epoch(owner)
+            # One that was set in the place of one counted may be the same.
+            is_new = epoch != seen or type(seen) is _Counted
+            if epoch is not None and is_new and type(epoch) is not _Counted:
+                return epoch
         return None
 
-    def announce(self, epoch: int) -> None:
-        """Set the epoch that begins on the samplers."""
+    def choose(self, epoch: int) -> None:
+        """Ask for an epoch of the loader's own samplers."""
+        for owner in self._owners:
+            if isinstance(owner, EpochOrder):
+                owner.set_epoch(epoch)
+
+    def tell(self, epoch: int) -> None:
+        """Pass on to the program's own samplers the epoch that it has told the loader."""
+        for owner in self._owners:
+            set_epoch = getattr(owner, "set_epoch", None)
+            if callable(set_epoch) and not isinstance(owner, EpochOrder):
+                set_epoch(epoch)
+
+    def begin(self, epoch: int) -> None:
+        """Note that an epoch begins; set it on the loader's own samplers."""
         for number, owner in enumerate(self._owners):
             if isinstance(owner, EpochOrder):
                 owner.epoch, owner.requested_epoch = epoch, None
-            elif callable(getattr(owner, "set_epoch", None)):
-                announced = epoch if is_stateful(owner) else _Announced(epoch)
-                self.memory.announce(owner, announced)
-                kept = getattr(owner, "epoch", None) is announced
-                self._epochs_seen[number] = announced if kept else epoch
+            elif _is_counted(owner):
+                owner.epoch = self._epochs_seen[number] = _Counted(epoch)
+        self.look()
+
+    def look(self) -> None:
+        """Take the epoch that a program's own sampler shows for known."""
+        for number, owner in enumerate(self._owners):
+            epoch = _shown_epoch(owner)
+            if epoch is not None and not _is_counted(owner):
+                self._epochs_seen[number] = epoch
+
+    @property
+    def told(self) -> int | None:
+        """The epoch that a program's own sampler shows, if one does."""
+        shown = (_shown_epoch(owner) for owner in self._owners if not _is_counted(owner))
+        return next((epoch for epoch in shown if epoch is not None), None)
+
+    @property
+    def is_told(self) -> bool:
+        """Whether a program may set the epoch on it."""
+        return any(callable(getattr(owner, "set_epoch", None)) for owner in self._owners)
+
+    # --- what is part of a state ---
 
     def state(self, between: bool = True) -> dict[str, Any] | None:
         """Give what the sampler itself must remember between two epochs; None if nothing.
@@ -120,25 +153,106 @@ class UserSampler:
             between: Whether that is where it is.
 
         Returns:
-            Primitives, given back to `BatchPlan.batches` with ``start=0``.
+            Primitives, given back to `EpochBatches` with ``start=0``.
         """
-        state: dict[str, Any] = {}
-        if generator := self.generator():
-            state["generator"] = pack_generator(generator)
-        if (carried := self.memory.note(generator)) is not None:
-            state["carried"] = carried
-        return state | (self.place_between() if between else {}) or None
+        state = self.pack()
+        if between and self.opened is not None:
+            state |= self.opened.state() or {}
+        return state | self.known_heads() or None
 
-    def place_between(self) -> dict[str, Any]:
-        """Give the samplers' own states behind an epoch; empty if they have none."""
-        parts = self.brought_to
-        if parts is not None:
-            parts = copy.deepcopy(parts)
-        elif self.opened is not None:
-            parts = self.opened.state()
-        elif is_stateful(self.drawn_from):
-            parts = {SAMPLER: copy.deepcopy(self.drawn_from.state_dict())}
-        return parts | {BETWEEN: True} if parts else {}
+    def known_heads(self) -> dict[str, Any]:
+        """Give the part of a state that tells whether its epochs begin differently."""
+        return {"heads": list(self.heads)} if len(set(self.heads)) > 1 else {}
+
+    @property
+    def is_stateful(self) -> bool:
+        """Whether it, or what iterated it last, can be asked for a state."""
+        return self.opened is not None and self.opened.stateful
+
+    def pack(self) -> dict[str, Any]:
+        """Give where the generators are, and the epoch that was told."""
+        packed = {path: [*map(pack_generator, held)] for path, held in self._generators().items()}
+        state: dict[str, Any] = {}
+        if "generator" in packed:
+            [state["generator"]] = packed.pop("generator")
+        if packed:
+            state["generators"] = packed
+        if told := self.told:
+            state["told"] = told
+        return state
+
+    def unpack(self, state: Mapping[str, Any]) -> None:
+        """Bring the generators to where they were.
+
+        Raises:
+            StateError: The state is of a sampler with others.
+        """
+        packed = dict(state.get("generators", {}))
+        if "generator" in state:
+            packed["generator"] = [state["generator"]]
+        held = self._generators()
+        if packed.keys() - held.keys() - {"generator"}:
+            # Generators that the sampler makes on first use: it is used, and brought back.
+            with preserved():
+                seed_globals(0)
+                next(iter(self.source), None)
+            held = self._generators()
+        for path, states in packed.items():
+            if len(states) != len(held.get(path, ())):
+                what = "a generator of its own" if path == "generator" else f"a generator {path}"
+                raise StateError(
+                    f"the state is of a sampler with {what:.100}, which "
+                    f"{type(self.source).__name__} has not: resume with the sampler that the "
+                    "state was taken from"
+                )
+            for generator, each in zip(held[path], states, strict=True):
+                unpack_generator(each, generator)
+
+    def generators(self) -> list[Any]:
+        """Give all the generators, and the seed sequences that they spawn from."""
+        found = [generator for held in self._generators().values() for generator in held]
+        sequences = (getattr(generator, "seed_seq", None) for generator in found)
+        return [*found, *(each for each in sequences if each is not None)]
+
+    def marks(self) -> Marks | None:
+        """Give where the generators are at this moment; quicker than a state. None: it has none."""
+        generators = self.generators()
+        if not generators:
+            return None
+        tapes = map(tape, generators)
+        self._left = [type(each) for each in generators], [pair and pair[0]() for pair in tapes]
+        return self._left
+
+    def was_seeded(self) -> bool:
+        """Whether the program has set the generators since they were drawn from last."""
+        left = self._left
+        return self.is_told and pickle.dumps(left) != pickle.dumps(self.marks())
+
+    def bring(self, marks: Marks | None) -> None:
+        """Bring the generators to where they were in the same process, if they are still such."""
+        generators = self.generators()
+        if marks is None or [type(each) for each in generators] != marks[0]:
+            return
+        for pair, mark in zip(map(tape, generators), marks[1], strict=True):
+            if pair is not None:
+                pair[1](mark)
+        self._left = marks
+
+    def _generators(self) -> dict[str, list[Any]]:
+        """Give the generators that samplers hold, by place: the attribute ``generator`` alone."""
+        own = [owner for owner in self._owners if not isinstance(owner, EpochOrder)]
+        given = (getattr(owner, "generator", None) for owner in own)
+        first = next((each for each in given if isinstance(each, torch.Generator)), None)
+        named: dict[str, list[Any]] = {} if first is None else {"generator": [first]}
+        users = [owner for owner in own if _is_users(owner)]
+        if users:
+            held = self._held
+            if held is None or held.moved() or held.outdated():
+                held = self._held = find_generators(*users, apart_from=(self._dataset,))
+            for path, generator in zip(held.paths, held.generators, strict=True):
+                if generator is not first and not isinstance(generator, random.SystemRandom):
+                    named.setdefault(path, []).append(generator)
+        return named
 
     def fingerprint(self) -> Fingerprint:
         """Give the samplers' part of a state's fingerprint: its fields "sampler.…".
@@ -151,10 +265,21 @@ class UserSampler:
             fields |= fingerprint_of("sampler" + ".sampler" * depth, owner)
         return fields
 
-    def generator(self) -> torch.Generator | None:
-        """Give the generator that a sampler has of its own, which goes on from epoch to epoch."""
-        for owner in self._owners:
-            generator = getattr(owner, "generator", None)
-            if isinstance(generator, torch.Generator) and not isinstance(owner, EpochOrder):
-                return generator
+
+def _shown_epoch(owner: Any) -> int | None:
+    """The epoch that a sampler with ``set_epoch`` shows as its attribute; None: it shows none."""
+    if not callable(getattr(owner, "set_epoch", None)):
         return None
+    epoch = plain(getattr(owner, "epoch", None))
+    return epoch if isinstance(epoch, int) and epoch >= 0 else None
+
+
+def _is_counted(owner: Any) -> bool:
+    """Whether the loader counts its epochs; of all others the program tells them."""
+    is_own = isinstance(owner, EpochOrder) or getattr(owner, "counted_by_loader", False)
+    return is_own or type(owner) is DistributedSampler
+
+
+def _is_users(owner: Any) -> bool:
+    root = type(owner).__module__.partition(".")[0]
+    return root not in ("torch", "lit_loader", "builtins", "numpy")

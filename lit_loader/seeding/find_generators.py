@@ -139,6 +139,14 @@ class HeldGenerators:
         """Let :meth:`moved` pass over some of the attributes."""
         self._places = [place for place in self._places if place[3] not in paths]
 
+    def keep(self, paths: Collection[str]) -> None:
+        """Forget the generators that were found elsewhere."""
+        kept = [number for number, path in enumerate(self.paths) if path in paths]
+        self.paths = [self.paths[number] for number in kept]
+        self.generators = [self.generators[number] for number in kept]
+        self._reseeds = [self._reseeds[number] for number in kept]
+        self._places = [place for place in self._places if place[3] in paths]
+
     def reseed(self, seed: int) -> None:
         """Reseed each generator in place, with a stream of its own derived from ``seed``.
 

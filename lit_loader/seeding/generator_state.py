@@ -26,7 +26,8 @@ from lit_loader.seeding.generator_lock import Turn
 from lit_loader.seeding.seeds import seed_streams
 
 __all__ = [
-    *("Loan", "OwnStreams", "Rewind", "Rewound", "numpy_state", "preserved", "state_reader"),
+    *("Loan", "OwnStreams", "Rewind", "Rewound", "numpy_state", "preserved", "set_children"),
+    *("state_reader", "tape"),
 ]
 
 _numpy: Any = np.random  # its stubs do not know all of its functions
@@ -255,7 +256,7 @@ class Rewind:
             (partial(_numpy.get_state, legacy=False), _numpy.set_state),
             (torch.default_generator.get_state, torch.default_generator.set_state),
         ]
-        self._tapes += [tape for each in held if (tape := _tape(each)) is not None]
+        self._tapes += [found for each in held if (found := tape(each)) is not None]
         self._marks: list[Any] = []
 
     def mark(self) -> None:
@@ -293,14 +294,14 @@ class Rewound(AbstractContextManager[None]):
 
 def state_reader(generator: Any) -> Callable[[], Any] | None:
     """Give the function that reads a generator's state; None if it has none."""
-    tape = _tape(generator)
-    return None if tape is None else tape[0]
+    found = tape(generator)
+    return None if found is None else found[0]
 
 
 _Tape = tuple[Callable[[], Any], Callable[[Any], object]]
 
 
-def _tape(generator: Any) -> _Tape | None:
+def tape(generator: Any) -> _Tape | None:
     """Give the functions that read and write a generator's state; None if it has none."""
     if isinstance(generator, torch.Generator):
         return generator.get_state, generator.set_state
@@ -313,13 +314,13 @@ def _tape(generator: Any) -> _Tape | None:
     if isinstance(generator, np.random.RandomState):
         return partial(generator.get_state, legacy=False), generator.set_state
     if isinstance(generator, np.random.SeedSequence):
-        return lambda: generator.n_children_spawned, partial(_set_children, generator)
+        return lambda: generator.n_children_spawned, partial(set_children, generator)
     if isinstance(generator, np.random.BitGenerator):
         return partial(getattr, generator, "state"), partial(setattr, generator, "state")
     return None
 
 
-def _set_children(sequence: Any, count: int) -> None:
+def set_children(sequence: Any, count: int) -> None:
     """Bring a seed sequence back to where it had spawned so many; its constructor begins anew."""
     np.random.SeedSequence.__init__(
         sequence,

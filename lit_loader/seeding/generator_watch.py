@@ -114,6 +114,13 @@ class GeneratorWatch:
             if id(generator) not in known
         } - self._fleeting
 
+    def follow(self) -> None:
+        """Take those that a dataset has put in the places of the known ones, from its state."""
+        held = self.held
+        if held.moved() if held.has_places else held.generators:
+            self.held = find_generators(*self.roots, beat=self._beat)
+            self.held.keep(held.paths)
+
     def begin_batch(self) -> None:
         """Take notice of generators that were put in others' places since the last batch."""
         if self.held.moved():

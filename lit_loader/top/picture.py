@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from rich.columns import Columns
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -61,7 +62,7 @@ def picture(
     height: int | None = None,
     chosen: int | None = None,
     keys: bool = False,
-) -> Group:
+) -> RenderableType:
     """Draw trainings.
 
     Args:
@@ -82,9 +83,28 @@ def picture(
             parts += [*_stacks(training), *_events(training, width)]
     if len(trainings) > 1:
         parts.append(Text("lit-loader-top PID shows the workers of one", style="dim"))
-    if keys:
-        parts.append(Text(KEYS, style="dim"))
-    return Group(*parts)
+    last = [Text(KEYS, style="dim")] if keys else []
+    return Group(*parts, *last) if height is None else _Cut(Group(*parts), last, height)
+
+
+class _Cut:
+    """What fits on a terminal, and how much does not."""
+
+    def __init__(self, whole: RenderableType, last: Sequence[Text], height: int) -> None:
+        self._whole, self._last, self._height = whole, last, height
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = console.render_lines(self._whole, options.update(height=None), pad=False)
+        room = max(0, self._height - len(self._last))
+        cut = len(lines) > room
+        for line in lines[: max(0, room - 1)] if cut else lines:
+            yield from line
+            yield Segment.line()
+        if cut:
+            more = len(lines) - max(0, room - 1)
+            text = f"▼ {more} more lines: a taller window shows them, or --once"
+            yield Text(text, style="bold yellow", no_wrap=True, overflow="ellipsis")
+        yield from self._last
 
 
 def _lines_besides(training: Training, keys: bool) -> int:

@@ -114,7 +114,9 @@ class Watch:
         boards = find_boards(self._near())
         self._looks += 1
         self._meet({board.owner for board in boards}, boards)
-        trainers = [process for process in self._trainers if _lives(process)]
+        trainers = [
+            process for process in self._trainers if _is_running(process.pid, process.started)
+        ]
         if not trainers:
             ended = ", ".join(str(process.pid) for process in self._trainers)
             raise NotFound(f"the training has ended (pid {ended})")
@@ -222,20 +224,20 @@ class Watch:
             loader.shared_memory = os.stat(board.path).st_blocks * 512
         indices = _indices(board, view)
         for number, row in enumerate(view.rows):
-            gone = row.stage == Stage.LEFT and row.pid not in board.pids
             if row.pid == view.pid:
                 loader.workers.append(self._itself(board.owner, view.consumer, row, loader))
             elif row.node is not None:
                 loader.workers.append(_remote(number, row))
             elif row.credit is not None:
                 relay = self._worker(board, number, row, None)
-                if relay.stage != "dead":
-                    relay.stage = "relay"
-                relay.doing = f"remote workers can be at {row.credit} batches"
-                loader.workers.append(relay)
-                loader.remote_in_flight = row.credit
-            elif (row.pid and not gone) or number < view.workers:
-                loader.workers.append(self._worker(board, number, row, indices.get(number)))
+                if relay is not None:
+                    relay.stage = "dead" if relay.stage == "dead" else "relay"
+                    relay.doing = f"remote workers can be at {row.credit} batches"
+                    loader.workers.append(relay)
+                    loader.remote_in_flight = row.credit
+            elif row.pid or (number < view.workers and view.consumer):
+                worker = self._worker(board, number, row, indices.get(number))
+                loader.workers += [] if worker is None else [worker]
         remote = [worker for worker in loader.workers if worker.node is not None]
         loader.remote_workers = len(remote)
         loader.remote_batches = sum(worker.made for worker in remote)
@@ -268,17 +270,21 @@ class Watch:
         if pid in self._answers:
             worker.stack, worker.stack_problem, worker.stack_time = self._answers[pid]
 
-    def _worker(self, board: Board, number: int, row: WorkerRow, index: int | None) -> Worker:
+    def _worker(
+        self, board: Board, number: int, row: WorkerRow, index: int | None
+    ) -> Worker | None:
+        """A worker; None: it has ended as it was to."""
         pid = board.pids.get(row.pid)
+        if row.pid and pid is None and _is_below(board.owner, row.pid):
+            pid = row.pid  # it has been started since, or has not opened the file yet
+        if row.pid and pid is None and not _is_missed(board, number, row):
+            return None
         stage = _STAGES.get(row.stage, "?")
         worker = Worker(number, pid or row.pid or None, stage, batch=row.batch, made=row.made)
         if row.stage == Stage.FETCHING:
             worker.sample, worker.index = row.position, index
         since = max(row.since, row.started)
         worker.seconds = (time.monotonic_ns() - since) / 1e9 if since else None
-        if row.pid and pid is None and row.stage == Stage.STARTING:
-            with contextlib.suppress(OSError):  # it has not opened the file yet
-                pid = processes.read_process(row.pid).pid
         if row.pid and pid is None:
             worker.stage = "dead"
             return worker
@@ -323,12 +329,37 @@ def _answer(pid: int, row: WorkerRow) -> _Answer:
         return None, str(problem), time.time()
 
 
-def _lives(process: processes.Process) -> bool:
+def _is_running(pid: int, started: int | None = None) -> bool:
     try:
-        now = processes.read_process(process.pid)
+        now = processes.read_process(pid)
     except OSError:
         return False
-    return now.started == process.started and now.state not in "ZX"
+    return started in (None, now.started) and now.state not in "ZX"
+
+
+def _is_below(owner: int, pid: int) -> bool:
+    """Whether this is a living process that the training has started."""
+    return pid in processes.descendants(owner) and _is_running(pid)
+
+
+def _is_missed(board: Board, number: int, row: WorkerRow) -> bool:
+    """Whether the training reckons with a worker that was seen to be gone.
+
+    So it is read once more, after that: workers end only when nothing iterates the loader any more,
+    or after they have written that they leave.
+    """
+    try:
+        with open(board.path, "rb") as file:
+            status = os.fstat(file.fileno())
+            if (status.st_dev, status.st_ino) != board.key:
+                return False
+            now = read_board(file.fileno())
+    except Exception:  # it has just been closed, and is another loader's
+        return False
+    after = now.rows[number] if number < len(now.rows) else None
+    return bool(now.consumer) and after is not None and (
+        after.pid == row.pid and after.stage != Stage.LEFT
+    )  # fmt: skip
 
 
 def _indices(board: Board, view: BoardView) -> dict[int, int]:

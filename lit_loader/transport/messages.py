@@ -6,10 +6,10 @@
     parent ◀── Up · Reply · Need · Resumed ────── workers    (one pipe, atomic writes)
     board: the token that is wanted; a row a worker: task, sample, stage, since when
 
-    Task    one copy of a task, with a slot of its own   Reply    the end of that copy, by its slot
-    Resume  begin a new epoch                            Resumed  each older task has had its Reply
-    Space   a larger slot, in answer to Need             Need     the batch does not fit its slot
-    Stop    end, behind the tasks sent before            Up       ready; so many tasks at a time
+    Task    one copy of a task, with its slot      Reply    the one end of that copy; names the slot
+    Resume  begin a new epoch                      Resumed  every older task has had its Reply
+    Space   a larger slot, in answer to Need       Need     the batch does not fit its slot
+    Stop    end, behind the tasks sent before      Up       ready; so many tasks at a time
 
 Every message is :data:`SIZE` bytes. POSIX makes a pipe write of up to 512 bytes atomic, so neither
 side needs a lock, and a process killed at any instant leaves the pipes whole. A copy of a task has

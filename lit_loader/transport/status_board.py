@@ -118,10 +118,10 @@ class Cancelled(Exception):
 
 
 VOIDABLE: Final = 62
-"""Tasks of a worker of which it can be said one by one that they are not wanted: bits of a word."""
+"""Tasks of a worker that can be called off one by one: bits of a word."""
 
 _QUICK: Final = 4_000
-"""Nanoseconds a sample below which samples are announced by the handful, not one by one."""
+"""Nanoseconds a sample below which samples are not timed one by one."""
 
 _HANDFUL: Final = 16
 
@@ -196,8 +196,8 @@ class Progress:
     def read(self, get: Callable[[Any], Any], indices: Iterable[Any]) -> list[Any]:
         """Read a batch's samples, announcing where it is.
 
-        Where the samples of the batch before were quick, by the handful: to announce each would
-        take as long as many a sample.
+        Where the samples of the batch before were quick they are not timed one by one, which would
+        take as long as many a sample, and the token is looked at by the handful.
 
         Args:
             get: Gives the sample of an index.
@@ -214,16 +214,12 @@ class Progress:
         self._one_by_one = True
         if self._quick and type(indices) is list:
             words[since] = began
-            try:
-                for start in range(0, len(indices), _HANDFUL):
-                    words[place] = start
-                    if words[_TOKEN] != token:
-                        raise Cancelled
-                    for index in indices[start : start + _HANDFUL]:
-                        append(get(index))
-            except BaseException:
-                words[place] = len(samples)  # which one it was
-                raise
+            for start in range(0, len(indices), _HANDFUL):
+                if words[_TOKEN] != token:
+                    raise Cancelled
+                for position, index in enumerate(indices[start : start + _HANDFUL], start):
+                    words[place] = position
+                    append(get(index))
             last = clock()
         else:
             last = began

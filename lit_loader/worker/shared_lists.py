@@ -15,11 +15,9 @@ letting go of it would count down, and so copy, every record.
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Iterator
 from typing import Any, Final
 
-from lit_loader.memory.shared_dict import SharedDict, has_plain_keys
 from lit_loader.memory.shared_list import SharedList, shared
 from lit_loader.seeding.plain_data import instance_dict, is_leaf
 
@@ -33,19 +31,18 @@ _FEW: Final = 64
 """Items of a container that is looked into."""
 
 _SCALARS: Final = frozenset({str, bytes, int, float, complex, bool, type(None)})
-_SAMPLE: Final = 1000
 _NESTED: Final = 8  # records within each other
 
 _log = logging.getLogger("lit_loader.share")
 
 
 class SharedLists:
-    """The long lists, tuples and dicts in the attributes of a dataset, and in those of its parts.
+    """The long lists and tuples in the attributes of a dataset, and in those of its parts.
 
-    Only plain records are shared: strings, numbers, and tuples, dicts and lists of them. A worker
-    gets a new one each time, and would lose what it writes into it: so dicts and lists that it gets
-    refuse to be changed. Lists of other objects are left alone. Looks at attributes without running
-    code of the user's.
+    Only plain records are shared: strings, bytes, numbers, and tuples, dicts and lists of them. A
+    worker gets a new one each time, and would lose what it writes into it: so dicts and lists that
+    it gets refuse to be changed. Long dicts and lists of other objects are left alone. Looks at
+    attributes without running code of the user's.
 
     Args:
         dataset: The dataset. It is not changed.
@@ -53,7 +50,7 @@ class SharedLists:
 
     def __init__(self, dataset: Any) -> None:
         self._places: list[tuple[dict[Any, Any] | list[Any], Any, Any]] = []
-        self._instead: dict[int, tuple[Any, SharedList | SharedDict]] = {}
+        self._instead: dict[int, tuple[Any, SharedList]] = {}
         self._seen: set[int] = set()
         self._look(dataset, type(dataset).__name__, _DEPTH)
 
@@ -80,25 +77,17 @@ class SharedLists:
     def _share(self, records: Any, name: str) -> bool:
         if id(records) in self._instead:  # by another name
             return True
-        mapping = type(records) is dict
-        if mapping and not has_plain_keys(records):
-            _log.info("share: %s is left alone: its keys are not all strings, or all int", name)
+        if type(records) is dict or not _is_plain(records):
+            why = "it is a dict" if type(records) is dict else "its records hold other objects"
+            _log.info("share: %s is left alone: %s; SharedSequence takes any records", name, why)
             return False
-        values = list(records.values()) if mapping else records
-        if not _is_plain(values):
-            _log.info("share: %s is left alone: its records hold other objects", name)
-            return False
-        put = SharedDict(records) if mapping else shared(records)
+        put = shared(records)
         self._instead[id(records)] = (records, put)
-        _log.info(
-            "share: %s, %s records, takes %.1f MB for all workers, instead of up to %.1f MB in "
-            "each",
-            *(name, f"{len(records):,}", put.nbytes / 1e6),
-            (_size(values) + (_size(list(records)) if mapping else 0)) / 1e6,
-        )
+        size = put.nbytes / 1e6
+        _log.info("share: %s, %d records, takes %.1f MB for all workers", name, len(records), size)
         return True
 
-    def instead(self, value: object) -> SharedList | SharedDict | None:
+    def instead(self, value: object) -> SharedList | None:
         """Give what is pickled in an object's place; None: the object itself."""
         found = self._instead.get(id(value))
         return None if found is None else found[1]
@@ -127,19 +116,3 @@ def _is_plain(records: Any, depth: int = _NESTED) -> bool:
         for each in records
         if type(each) not in _SCALARS
     )
-
-
-def _size(records: Any) -> float:
-    """Bytes that a list takes with its records, by some of them."""
-    some = records[:: max(1, len(records) // _SAMPLE)]
-    each = sum(map(_deep_size, some))
-    return float(sys.getsizeof(records) + each / len(some) * len(records))
-
-
-def _deep_size(record: Any) -> int:
-    parts: Any = ()
-    if type(record) in (tuple, list):
-        parts = record
-    elif type(record) is dict:  # its keys are mostly those of others, too
-        parts = record.values()
-    return sys.getsizeof(record) + sum(map(_deep_size, parts))

@@ -185,11 +185,50 @@ def test_a_batch_of_bad_samples_is_omitted(workers: int) -> None:
         assert len(loader) == 3  # an upper bound
 
 
-def test_an_epoch_of_bad_samples_is_empty(workers: int) -> None:
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_epoch_of_bad_samples_is_an_error(workers: int, persistent: bool) -> None:
     with DataLoader(
-        Call(fail_always), batch_size=4, num_workers=workers, on_sample_error="skip"
-    ) as loader:
+        Call(fail_always, 300), batch_size=4, num_workers=workers, on_sample_error="skip",
+        persistent_workers=persistent and workers > 0,
+    ) as loader:  # fmt: skip
+        for epoch in range(2):
+            iterator = iter(loader)
+            with pytest.raises(SampleErrorsError) as caught:
+                next(iterator)
+            assert str(caught.value).startswith(
+                f"no sample of epoch {epoch} could be read (300 bad samples): mend what they have "
+                "in common, or set on_sample_error='raise' to see the traceback; the first is "
+                f"index 0 (position 0 of its batch): {__name__}.CannotRead: no sample 0; skipped; "
+            )
+            assert "\n" not in str(caught.value)
+            assert list(iterator) == []
+        assert loader.statistics().sample_errors == 600
+
+
+@pytest.mark.parametrize("batch_size", [3, None])
+def test_so_is_a_stream_of_bad_samples(workers: int, batch_size: int | None) -> None:
+    expected = "^no sample of epoch 0 could be read .14 bad samples"
+    with (
+        DataLoader(
+            Stream(bad=range(14)), batch_size, num_workers=workers, on_sample_error="skip"
+        ) as loader,
+        pytest.raises(SampleErrorsError, match=expected),
+    ):
+        list(loader)
+
+
+def test_an_empty_epoch_and_the_rest_of_one_are_none(workers: int) -> None:
+    options: dict[str, Any] = {"num_workers": workers, "on_sample_error": "skip"}
+    with DataLoader(Call(fail_always, 0), **options) as loader:
         assert list(loader) == []
+    rest = Call(lambda index: index if index < 3 else fail_always(index), 7)
+    with DataLoader(rest, **options) as loader:
+        iterator = iter(loader)
+        assert [int(next(iterator)) for _ in range(3)] == [0, 1, 2]
+        state = loader.state_dict()
+        assert list(iterator) == []
+    with DataLoader(rest, **options) as loader:
+        loader.load_state_dict(state)
         assert list(loader) == []
 
 
@@ -330,19 +369,76 @@ def test_a_bad_replacement_counts_and_the_next_is_drawn() -> None:
 
 
 def test_the_search_for_a_replacement_is_bounded() -> None:
-    loader = DataLoader(
-        Call(fail_always, 1000), on_sample_error="replace", seed=1, num_replicas=500, rank=0
-    )
+    """Where nothing can be read at all, it is once for a batch; that is an error, at once."""
+    read = []
+
+    def fail(index: int) -> None:
+        read.append(index)
+        fail_always(index)
+
+    loader = DataLoader(Call(fail, 300), 60, on_sample_error="replace", seed=1)
     iterator = iter(loader)
+    with pytest.raises(SampleErrorsError) as caught:
+        next(iterator)
+    assert str(caught.value).startswith(
+        f"no sample of batch 0 could be read, nor any that was drawn in its place ({len(read)} bad "
+    )
+    assert "the first is index 0 (position 0 of its batch): " in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert {error.action for error in iterator.sample_errors.errors} == {"no replacement found"}
+    assert 60 + MAX_DRAWS / 2 < len(read) == len(set(read)) <= 60 + MAX_DRAWS
+    assert iterator.sample_errors.count == len(read)
+    for batch in range(1, 5):
+        with pytest.raises(SampleErrorsError, match=f"^no sample of batch {batch} could"):
+            next(iterator)
+    with pytest.raises(SampleErrorsError, match="^no sample of epoch 0 could be read .300 bad"):
+        next(iterator)
     assert list(iterator) == []
-    assert {error.action for error in iterator.sample_errors.errors} == {"skipped"}
-    assert 1.8 * MAX_DRAWS < iterator.sample_errors.count <= 2 * (1 + MAX_DRAWS)
+    assert len(read) <= 5 * (60 + MAX_DRAWS)
 
 
-def test_a_dataset_without_another_sample_has_no_replacement() -> None:
-    iterator = iter(DataLoader(Call(fail_always, 1), on_sample_error="replace"))
-    assert list(iterator) == []
-    assert iterator.sample_errors.count == 1
+def test_where_few_samples_are_good_they_are_found() -> None:
+    """As long as there is one in a batch, or a search for another finds one."""
+    good = range(0, 200, 8)
+    dataset = Choosy(bad=set(range(200)) - set(good), length=200)
+    iterator = iter(DataLoader(dataset, 50, on_sample_error="replace", seed=1))
+    batches = indices(iterator)
+    assert [len(batch) for batch in batches] == [50] * 4
+    assert {index for batch in batches for index in batch} == set(good)
+    assert iterator.sample_errors.count == 175
+
+
+def test_a_dataset_without_another_sample_has_no_replacement(workers: int) -> None:
+    with DataLoader(Call(fail_always, 1), on_sample_error="replace", num_workers=workers) as loader:
+        iterator = iter(loader)
+        with pytest.raises(SampleErrorsError, match="^no sample of batch 0 could be read"):
+            next(iterator)
+        assert iterator.sample_errors.count == 1
+
+
+def test_a_bad_sample_is_counted_and_logged_once(
+    workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also one that was drawn as a replacement for others; and of very many, the first alone."""
+    dataset = Choosy(bad=range(1, 200), length=400)
+    with DataLoader(
+        dataset, 4, num_workers=workers, on_sample_error="replace", seed=1
+    ) as loader, caplog.at_level(logging.WARNING, "lit_loader.batch.sample_errors"):  # fmt: skip
+        iterator = iter(loader)
+        assert sum(map(len, iterator)) == 400
+        assert iterator.sample_errors.count == loader.statistics().sample_errors == 199
+    *lines, last = caplog.messages
+    assert last == "further bad samples of this epoch are counted, and not logged"
+    named = [line.partition("index ")[2].split()[0] for line in lines]
+    assert len(named) == len(set(named)) == KEPT_ERRORS
+
+
+def test_of_a_sample_that_is_drawn_again_and_again_the_limit_counts_one(workers: int) -> None:
+    with DataLoader(
+        Call(fail_on_odd, 4), sampler=[1, 0, 1, 1, 2, 1], batch_size=3, num_workers=workers,
+        on_sample_error="skip", max_sample_errors=1,
+    ) as loader:  # fmt: skip
+        assert [batch.tolist() for batch in loader] == [[0], [2]]
 
 
 def test_an_iterable_dataset_has_no_replacements() -> None:
@@ -642,7 +738,9 @@ def test_whatever_the_exception_its_record_is_short_and_on_one_line() -> None:
         raise (ValueError("many\nlines " * 1000), Mute())[index]
 
     iterator = iter(DataLoader(Call(fail, 2), on_sample_error="skip"))
-    assert list(iterator) == []
+    with pytest.raises(SampleErrorsError) as caught:
+        next(iterator)
+    assert len(str(caught.value)) < 1300 and "\n" not in str(caught.value)
     long, mute = iterator.sample_errors.errors
     assert (long.kind, long.message[:21]) == ("ValueError", "many lines many lines")
     assert mute.message == "<str() of the exception raised RuntimeError>"
@@ -653,7 +751,8 @@ def test_whatever_the_exception_its_record_is_short_and_on_one_line() -> None:
 def test_an_index_may_be_anything() -> None:
     loader = DataLoader(Call(fail_always), sampler=["a\nb" * 100, (1, [2])], on_sample_error="skip")
     iterator = iter(loader)
-    assert list(iterator) == []
+    with pytest.raises(SampleErrorsError):
+        next(iterator)
     assert [error.index for error in iterator.sample_errors.errors] == ["a\nb" * 100, (1, [2])]
     assert all("\n" not in str(error) for error in iterator.sample_errors.errors)
 

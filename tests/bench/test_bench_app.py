@@ -388,6 +388,15 @@ def test_the_fewest_workers_that_are_as_fast() -> None:
     chosen = advice.choose(grid)
     assert chosen is not None
     assert chosen.text == "num_workers=2 prefetch_factor=2"
+    use = advice.advise(grid, step_ms=None, samples=1, nbytes=1, copy=1e-5, cores=8)[0]
+    assert (
+        "3 % slower than num_workers=4 prefetch_factor=2, which takes more processes or mem" in use
+    )
+    near = [facts(0, 1e-3), facts(1, 1.03e-3)]
+    use = advice.advise(near, step_ms=None, samples=1, nbytes=1, copy=1e-5, cores=2)[0]
+    assert (
+        use.startswith("use num_workers=1") and "3 % slower than num_workers=0, which adds" in use
+    )
     assert advice.choose([facts(0, 1e-3), facts(1, 2e-3)]) == facts(0, 1e-3)
     assert advice.choose([]) is None
 
@@ -409,6 +418,9 @@ def test_what_bounds_a_setting() -> None:
     )
     assert said.endswith("more workers do not help: make __getitem__ cheaper")
     assert "there are 8 processors: try grid.num_workers=[8]" in bound(facts(2, 4e-3), cores=8)
+    # That more of them are no faster was measured.
+    tried = bound(facts(2, 4e-3), facts(8, 5e-3), cores=8)
+    assert tried.endswith("more workers do not help: make __getitem__ cheaper")
     waiting = bound(facts(4, 2e-3, cpu=0.2))
     assert waiting.startswith("bound by waiting, 88 % of it in __getitem__")
     assert waiting.endswith("try grid.num_workers=[8]")

@@ -196,15 +196,13 @@ def test_no_memory_while_it_is_written(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     cached = CachedDataset(Decoded(), "1 GB")
-    real, calls = os.pwrite, []
+    real, calls = os.write, []
 
-    def full(fd: int, data: Any, offset: int) -> int:
-        calls.append(offset)
-        if len(calls) > 6:
-            raise OSError(28, "No space left on device")
-        return real(fd, data[: len(data) // 2] if len(calls) % 2 else data, offset)
+    def full(fd: int, data: Any) -> int:
+        calls.append(fd)
+        return real(fd, data[: len(data) // 2] if len(calls) > 3 else data)
 
-    monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.setattr(os, "write", full)
     for _ in range(2):
         assert all(equal(cached[index], Decoded()[index]) for index in range(26))
     assert cached.figures()[:2] == (3, 49)
@@ -229,7 +227,17 @@ def test_in_an_ordinary_file(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):
         assert [n for batch in loader for n in batch["label"].tolist()] == list(range(26))
     assert cached.figures()[:2] == (26, 26)
-    assert not cached._store._sparse
+
+
+def test_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS: all processes have one position in an ordinary file."""
+    monkeypatch.setattr(shared_store, "_OPENED", "/no/such/folder")
+    cached = CachedDataset(Decoded(), "1 MB")
+    loader = DataLoader(cached, 4, num_workers=2)
+    for _ in range(2):
+        assert [n for batch in loader for n in batch["label"].tolist()] == list(range(26))
+    assert cached.figures()[:2] == (26, 26)
+    assert all(equal(cached[index], Decoded()[index]) for index in range(26))
 
 
 @pytest.mark.parametrize(

@@ -57,28 +57,6 @@ def test_spawned_workers_fill_it(tmp_path: Path) -> None:
     assert dataset.made() == list(range(26))
 
 
-class Other(Decoded):
-    """The same class but for its name."""
-
-
-class Changed(Decoded):
-    def __getitem__(self, index: int) -> Any:
-        return super().__getitem__(index + 0)
-
-
-def test_fingerprints() -> None:
-    plain = folder.fingerprint("v1", Decoded())
-    assert folder.fingerprint("v1", Decoded()) == plain
-    others = {
-        folder.fingerprint("v2", Decoded()),
-        folder.fingerprint("v1", Decoded(27)),
-        folder.fingerprint("v1", Other()),
-        folder.fingerprint("v1", Changed()),
-    }
-    assert len(others - {plain}) == 4
-    assert len(folder.fingerprint("a/b", [1, 2])) == 16
-
-
 @pytest.mark.parametrize("damage", ["cut", "hole", "bit", "empty", "other", "zeros"])
 def test_a_damaged_entry_is_made_again(damage: str, tmp_path: Path) -> None:
     dataset = Decoded(notes=tmp_path)

@@ -23,7 +23,7 @@ import yaml
 from torch.utils.data import RandomSampler, TensorDataset, WeightedRandomSampler
 
 import lit_loader
-from lit_loader import DataLoader, LoaderConfig, OptionError
+from lit_loader import CachedDataset, DataLoader, LoaderConfig, OptionError
 
 LOADER_CONF = Path(__file__).parents[2] / "conf" / "lit_loader" / "loader"
 NAMES = [field.name for field in fields(LoaderConfig)]
@@ -262,12 +262,17 @@ REFUSED = [
     (
         {"transient_errors": ["builtins.OSErorr"]},
         "transient_errors holds a name that cannot be imported (AttributeError: module 'builtins' "
-        "has no attribute 'OSErorr'): write it as 'package.module.Class', as in "
-        "'builtins.OSError', got 'builtins.OSErorr'",
+        "has no attribute 'OSErorr'): write it as 'package.module.Class', or "
+        "one of Python's own as 'OSError', got 'builtins.OSErorr'",
     ),
-    ({"transient_errors": ["no.such"]}, "as in 'builtins.OSError', got 'no.such'"),
+    ({"transient_errors": ["no.such"]}, "or one of Python's own as 'OSError', got 'no.such'"),
     ({"transient_errors": ["a b"]}, "transient_errors holds a name that cannot be imported"),
     ({"memory_budget": 0}, "memory_budget must be a whole number (bytes) of at least 1, got mem"),
+    ({"memory_budget": "0 GB"}, "memory_budget must be a whole number (bytes) of at least 1, got"),
+    (
+        {"memory_budget": "much"},
+        "memory_budget must be a number of bytes, or text such as '2 GB' or '512 MiB', got memo",
+    ),
     ({"num_worker": 4}, "unknown option 'num_worker': did you mean 'num_workers'?"),
     ({"colour": 4}, "unknown option 'colour': options are batch_size, shuffle, sampler, "),
 ]
@@ -316,10 +321,22 @@ def test_iterable_dataset_rules_out_replacements() -> None:
 
 
 def test_names_of_exceptions_become_classes() -> None:
-    names = ["builtins.ConnectionError", "subprocess:TimeoutExpired", KeyError]
+    names = ["builtins.ConnectionError", "subprocess:TimeoutExpired", KeyError, "OSError"]
     config = LoaderConfig(transient_errors=names)
-    assert config.transient_errors == (ConnectionError, subprocess.TimeoutExpired, KeyError)
+    found = (ConnectionError, subprocess.TimeoutExpired, KeyError, OSError)
+    assert config.transient_errors == found
     assert config.merged(batch_size=2).transient_errors == config.transient_errors
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [("1GB", 10**9), ("4 GB", 4 * 10**9), ("1.5 mib", 3 << 19), ("12", 12), ("8 TB", 8 * 10**12)],
+)
+def test_sizes_may_be_text(text: str, nbytes: int) -> None:
+    assert LoaderConfig(memory_budget=text).memory_budget == nbytes
+    if nbytes < 1 << 42:
+        assert CachedDataset(range(3), text).memory == nbytes
+    assert DataLoader(range(3), memory_budget=text).memory_budget == nbytes
 
 
 # --- copies and conversions ---

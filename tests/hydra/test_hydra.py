@@ -189,7 +189,7 @@ def test_data_module_holds_no_config_nodes(application: Compose) -> None:
 def test_lists_of_nodes_that_do_not_convert() -> None:
     """Hydra's own default: lists come as nodes."""
     numbers = [{"_target_": f"{__name__}.Numbers", "length": length} for length in (4, 6)]
-    options = {"batch_size": 2, "transient_errors": ["builtins.KeyError"]}
+    options = {"batch_size": 2, "transient_errors": ["KeyError"]}
     target = {"_target_": "lit_loader.LoaderDataModule", "loader": options}
     data = instantiate({**target, "datasets": {"train": numbers[0], "val": numbers}})
     data.setup("fit")

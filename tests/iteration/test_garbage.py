@@ -21,7 +21,6 @@ ROOT = Path(__file__).parents[2]
 INTERRUPTED = """
 import gc, sys
 import numpy as np, torch
-from lit_loader.memory import arena
 from lit_loader.memory import held_tensors
 from lit_loader.memory.arena import Arena, ArenaMap
 from lit_loader.transport.status_board import StatusBoard, board_bytes
@@ -29,9 +28,7 @@ from lit_loader.transport.codec import decode, encode
 from lit_loader.transport.slot_writer import SlotWriter
 
 held = int(sys.argv[1])
-for module in (arena, held_tensors):
-    module.DIVIDED = 1
-held_tensors._WATCHED, held_tensors._COPIES = 64, 1
+held_tensors.DIVIDED, held_tensors._COPIES, held_tensors._SHARE = 1, 1, 2
 
 class Struck(BaseException):
     pass

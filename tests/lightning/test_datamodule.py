@@ -146,6 +146,12 @@ def test_what_is_a_dataset(dataset: Any) -> None:
         ),
         (({"dev": Points},), "datasets has an unknown split 'dev': use 'train', 'val', 'test', 'p"),
         (({"train": None},), "datasets['train'] must be a dataset or a factory without arguments"),
+        (
+            ({"train": "proj.data.Noisy"},),
+            "datasets['train'] must be a dataset or a factory without arguments, got "
+            "'proj.data.Noisy': pass a dataset, or a callable that makes it, such as "
+            "functools.partial(Dataset, ...), in Hydra {_target_: package.module.Dataset}",
+        ),
         (({"train": Points}, [1]), "loader must be a mapping of options or a LoaderConfig, got li"),
         (
             ({"train": Points}, {"num_worker": 1}),
@@ -471,3 +477,8 @@ def test_a_subclass_without_hooks_is_told_what_to_write() -> None:
 
     with pytest.raises(OptionError, match=r"pass one, or override make_dataset or \*_dataloader"):
         Forgotten()
+
+
+def test_a_misspelt_keyword_is_a_type_error_that_names_the_nearest() -> None:
+    with pytest.raises(TypeError, match="unknown option 'shared_keys': did you mean 'shared_key'"):
+        LoaderDataModule({"train": Points}, shared_keys="a")  # type: ignore[call-arg]

@@ -25,7 +25,6 @@ from torch import Tensor
 
 from lit_loader import DataLoader, LoaderDataModule, LoaderStateCallback
 from lit_loader.lightning import trainer_plugin
-from lit_loader.lightning.state_placeholder import LoaderStatePlaceholder
 from tests.support import older_lightning  # noqa: F401
 from tests.support.exact import Augmented, SharedWithIteratorState, digest
 
@@ -238,13 +237,10 @@ def test_with_the_line_that_it_names_it_is_silent_and_exact(tmp_path: Path) -> N
 
 
 def kinds(own: Trainer) -> list[type]:
-    ours = (LoaderStateCallback, LoaderStatePlaceholder)
-    return [type(callback) for callback in own.callbacks if isinstance(callback, ours)]
+    return [type(each) for each in own.callbacks if isinstance(each, LoaderStateCallback)]
 
 
 def test_there_is_one_callback_and_none_that_is_not_needed(tmp_path: Path) -> None:
-    own = trainer(tmp_path)
-    assert kinds(own) == [LoaderStatePlaceholder]
     own, _ = fit(tmp_path, one, max_epochs=1)
     assert kinds(own) == [LoaderStateCallback] and kinds(own)[0] is type(own.callbacks[0])
     own, _ = fit(tmp_path, one, LoaderStateCallback(), max_epochs=1)
@@ -270,15 +266,16 @@ def test_a_trainer_of_torchs_loaders_is_left_alone(tmp_path: Path) -> None:
     assert kinds(own) == []
 
 
-def test_what_is_not_used_leaves_users_lists_as_they_are(tmp_path: Path) -> None:
+def test_a_list_of_callbacks_serves_several_trainers(tmp_path: Path) -> None:
+    """Lightning adds the callbacks of entry points to the very list that it was given."""
     callbacks: list[Callback] = [EpochEnds(tmp_path / "never.ckpt", "", 0)]
-    own = Trainer(
-        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, max_epochs=1, callbacks=callbacks,
-    )  # fmt: skip
-    own.fit(Model(one))
-    assert kinds(own) == [LoaderStateCallback]
-    assert not any(isinstance(callback, LoaderStateCallback) for callback in callbacks)
+    for _ in range(2):
+        own = Trainer(
+            accelerator="cpu", logger=False, enable_checkpointing=False, max_epochs=1,
+            enable_progress_bar=False, enable_model_summary=False, callbacks=callbacks,
+        )  # fmt: skip
+        own.fit(Model(one))
+        assert kinds(own) == [LoaderStateCallback]
 
 
 def test_programs_that_do_not_import_it_get_nothing() -> None:
@@ -297,7 +294,7 @@ def test_the_plugin_imports_no_loader() -> None:
     import runpy, sys
     import lit_loader
     (callback,) = runpy.run_path({trainer_plugin.__file__!r})["callbacks"]()
-    assert type(callback).__name__ == "LoaderStatePlaceholder"
+    assert type(callback).__name__ == "LoaderStateCallback"
     assert "lit_loader.loader" not in sys.modules
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=60)

@@ -27,8 +27,7 @@ from torch.utils.data import (
 from torch.utils.data import DataLoader as TorchLoader
 
 from lit_loader import DataLoader, LoaderDataModule, OptionError
-from lit_loader.lightning.swapped_datamodule import SwappedDataModule
-from lit_loader.lightning.torch_options import options_of
+from lit_loader.lightning.swapped_datamodule import SwappedDataModule, options_of
 from tests.support import older_lightning
 from tests.support.lightning_runs import Noting, Points, SaveAt, quiet_trainer
 from tests.support.older_lightning import needs_2_6

@@ -93,13 +93,13 @@ def test_a_record_that_cannot_be_pickled() -> None:
 def test_an_interruption_closes_the_descriptor_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its number may be another file's by the second time."""
     closed: list[int] = []
-    real, close = SharedSequence._open, os.close
+    real, close = SharedSequence._look, os.close
 
     def interrupted(sequence: SharedSequence[Any], *arguments: Any) -> None:
         real(sequence, *arguments)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(SharedSequence, "_open", interrupted)
+    monkeypatch.setattr(SharedSequence, "_look", interrupted)
     monkeypatch.setattr(os, "close", lambda fd: (closed.append(fd), close(fd)))
     with pytest.raises(KeyboardInterrupt):
         SharedSequence(range(10))

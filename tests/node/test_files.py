@@ -45,7 +45,7 @@ def test_it_is_found_by_others_once_it_is_sealed(fd: int) -> None:
         assert child.line() == ("b'something'" if sealed else "None")
         child.end()
     assert files.find(LABEL[:-1]) is None
-    writable = files.find(LABEL, sealed=False)
+    writable = files.find(LABEL, writable=True)
     assert writable is not None
     os.close(writable)
 
@@ -71,7 +71,7 @@ def test_that_of_another_user_is_not_taken(fd: int, monkeypatch: pytest.MonkeyPa
     files.seal(fd)
     monkeypatch.setattr(os, "geteuid", lambda: OTHER)
     assert files.find(LABEL) is None
-    assert not files._is_ours(fd, True)
+    assert not files._is_ours(fd, files._READABLE)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")

@@ -90,7 +90,7 @@ def test_one_builds_and_all_have_it(factory: Any, notes: Path) -> None:
 
 def killer(at: int) -> Killer:
     # What others of its files do depends on what runs on the machine.
-    return Killer("node", at, ("fingerprint.py", "parts.py", "code.py", "files.py"))
+    return Killer("node", at, ("fingerprint.py", "files.py"))
 
 
 def under(killer: Killer, factory: Any) -> Any:

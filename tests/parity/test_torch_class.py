@@ -7,8 +7,10 @@ gets an attribute or a method that ours says nothing true about.
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import pickle
+import pydoc
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -32,6 +34,7 @@ from torch.utils.data import DataLoader as TorchLoader
 
 from lit_loader import DataLoader
 from lit_loader.sampling.sharded_sampler import ShardedSampler
+from tests.support.commands import run_python
 
 LENGTH = 10
 DATA = TensorDataset(torch.arange(LENGTH))
@@ -484,3 +487,100 @@ def test_a_copy_or_another_batch_size_repeats_no_epoch(change: bool) -> None:
     oracle: Any = DistributedSampler(Numbers(), 2, 1, seed=3)
     oracle.set_epoch(3)
     assert list(chain(*ids(loader))) == list(oracle)
+
+
+# --- keywords ---
+
+
+class Deriving(DataLoader[Any]):
+    def __init__(self, dataset: Any, width: int = 3, **options: Any) -> None:
+        super().__init__(dataset, **options)
+        self.width = width
+
+
+@pytest.mark.parametrize("kind", [DataLoader, Deriving])
+def test_a_misspelt_keyword_is_a_type_error_that_names_the_nearest(kind: Any) -> None:
+    with pytest.raises(TypeError):
+        TorchLoader(DATA, num_worker=2)  # type: ignore[call-arg]
+    for wrong, right in {"num_worker": "num_workers", "batchsize": "batch_size"}.items():
+        with pytest.raises(TypeError, match=f"'{wrong}': did you mean '{right}'?"):
+            kind(DATA, **{wrong: 2})
+    with pytest.raises(TypeError, match="unknown option 'frobnicate': options are dataset, batch"):
+        kind(DATA, frobnicate=1)
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'dataset'"):
+        kind()
+    assert Deriving(DATA, width=4, batch_size=5).batch_size == 5
+
+
+def test_the_constructor_shows_all_of_its_keywords() -> None:
+    shown = [*inspect.signature(DataLoader).parameters]
+    assert shown[: len(OPTION_NAMES)] == OPTION_NAMES
+    assert "seeding" in shown
+    assert inspect.signature(DataLoader.__init__).parameters["num_workers"].default == 0
+    help_text = pydoc.plain(pydoc.render_doc(DataLoader))
+    assert "num_workers: " in help_text
+    assert [*inspect.signature(Deriving).parameters] == ["dataset", "width", "options"]
+
+
+OPTION_NAMES = [*inspect.signature(TorchLoader).parameters]
+
+
+def of_one(dataset: Any) -> None:
+    """Takes no seed."""
+
+
+def of_two(dataset: Any, length: int) -> list[int]:
+    return list(range(length))
+
+
+def test_a_callable_of_a_wrong_signature_is_named_with_its_option() -> None:
+    with pytest.raises(ValueError, match=r"reseed_fn must be a callable that takes \(dataset, see"):
+        DataLoader(DATA, reseed_fn=of_one)  # type: ignore[arg-type]
+    for name in ("sampler", "batch_sampler"):
+        for wrong in (of_two, WeightedRandomSampler, lambda: [1]):
+            with pytest.raises(ValueError, match=f"{name} must be .* takes the dataset alone"):
+                DataLoader(DATA, **{name: wrong})  # type: ignore[arg-type]
+    decorated = functools.wraps(of_two)(lambda dataset: of_two(dataset, 4))
+    assert len(DataLoader(DATA, sampler=decorated)) == 4  # type: ignore[arg-type]
+    assert len(DataLoader(DATA, sampler=SequentialSampler)) == LENGTH  # type: ignore[arg-type]
+
+
+# --- other torchs ---
+
+
+GENERIC_IN_TWO = """
+import re
+from pathlib import Path
+import torch.utils.data as data
+from torch.utils.data import dataloader
+
+source = Path(dataloader.__file__).read_text()
+for plain, generic in {
+    r"class DataLoader\\(Generic\\[.*\\]\\):": "class DataLoader(Generic[_T_co, _Batch]):",
+    r"class _BaseDataLoaderIter(\\(.*\\))?:": "class _BaseDataLoaderIter(Generic[_Batch]):",
+}.items():
+    source, found = re.subn(plain, generic, source)
+    assert found == 1, plain
+dataloader._Batch = __import__("typing").TypeVar("_Batch", covariant=True)
+exec(compile(source, dataloader.__file__, "exec"), vars(dataloader))
+data.DataLoader = dataloader.DataLoader
+
+import torch
+from lit_loader import DataLoader
+assert DataLoader.__mro__[1] is data.DataLoader and len(data.DataLoader.__parameters__) == 2
+loader = DataLoader(data.TensorDataset(torch.arange(6)), 3)
+assert isinstance(loader, data.DataLoader)
+assert isinstance(iter(loader), dataloader._BaseDataLoaderIter)
+assert [batch[0].tolist() for batch in loader] == [[0, 1, 2], [3, 4, 5]]
+assert DataLoader[int, str](data.TensorDataset(torch.arange(6)), 3)
+
+class Mine(DataLoader[int, str]):
+    pass
+
+assert len(Mine(data.TensorDataset(torch.arange(6)), 3)) == 2
+print("imported")
+"""
+
+
+def test_a_torch_whose_class_has_two_type_parameters(tmp_path: Path) -> None:
+    assert "imported" in run_python(tmp_path, "-c", GENERIC_IN_TWO)

@@ -223,7 +223,7 @@ class Worker:
             self._inbox.append(message)
             if isinstance(message, Resume):
                 self._next = self._drop
-        elif (message.token, message.slot) == (task.token, task.slot):
+        elif message.slot == task.slot:
             if message.capacity == NOT_WANTED:
                 self._next = self._drop
             else:

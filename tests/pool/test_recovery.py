@@ -349,7 +349,8 @@ def test_hanging_in_user_code(stage: str, tmp_path: Path) -> None:
     assert re.search(r"Its stacks:\n(.*\n)+.* in _hang_once\n", texts[0])
 
 
-def test_hanging_when_the_next_epoch_begins(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_hanging_when_the_next_epoch_begins(workers: int) -> None:
     """The consumer leaves an epoch whose last sample never ends."""
     hanging = Gate()
 
@@ -359,16 +360,15 @@ def test_hanging_when_the_next_epoch_begins(tmp_path: Path) -> None:
             hang()
         return index
 
-    with DataLoader(Call(sample, 8), num_workers=2, persistent_workers=True, timeout=0.5) as loader:
+    with DataLoader(
+        Call(sample, 8), num_workers=workers, persistent_workers=True, timeout=0.5
+    ) as loader:
         for _ in loader:
             assert hanging.wait()
             break
-        before = pool_of(loader).pids
-        with told(1) as texts:
+        with told(workers == 1) as texts:  # the other one goes on, and nobody waits for this one
             assert ints(loader) == list(range(8))
-        assert "did not get on within" in texts[0]
-        assert "in hang" in texts[0]
-        assert len(set(before) & set(pool_of(loader).pids)) == 1  # the other one lives
+        assert all("did not get on within" in text and "in hang" in text for text in texts)
     hanging.close()
 
 
@@ -521,42 +521,6 @@ def _reads_on(iterator: Any, loader: Any) -> None:
         status = int((found, again) != (list(range(1, 20)), list(range(20))))
     finally:
         os._exit(status)
-
-
-def test_who_is_replaced_in_the_handshake_leaves_the_others_their_messages() -> None:
-    """Two workers are in a sample that is not wanted any more; the third has died in one."""
-    gate, inside = Gate(), os.pipe()
-
-    def sample(index: int) -> int:
-        if lit_loader.get_epoch() == 0 and index in (3, 4, 5):
-            os.write(inside[1], b"!")
-            gate.wait()
-        return index
-
-    with DataLoader(Call(sample, 12), num_workers=3, persistent_workers=True) as loader:
-        for _ in loader:
-            count = 0
-            while count < 3:
-                count += len(os.read(inside[0], 3))
-            break
-        pool = pool_of(loader)
-        replace = pool.replace
-
-        def replaced(worker: int, *rest: Any) -> None:
-            announced = _unread(pool)
-            replace(worker, *rest)
-            # The new one has come so far that it could take what is not meant for it.
-            until(lambda: _unread(pool) <= announced and pool.rows()[worker].stage == Stage.IDLE)
-            gate.open()
-
-        pool.replace = replaced  # type: ignore[method-assign, assignment]
-        os.kill(pool.pids[1], signal.SIGKILL)
-        with told(1):
-            assert ints(loader) == list(range(12))
-        del pool.replace
-    gate.close()
-    for end in inside:
-        os.close(end)
 
 
 def _unread(pool: WorkerPool) -> int:

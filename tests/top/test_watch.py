@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -151,6 +153,31 @@ def test_workers_come_and_go(loader: DataLoader[Any]) -> None:
     found = until(lambda found: found.ready == 2)
     assert (found.num_workers, found.ahead, found.batches) == (1, 2, 12)
     assert found.findings == [] and found.restarts == 0
+
+
+def test_workers_that_end_with_their_epoch_have_not_died() -> None:
+    """A plain loop, looked at all the while."""
+    ended, found = threading.Event(), []
+
+    def watch() -> None:
+        while not ended.is_set():
+            with contextlib.suppress(NotFound):
+                for training in Watch(os.getpid()).look():
+                    for loader in training.loaders():
+                        found.extend(worker.stage for worker in loader.workers)
+                        found.extend(loader.findings)
+
+    viewer = threading.Thread(target=watch)
+    viewer.start()
+    try:
+        loader = DataLoader(range(8), batch_size=4, num_workers=2)
+        for _ in range(10):
+            assert len(list(loader)) == 2
+    finally:
+        ended.set()
+        viewer.join()
+    assert found
+    assert not [text for text in found if text == "dead" or "died" in text]
 
 
 def test_counts_go_on_where_workers_do_not_outlive_an_epoch(folder: Path) -> None:

@@ -52,16 +52,14 @@ _divide: Any = None
 def way(request: pytest.FixtureRequest) -> Iterator[None]:
     """How the consumer holds what is carried: over the slot, or each part for itself."""
     global _divide
-    _divide = {"as it lies": None, "copied": held_tensors.copied, "divided": divided}[request.param]
+    _divide = {"as it lies": None, "copied": held_tensors.copied, "divided": held_tensors.divided}[
+        request.param
+    ]
     with pytest.MonkeyPatch.context() as patch:  # all sizes of parts, in small batches
-        for name, value in {"_WATCHED": 64, "_COPIES": 2, "_SHARE": 2}.items():
+        for name, value in {"DIVIDED": 1, "_COPIES": 2, "_SHARE": 2}.items():
             patch.setattr(held_tensors, name, value)
         yield
     _divide = None
-
-
-def divided(memory: Any, stretches: Any) -> Any:
-    return held_tensors.divided(memory, stretches, lambda *_: None)
 
 
 def carry(batch: object, capacity: int = CAPACITY) -> Any:

@@ -1,8 +1,8 @@
 """Says in words which settings to use for a dataset and what bounds them, from measured figures.
 
 Used by `bench/own_dataset/grid.py`. The setting: the fewest workers, then the fewest batches ahead,
-that come within 5 % of the fastest; where the training step's time is known, that keep up with it.
-No workers only if any are slower.
+that come within 5 % of the fastest, which is named too; where the training step's time is known,
+that keep up with it. No workers only if any are slower.
 
 What bounds it, the first that applies::
 
@@ -141,6 +141,11 @@ def _use(chosen: Facts, facts: Sequence[Facts], samples: float) -> str:
     alone = next((fact for fact in facts if not fact.num_workers), None)
     if alone is not None and chosen.num_workers:
         parts.append(f"{alone.seconds / chosen.seconds:.1f} times as fast as without workers")
+    fastest = min(facts, key=lambda fact: fact.seconds)
+    if fastest.seconds < chosen.seconds:
+        slower = chosen.seconds / fastest.seconds - 1
+        cost = "takes more processes or memory" if fastest.num_workers else "adds to each step"
+        parts.append(f"{_percent(slower)} slower than {fastest.text}, which {cost}")
     if chosen.torch_seconds is not None:
         times = chosen.torch_seconds / chosen.seconds
         parts.append(f"{times:.1f} times as fast as torch's loader with it")
@@ -201,9 +206,10 @@ def _bound_by_workers(chosen: Facts, busy: float, cores: float, most: int, spent
             f"waiting, {spent}: workers were {_percent(busy)} busy and computed for "
             f"{_percent(computing)} of that, so more of them than there are processors help{more}"
         )
-    if chosen.num_workers < cores:
-        more = "more workers" if chosen.num_workers < most else f"grid.num_workers=[{int(cores)}]"
-        advice = f"there are {cores:g} processors: try {more}, or {cheaper}"
+    if most < cores:
+        advice = (
+            f"there are {cores:g} processors: try grid.num_workers=[{int(cores)}], or {cheaper}"
+        )
     else:
         advice = f"more workers do not help: {cheaper}"
     return f"processors: workers were {_percent(busy)} busy, {spent}; {advice}"

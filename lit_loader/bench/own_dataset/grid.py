@@ -329,12 +329,11 @@ def _label(point: Point, loader: str) -> str:
 
 
 def _made(name: str, node: Any) -> Any:
-    from hydra.errors import InstantiationException
     from hydra.utils import instantiate
 
     try:
         return instantiate(node, _convert_="all")
-    except InstantiationException as error:
+    except Exception as error:  # the target's own, from Hydra 1.4 on
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__

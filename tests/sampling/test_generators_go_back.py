@@ -1,4 +1,4 @@
-"""A sampler's counters are where they were when the epoch began, also in the same process."""
+"""A sampler's generator is where it was when the epoch began, also in the same process."""
 
 from __future__ import annotations
 
@@ -15,29 +15,26 @@ from lit_loader import DataLoader
 LENGTH = 9
 
 
-class Counting(Sampler[int]):
-    """Its order depends on how often it was begun, and on a generator at will."""
+class Drawing(Sampler[int]):
+    """Its order depends on a generator of its own."""
 
-    def __init__(self, generator: bool) -> None:
-        self.begun, self.shift = 0, 0
-        self.own = torch.Generator().manual_seed(3) if generator else None
-        self.interrupt_at = -1
+    def __init__(self) -> None:
+        self.shift, self.interrupt_at = 0, -1
+        self.own = torch.Generator().manual_seed(3)
 
     def __len__(self) -> int:
         return LENGTH
 
     def __iter__(self) -> Iterator[int]:
-        self.begun += 1
-        order = range(LENGTH) if self.own is None else torch.randperm(LENGTH, generator=self.own)
-        for place, index in enumerate(order):
+        for place, index in enumerate(torch.randperm(LENGTH, generator=self.own)):
             if place == self.interrupt_at:
                 self.interrupt_at = -1
                 signal.raise_signal(signal.SIGINT)
-            yield (int(index) + self.begun + self.shift) % LENGTH
+            yield (int(index) + self.shift) % LENGTH
 
 
-def make(generator: bool, workers: int) -> tuple[DataLoader[Any], Counting]:
-    sampler = Counting(generator)
+def make(workers: int) -> tuple[DataLoader[Any], Drawing]:
+    sampler = Drawing()
     return DataLoader(range(LENGTH), 2, sampler=sampler, num_workers=workers), sampler  # type: ignore[arg-type]
 
 
@@ -46,10 +43,9 @@ def rest(batches: Any) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("generator", [False, True])
-def test_a_state_is_loaded_where_it_was_taken(generator: bool, workers: int) -> None:
-    loader, _ = make(generator, workers)
-    reference, _ = make(generator, 0)
+def test_a_state_is_loaded_where_it_was_taken(workers: int) -> None:
+    loader, _ = make(workers)
+    reference, _ = make(0)
     expected = [rest(reference) for _ in range(3)]
     for epoch in range(2):
         iterator = iter(loader)
@@ -62,10 +58,9 @@ def test_a_state_is_loaded_where_it_was_taken(generator: bool, workers: int) -> 
     assert rest(loader) == expected[2]
 
 
-@pytest.mark.parametrize("generator", [False, True])
-def test_an_iterator_that_was_interrupted_goes_on(generator: bool) -> None:
-    expected = rest(make(generator, 0)[0])
-    loader, sampler = make(generator, 0)
+def test_an_iterator_that_was_interrupted_goes_on() -> None:
+    expected = rest(make(0)[0])
+    loader, sampler = make(0)
     iterator = iter(loader)
     found = [next(iterator).tolist()]
     sampler.interrupt_at = 3
@@ -75,12 +70,12 @@ def test_an_iterator_that_was_interrupted_goes_on(generator: bool) -> None:
 
 
 def test_what_was_set_before_the_first_epoch_stays() -> None:
-    reference, sampler = make(True, 0)
+    reference, sampler = make(0)
     sampler.shift = 4
     iterator = iter(reference)
     first = rest(next(iterator) for _ in range(2))
     state = reference.state_dict()
-    loader, sampler = make(True, 0)
+    loader, sampler = make(0)
     loader.state_dict()
     sampler.shift = 4
     loader.load_state_dict(state)

@@ -1,0 +1,82 @@
+"""Lightning under both of its names: ``lightning.pytorch``, and ``pytorch_lightning``, its copy.
+
+A Trainer asks whether data modules are of the class of its own package, and takes a hook for
+overridden if its code differs from that class's. So our classes derive from both, where both are
+installed in the same version and so differ in nothing; importing the second takes a tenth of a
+second more. With different versions they are of ``lightning.pytorch`` alone, and Trainers of the
+other are told so, when they are made (`lightning/trainer_plugin.py`).
+"""
+
+from __future__ import annotations
+
+import warnings
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any, Final
+
+import lightning.pytorch
+from lightning.pytorch import Callback, LightningDataModule, Trainer
+from lightning.pytorch.utilities import CombinedLoader
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+__all__ = [
+    "DATA_MODULES",
+    "TRAINERS",
+    "Callback",
+    "LightningDataModule",
+    "combined",
+    "is_hook_of",
+    "is_refused",
+]
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+_VERSIONS: Final = {name: _version(name) for name in ("pytorch-lightning", "lightning")}
+
+_PACKAGES: list[Any] = [lightning.pytorch]
+if len({*_VERSIONS.values()}) == 1:
+    import pytorch_lightning
+
+    _PACKAGES.append(pytorch_lightning)
+
+DATA_MODULES: Final[tuple[type, ...]] = tuple(each.LightningDataModule for each in _PACKAGES)
+TRAINERS: Final[tuple[type[Trainer], ...]] = tuple(each.Trainer for each in _PACKAGES)
+
+if not TYPE_CHECKING:
+
+    class LightningDataModule(*DATA_MODULES):
+        """Lightning's, under each of its names."""
+
+    class Callback(*(each.Callback for each in _PACKAGES)):
+        """Lightning's, under each of its names."""
+
+
+def combined(loaders: Any) -> Any:
+    """A loader, or a collection of them, as a CombinedLoader, which it may be already."""
+    return loaders if hasattr(loaders, "flattened") else CombinedLoader(loaders)
+
+
+def is_hook_of(data_module: Any, name: str) -> bool:
+    """Whether a data module of either name overrides a hook of Lightning's."""
+    parent = next(each for each in DATA_MODULES if isinstance(data_module, each))
+    return is_overridden(name, data_module, parent)
+
+
+def is_refused() -> bool:
+    """Whether Trainers of ``pytorch_lightning`` cannot have our callbacks; then says so."""
+    if len(_PACKAGES) == 2:
+        return False
+    own, other = _VERSIONS["pytorch-lightning"], _VERSIONS["lightning"]
+    warnings.warn(
+        f"pytorch_lightning {own} is installed beside lightning {other}: without the same version "
+        "of both, its Trainers neither take lit_loader's data module and callbacks nor resume its "
+        f"loaders exactly: pip install lightning=={own}",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return True

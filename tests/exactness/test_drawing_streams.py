@@ -1,0 +1,204 @@
+"""Streams whose draws decide what comes next: cut, killed and resized, and every sample compared.
+
+One table: kinds of streams, generators, who has the state, readers, workers. What a resume gives is
+what would have come, and where that cannot be, the user is told.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+from lit_loader import DataLoader
+from tests.support.drawing_streams import (
+    GENERATORS,
+    KINDS,
+    STATES,
+    OfALocalGenerator,
+    OnDataset,
+    stream,
+)
+from tests.support.exact import through_file
+from tests.support.samples import uncollated, worker_pids
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.* has no state_dict and load_state_dict"),
+    pytest.mark.filterwarnings("ignore:.*has a source that has no state_dict"),
+    pytest.mark.filterwarnings("ignore::lit_loader.WorkerRestartWarning"),
+    pytest.mark.filterwarnings("ignore:.*is a random generator that was made while"),
+]
+
+SIZE = 3
+
+
+class Case(NamedTuple):
+    kind: str
+    generator: str = "random"
+    state: str = "dataset"
+    shards: int | None = None
+
+    def loader(self, workers: int = 0, **options: Any) -> DataLoader[Any]:
+        return loader(
+            stream(self.kind, self.generator, self.state), workers, self.shards, **options
+        )
+
+
+def loader(
+    dataset: Any, workers: int, shards: int | None, size: int = SIZE, **options: Any
+) -> DataLoader[Any]:
+    if shards is not None:
+        options["num_shards"] = shards
+    return DataLoader(dataset, size, num_workers=workers, seed=5, collate_fn=uncollated, **options)
+
+
+def cases() -> Iterator[Any]:
+    """All of them; by default some of each kind, of each state and generator."""
+    several = list(itertools.product(KINDS, GENERATORS, STATES, (None, 2)))
+    for number, (kind, generator, state, shards) in enumerate(several):
+        case = Case(kind, generator, state, shards)
+        slow = number % 29 or (kind == "lopsided mixture" and shards)
+        marks = [pytest.mark.slow] if slow else []
+        yield pytest.param(case, marks=marks, id=f"{kind}, {generator}, {state}, {shards}")
+
+
+def check(make: Callable[[], DataLoader[Any]], stops: slice = slice(None)) -> None:
+    """Cut it everywhere, resume there, and once more a batch later."""
+    with make() as one:
+        expected, states = [], [through_file(one.state_dict())]
+        for batch in one:
+            expected.append(batch)
+            states.append(through_file(one.state_dict()))
+    assert len(expected) > 6
+    for stop in range(len(states))[stops]:
+        with make() as resumed:
+            resumed.load_state_dict(states[stop])
+            iterator = iter(resumed)
+            got = list(itertools.islice(iterator, 1))
+            state = through_file(resumed.state_dict())
+            assert got + list(iterator) == expected[stop:], stop
+        if got:
+            with make() as again:
+                again.load_state_dict(state)
+                assert list(again) == expected[stop + 1 :], stop
+
+
+@pytest.mark.parametrize("case", list(cases()))
+def test_cut_at_every_batch(case: Case) -> None:
+    check(case.loader)
+
+
+FEW = [
+    *(Case(kind, "random", "dataset") for kind in ("filter", "shuffled buffer")),
+    *(Case(kind, "own numpy", "iterator", 4) for kind in ("buffer", "mixture")),
+]
+MANY = [
+    Case(kind, generator, state, shards)
+    for kind, generator in zip(KINDS, itertools.cycle(GENERATORS), strict=False)
+    for state in STATES
+    for shards in (None, 4)
+]
+
+
+def some(many: list[Case]) -> list[Any]:
+    return [
+        *FEW,
+        *(pytest.param(case, marks=pytest.mark.slow) for case in many if case not in FEW),
+    ]
+
+
+@pytest.mark.usefixtures("by_fork")
+@pytest.mark.parametrize("case", some(MANY))
+def test_cut_with_workers(case: Case) -> None:
+    check(lambda: case.loader(2), stops=slice(3, None, 5))
+
+
+@pytest.mark.usefixtures("by_fork")
+@pytest.mark.parametrize("case", some(MANY))
+def test_a_worker_is_killed(case: Case) -> None:
+    with case.loader(2) as one:
+        expected = list(one)
+    got = []
+    with case.loader(2) as hurt:
+        for number, batch in enumerate(iterator := iter(hurt)):
+            got.append(batch)
+            if number in (3, 8):
+                os.kill(worker_pids(iterator)[number % 2], signal.SIGKILL)
+    assert got == expected
+
+
+@pytest.mark.usefixtures("by_fork")
+@pytest.mark.parametrize("case", some([case for case in MANY if case.shards])[2:])
+def test_resized(case: Case) -> None:
+    with case.loader() as one:
+        expected = list(one)
+    got = []
+    with case.loader(1) as resized:
+        for number, batch in enumerate(resized):
+            got.append(batch)
+            if size := {2: 3, 7: 2, 10: 1}.get(number):
+                resized.resize(size)
+    assert got == expected
+
+
+@pytest.mark.parametrize("seeding", ["batch", "sample"])
+@pytest.mark.parametrize("policy", ["raise", "skip"])
+def test_other_options(seeding: str, policy: str) -> None:
+    check(lambda: Case("filter").loader(seeding=seeding, on_sample_error=policy))
+
+
+def test_a_generator_that_is_in_no_state() -> None:
+    """It is made anew where the stream begins again, so all is read again."""
+    check(lambda: loader(OfALocalGenerator("filter", "random", length=400), 0, None, size=24))
+
+
+def test_a_state_without_marks() -> None:
+    """As older versions have made them: read as these did, and saved again."""
+    case = Case("shuffled augmented")
+    one = case.loader()
+    batches = iter(one)
+    for _ in range(5):
+        next(batches)
+    state = one.state_dict()
+    rest = list(batches)
+    del state["workers"][0][4:]
+    resumed = case.loader()
+    resumed.load_state_dict(state)
+    got = list(itertools.islice(resumed, 1))
+    state = through_file(resumed.state_dict())
+    again = case.loader()
+    again.load_state_dict(state)
+    assert got + list(again) == rest
+
+
+@pytest.mark.parametrize("state", ["dataset", "none"])
+def test_what_cannot_be_found_again_is_told(state: str) -> None:
+    def make() -> DataLoader[Any]:
+        return loader(STATES[state]("filter", "none knows", length=400), 0, None, size=24)
+
+    one = make()
+    batches = iter(one)
+    for _ in range(5):
+        next(batches)
+    resumed = make()
+    resumed.load_state_dict(one.state_dict())
+    with pytest.warns(UserWarning, match="were read again, and were others"):
+        next(iter(resumed))
+
+
+@pytest.mark.parametrize("kind", ["filter", "buffer", "shuffled", "shuffled augmented"])
+def test_a_state_spares_reading(kind: str) -> None:
+    """Of what was given out, two batches are read again, at most twice."""
+    one = loader(OnDataset(kind, "random"), 0, None)
+    batches = iter(one)
+    for _ in range(6):
+        next(batches)
+    dataset = OnDataset(kind, "random")
+    resumed = loader(dataset, 0, None)
+    resumed.load_state_dict(one.state_dict())
+    next(iter(resumed))
+    assert 2 * SIZE < dataset.taken <= 5 * SIZE

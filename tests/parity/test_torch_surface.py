@@ -1,0 +1,371 @@
+"""What programs reach for behind a loader and its iterators, as they do with torch's.
+
+Each program is run with torch's loader too, where that does the same.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset, TensorDataset, dataloader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from lit_loader import DataLoader
+
+LENGTH = 12
+
+
+class Stage(Dataset[int]):
+    """Its samples say at which stage of the training it was when it came to who reads it."""
+
+    stage = 0
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> int:
+        return self.stage * 100 + index
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(LENGTH))
+
+
+def stages(batches: Any) -> set[int]:
+    return {number // 100 for batch in batches for number in batch.tolist()}
+
+
+def ids(batches: Any) -> list[list[int]]:
+    return [batch.tolist() for batch in batches]
+
+
+def children() -> set[int]:
+    found = psutil.Process().children(recursive=True)
+    return {each.pid for each in found if each.status() != psutil.STATUS_ZOMBIE}
+
+
+# --- datasets that are changed between epochs ---
+
+
+class Endless:
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield from iter(self.sampler)
+
+
+@functools.cache
+def infinite(base: type) -> Any:
+    """As in ultralytics: one iterator for all epochs, exchanged when the dataset is changed."""
+
+    class InfiniteDataLoader(base):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            object.__setattr__(self, "batch_sampler", Endless(self.batch_sampler))
+            self.iterator = super().__iter__()
+
+        def __len__(self) -> int:
+            return len(self.batch_sampler.sampler)
+
+        def __iter__(self) -> Iterator[Any]:
+            for _ in range(len(self)):
+                yield next(self.iterator)
+
+        def end(self) -> None:
+            """Its ``__del__``."""
+            if hasattr(self.iterator, "_workers"):
+                for worker in self.iterator._workers:
+                    if worker.is_alive():
+                        worker.terminate()
+                self.iterator._shutdown_workers()
+
+        def reset(self) -> None:
+            self.iterator = self._get_iterator()
+
+    return InfiniteDataLoader
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_new_iterator_has_workers_of_its_own(loader_class: Any, persistent: bool) -> None:
+    before, dataset = children(), Stage()
+    loader = infinite(loader_class)(dataset, 3, num_workers=2, persistent_workers=persistent)
+    assert (stages(loader), stages(loader)) == ({0}, {0})
+    first = children() - before
+    dataset.stage = 1
+    loader.reset()
+    assert (stages(loader), stages(loader)) == ({1}, {1})
+    workers = loader.iterator._workers
+    assert len(workers) == 2
+    assert {worker.pid for worker in workers} <= children() - first
+    assert all(worker.is_alive() for worker in workers)
+    loader.end()
+    for worker in workers:
+        worker.join(timeout=60)
+        assert not worker.is_alive()
+
+
+def test_those_before_end_with_their_iterator() -> None:
+    dataset, before = Stage(), children()
+    loader = DataLoader(dataset, 3, num_workers=1, persistent_workers=True)
+    old = iter(loader)
+    next(old)
+    old_workers = {worker.pid for worker in old._workers}
+    dataset.stage = 1
+    new = loader._get_iterator()
+    assert stages([next(new)]) == {1}
+    assert stages(old) == {0}  # that one goes on with what it has
+    assert stages(new) == {1}
+    new_workers = {worker.pid for worker in new._workers}
+    assert not old_workers & new_workers
+    del old
+    assert not old_workers & children()
+    assert stages(loader) == {1}
+    assert {worker.pid for worker in new._workers} == new_workers  # __iter__ keeps them
+    first = iter(loader)
+    next(first)
+    second = loader._get_iterator()
+    next(second)
+    assert {worker.pid for worker in first._workers} == new_workers
+    assert not {worker.pid for worker in second._workers} & new_workers
+    loader.close()  # those that an iterator has kept, too
+    assert [*first._workers, *second._workers] == []
+    assert not (children() - before) & new_workers
+
+
+@pytest.mark.parametrize("table", [False, True])
+@pytest.mark.parametrize("midway", [False, True])
+def test_the_usual_reset(loader_class: Any, midway: bool, table: bool) -> None:
+    """As Lightning and others end persistent workers."""
+    dataset: Any = Stage()
+    if table:
+        dataset = TensorDataset(torch.arange(LENGTH))
+
+    options = {"num_workers": 1, "persistent_workers": True, "collate_fn": torch.tensor}
+    loader = loader_class(dataset, 3, **options | ({"collate_fn": None} if table else {}))
+    next(iter(loader)) if midway else list(loader)
+    if table:
+        dataset.tensors[0].add_(100)
+    else:
+        dataset.stage = 1
+    assert loader._iterator is not None
+    loader._iterator._shutdown_workers()
+    loader._iterator = None
+    assert stages(batch[0] if table else batch for batch in loader) == {1}
+
+
+# --- what iterators have ---
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("dataset", [Stage(), Stream()], ids=["map", "iterable"])
+def test_an_iterator_has_what_torchs_has(dataset: Any, workers: int) -> None:
+    options: dict[str, Any] = {"batch_size": 3, "num_workers": workers, "timeout": 60 * workers}
+    loader = DataLoader(dataset, **options, seed=7)
+    ours: Any = iter(loader)
+    theirs: Any = iter(dataloader.DataLoader(dataset, **options))
+    assert isinstance(ours, _BaseDataLoaderIter)
+    for given, batch in enumerate(ours, 1):
+        assert torch.equal(batch, next(theirs))
+        assert ours._num_yielded == theirs._num_yielded == given
+    assert ours._index_sampler is loader._index_sampler
+    assert ours._base_seed == 7
+    assert ours._collate_fn is loader.collate_fn
+    for name in vars(theirs):
+        if name in ("_index_sampler", "_base_seed", "_sampler_iter", "_workers", "_profile_name"):
+            continue
+        if hasattr(ours, name):
+            assert getattr(ours, name) == getattr(theirs, name), name
+        else:
+            with pytest.raises(AttributeError, match=f"{name}.*torch's.*lit_loader"):
+                getattr(ours, name)
+    missing = [name for name in vars(theirs) if not hasattr(ours, name)]
+    assert not {*missing} & {"_dataset", "_dataset_kind", "_num_workers", "_drop_last", "_timeout"}
+    with pytest.raises(StopIteration):
+        ours._next_data()
+
+
+def test_no_method_of_torchs_iterator_runs() -> None:
+    kinds = {type(iter(DataLoader(Stage(), 3, num_workers=workers))) for workers in (0, 1)}
+    for kind in kinds:
+        inherited = {
+            name
+            for name, value in vars(_BaseDataLoaderIter).items()
+            if callable(value) and getattr(kind, name) is value
+        }
+        assert inherited <= {"__class_getitem__", "__getstate__"}  # __reduce__ comes before
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_next_data_counts_as_next(workers: int) -> None:
+    with DataLoader(Stage(), 3, num_workers=workers) as loader:
+        iterator: Any = iter(loader)
+        taken = [iterator._next_data(), next(iterator)]
+        assert iterator._num_yielded == 2
+        assert ids([*taken, *iterator]) == ids(DataLoader(Stage(), 3))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_iterator_that_is_reset_begins_anew(workers: int, persistent: bool) -> None:
+    """Wrappers of iterators (PyG's, loaders for ever) do so at an epoch's start."""
+    persistent = persistent and workers > 0
+    options: Any = {"shuffle": True, "seed": 3}
+    epochs = [ids(loader) for loader in [DataLoader(Stage(), 3, **options)] for _ in range(3)]
+    options |= {"num_workers": workers, "persistent_workers": persistent}
+    with DataLoader(Stage(), 3, **options) as loader:
+        iterator: Any = iter(loader)
+        seen = [ids(iterator)]
+        pids = [worker.pid for worker in iterator._workers]
+        for taken in (1, 4):
+            iterator._reset(loader)
+            assert iterator._num_yielded == 0
+            seen.append(ids(next(iterator) for _ in range(taken)))
+        assert seen == [epochs[0], epochs[1][:1], epochs[2]]
+        if persistent:
+            assert [worker.pid for worker in iterator._workers] == pids
+
+
+# --- positions that are saved and gone back to by what iterators have ---
+
+
+@pytest.fixture
+def patched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As SpeechBrain patches torch's iterators, for all that are made from then on."""
+
+    def new_init(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+        self.__old_init__(loader, *args, **kwargs)
+        if getattr(loader, "_recovery_skip_to", None) is not None:
+            for i in range(loader._recovery_skip_to):
+                next(self._sampler_iter)
+                self._num_yielded = i + 1
+            loader._recovery_skip_to = None
+
+    def new_reset(self: Any, loader: Any, first_iter: bool = False) -> None:
+        if not first_iter:
+            self._sampler_iter = iter(self._index_sampler)
+            self._num_yielded = 0
+            self._IterableDataset_len_called = loader._IterableDataset_len_called
+
+    old = _BaseDataLoaderIter.__init__
+    functools.update_wrapper(new_init, old)
+    monkeypatch.setattr(_BaseDataLoaderIter, "__old_init__", old, raising=False)
+    monkeypatch.setattr(_BaseDataLoaderIter, "__init__", new_init)
+    monkeypatch.setattr(_BaseDataLoaderIter, "_reset", new_reset)
+
+
+@functools.cache
+def saveable(base: type) -> Any:
+    class SaveableDataLoader(base):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self._recovery_skip_to: int | None = None
+            self._kept_iterator: Any = None
+
+        def __iter__(self) -> Any:
+            self._kept_iterator = super().__iter__()
+            return self._kept_iterator
+
+        def save(self) -> str:
+            return str(None if self._kept_iterator is None else self._kept_iterator._num_yielded)
+
+        def load(self, saved: str) -> None:
+            self._recovery_skip_to = int(saved)
+
+    return SaveableDataLoader
+
+
+class Reproducible:
+    """SpeechBrain's sampler: an order by epoch, which it is told."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(77 + self.epoch)
+        return iter(torch.randperm(LENGTH, generator=generator).tolist())
+
+    def __len__(self) -> int:
+        return LENGTH
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: {"sampler": Reproducible()},
+        lambda: {"shuffle": True, "generator": torch.Generator().manual_seed(5)},
+        lambda: {},
+    ],
+    ids=["sampler", "shuffled", "in order"],
+)
+@pytest.mark.parametrize("at", [0, 2, 4])
+@pytest.mark.usefixtures("patched")
+def test_a_position_that_was_saved_is_gone_back_to(
+    loader_class: Any, num_workers: int, at: int, make: Callable[[], dict[str, Any]]
+) -> None:
+    def new() -> Any:
+        options = {"num_workers": num_workers, "persistent_workers": num_workers > 0}
+        return saveable(loader_class)(Stage(), 3, **options, **make())
+
+    whole = new()
+    epochs = [ids(whole) for _ in range(2)]
+    assert whole.save() == "4"
+    stopped = new()
+    assert stopped.save() == "None"
+    iterator = iter(stopped)
+    assert ids(next(iterator) for _ in range(at)) == epochs[0][:at]
+    saved = stopped.save()
+    assert saved == str(at)
+    resumed = new()
+    resumed.load(saved)
+    assert ids(resumed) == epochs[0][at:]
+    assert resumed.save() == "4"
+    assert ids(resumed) == epochs[1]  # and once only
+
+
+def test_a_skip_gives_the_indices_and_ends_with_the_first_batch(num_workers: int) -> None:
+    with DataLoader(Stage(), 3, num_workers=num_workers) as loader:
+        iterator: Any = iter(loader)
+        assert next(iterator._sampler_iter) == [0, 1, 2]
+        assert iterator._num_yielded == 1
+        position = loader.state_dict()
+        assert next(iterator).tolist() == [3, 4, 5]
+        with pytest.raises(RuntimeError, match="_sampler_iter.*before the first batch"):
+            next(iterator._sampler_iter)
+        with pytest.raises(RuntimeError, match="_num_yielded .* load_state_dict"):
+            iterator._num_yielded = 7
+        with pytest.raises(RuntimeError, match="_sampler_iter .* sampler="):
+            iterator._sampler_iter = iter([[1]])
+        assert ids(iterator) == [[6, 7, 8], [9, 10, 11]]
+        skipping: Any = iter(loader)
+        assert list(chain(*skipping._sampler_iter)) == list(range(LENGTH))
+        assert list(skipping) == []
+    again = DataLoader(Stage(), 3)
+    again.load_state_dict(position)
+    assert next(iter(again)).tolist() == [3, 4, 5]
+
+
+def test_a_worker_that_a_program_ends_is_replaced() -> None:
+    with DataLoader(Stage(), 3, num_workers=1) as loader:
+        iterator: Any = iter(loader)
+        assert iterator._workers == []  # none is started before the first batch
+        seen = [next(iterator)]
+        (worker,) = iterator._workers
+        assert worker.pid != os.getpid()
+        worker.kill()
+        worker.join()
+        assert not worker.is_alive()
+        with pytest.warns(RuntimeWarning, match="was replaced|replaced"):
+            seen += list(iterator)
+    assert ids(seen) == ids(DataLoader(Stage(), 3))

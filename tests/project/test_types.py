@@ -1,0 +1,208 @@
+"""Programs as users write them, before ``mypy --strict``: a change of the import breaks none.
+
+Each is checked as it is, and those of `PORTED` with torch's loader in the place of ours too.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+DATA = """
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, IterableDataset, Sampler, Subset, random_split
+from torch.utils.data.distributed import DistributedSampler
+from lit_loader import DataLoader
+
+
+class Images(Dataset[tuple[Tensor, int]]):
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.zeros(3), index
+
+
+class Numbers(Dataset[int]):
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Lines(IterableDataset[str]):
+    def __iter__(self) -> Iterator[str]:
+        yield "line"
+
+"""
+
+PORTED = {
+    "training": """
+model, device = nn.Linear(3, 2), torch.device("cpu")
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+loader = DataLoader(Images(), batch_size=4, shuffle=True, num_workers=2, pin_memory=True)
+for epoch in range(3):
+    for step, (images, labels) in enumerate(loader):
+        loss = nn.functional.cross_entropy(model(images.to(device)), labels.to(device))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        print(epoch, step, loss.item(), labels.float().mean(), len(loader))
+""",
+    "iterators": """
+iterator = iter(DataLoader(Images(), 4))
+images, labels = next(iterator)
+print(images.shape, labels.to("cpu"))
+numbers: Tensor = next(iter(DataLoader(Numbers(), 2)))
+print(numbers.sum(), [text.upper() for text in next(iter(DataLoader(Lines(), 2)))])
+""",
+    "collating": """
+def collate(samples: list[tuple[Tensor, int]]) -> dict[str, Tensor]:
+    return {"images": torch.stack([image for image, _ in samples])}
+
+
+def init(worker: int) -> None:
+    torch.manual_seed(worker)
+
+
+loader = DataLoader(Images(), 4, collate_fn=collate, worker_init_fn=init, num_workers=1)
+total = sum(batch["images"].sum().item() for batch in loader)
+""",
+    "samplers": """
+dataset = Images()
+sampler: DistributedSampler[tuple[Tensor, int]] = DistributedSampler(dataset, 2, 0)
+loader = DataLoader(dataset, sampler=sampler, persistent_workers=True, num_workers=1)
+for epoch in range(2):
+    sampler.set_epoch(epoch)
+    for images, _ in loader:
+        print(images.mean())
+
+
+class Every(Sampler[int]):
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.count))
+
+
+train, test = random_split(dataset, [8, 2])
+loaders = {"train": DataLoader(train, 2, sampler=Every(8)), "test": DataLoader(test)}
+first = DataLoader(Subset(dataset, [0, 1]), batch_sampler=[[0], [1]])
+""",
+    "annotations": """
+class Data:
+    def train_dataloader(self) -> DataLoader[tuple[Tensor, int]]:
+        return DataLoader(Images(), 4, generator=torch.Generator().manual_seed(3))
+
+    def loaders(self) -> list[DataLoader[Any]]:
+        return [self.train_dataloader(), DataLoader(Numbers())]
+
+
+def evaluate(loader: torch.utils.data.DataLoader[Any]) -> float:
+    return float(sum(labels.float().sum().item() for _, labels in loader))
+
+
+class Endless(DataLoader[int]):
+    def __init__(self, dataset: Dataset[int], **options: Any) -> None:
+        super().__init__(dataset, **options)
+
+
+print(evaluate(Data().train_dataloader()), Endless(Numbers(), batch_size=3).dataset[0] + 1)
+""",
+}
+
+OWN = {
+    "options": """
+from typing import Literal
+
+from lit_loader import LoaderConfig
+
+policy: Literal["skip", "replace"] = "skip"
+loader = DataLoader(Images(), seeding="sample", on_sample_error=policy, shard_tail="drop")
+config = LoaderConfig(seeding="worker", shard_tail="keep", num_workers="auto")
+again = DataLoader(Images(), **config.as_kwargs())
+state = loader.state_dict()
+loader.load_state_dict(state)
+print(loader.statistics().batches)
+""",
+    "factories": """
+from torch.utils.data import SequentialSampler
+
+
+def order(dataset: Images) -> list[int]:
+    return list(range(len(dataset)))
+
+
+def reseed(dataset: Images, seed: int) -> None:
+    pass
+
+
+loader = DataLoader(Images(), sampler=order, reseed_fn=reseed)
+loader = DataLoader(Images(), sampler=SequentialSampler)
+""",
+    "caches": """
+from lit_loader import CachedDataset
+
+
+def flip(sample: tuple[Tensor, int]) -> tuple[Tensor, int]:
+    return sample[0].flip(0), sample[1]
+
+
+cached = CachedDataset(Images(), "1 MB")
+cached[0][0].flip(0)
+label: int = cached[0][1]
+flipped = cached.map(flip)
+pixels: Tensor = flipped[0][0]
+labels: int = flipped.map(lambda sample: sample[1])[3]
+plain = CachedDataset([1.5, 2.5], 1000)
+number: float = plain[0]
+loader: DataLoader[tuple[Tensor, int]] = DataLoader(flipped, 4)
+""",
+}
+
+WRONG = """
+from lit_loader import CachedDataset, LoaderConfig
+
+DataLoader(Images(), seeding="bach")
+DataLoader(Images(), on_sample_error="skp")
+DataLoader(Images(), shard_tail="padd")
+DataLoader(Images(), num_worker=2)
+LoaderConfig(seeding="bach")
+LoaderConfig(on_sample_error="skp")
+LoaderConfig(shard_tail="padd")
+CachedDataset(Images(), 1000)[0].upper()
+CachedDataset(Images(), 1000).map(len)[0].upper()
+"""
+
+
+@pytest.mark.timeout(600)
+def test_programs_before_a_type_checker(tmp_path: Path) -> None:
+    programs = {name: DATA + text for name, text in {**PORTED, **OWN, "wrong": WRONG}.items()}
+    for name, text in PORTED.items():
+        torchs = DATA.replace("from lit_loader import", "from torch.utils.data import")
+        programs[f"torchs_{name}"] = torchs + text
+    for name, text in programs.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--allow-untyped-calls", str(tmp_path),
+        "--no-error-summary"],
+        cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+    )  # fmt: skip
+    found = re.findall(r"(\w+)\.py:(\d+): (error: .*)", done.stdout)
+    assert [each for each in found if each[0] != "wrong"] == [], done.stdout
+    first = programs["wrong"].count("\n", 0, programs["wrong"].index("DataLoader(Images()")) + 1
+    assert [int(line) for _, line, _ in found] == [*range(first, first + 9)], done.stdout

@@ -1,0 +1,461 @@
+"""A program's own samplers, beside torch's loader: told what the program tells them, and resumed.
+
+What a resume cannot bring back (a counter, an epoch that the program does not tell again) is said.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, WeightedRandomSampler
+from torch.utils.data import DataLoader as TorchLoader
+
+from lit_loader import DataLoader
+from tests.support.exact import Indices
+
+LENGTH = 12
+DATA = Indices(LENGTH)
+WORKERS = pytest.mark.parametrize(
+    ("workers", "persistent"), [(0, False), (2, False), (2, True)], ids=["0", "2", "2 that stay"]
+)
+
+
+def order_of(epoch: int) -> list[int]:
+    return random.Random(epoch).sample(range(LENGTH), LENGTH)
+
+
+class Own:
+    """A sampler; ``set_epoch`` and where the epoch is kept are the subclass's."""
+
+    def __init__(self) -> None:
+        self.told: list[int] = []
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(order_of(self.current()))
+
+    def current(self) -> int:
+        return 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.told.append(epoch)
+        self.note(epoch)
+
+    def note(self, epoch: int) -> None:
+        raise NotImplementedError
+
+
+class Public(Own):
+    epoch = 0
+
+    def current(self) -> int:
+        return self.epoch
+
+    def note(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+class Private(Own):
+    _epoch = 0
+
+    def current(self) -> int:
+        return self._epoch
+
+    def note(self, epoch: int) -> None:
+        self._epoch = epoch
+
+
+class Reseeded(Own):
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(0)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(LENGTH, generator=self.generator).tolist())
+
+    def note(self, epoch: int) -> None:
+        self.generator.manual_seed(epoch)
+
+
+class Prebuilt(Own):
+    """A batch sampler whose batches are made when it is told the epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.note(0)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.batches)
+
+    def note(self, epoch: int) -> None:
+        order = order_of(epoch)
+        self.batches = [order[at : at + 2] for at in range(0, LENGTH, 2)]
+
+
+class Inner(Prebuilt):
+    """A batch sampler that tells the one inside of it."""
+
+    def __init__(self) -> None:
+        self.sampler = Private()
+        self.told = []
+
+    def __len__(self) -> int:
+        return LENGTH // 2
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(BatchSampler(self.sampler, 2, False))
+
+    def note(self, epoch: int) -> None:
+        self.sampler.set_epoch(epoch)
+
+
+class Lazy(Private):
+    """Looks at its epoch when it is drawn from."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield from order_of(self._epoch)
+
+
+TOLD = [Public, Private, Reseeded, Prebuilt, Inner, Lazy]
+
+
+def options_of(sampler: Any) -> dict[str, Any]:
+    batched = isinstance(sampler, (Prebuilt, Triples))
+    return {"batch_sampler": sampler} if batched else {"sampler": sampler, "batch_size": 2}
+
+
+def torchs(sampler: Any) -> Any:
+    return TorchLoader(DATA, **options_of(sampler))
+
+
+def ours(sampler: Any, workers: int = 0, persistent: bool = False) -> Any:
+    options = options_of(sampler)
+    return DataLoader(DATA, num_workers=workers, persistent_workers=persistent, seed=1, **options)
+
+
+def values(batches: Any) -> list[list[int]]:
+    return [batch.tolist() for batch in batches]
+
+
+@WORKERS
+@pytest.mark.parametrize("kind", TOLD)
+def test_it_gives_the_epochs_that_it_is_told(kind: Any, workers: int, persistent: bool) -> None:
+    mine, theirs = kind(), kind()
+    expected = torchs(theirs)
+    with ours(mine, workers, persistent) as loader:
+        for epoch in (5, 6, 2, 2, 7):  # as after a resume, from 0 again, and the same twice
+            mine.set_epoch(epoch)
+            theirs.set_epoch(epoch)
+            assert values(loader) == values(expected), epoch
+    assert mine.told == theirs.told
+
+
+@WORKERS
+@pytest.mark.parametrize("kind", TOLD)
+def test_one_that_nobody_tells_is_told_nothing(kind: Any, workers: int, persistent: bool) -> None:
+    mine = kind()
+    expected = torchs(kind())
+    with ours(mine, workers, persistent) as loader:
+        for _ in range(3):
+            assert values(loader) == values(expected)
+            next(iter(loader))
+            next(iter(expected))
+    assert mine.told == []
+
+
+@pytest.mark.parametrize("kind", TOLD)
+def test_the_loop_that_everybody_writes_is_resumed(kind: Any) -> None:
+    def run(start: int, state: Any = None, stop: Any = None) -> Any:
+        sampler = kind()
+        loader, seen = ours(sampler), []
+        if state is not None:
+            loader.load_state_dict(state)
+        for epoch in range(start, 4):
+            sampler.set_epoch(epoch)
+            for number, batch in enumerate(loader):
+                seen.append(batch.tolist())
+                if (epoch, number) == stop:
+                    return seen, loader.state_dict()
+            if (epoch, None) == stop:
+                return seen, loader.state_dict()
+        return seen, None
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        whole, _ = run(0)
+        for stop in [(0, 0), (0, None), (1, 3), (2, 5), (2, None), (3, 1)]:
+            given, state = run(0, stop=stop)
+            assert given == whole[: len(given)]
+            rest, _ = run(stop[0] + (stop[1] is None), state)
+            assert given + rest == whole, stop
+
+
+@pytest.mark.parametrize("kind", TOLD)
+@pytest.mark.parametrize("stop", [2, None], ids=["in mid-epoch", "between epochs"])
+def test_one_that_is_not_told_again_says_so(kind: Any, stop: int | None) -> None:
+    sampler = kind()
+    loader = ours(sampler)
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        iterator = iter(loader)
+        list(itertools.islice(iterator, stop if epoch == 2 else None))
+    state, rest = loader.state_dict(), values(iterator)
+    resumed = ours(kind())
+    resumed.load_state_dict(state)
+    if kind is Reseeded:  # a generator is brought back
+        assert not rest or values(resumed) == rest
+        return
+    with pytest.warns(UserWarning, match=f"the sampler {kind.__name__} .*call its set_epoch"):
+        list(resumed)
+
+
+# --- samplers that count by themselves ---
+
+
+class InSlots:
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def step(self) -> int:
+        self.count += 1
+        return self.count
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(order_of(self.step()))
+
+
+class Plain:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __iter__(self) -> Iterator[int]:
+        self.count += 1
+        return iter(order_of(self.count))
+
+
+class OfItsClass(InSlots):
+    __slots__ = ()
+    epochs = 0
+
+    def step(self) -> int:
+        type(self).epochs += 1
+        return self.epochs
+
+
+_epochs = 0
+
+
+class OfTheModule(InSlots):
+    __slots__ = ()
+
+    def step(self) -> int:
+        global _epochs
+        _epochs += 1
+        return _epochs
+
+
+class InAnObject(InSlots):
+    __slots__ = ("numbers",)
+
+    def __init__(self) -> None:
+        self.numbers = itertools.count(1)
+
+    def step(self) -> int:
+        return next(self.numbers)
+
+
+def in_a_closure() -> Any:
+    count = 0
+
+    class Closed(InSlots):
+        __slots__ = ()
+
+        def step(self) -> int:
+            nonlocal count
+            count += 1
+            return count
+
+    return Closed()
+
+
+def of_the_class() -> Any:
+    OfItsClass.epochs = 0
+    return OfItsClass()
+
+
+def of_the_module() -> Any:
+    global _epochs
+    _epochs = 0
+    return OfTheModule()
+
+
+COUNTING: dict[str, Callable[[], Any]] = {
+    "slots": InSlots,
+    "attribute": Plain,
+    "class": of_the_class,
+    "module": of_the_module,
+    "closure": in_a_closure,
+    "object": InAnObject,
+}
+
+
+@pytest.mark.parametrize("make", COUNTING.values(), ids=COUNTING)
+def test_a_counter_goes_on_as_with_torch(make: Any) -> None:
+    loader = torchs(make())
+    expected = [values(loader), values(itertools.islice(loader, 2)), values(loader)]
+    with ours(make()) as loader:
+        assert [values(loader), values(itertools.islice(loader, 2)), values(loader)] == expected
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("make", COUNTING.values(), ids=COUNTING)
+def test_a_counter_that_is_not_brought_back_is_told(make: Any, workers: int) -> None:
+    with ours(make(), workers) as loader:
+        list(loader)
+        iterator = iter(loader)
+        next(iterator)
+        next(iterator)
+        with pytest.warns(UserWarning, match="changes from epoch to epoch and is not part of"):
+            state = loader.state_dict()
+    with ours(make(), workers) as resumed:
+        resumed.load_state_dict(state)
+        with pytest.warns(UserWarning, match="gives other indices than before .* batch 2 of ep"):
+            assert len(list(resumed)) == 4
+
+
+@pytest.mark.parametrize("make", COUNTING.values(), ids=COUNTING)
+def test_so_it_is_between_two_epochs(make: Any) -> None:
+    with ours(make()) as loader:
+        values(loader)
+        values(loader)
+        with pytest.warns(UserWarning, match="changes from epoch to epoch and is not part of"):
+            state = loader.state_dict()
+    with ours(make()) as resumed:
+        resumed.load_state_dict(state)
+        with pytest.warns(UserWarning, match="begins epoch 2 with the order of its first epoch"):
+            list(resumed)
+
+
+def test_another_list_is_told() -> None:
+    def make() -> Any:
+        return ours(torch.randperm(LENGTH).tolist())
+
+    torch.manual_seed(1)
+    loader = make()
+    next(iter(loader))
+    state = loader.state_dict()
+    resumed = make()
+    resumed.load_state_dict(state)
+    with pytest.warns(UserWarning, match="the sampler list gives other indices"):
+        list(resumed)
+
+
+def weighted(seed: int = 4) -> WeightedRandomSampler:
+    weights = [1.0 + index for index in range(LENGTH)]
+    return WeightedRandomSampler(weights, LENGTH, generator=torch.Generator().manual_seed(seed))
+
+
+class Triples:
+    """A batch sampler that draws from the global generators, batch by batch."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for _ in range(4):
+            yield [*torch.randint(LENGTH, (2,)).tolist(), random.randrange(LENGTH)]
+
+
+STEADY: dict[str, Callable[[], Any]] = {
+    "random": lambda: RandomSampler(DATA, generator=torch.Generator().manual_seed(3)),  # type: ignore[arg-type]
+    "with replacement": lambda: RandomSampler(
+        DATA,  # type: ignore[arg-type]
+        replacement=True,
+        generator=torch.Generator().manual_seed(3),
+    ),
+    "weighted": weighted,
+    "without a generator": lambda: RandomSampler(DATA),  # type: ignore[arg-type]
+    "in order": lambda: SequentialSampler(DATA),  # type: ignore[arg-type]
+    "batches": Triples,
+}
+
+
+@WORKERS
+@pytest.mark.parametrize("make", STEADY.values(), ids=STEADY)
+def test_what_is_drawn_from_generators_is_exact(make: Any, workers: int, persistent: bool) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with ours(make(), workers, persistent) as loader:
+            epochs = [values(loader) for _ in range(3)]
+        if workers == 0 and getattr(make(), "generator", None) is not None:
+            expected = torchs(make())
+            assert epochs == [values(expected) for _ in range(3)]
+        for epoch, stop in [(0, 1), (1, 0), (1, 3), (2, 4)]:
+            with ours(make(), workers, persistent) as loader:
+                for _ in range(epoch):
+                    list(loader)
+                iterator = iter(loader)
+                list(itertools.islice(iterator, stop))
+                state = loader.state_dict()
+                del iterator
+            with ours(make(), workers, persistent) as resumed:
+                resumed.load_state_dict(state)
+                got = [values(resumed) for _ in range(3 - epoch)]
+                assert got == [epochs[epoch][stop:], *epochs[epoch + 1 :]], (epoch, stop)
+
+
+def test_draws_with_another_batch_size_are_told() -> None:
+    class Drawing(Plain):
+        def __iter__(self) -> Iterator[int]:
+            return (random.randrange(LENGTH) for _ in range(LENGTH))
+
+    loader = DataLoader(DATA, 2, sampler=Drawing(), seed=1)
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    resumed = DataLoader(DATA, 6, sampler=Drawing(), seed=1)
+    resumed.load_state_dict(loader.state_dict())
+    with pytest.warns(UserWarning, match="gives other indices than before"):
+        list(resumed)
+
+
+# --- a loader's samplers, in torch's loader ---
+
+
+@pytest.mark.parametrize("shown", ["sampler", "batch_sampler"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loaders_sampler_shuffles_anew_in_torchs_loader(shown: str, workers: int) -> None:
+    loader = DataLoader(DATA, 2, shuffle=True, seed=1)
+    list(loader)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        rebuilt = TorchLoader(DATA, num_workers=workers, **{shown: getattr(loader, shown)})
+        plain = TorchLoader(DATA, 2 if shown != "sampler" else 1, shuffle=True, num_workers=workers)
+        for each in (rebuilt, plain):
+            torch.manual_seed(5)
+            epochs = [values(each) for _ in range(3)]
+            loader.sampler.set_epoch(0)  # as accelerate does, which counts from 0 after a resume
+            epochs.append(values(each))
+            assert len(set(map(str, epochs))) == 4
+            if each is rebuilt:
+                expected = epochs
+        assert epochs == expected

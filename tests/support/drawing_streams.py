@@ -1,0 +1,271 @@
+"""Streams whose draws decide what comes next, as users write them: by kind, generator and state."""
+
+from __future__ import annotations
+
+import copy
+import os
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset
+
+import lit_loader
+from lit_loader import MixtureStream
+
+__all__ = ["GENERATORS", "KINDS", "STATES", "Drawing", "stream"]
+
+LENGTH = 48
+
+
+class Draws:
+    """Uniform draws in [0, 1) from a generator of some kind."""
+
+    def __init__(self, kind: str, seed: int = 3) -> None:
+        self.kind = kind
+        self.own: Any = None
+        if kind == "own random":
+            self.own = random.Random(seed)
+        elif kind == "own numpy":
+            self.own = np.random.default_rng(seed)
+        elif kind == "own legacy":
+            self.own = np.random.RandomState(seed)
+        elif kind == "own torch":
+            self.own = torch.Generator().manual_seed(seed)
+
+    def __call__(self) -> float:
+        if self.kind == "own torch":
+            return float(torch.rand((), generator=self.own))
+        if self.own is not None:
+            return float(self.own.random())
+        if self.kind == "random":
+            return random.random()
+        if self.kind == "numpy":
+            return float(np.random.random())
+        if self.kind == "torch":
+            return float(torch.rand(()))
+        assert self.kind == "none knows"
+        return int.from_bytes(os.urandom(4), "little") / 2**32
+
+    def below(self, count: int) -> int:
+        return int(self() * count)
+
+    def shuffled(self, numbers: list[int]) -> list[int]:
+        return sorted(numbers, key=lambda _: self())
+
+    def state_dict(self) -> Any:
+        if self.kind == "own torch":
+            return self.own.get_state().tolist()
+        if self.kind == "own numpy":
+            return self.own.bit_generator.state
+        if self.kind == "own legacy":
+            kind, key, *rest = self.own.get_state()
+            return [kind, key.tolist(), *rest]
+        return self.own.getstate() if self.own is not None else None
+
+    def load_state_dict(self, state: Any) -> None:
+        if self.kind == "own torch":
+            self.own.set_state(torch.tensor(state, dtype=torch.uint8))
+        elif self.kind == "own numpy":
+            self.own = np.random.default_rng()  # another object than the loader has found
+            self.own.bit_generator.state = state
+        elif self.kind == "own legacy":
+            self.own.set_state(tuple(state))
+        elif self.own is not None:
+            self.own = random.Random()
+            self.own.setstate(state)
+
+
+class Place:
+    """Where a stream is, and what comes next."""
+
+    def __init__(self, kind: str, draw: Draws, numbers: list[int]) -> None:
+        self.kind, self.draw, self.numbers = kind, draw, numbers
+        self.place, self.buffer = 0, list[int]()
+
+    def next(self) -> Any:
+        """Give the next sample; IndexError at the end."""
+        if self.kind in ("filter", "shuffled filter"):
+            while True:
+                number = self.take()
+                if self.draw() < 0.6:
+                    return number
+        if self.kind == "stride":
+            number = self.take()
+            self.place += self.draw.below(3)
+            return number
+        if self.kind in ("buffer", "shuffled buffer"):
+            while len(self.buffer) < 5 and self.place < len(self.numbers):
+                self.buffer.append(self.take())
+            return self.buffer.pop(self.draw.below(len(self.buffer)))
+        if self.kind in ("augmented", "shuffled augmented"):
+            return self.take() + self.draw() / 2
+        assert self.kind in ("shuffled", "shuffled by the process's seed")
+        return self.take()
+
+    def take(self) -> int:
+        self.place += 1
+        return self.numbers[self.place - 1]
+
+    def state_dict(self) -> dict[str, Any]:
+        own = copy.deepcopy(self.draw.state_dict())
+        return {"place": self.place, "buffer": list(self.buffer), "generator": own}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.place, self.buffer = state["place"], list(state["buffer"])
+        if state["generator"] is not None:
+            self.draw.load_state_dict(state["generator"])
+
+
+class Drawing(IterableDataset[Any]):
+    """Has no state; a generator, whose body begins with the first ``next()``."""
+
+    def __init__(self, kind: str, generator: str, first: int = 0, length: int = LENGTH) -> None:
+        self.kind, self.draw = kind, Draws(generator)
+        self.first, self.length = first, length
+        self.taken = 0
+
+    def numbers(self) -> list[int]:
+        numbers = list(range(self.first, self.first + self.length))
+        if self.kind == "shuffled by the process's seed":
+            random.Random(torch.initial_seed()).shuffle(numbers)
+        elif self.kind.startswith("shuffled"):
+            numbers = self.draw.shuffled(numbers)
+        index, count = lit_loader.get_shard()
+        return numbers[index::count]
+
+    def begun(self) -> Place:
+        return Place(self.kind, self.draw, self.numbers())
+
+    def __iter__(self) -> Iterator[Any]:
+        place = self.begun()
+        while True:
+            try:
+                sample = place.next()
+            except IndexError:
+                return
+            self.taken += 1
+            yield sample
+
+
+class OnDataset(Drawing):
+    """The dataset has the state."""
+
+    place: Place | None = None
+    resumed: Any = None
+
+    def __iter__(self) -> Iterator[Any]:
+        self.place, state, self.resumed = self.begun(), self.resumed, None
+        if state is not None:
+            self.place.load_state_dict(state)
+        while True:
+            try:
+                sample = self.place.next()
+            except IndexError:
+                return
+            self.taken += 1
+            yield sample
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self.place is None else self.place.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.resumed = copy.deepcopy(state) or None
+
+
+class OnIterator(Drawing):
+    """Its iterator has the state."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return _Iterator(self)
+
+
+class _Iterator(Iterator[Any]):
+    def __init__(self, stream: Drawing) -> None:
+        self.stream, self.place = stream, stream.begun()
+
+    def __next__(self) -> Any:
+        try:
+            sample = self.place.next()
+        except IndexError:
+            raise StopIteration from None
+        self.stream.taken += 1
+        return sample
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.place.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.place.load_state_dict(state)
+
+
+class OnLazyIterator(Drawing):
+    """Its iterator has the state, and begins with the first ``next()``."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return _LazyIterator(self)
+
+
+class _LazyIterator(_Iterator):
+    def __init__(self, stream: Drawing) -> None:
+        self.stream, self.resumed = stream, None
+        self.place: Any = None
+
+    def __next__(self) -> Any:
+        if self.place is None:
+            self.place = self.stream.begun()
+            if self.resumed is not None:
+                self.place.load_state_dict(self.resumed)
+        return super().__next__()
+
+    def state_dict(self) -> Any:
+        return self.resumed if self.place is None else self.place.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        self.resumed = state
+
+
+class OfALocalGenerator(OnDataset):
+    """Makes a generator of its own at each ``iter()``, which is not in its state."""
+
+    def begun(self) -> Place:
+        self.hidden = random.Random(7).random
+        return Place(self.kind, _Hidden(self.hidden), self.numbers())
+
+
+class _Hidden(Draws):
+    def __init__(self, draw: Callable[[], float]) -> None:
+        super().__init__("hidden")
+        self.draw = [draw]
+
+    def __call__(self) -> float:
+        return self.draw[0]()
+
+
+STATES: dict[str, Callable[..., Drawing]] = {
+    "dataset": OnDataset,
+    "iterator": OnIterator,
+    "lazy iterator": OnLazyIterator,
+    "none": Drawing,
+}
+PLAIN = ("filter", "stride", "buffer", "augmented")
+SHUFFLED = (
+    *("shuffled", "shuffled filter", "shuffled buffer", "shuffled augmented"),
+    "shuffled by the process's seed",
+)
+KINDS = (*PLAIN, *SHUFFLED, "mixture", "lopsided mixture")
+GENERATORS = (*("random", "numpy", "torch", "own random", "own numpy", "own legacy", "own torch"),)
+
+
+def stream(kind: str, generator: str, state: str) -> Any:
+    """Make one."""
+    make = STATES[state]
+    if kind == "mixture":
+        sources = [make("buffer", generator), make("filter", generator, 100)]
+        return MixtureStream(sources, weights=[2, 1], exhausted="drop", seed=1)
+    if kind == "lopsided mixture":
+        sources = [make("buffer", generator), make("shuffled", generator, 100)]
+        return MixtureStream(sources, weights=[12, 1], exhausted="drop", seed=1)
+    return make(kind, generator)
