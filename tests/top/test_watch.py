@@ -135,7 +135,7 @@ def test_a_worker_that_has_died(loader: DataLoader[Any]) -> None:
             assert len(list(loader)) == 12
         iterator = iter(loader)
         next(iterator)
-    found = until(full)
+    found = until(lambda found: all(worker.stage == "idle" for worker in found.workers))
     assert found.workers[1].pid != victim and found.restarts == 1
     assert found.events[-1].kind == "restart" and "SIGKILL" in found.events[-1].text
 
