@@ -120,8 +120,8 @@ class LoaderConfig:
             tuples, lists and dicts of such, and more) from memory that all of them share, instead
             of a copy in each. They and their records read as before, and raise if they are
             written to. The training process's own stay as they are.
-        remote_workers: Workers on other machines, besides those of num_workers here; an iterable
-            dataset needs num_shards, and a worker here. 0: none.
+        remote_workers: Workers on other machines, besides those of num_workers here; readers of an
+            iterable dataset stay here. 0: none.
         remote: Where remote workers come from: a `RayWorkers`, or a mapping of its options; None:
             ``RayWorkers()``, the Ray cluster that this machine is a node of.
 

@@ -97,9 +97,9 @@ def check_use(config: Any) -> None:
         )
     if config.num_workers == 0:
         raise OptionError(
-            "remote_workers serve readers of an IterableDataset beside workers here, which take "
-            "them over when there is no cluster: set num_workers to at least 1, got num_workers=0 "
-            f"and remote_workers={config.remote_workers}"
+            "remote_workers make no batches of an IterableDataset, whose readers stay on this "
+            "machine: set num_workers to at least 1, got num_workers=0 and "
+            f"remote_workers={config.remote_workers}"
         )
 
 

@@ -140,7 +140,8 @@ class LoaderHost:
 
     @property
     def _remote(self) -> RemoteWorkers | None:
-        remote, count = self._loader.remote, self._loader.remote_workers
+        remote = self._loader.remote
+        count = 0 if self.iterable else self._loader.remote_workers
         return RemoteWorkers(remote, count, self.recorder.nodes) if count else None
 
     @property
@@ -209,9 +210,13 @@ class LoaderHost:
         pin, device = None, None
         if loader.pin_memory:
             pin, device = pinning.choose(loader.pin_memory_device, internals.warn_once)
-        if loader.remote_workers and self.recorder.elsewhere is None:
-            flight, nodes = loader.remote.in_flight, self.recorder.nodes
-            self.recorder.elsewhere = Elsewhere(MOST_WORKERS, flight, nodes)
+        if loader.remote_workers and self.iterable:
+            internals.warn_once(
+                f"remote_workers={loader.remote_workers} make no batches of an IterableDataset: "
+                "its readers stay on this machine"
+            )
+        elif loader.remote_workers and self.recorder.elsewhere is None:
+            self.recorder.elsewhere = Elsewhere(MOST_WORKERS, self.recorder.nodes)
         workers = loader.num_workers or loader.remote_workers
         if workers == 0 or (loader.num_workers and pin is None and self._best_in_process()):
             spec = self._spec_of_workers if workers else None
@@ -362,8 +367,7 @@ class LoaderHost:
         """Give workers to an iterator, for it alone."""
         self._turn.claim(begun=self._internals.workers.begun is not None)
         workers = self._turn.workers(self._loader.num_workers)
-        # 0: from the next one on. A stream's readers need a place while nobody is up elsewhere.
-        workers = workers or (0 if self._remote and not self.assigned else 1)
+        workers = workers or (0 if self._remote else 1)  # 0: from the next one on
         start = partial(self._start_pool, request.seed, workers, self._remote)
         if not self._loader.persistent_workers:
             return temporary(start())

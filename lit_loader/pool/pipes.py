@@ -13,6 +13,7 @@ thread at a time.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import math
 import os
@@ -75,7 +76,7 @@ class Pipes:
         self.watch(self._woken)
         self.task_ends: dict[int, int] = {}
         self._tasks = own.controls
-        self._blocked: deque[tuple[int, bytes]] = deque()
+        self._blocked: dict[int, deque[bytes]] = {}  # by the pipe that they are for
         self.waiting = False
         own.results = self._results
 
@@ -88,28 +89,33 @@ class Pipes:
     def close(self, worker: int) -> None:
         """Close the pipe of a worker that is gone, with what it did not read."""
         end, tasks = self.task_ends.pop(worker), self._tasks.pop(worker)
-        self._blocked = deque(each for each in self._blocked if each[0] != tasks)
+        self._blocked.pop(tasks, None)
         self._own.close_pipe((end, tasks))
 
     def send(self, worker: int, message: Message) -> None:
         """Send a worker a message, behind those that wait for room."""
         pipe, data = self._tasks[worker], pack(message)
-        if not self._blocked:
-            try:
-                os.write(pipe, data)
-                return
-            except BlockingIOError:
-                pass
-        self._blocked.append((pipe, data))
+        if pipe in self._blocked:
+            self._blocked[pipe].append(data)
+            return
+        try:
+            os.write(pipe, data)
+        except BlockingIOError:
+            self._blocked[pipe] = deque([data])
+
+    @property
+    def blocked(self) -> bool:
+        """Whether something waits for room."""
+        return bool(self._blocked)
 
     def flush(self) -> None:
-        """Write what waits for room, as far as there is some."""
-        try:
-            while self._blocked:
-                os.write(*self._blocked[0])
-                self._blocked.popleft()
-        except BlockingIOError:
-            pass
+        """Write what waits for room, as far as there is some; like :meth:`send`."""
+        for pipe, waiting in list(self._blocked.items()):
+            with contextlib.suppress(BlockingIOError):
+                while waiting:
+                    os.write(pipe, waiting[0])
+                    waiting.popleft()
+                del self._blocked[pipe]
 
     def watch(self, sentinel: int) -> None:
         """Let a wait end when the sentinel can be read from."""
@@ -157,9 +163,9 @@ class Pipes:
             Ended: A process that is watched is gone; what it has sent is still to be read.
             PoolClosed: So are all, and the pipes.
         """
-        blocked = self._blocked[0][0] if self._blocked else None
-        if blocked is not None:
-            self._poll.register(blocked, select.POLLOUT)
+        blocked = list(self._blocked)
+        for pipe in blocked:
+            self._poll.register(pipe, select.POLLOUT)
         longest = min(math.inf if timeout is None else timeout, _LONGEST_WAIT)
         with self._own.receiving:
             if self._own.closed:
@@ -169,15 +175,18 @@ class Pipes:
                 ready = self._poll.poll(1000 * longest)
                 self.waiting = False
             finally:
-                if blocked is not None:
-                    self._poll.unregister(blocked)
+                for pipe in blocked:
+                    self._poll.unregister(pipe)
         if self._own.closed:
             raise PoolClosed
         if not ready:
             return timeout is None or timeout > _LONGEST_WAIT
         fds = {fd for fd, _ in ready}
-        if gone := fds - {self._results, self._woken, blocked}:  # first: others send on and on
+        # First: others send on and on.
+        if gone := fds.difference((self._results, self._woken), blocked):
             raise Ended(min(gone))
+        if self._results in fds or not fds.isdisjoint(blocked):
+            return True
         if self._woken in fds:
             os.read(self._woken, READ_AT_ONCE)
             return False

@@ -78,6 +78,9 @@ __all__ = ["MOST_WORKERS", "WorkerPool"]
 MOST_WORKERS: Final = 1024
 """Workers that a pool may grow to, if it was not begun with more: rows of its status board."""
 
+_DROPPED_SOON: Final = 3
+"""Times its credit that a worker may have tasks, if nearly all of them are called off."""
+
 _MOMENT: Final = 0.5
 """Seconds that :meth:`WorkerPool.adapt` waits at most for workers that leave."""
 
@@ -152,8 +155,9 @@ class WorkerPool:
                 f"num_workers={num_workers} inside a daemonic process, which may not start "
                 "processes: use num_workers=0 there, or make the process non-daemonic"
             )
-        rows = max(num_workers, MOST_WORKERS)
-        size = board_bytes(rows + (0 if remote is None else 1 + spec.remote_workers)) + PAGE_BYTES
+        # Behind the rows of workers here are those of workers elsewhere, and the relay's.
+        relay = max(num_workers, MOST_WORKERS) + (0 if remote is None else spec.remote_workers)
+        size = board_bytes(relay + (remote is not None)) + PAGE_BYTES
         self._lock = threading.RLock()
         self._tasks: dict[int, _Task] = {}
         self._unassigned: deque[_Task] = deque()
@@ -165,6 +169,8 @@ class WorkerPool:
         self._elsewhere = 0 if remote is None else remote.count
         self._ready: deque[Outcome] = deque()
         self._awaited: set[int] = set()  # who has not begun the epoch of this token
+        self._owed: dict[int, int] = {}  # copies of each that are not called off
+        self._begun = 1  # the token that the tasks are of; another one is shown when they are not
         self._point: Callable[[int], Any] | None = None
         self._due = self._resized = False
         self._dead: int | None = None  # the sentinel of a worker that is gone
@@ -184,7 +190,7 @@ class WorkerPool:
                 self._homes = ReaderHomes(turns, num_workers) if turns else None
                 board.token, board.workers = self.token, num_workers
                 self._workers = WorkerSet(
-                    own, self._pipes, board, arena, spec, num_workers, context, seed, remote, rows
+                    own, self._pipes, board, arena, spec, num_workers, context, seed, remote, relay
                 )
                 self.notices = self._workers.notices
                 self._start_more()
@@ -228,10 +234,12 @@ class WorkerPool:
         if self._homes is not None:
             home = self._homes.home(position_of(task.number))
             return home if home in queues else None
-        found, most = None, 0
-        credit = max(1, -(-(self._in_flight - self._elsewhere) // max(1, self.num_workers)))
+        found, most, owed = None, 0, self._owed
+        usual = max(1, -(-(self._in_flight - self._elsewhere) // max(1, self.num_workers)))
         for worker, queue in queues.items():
-            room = (self._credits.get(worker, credit) if self._credits else credit) - len(queue)
+            credit = self._credits.get(worker, usual) if self._credits else usual
+            # What is called off is dropped soon; if not, it is not to add up.
+            room = min(credit - owed.get(worker, 0), _DROPPED_SOON * credit - len(queue))
             if room > most and worker not in self._leaving:
                 found, most = worker, room
         return found
@@ -250,6 +258,7 @@ class WorkerPool:
         copy = _Copy(task, worker, slot, place)
         self._copies[slot.offset] = copy
         self._queues[worker].append(copy)
+        self._owed[worker] = self._owed.get(worker, 0) + 1
         task.copies.append(slot.offset)
         self._pipes.send(
             worker,
@@ -295,8 +304,9 @@ class WorkerPool:
                     continue
                 behind = [
                     copy.task
-                    for other in self._queues.values()
-                    for place, copy in enumerate(other)
+                    for other, queue_of in self._queues.items()
+                    if other != relay  # which has all of them under way
+                    for place, copy in enumerate(queue_of)
                     if (place or copy.worker in self._workers.starting)
                     and len(copy.task.copies) == 1
                     and self._is_wanted(copy.task)
@@ -312,10 +322,11 @@ class WorkerPool:
         """Let a worker drop a copy that it has not begun."""
         if not copy.off and len(self._queues[copy.worker]) <= VOIDABLE:
             copy.off = True
+            self._owed[copy.worker] -= 1
             self._board.call_off(copy.worker, copy.place, True)
 
     def _is_wanted(self, task: _Task) -> bool:
-        return self._tasks.get(task.number) is task
+        return self._tasks.get(task.number) is task and self.token == self._begun
 
     # --- replies ---
 
@@ -335,6 +346,9 @@ class WorkerPool:
         while True:
             if self._due:
                 self._bring_about()
+            if self._pipes.blocked:
+                with self._lock:
+                    self._pipes.flush()
             if self._dead is None:
                 for message in self._pipes.read():
                     self._handle(message)
@@ -393,16 +407,17 @@ class WorkerPool:
 
     def _settle(self, reply: Reply) -> Outcome | None:
         """Close a copy's account; returns the outcome if it is the first of a task still wanted."""
-        self.page.received += reply.status != Status.DROPPED
         with self._lock:
             copy = self._copies.pop(reply.slot)
-            queue = self._queues[reply.worker]
+            queue = self._queues[copy.worker]
             if queue[0] is copy:
                 queue.popleft()
             else:
                 queue.remove(copy)
             if copy.off:
-                self._board.call_off(reply.worker, copy.place, False)
+                self._board.call_off(copy.worker, copy.place, False)
+            else:
+                self._owed[copy.worker] -= 1
             task, slot, other = copy.task, copy.slot, copy.space
             if other is not None:
                 if reply.offset == other.offset:
@@ -415,10 +430,11 @@ class WorkerPool:
                 if reply.status != Status.DROPPED:
                     self.page.drop(1)
                 elif wanted and not task.copies:
-                    self._unassigned.appendleft(task)
+                    self._put_back([task])
                 if self._unassigned:
                     self._assign_waiting()
                 return None
+            self.page.received += 1
             del self._tasks[task.number]
             for second in task.copies:
                 self._call_off(self._copies[second])
@@ -454,7 +470,7 @@ class WorkerPool:
                     offset, capacity = copy.space.offset, copy.space.capacity
                 except LoaderError:
                     capacity = NOT_TO_BE_HAD  # the worker says so
-            self._pipes.send(need.worker, Space(self.token, need.slot, offset, capacity))
+            self._pipes.send(need.worker, Space(need.slot, offset, capacity))
 
     def is_pending(self, number: int) -> bool:
         """Whether a task has no outcome yet."""
@@ -491,6 +507,11 @@ class WorkerPool:
             self._tasks.clear()
             self._unassigned.clear()
             self._ready.clear()
+            self._read_all()  # of older tasks, so that viewers do not count them as ready
+            for copy in self._copies.values():
+                copy.off = True
+            self._owed.clear()
+            self._begun = self.token
             if self._homes is not None:
                 self._homes.forget_places()
             self._awaited = set(self._queues) - self._leaving
@@ -647,13 +668,18 @@ class WorkerPool:
                 lost.append(copy.task)
                 if self._homes and self._point:  # its reader's place is another one by now
                     copy.task.packed = b""
-        self._unassigned.extendleft(sorted(lost, key=lambda task: -task.number))
+        self._put_back(lost)
         if self._homes is not None:
             self._homes.lose(worker)
         self._credits.pop(worker, None)
+        self._owed.pop(worker, None)
         self._leaving.discard(worker)
         self._awaited.discard(worker)
         self._workers.bury(worker)
+
+    def _put_back(self, tasks: list[_Task]) -> None:
+        """Let tasks wait for a worker again, the earliest first."""
+        self._unassigned = deque(sorted((*tasks, *self._unassigned), key=lambda each: each.number))
 
     # --- what is seen from outside ---
 

@@ -88,7 +88,7 @@ class WorkerSet:
             worker=0,
             num_workers=num_workers,
             seed=seed,
-            generation=board.token,
+            token=board.token,
             parent=os.getpid(),
             arena=Descriptor(arena.fd),
             mapped=arena.mapped,
@@ -99,6 +99,7 @@ class WorkerSet:
             stacks=Descriptor(own.stacks.fd),
         )
         self.relay = None if remote is None else relay
+        self._remote_workers = 0 if remote is None else spec.remote_workers
         starter: Starter = make_starter(context, self._links, spec)
         own.starter = starter
         if remote is not None:
@@ -249,6 +250,13 @@ class WorkerSet:
     def bury(self, worker: int) -> None:
         """Clear away what is left of a worker that has ended."""
         process = self._own.processes.pop(worker)
+        loss = getattr(process, "loss", None)
+        if loss is not None:
+            for row in range(worker - self._remote_workers, worker):
+                self._board.is_elsewhere(row, "")
+                self._board.enter(row, Stage.STARTING, -1)
+            if not loss.again:
+                self.relay = None
         self._pipes.unwatch(process.sentinel)
         process.close()
         self._pipes.close(worker)

@@ -1,1 +1,1 @@
-"""Workers on other machines: lanes that stand for them in a pool, the relay, the engine."""
+"""Workers on other machines: the relay that stands for them in a pool, the engine."""

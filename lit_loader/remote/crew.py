@@ -123,6 +123,18 @@ class Crew:
         """How many are up and not silent."""
         return sum(member.up and not member.silent for member in self.members)
 
+    def credit(self, owed: Callable[[int], bool]) -> int:
+        """How many orders that somebody waits for they can have together.
+
+        Args:
+            owed: Says whether somebody waits for an order; the others take room nevertheless.
+        """
+        return sum(
+            self._in_flight - sum(not owed(ticket) for ticket in member.tickets)
+            for member in self.members
+            if member.up and not member.silent
+        )
+
     def room(self) -> str:
         """Say how many processors there are for them; may take a while, in any thread."""
         return self._engine.room()

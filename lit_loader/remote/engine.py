@@ -47,7 +47,6 @@ class Order(NamedTuple):
         epoch: Its epoch.
         seed: Base seed of the epoch.
         capacity: Bytes of the slot; the report of an error is to fit.
-        token: That of the epoch of its task.
     """
 
     packed: bytes
@@ -55,7 +54,6 @@ class Order(NamedTuple):
     epoch: int
     seed: int
     capacity: int
-    token: int = 0
 
     def pack(self) -> bytes:
         """Write it down: plain bytes are what an engine carries with the least work."""
@@ -71,7 +69,7 @@ class Made(NamedTuple):
     """What has become of an order; times in nanoseconds.
 
     Attributes:
-        status: As in a `Result` (`transport/messages.py`).
+        status: As in a `Reply` (`transport/messages.py`).
         content: What goes into the slot, uint8 of one dimension; read-only, perhaps.
         at: Offset in there of the batch's descriptor, or of the exception.
         nbytes: Bytes of that.

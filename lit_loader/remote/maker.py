@@ -4,8 +4,8 @@
 
     Order ─▶ indices ▶ fetch ▶ collate ▶ encode into scratch memory ─▶ Made
 
-What `worker/main.py` is for a process of this machine: the same seeds, the same code. It knows of
-no engine, and imports none; the relay has one too, for batches that it makes again to compare.
+What `worker/main.py` is for a process of this machine; both have a `BatchMaker`. It knows of no
+engine, and imports none; the relay has one too, for batches that it makes again to compare.
 """
 
 from __future__ import annotations
@@ -14,26 +14,21 @@ import os
 import platform
 import threading
 import time
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lit_loader.batch.batch_loader import BatchLoader
-from lit_loader.batch.collate import collate_privately
-from lit_loader.batch.fetch import EndOfData
-from lit_loader.batch.worker_info import WorkerInfo, show
-from lit_loader.context import reading
 from lit_loader.remote.engine import Hello, Made, Order, Role
 from lit_loader.remote.payload import unpack_spec
 from lit_loader.remote.versions import versions
-from lit_loader.seeding.generator_lock import Turn
-from lit_loader.seeding.seeds import seed_worker
 from lit_loader.transport.codec import SlotFull, SlotWriter, encode
 from lit_loader.transport.messages import Status, unpack_indices
-from lit_loader.transport.remote_error import RemoteError, describe_batch
+from lit_loader.transport.remote_error import RemoteError
 from lit_loader.transport.status_board import Progress
+from lit_loader.worker.making import BatchMaker
 
 __all__ = ["Maker"]
 
@@ -54,34 +49,13 @@ class Maker:
     """
 
     def __init__(self, payload: NDArray[np.uint8], role: Role) -> None:
-        self._role = role
         self._node = platform.node()
         self._scratch = np.empty(_SCRATCH, np.uint8)
-        self._loader: BatchLoader | None = None
-        self._broken: RemoteError | None = None
+        who = f"in remote worker {role.worker} (node {self._node}, pid {os.getpid()})"
+        unpack = partial(unpack_spec, payload.data)
         torch.set_num_threads(1)
         with _one_at_a_time:
-            self._initialise(payload)
-
-    def _initialise(self, payload: NDArray[np.uint8]) -> None:
-        """Unpickle the user's objects, seed, call worker_init_fn; a failure answers every order."""
-        role, where = self._role, f"{self._where()}, while its dataset was unpickled"
-        try:
-            seed_worker(role.seed)
-            spec = unpack_spec(payload.data)
-            where = f"{self._where()}, in worker_init_fn"
-            reading.shard_asked = False
-            number, workers = role.worker, role.num_workers
-            show(WorkerInfo(id=number, num_workers=workers, seed=role.seed, dataset=spec.dataset))
-            collate_privately()
-            if spec.worker_init_fn is not None:
-                spec.worker_init_fn(role.worker)
-            self._loader = BatchLoader(spec, role.worker, role.num_workers)
-        except BaseException as error:
-            self._broken = RemoteError.capture(error, where)
-
-    def _where(self) -> str:
-        return f"in remote worker {self._role.worker} (node {self._node}, pid {os.getpid()})"
+            self._maker = BatchMaker(who, role.worker, role.num_workers, role.seed, unpack)
 
     def hello(self) -> Hello:
         """Say what it is."""
@@ -103,8 +77,10 @@ class Maker:
             return self._make(order)
 
     def _make(self, order: Order) -> Made:
-        if self._broken is not None:
-            return self._failed(order, self._broken)
+        maker, loader = self._maker, self._maker.loader
+        if maker.broken is not None:
+            return self._failed(order, maker.broken)
+        assert loader is not None
         progress, indices = Progress(), None
         times = [time.monotonic_ns()]
 
@@ -114,57 +90,39 @@ class Maker:
             times.append(now)
 
         try:
-            if order.packed:
-                indices = unpack_indices(np.frombuffer(order.packed, np.uint8))
+            indices = unpack_indices(np.frombuffer(order.packed, np.uint8))
             writer = SlotWriter(self._scratch)
-            batch = self._load(order, indices, progress, on_collate, writer)
+            batch = loader.take(indices, progress, on_collate, writer.empty)
+            if batch is None:
+                batch = maker.load(
+                    indices,
+                    order.number,
+                    order.epoch,
+                    order.seed,
+                    progress,
+                    on_collate,
+                    writer.empty,
+                )
             times.append(time.monotonic_ns())
             at, nbytes, used = self._encode(batch, writer)
             times.append(time.monotonic_ns())
-        except EndOfData:
-            return Made(Status.ENDED, self._scratch[:0], 0, 0, 0, 0, 0, 0, 0, 0)
         except BaseException as error:
-            shown = describe_batch(order.number, indices, progress)
-            return self._failed(order, RemoteError.capture(error, f"{self._where()}, {shown}"))
+            return self._failed(order, maker.failure(error, order.number, indices, progress))
         # A batch that was omitted has not been through all stages.
         times += times[-1:] * (4 - len(times))
         began, fetched, collated, encoded = times
-        assert self._loader is not None
         return Made(
             Status.DONE,
             used,
             at,
             nbytes,
-            self._loader.samples,
+            loader.samples,
             fetched - began,
             collated - fetched,
             encoded - collated,
             progress.slowest,
             progress.slowest_at,
         )
-
-    def _load(
-        self, order: Order, indices: Any, progress: Progress, on_collate: Any, writer: SlotWriter
-    ) -> Any:
-        loader = self._loader
-        assert loader is not None
-        batch = loader.take(indices, progress, on_collate, writer.empty)
-        if batch is not None:
-            return batch
-        turn = Turn()
-        try:
-            turn.take()  # a thread of the dataset's may iterate a loader
-            return loader.load(
-                indices,
-                order.number,
-                order.epoch,
-                order.seed,
-                progress,
-                on_collate,
-                writer.empty,
-            )
-        finally:
-            turn.end()
 
     def _encode(self, batch: Any, writer: SlotWriter) -> tuple[int, int, NDArray[np.uint8]]:
         """Write the batch into the scratch memory, or into more of it."""

@@ -2,15 +2,19 @@
 
 ::
 
-    own pipe ─Task─▶ waiting ─ a remote worker has room ─▶ Order ─▶ Crew ─▶ Engine ─▶ remote workers
-    pipe of all ◀─Reply─ slot ◀─ Made ─ queue ◀─────────────────────────────────╯   (futures)
+    own pipe ─Task─▶ job ─ a remote worker has room ─▶ Order ─▶ Crew ─▶ Engine ─▶ remote workers
+                      ╰─ none has: Dropped                                           │ futures
+    pipe of all ◀─Reply─ slot ◀─ (Need, Space) ◀─ Made ◀─────────────────────────────╯
     starter ◀─ messages for the consumer ─
 
-It says how many tasks it can be at (Up), anew whenever that changes; the pool sends it no more. A
-task whose remote worker is gone goes to another one; where none is up it is answered with Dropped,
-and the pool has it made elsewhere. Started clean (spawn), so that the engine's threads, signal
-handlers and trouble with forks stay out of the training process. One thread does everything, and
-waits in one ``poll``; the engine has a second one, from joining to leaving.
+Nothing waits in here: a task is with a remote worker, or it goes back at once, and the pool has it
+made elsewhere. So that seldom happens, the relay says how many tasks it can be at (Up), anew
+whenever that changes; orders that nobody waits for any more, of an epoch that was left, say,
+take room until they are done. A task whose remote worker is gone goes to another one, or back.
+
+Started clean (spawn), so that the engine's threads, signal handlers and trouble with forks stay out
+of the training process. One thread does everything, and waits in one ``poll``; the engine has a
+second one, from joining to leaving.
 
 It ends when it is told to stop, and when the training process is gone; either way it ends its
 remote workers before. Killed, it leaves them to the engine, which ends what belonged to it.
@@ -94,24 +98,24 @@ def relay_main(wires: Wires, plan: Plan) -> None:
 
 
 class _Job:
-    """A task that the relay has, and has not replied to.
+    """A task that the relay has.
 
     Attributes:
         task: The task.
         order: The same for a remote worker.
-        member: The remote worker that has it; None: it waits for one.
+        member: The remote worker that has it, or has made it; None: none has had it.
         made: What has come of it, while a larger slot is asked for.
         began: ``time.monotonic_ns()`` when it was given to a remote worker.
+        over: Whether it has had its reply, after which the order may be under way still.
     """
 
     def __init__(self, task: Task, packed: bytes) -> None:
         self.task = task
-        self.order = Order(
-            packed, position_of(task.number), task.epoch, task.seed, task.capacity, task.token
-        )
+        self.order = Order(packed, position_of(task.number), task.epoch, task.seed, task.capacity)
         self.member: Member | None = None
         self.made: Made | None = None
         self.began = 0
+        self.over = False
 
 
 class Relay:
@@ -126,46 +130,24 @@ class Relay:
         arena_fd, self._results, _, payload, requests, self._tasks = wires.fds
         self._arena = ArenaMap(arena_fd, wires.mapped, wires.board_bytes)
         self._board = StatusBoard(self._arena.board)
-        self._worker = plan.relay
-        self._token = wires.token
-        self._credit = 0
+        self._worker, self._rows = plan.relay, plan.relay - len(plan.roles)
+        self._credit = -1
         self._parent = os.pidfd_open(wires.parent)
         self._requests = socket.socket(fileno=requests)
         self._woken, self._wake = os.pipe()
         for end in (self._woken, self._wake):
             os.set_blocking(end, False)
         self._payload = _mapped(payload)
-        self._plan = plan
         self._calls: deque[Callable[[], None]] = deque()
-        self._waiting: deque[_Job] = deque()
-        self._jobs: dict[int, _Job] = {}  # by the slot of their task
-        self._orders: dict[int, _Job] = {}  # by ticket
+        self._jobs: dict[int, _Job] = {}  # not over, by the slot of their task
+        self._orders: dict[int, _Job] = {}  # under way, by ticket
         self._blamed: dict[int, int] = {}
         self._code: int | None = None
         self._poll = select.poll()
         for fd in (self._tasks, requests, self._parent, self._woken):
             self._poll.register(fd, select.POLLIN)
-        self._crew: Crew | None = None
         self._leave = threading.Event()
         self._left = threading.Event()
-        self._left.set()
-        self._board.rest(self._worker)
-        for place in range(len(plan.roles)):
-            self._show(place, "")
-        if plan.config is not None:
-            self._begin(plan)
-        self._send(Up(self._worker, 0))
-
-    def _send(self, message: Message) -> None:
-        os.write(self._results, pack(message))
-
-    def _show(self, place: int, node: str) -> None:
-        """Show on the board which machine a remote worker is on."""
-        row = self._worker + 1 + place
-        self._board.is_elsewhere(row, node)
-        self._board.enter(row, Stage.IDLE if node else Stage.STARTING, -1)
-
-    def _begin(self, plan: Plan) -> None:
         config, engine = plan.config, plan.engine()
         self._patience: float = config.patience
         self._look_again = SecondLook(
@@ -182,13 +164,46 @@ class Relay:
             self,
             partial(self._say, RESTART),
         )
+        self._nodes: list[str | None] = [None] * len(plan.roles)
         self._joined = False
         self._unreachable = ""
         self._since: float | None = None  # when none was up any more
         self._told_of_room = self._asked_for_room = False
-        self._left.clear()
+        self._board.rest(self._worker)
+        self._show()
         # Lives until it has left: what Ray starts ends with the thread that started it.
         threading.Thread(target=self._have, args=(engine,), daemon=True).start()
+
+    def _send(self, message: Message) -> None:
+        os.write(self._results, pack(message))
+
+    def _show(self) -> None:
+        """Say how many tasks it can be at, and show where the remote workers are."""
+        credit = self._crew.credit(self._is_owed)
+        if credit != self._credit:
+            self._credit = credit
+            self._board.is_relay(self._worker, credit)
+            self._send(Up(self._worker, credit))
+        for place, member in enumerate(self._crew.members):
+            node = member.node if member.up and not member.silent else ""
+            if node != self._nodes[place]:
+                self._nodes[place] = node
+                self._board.is_elsewhere(self._rows + place, node)
+                self._show_work(member)
+
+    def _show_work(self, member: Member) -> None:
+        """Show which batch a remote worker is at: the oldest that it has."""
+        row = self._rows + member.place
+        job = next((self._orders[t] for t in member.tickets if t in self._orders), None)
+        if job is not None:
+            self._board.enter(row, Stage.FETCHING, job.task.number)
+        else:
+            self._board.enter(row, Stage.IDLE if self._nodes[member.place] else Stage.STARTING, -1)
+
+    def _is_owed(self, ticket: int) -> bool:
+        """Whether a task waits for an order."""
+        job = self._orders.get(ticket)
+        return job is not None and not job.over
 
     # --- the engine's thread ---
 
@@ -223,11 +238,11 @@ class Relay:
         """Serve; returns the exit code."""
         try:
             while self._code is None:
-                again = None if self._crew is None else self._look(self._crew)
+                again = self._look()
                 self._attend(None if again is None else 1000 * again)
                 while self._calls:
                     self._calls.popleft()()
-                self._give_orders()
+                self._show()
         finally:
             self._leave.set()
             self._left.wait(_LEAVING)
@@ -249,49 +264,40 @@ class Relay:
         if isinstance(message, Task):
             packed = self._arena.memory(message.slot, message.capacity)[: message.nbytes].tobytes()
             job = self._jobs[message.slot] = _Job(message, packed)
-            self._waiting.append(job)
+            self._give(job)
         elif isinstance(message, Resume):
-            self._token = message.token
-            for job in list(self._jobs.values()):  # those that come for it belong to nobody
+            for job in list(self._jobs.values()):
                 self._reply(job, Status.DROPPED)
+            self._blamed.clear()
+            self._show()
             self._send(Resumed(self._worker, message.token))
         elif isinstance(message, Space):
             self._granted(message)
         elif isinstance(message, Stop):
             self._code = 0
 
-    def _give_orders(self) -> None:
-        """Give remote workers what waits, and say how much they can take now."""
-        crew = self._crew
-        credit = 0 if crew is None else crew.up * self._plan.config.in_flight
-        if credit != self._credit:
-            self._credit = credit
-            self._send(Up(self._worker, credit))
-        while self._waiting:
-            task = self._waiting[0].task
-            off = self._board.is_called_off(self._worker, task.place)
-            member = None if crew is None else crew.with_room()
-            if credit == 0 or off or task.token != self._board.token:
-                self._reply(self._waiting[0], Status.DROPPED)
-            elif crew is None or member is None:
-                return
-            else:
-                job = self._waiting.popleft()
-                job.member, job.began = member, time.monotonic_ns()
-                self._board.enter(self._worker + 1 + member.place, Stage.FETCHING, task.number)
-                self._orders[crew.give(member, job.order)] = job
+    def _give(self, job: _Job) -> None:
+        """Give a remote worker a task, or give it back."""
+        task, member = job.task, self._crew.with_room()
+        off = self._board.is_called_off(self._worker, task.place)
+        if member is None or off or task.token != self._board.token:
+            self._show()  # first: the pool is not to send it here again
+            self._reply(job, Status.DROPPED)
+            return
+        job.member, job.began = member, time.monotonic_ns()
+        self._orders[self._crew.give(member, job.order)] = job
+        self._show_work(member)
 
     # --- what becomes of a task ---
 
     def made(self, ticket: int, made: Made, member: Member) -> None:
         """An order is done: write it into its slot, unless it belongs to nobody any more."""
-        self._board.rest(self._worker + 1 + member.place)
         job = self._orders.pop(ticket, None)
-        if job is None or self._jobs.get(job.task.slot) is not job:
+        self._show_work(member)
+        if job is None or job.over:
             return
         self._blamed.pop(job.task.number, None)
         self._look_again.note(member.node, job.order, made)
-        self._board.count(self._worker + 1 + member.place)
         if made.content.size > job.task.capacity:
             # A copy: what it lies in is let go of, and an answer may take its time.
             job.made = made._replace(content=made.content.copy())
@@ -301,7 +307,7 @@ class Relay:
 
     def _granted(self, space: Space) -> None:
         job = self._jobs.get(space.slot)
-        if job is None or job.made is None or space.token != job.task.token:
+        if job is None or job.made is None:  # it has had its reply: an epoch has begun meanwhile
             return
         if space.capacity == NOT_WANTED:
             self._reply(job, Status.DROPPED)
@@ -331,22 +337,22 @@ class Relay:
 
     def _reply(self, job: _Job, status: int, offset: int = 0, made: Made | None = None) -> None:
         """Close the account of a task: its slot is the parent's again."""
-        slot = job.task.slot
+        slot, member = job.task.slot, job.member
         del self._jobs[slot]
-        if job in self._waiting:
-            self._waiting.remove(job)
+        job.over = True
         if made is None:
             self._send(Reply(status, self._worker, slot, slot, 0, 0, 0))
             return
+        worker = self._worker if member is None else self._rows + member.place
         what = (made.at, made.nbytes, made.samples, job.began, made.fetch, made.collate)
         slowest = (made.slowest, made.slowest_at)
-        self._send(Reply(status, self._worker, slot, offset, *what, made.encode, *slowest))
-        self._board.count(self._worker)
+        self._send(Reply(status, worker, slot, offset, *what, made.encode, *slowest))
+        self._board.count(worker)
 
     def lost(self, ticket: int, reason: str, to_blame: bool) -> None:
         """An order will not be done: another worker is to have it, unless it has ended several."""
         job = self._orders.pop(ticket, None)
-        if job is None or self._jobs.get(job.task.slot) is not job:
+        if job is None or job.over:
             return
         if to_blame:
             number = job.task.number
@@ -361,24 +367,26 @@ class Relay:
                     ),
                 )
                 return
-        job.member = None
-        self._waiting.appendleft(job)
+        self._give(job)
 
     def came_up(self, member: Member, hello: Hello) -> None:
         """A remote worker has come up."""
         self._look_again.meet(hello)
         self._say(NODE, f"{member.place} {hello.node}")
-        self._show(member.place, hello.node)
 
     # --- having none ---
 
+    @property
+    def _alone(self) -> bool:
+        """Whether there are no workers on this machine."""
+        return self._board.workers == 0
+
     def _on_joined(self) -> None:
-        assert self._crew is not None
         self._joined, self._since = True, None
         self._crew.hire()
 
     def _on_unreachable(self, text: str) -> None:
-        if self._plan.alone:
+        if self._alone:
             self._say(FINAL, f"remote_workers: {text}")
             self._code = GONE
         elif text != self._unreachable:
@@ -389,8 +397,9 @@ class Relay:
                 "tried again.",
             )
 
-    def _look(self, crew: Crew) -> float | None:
+    def _look(self) -> float | None:
         """Look after the workers; returns seconds until it is to be done again."""
+        crew = self._crew
         again = crew.look() if self._joined else None
         if crew.up == len(crew.members):
             self._since = None
@@ -404,7 +413,7 @@ class Relay:
             threading.Thread(target=self._ask_for_room, daemon=True).start()
         # Joining has an end of its own.
         longest = _ALONE * self._patience if self._joined else _JOINING
-        if self._plan.alone and crew.up == 0 and missing >= longest:
+        if self._alone and crew.up == 0 and missing >= longest:
             why = f" (the last one: {crew.trouble})" if crew.trouble else ""
             self._say(
                 FINAL,
@@ -417,13 +426,11 @@ class Relay:
         return self._patience / 2 if again is None else min(again, self._patience / 2)
 
     def _ask_for_room(self) -> None:
-        assert self._crew is not None
         room = self._crew.room()  # may take a while, if the cluster does not answer
         self._queue(partial(self._tell_of_room, room))
 
     def _tell_of_room(self, room: str) -> None:
         crew = self._crew
-        assert crew is not None
         if crew.up < len(crew.members) and not self._told_of_room:
             self._told_of_room = True
             self._say(

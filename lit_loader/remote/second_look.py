@@ -72,7 +72,7 @@ class SecondLook:
 
     def note(self, node: str, order: Order, made: Made) -> None:
         """See a batch, which is compared if it is its turn."""
-        if made.status != Status.DONE or not order.packed:  # a reader's, that only went on
+        if made.status != Status.DONE:
             return
         self._owed += self._share
         if node in self._compared and self._owed < 1:

@@ -22,7 +22,6 @@ import socket
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from multiprocessing.connection import wait as wait_for
 from typing import Any, Final
 
@@ -40,8 +39,8 @@ from lit_loader.worker.starters import DirectWorker, Loss, Notice, Starter, Work
 
 __all__ = ["RemoteWorkers"]
 
-_RELAYS: Final = 4
-"""Relays that are started for a pool in a row; the last one has no remote workers."""
+_RELAYS: Final = 3
+"""Relays that are started for a pool in a row."""
 
 _ROW: Final = 600.0
 """Seconds that a relay has served after which the next one begins another row."""
@@ -77,7 +76,7 @@ class RemoteWorkers:
         here_are = links.num_workers
         total = here_are + self._remote_workers
         roles = [Role(each, total, links.seed + each) for each in range(here_are, total)]
-        plan = Plan(self._config, roles, relay, here_are == 0)
+        plan = Plan(self._config, roles, relay)
         return _MixedStarter(here, plan, spec, self._nodes)
 
 
@@ -127,14 +126,11 @@ class _MixedStarter:
             raise
 
     def _start_relay(self, links: Links) -> _Relay:
-        if self._relay is not None and time.monotonic() - self._relay.since >= _ROW:
+        if self._relay is not None and self._relay.served_long:
             self._relays = 0
         self._relays += 1
-        plan = self._plan
-        if self._relays >= _RELAYS:
-            plan = replace(plan, config=None)
-        last = self._relays == _RELAYS - 1
-        self._relay = _Relay(links, self._payload, plan, self.notices, self._nodes, last)
+        last = self._relays == _RELAYS
+        self._relay = _Relay(links, self._payload, self._plan, self.notices, self._nodes, last)
         return self._relay
 
     def came_up(self) -> None:
@@ -165,7 +161,7 @@ class _Relay:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         shared = (links.arena.fd, links.results.fd, links.stacks.fd)
         fds = (*shared, payload, theirs.fileno(), links.control.fd)
-        wires = Wires(os.getpid(), links.mapped, links.board_bytes, links.generation, fds)
+        wires = Wires(os.getpid(), links.mapped, links.board_bytes, fds)
         context = multiprocessing.get_context("spawn")
         process = context.Process(
             target=relay_main, args=(wires, plan), name="lit_loader relay", daemon=True
@@ -178,11 +174,12 @@ class _Relay:
             ours.close()
             raise
         self._process = DirectWorker(process)
-        self.since = time.monotonic()
+        self._since = time.monotonic()
+        self.served_long = False
         self._requests = ours
         self._notices = notices
         self._nodes = nodes
-        self._plan = plan
+        self._alone = links.num_workers == 0
         self._last = last
         self._final: str | None = None
         self._loss: Loss | None = None
@@ -211,6 +208,7 @@ class _Relay:
         if self._loss is None:
             self.join()
             self.hear()
+            self.served_long = time.monotonic() - self._since >= _ROW
             self._loss = self._explained(self.exitcode)
         return self._loss
 
@@ -221,18 +219,19 @@ class _Relay:
         if code is not None and code < 0:
             how = f"was killed by {signal.Signals(-code).name}"
         message = f"The process for remote workers (pid {self.pid}) {how}"
-        if not self._last:
-            return Loss(f"{message}. Another one was started, and nothing is lost.", final=False)
-        if self._plan.alone:
+        if not self._last or self.served_long:
+            return Loss(f"{message}. Another one was started, and nothing is lost.")
+        message = f"{message}, for the {_RELAYS}rd time"
+        if self._alone:
             return Loss(
-                f"{message}, for the {_RELAYS - 1}rd time, and there are no workers on this "
-                "machine (num_workers=0): see its output above",
+                f"{message}, and there are no workers on this machine (num_workers=0): see its "
+                "output above",
                 final=True,
             )
         return Loss(
-            f"{message}, for the {_RELAYS - 1}rd time. The workers of this machine go on without "
-            "remote ones, and nothing is lost.",
-            final=False,
+            f"{message}. The workers of this machine go on without remote ones, and nothing is "
+            "lost.",
+            again=False,
         )
 
     @property

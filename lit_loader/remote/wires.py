@@ -23,17 +23,14 @@ class Plan:
     """What a relay is for.
 
     Attributes:
-        config: A `RayWorkers`, or another object whose ``engine()`` makes an `Engine`; None: there
-            are to be no remote workers any more, and the lanes only answer.
+        config: A `RayWorkers`, or another object whose ``engine()`` makes an `Engine`.
         roles: The remote workers.
-        first: Number of the first lane; each remote worker has ``config.in_flight`` of them.
-        alone: Whether there are no workers on this machine.
+        relay: The relay's number; the remote workers have those before it.
     """
 
     config: Any
     roles: list[Role]
     relay: int
-    alone: bool
 
     def engine(self) -> Engine:
         """Make the engine."""
@@ -52,21 +49,17 @@ class Wires:
         parent: Process id of the parent.
         mapped: Bytes of the arena to map.
         board_bytes: Bytes of the status board at its start.
-        token: That of the epoch it begins with.
         fds: Arena, pipe of all workers, file for stacks, payload, the socket of the starter, the
             relay's own pipe.
     """
 
-    def __init__(
-        self, parent: int, mapped: int, board_bytes: int, token: int, fds: tuple[int, ...]
-    ) -> None:
-        self.parent, self.mapped, self.board_bytes = parent, mapped, board_bytes
-        self.token, self.fds = token, fds
+    def __init__(self, parent: int, mapped: int, board_bytes: int, fds: tuple[int, ...]) -> None:
+        self.parent, self.mapped, self.board_bytes, self.fds = parent, mapped, board_bytes, fds
 
     def __reduce__(self) -> tuple[Any, ...]:
         fds = [reduction.DupFd(fd) for fd in self.fds]
-        return _wires, (self.parent, self.mapped, self.board_bytes, self.token, fds)
+        return _wires, (self.parent, self.mapped, self.board_bytes, fds)
 
 
-def _wires(parent: int, mapped: int, board_bytes: int, token: int, fds: list[Any]) -> Wires:
-    return Wires(parent, mapped, board_bytes, token, tuple(fd.detach() for fd in fds))
+def _wires(parent: int, mapped: int, board_bytes: int, fds: list[Any]) -> Wires:
+    return Wires(parent, mapped, board_bytes, tuple(fd.detach() for fd in fds))

@@ -2,10 +2,9 @@
 
 ::
 
-    sums by lane ─▶ remote workers ─▶ WorkerTimes with a node ─▶ NodeTimes
+    sums by worker ─▶ WorkerTimes, with a node ─▶ NodeTimes
 
-A remote worker stands in records by the numbers of its *lanes*, one for each batch that it may have
-at hand (`remote/`), which are all behind the numbers of the workers of this machine.
+A remote worker's number in records is behind those that workers of this machine may have.
 """
 
 from __future__ import annotations
@@ -29,23 +28,16 @@ class Elsewhere:
     """What is known of a loader's remote workers.
 
     Attributes:
-        first: The number of the first lane.
-        in_flight: Lanes that each remote worker has.
+        first: The number of the first one.
         nodes: The machine that each was on last, by its place among them.
     """
 
     first: int
-    in_flight: int
     nodes: dict[int, str] = field(default_factory=dict)
 
-    def place_of(self, worker: int) -> int:
-        """The place among remote workers of the one with this lane; negative: it is none."""
-        return (worker - self.first) // self.in_flight
-
     def node_of(self, worker: int) -> str:
-        """The machine of the remote worker with this lane; "": it is of this machine."""
-        place = self.place_of(worker)
-        return "" if place < 0 else self.nodes.get(place, _UNKNOWN)
+        """The machine of a worker; "": this one."""
+        return "" if worker < self.first else self.nodes.get(worker - self.first, _UNKNOWN)
 
 
 def worker_times(
@@ -59,21 +51,13 @@ def worker_times(
         elsewhere: The remote workers, if there are some.
         seconds: All of the time.
     """
-    merged: dict[int, NDArray[np.int64]] = {}
-    for number, mine in sums.items():
-        worker = number
-        if elsewhere is not None and number >= elsewhere.first:
-            worker = elsewhere.first + elsewhere.place_of(number) * elsewhere.in_flight
-        merged[worker] = merged.get(worker, np.zeros(5, np.int64)) + mine
     times = []
-    for worker, mine in sorted(merged.items()):
+    for worker, mine in sorted(sums.items()):
         batches, samples, busy, nbytes, transit = mine.tolist()
-        node, number = "", worker
-        if elsewhere is not None and worker >= elsewhere.first:
-            node, number = elsewhere.node_of(worker), elsewhere.first + elsewhere.place_of(worker)
+        node = "" if elsewhere is None else elsewhere.node_of(worker)
         times.append(
             WorkerTimes(
-                worker=number,
+                worker=worker,
                 batches=batches,
                 samples=samples,
                 busy=busy / 1e9,

@@ -202,5 +202,5 @@ def _next(workers: Sequence[Worker], chosen: int | None, step: int) -> int | Non
 
 def _suspect(workers: Sequence[Worker]) -> int | None:
     """The worker that has been at something for longest."""
-    busy = [worker for worker in workers if worker.stage not in ("idle", "dead")]
+    busy = [worker for worker in workers if worker.stage not in ("idle", "dead", "relay")]
     return max(busy, key=lambda worker: worker.seconds or 0).pid if busy else None

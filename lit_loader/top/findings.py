@@ -26,7 +26,8 @@ _STAGES: Final = {
     "encode": "writing the batch into shared memory",
     "leaving": "leaving, as fewer are wanted now",
     "dead": "dead",
-    "remote": "waiting for another machine",
+    "remote": "making a batch on another machine",
+    "relay": "handing batches over to remote workers",
 }
 
 

@@ -186,7 +186,7 @@ def _loader_cells(loader: Loader, wide: bool, faults: bool) -> list[RenderableTy
         f"{loader.ready}/{loader.ahead}",
     ]
     if wide:
-        elsewhere = f"+{len(loader.nodes)} nodes" if loader.remote_in_flight else ""
+        elsewhere = f"+{len(loader.nodes)} nodes" if loader.remote_workers else ""
         cells += [_count(loader.batch_size), f"{loader.num_workers}{elsewhere}"]
         cells.append(_bytes(loader.shared_memory))
     if faults:

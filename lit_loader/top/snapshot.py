@@ -39,7 +39,8 @@ class Worker:
         pid: Its process here; None: it has none.
         stage: ``"starting"``, ``"worker_init_fn"``, ``"idle"``, ``"fetch"``, ``"collate"``,
             ``"encode"``, ``"leaving"``; ``"dead"``: it has ended and was not replaced yet;
-            ``"remote"``: it stands for a batch that is being made on another machine.
+            ``"remote"``: it makes a batch on another machine; ``"relay"``: the process here that
+            hands batches over to those.
         batch: The batch that it makes, by its number in the epoch; None: none.
         sample: The place in the batch of the sample that it reads; None: it reads none.
         index: That sample's index; None: not known, or no whole number.
@@ -49,7 +50,7 @@ class Worker:
         memory: Bytes of its own, without shared memory; None: not known.
         doing: What the system says of it: "computing", "asleep", …; None: not known.
         made: Batches made under its number.
-        node: The machine of a remote worker, "": it has not come up yet; None: it is here.
+        node: The machine of a remote worker, "": it is not up; None: it is here.
         stack: The innermost line first, as far as it is the user's; None: it was not asked for.
         stack_problem: Why there is none though it was asked for; None: there is, or it was not.
         stack_time: When it was asked for, in seconds since 1970; None: it was not.
@@ -108,7 +109,8 @@ class Loader:
         ahead: Batches that may be asked for ahead.
         num_workers: How many workers it is to have, on this machine; 0: the training process makes
             the batches itself.
-        remote_in_flight: Batches that remote workers may have at hand, at most.
+        remote_workers: How many there are to be on other machines.
+        remote_in_flight: Batches that those of them which are up may have at hand, at most.
         remote_batches: Those that they have made.
         nodes: Their machines.
         shared_memory: Bytes of real memory that batches lie in.
@@ -133,6 +135,7 @@ class Loader:
     ready: int = 0
     ahead: int = 0
     num_workers: int = 0
+    remote_workers: int = 0
     remote_in_flight: int = 0
     remote_batches: int = 0
     nodes: list[str] = field(default_factory=list)

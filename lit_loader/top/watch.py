@@ -227,14 +227,21 @@ class Watch:
             if row.pid == view.pid:
                 loader.workers.append(self._itself(board.owner, view.consumer, row, loader))
             elif row.node is not None:
-                loader.workers.append(_lane(number, row))
+                loader.workers.append(_remote(number, row))
+            elif row.credit is not None:
+                relay = self._worker(board, number, row, None)
+                if relay is not None:
+                    relay.stage = "dead" if relay.stage == "dead" else "relay"
+                    relay.doing = f"remote workers can be at {row.credit} batches"
+                    loader.workers.append(relay)
+                    loader.remote_in_flight = row.credit
             elif row.pid or (number < view.workers and view.consumer):
                 worker = self._worker(board, number, row, indices.get(number))
                 loader.workers += [] if worker is None else [worker]
-        lanes = [worker for worker in loader.workers if worker.node is not None]
-        loader.remote_in_flight = len(lanes)
-        loader.remote_batches = sum(lane.made for lane in lanes)
-        loader.nodes = sorted({lane.node for lane in lanes if lane.node})
+        remote = [worker for worker in loader.workers if worker.node is not None]
+        loader.remote_workers = len(remote)
+        loader.remote_batches = sum(worker.made for worker in remote)
+        loader.nodes = sorted({worker.node for worker in remote if worker.node})
         loader.findings = findings(loader)
         return loader
 
@@ -295,13 +302,13 @@ class Watch:
         return worker
 
 
-def _lane(number: int, row: WorkerRow) -> Worker:
-    """A batch that a remote worker may have at hand."""
-    busy = row.stage in Stage.BUSY
-    worker = Worker(number, None, "remote" if busy else "idle", row.batch, made=row.made)
+def _remote(number: int, row: WorkerRow) -> Worker:
+    """A remote worker."""
+    stage = "remote" if row.stage in Stage.BUSY else "idle" if row.node else "starting"
+    worker = Worker(number, None, stage, row.batch, made=row.made)
     worker.node = row.node
     worker.seconds = (time.monotonic_ns() - row.since) / 1e9 if row.since else None
-    worker.doing = f"on node {row.node}" if row.node else "no remote worker has come up for it"
+    worker.doing = f"on node {row.node}" if row.node else "on no node yet, or lost"
     return worker
 
 
@@ -380,4 +387,4 @@ def _indices(board: Board, view: BoardView) -> dict[int, int]:
 
 
 def _task(row: WorkerRow) -> tuple[int, ...]:
-    return row.stage, row.number, row.issue, row.made, row.indices_of, row.offset, row.nbytes
+    return row.stage, row.number, row.void, row.made, row.indices_of, row.offset, row.nbytes

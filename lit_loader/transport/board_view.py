@@ -23,7 +23,7 @@ from lit_loader.transport.loader_page import (
     PAGE_BYTES,
     TEXTS,
 )
-from lit_loader.transport.status_board import ROW, ROW_BYTES, WORKERS_AT, Stage, node_of
+from lit_loader.transport.status_board import ROW, ROW_BYTES, WORKERS_AT, Stage, credit_of, node_of
 
 __all__ = ["BoardView", "Event", "OtherFormat", "WorkerRow", "read_board", "read_index"]
 
@@ -58,7 +58,7 @@ class WorkerRow(NamedTuple):
         number: Of its task, -1 for none.
         position: Position in the batch of the sample that is being fetched.
         since: ``time.monotonic_ns()`` when the stage, or sample, began; 0 before the worker ran.
-        issue: Issue of the task.
+        void: Bits of the tasks that are not wanted.
         made: Tasks done under this worker's number.
         pid: Its process, as the loader knows it; 0: none.
         started: ``time.monotonic_ns()`` when that was started.
@@ -66,14 +66,15 @@ class WorkerRow(NamedTuple):
         indices_of: The task whose indices lie at ``offset``.
         offset: Where in the file.
         nbytes: How many bytes of them.
-        node: The machine of a remote worker, "": not known yet; None: it is of this machine.
+        node: The machine of a remote worker, "": it is not up; None: it is of this machine.
+        credit: Of a relay: batches that remote workers can be at together; None: it is none.
     """
 
     stage: int
     number: int
     position: int
     since: int
-    issue: int
+    void: int
     made: int
     pid: int
     started: int
@@ -82,6 +83,7 @@ class WorkerRow(NamedTuple):
     offset: int
     nbytes: int
     node: str | None = None
+    credit: int | None = None
 
     @property
     def batch(self) -> int | None:
@@ -157,7 +159,8 @@ class BoardView(NamedTuple):
     def ready(self) -> int:
         """Batches that are made and were not asked for."""
         made = sum(row.made for row in self.rows)
-        return max(0, made + self.surplus - self.given)
+        # No more than may be: a second copy of a task, say, counts until its reply has been read.
+        return max(0, min(made + self.surplus - self.given, self.depth))
 
 
 def read_board(fd: int) -> BoardView:
@@ -199,10 +202,11 @@ def read_board(fd: int) -> BoardView:
 
 
 def _row(data: bytes) -> WorkerRow:
-    row, node = WorkerRow(*ROW.unpack_from(data)), node_of(data)
-    if node is None:
+    row, node, credit = WorkerRow(*ROW.unpack_from(data)), node_of(data), credit_of(data)
+    if node is None and credit is None:
         return row
-    return row._replace(stacks=0, indices_of=-1, offset=0, nbytes=0, node=node)
+    blank = row._replace(stacks=0, indices_of=-1, offset=0, nbytes=0)
+    return blank._replace(node=node, credit=credit)
 
 
 def _read_calmly(fd: int, begin: int) -> bytes:

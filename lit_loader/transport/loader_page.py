@@ -39,7 +39,7 @@ __all__ = [
     "LoaderPage",
 ]
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 """Version of the board's layout, rows and page; a viewer of another version cannot read it."""
 
 MAGIC: Final = int.from_bytes(b"litload\0", "big")

@@ -111,13 +111,11 @@ class Space(NamedTuple):
     """A larger slot for the batch that did not fit.
 
     Attributes:
-        token: The task's.
-        slot: The slot that it was sent with.
+        slot: The slot that the task was sent with.
         offset: First byte of the larger one.
         capacity: Bytes of that; :data:`NOT_WANTED`: drop the batch; :data:`NOT_TO_BE_HAD`.
     """
 
-    token: int
     slot: int
     offset: int
     capacity: int
@@ -145,7 +143,7 @@ class Reply(NamedTuple):
 
     Attributes:
         status: One of :class:`Status`.
-        worker: Who had it.
+        worker: Who had it; the relay names the remote worker that has made it.
         slot: The slot that it was sent with.
         offset: The slot that the outcome is in: that one, or the larger one.
         at: Offset in that of the batch's descriptor, or of the exception.
@@ -185,7 +183,7 @@ class Up(NamedTuple):
     Attributes:
         worker: Its number.
         credit: Tasks that it can be at together: 1 for a process that makes batches itself. The
-            relay of remote workers says it anew whenever that changes, or it has something to say.
+            relay of remote workers says it anew when that changes, or there is something to say.
     """
 
     worker: int
@@ -213,7 +211,7 @@ Message = Task | Resume | Space | Stop | Up | Reply | Need | Resumed
 _FIELDS: Final[dict[type[Message], str]] = {
     Task: "QqqQqqqq",
     Resume: "Q",
-    Space: "Qqqq",
+    Space: "qqq",
     Stop: "",
     Up: "Hq",
     Reply: "BH13q",

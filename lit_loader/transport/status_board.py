@@ -9,7 +9,8 @@ more workers than there are: a pool may grow, and rows that were never written c
 
 A row also has what only a viewer in another process asks for (`transport/board_view.py`): the
 worker's process, how many tasks it has done, where the indices of its batch lie; instead of these,
-for one that stands for a worker on another machine, that machine's name.
+for one that stands for a worker on another machine, that machine's name. Behind these rows comes
+that of the relay, which hands batches over to them.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ __all__ = [
     "Stage",
     "StatusBoard",
     "board_bytes",
+    "credit_of",
     "node_of",
 ]
 
@@ -40,7 +42,8 @@ _TOKEN, _, _WORKERS = range(3)
 _STAGE, _NUMBER, _POSITION, _SINCE, _VOID = range(5)
 _MADE, _PID, _STARTED, _STACKS, _INDICES = range(5, 10)  # and two words after the last
 _NODE_BYTES: Final = 8 * (_WORDS - _INDICES)
-_ELSEWHERE: Final = -1  # in the place of a descriptor for stacks: a name follows, and no indices
+# In the place of a descriptor for stacks: a name follows, and no indices; or a relay's credit.
+_ELSEWHERE, _RELAY = -1, -2
 _PACK_INDICES: Final = struct.Struct("@3q").pack_into  # native: a word at a time
 
 ROW_BYTES: Final = _WORDS * 8
@@ -99,6 +102,12 @@ def node_of(row: bytes) -> str | None:
     return row[8 * _INDICES :].rstrip(b"\0").decode(errors="replace")
 
 
+def credit_of(row: bytes) -> int | None:
+    """Read, out of a copy of a relay's row, at how many tasks it can be; None: it is no relay's."""
+    words = ROW.unpack_from(row)
+    return words[_INDICES] if words[_STACKS] == _RELAY else None
+
+
 def board_bytes(num_workers: int) -> int:
     """Bytes of a board for ``num_workers`` workers."""
     return (num_workers + 1) * _WORDS * 8
@@ -112,7 +121,7 @@ VOIDABLE: Final = 62
 """Tasks of a worker that can be called off one by one: bits of a word."""
 
 _QUICK: Final = 4_000
-"""Nanoseconds a sample below which samples are not timed one by one."""
+"""Nanoseconds a sample below which it is not written when each began."""
 
 _HANDFUL: Final = 16
 
@@ -127,8 +136,7 @@ class Progress:
     Attributes:
         each: Whether each sample is announced, however quick they are: somebody looks at the time.
         token: That of the epoch whose batch is being made.
-        slowest: Nanoseconds of the sample that has taken longest since :meth:`begin`; 0: samples
-            were so quick that they were not measured one by one.
+        slowest: Nanoseconds of the sample that has taken longest since :meth:`begin`.
         slowest_at: Its position in the batch.
     """
 
@@ -187,8 +195,8 @@ class Progress:
     def read(self, get: Callable[[Any], Any], indices: Iterable[Any]) -> list[Any]:
         """Read a batch's samples, announcing where it is.
 
-        Where the samples of the batch before were quick they are not timed one by one, which would
-        take as long as many a sample, and the token is looked at by the handful.
+        Where the samples of the batch before were quick, it is not written when each began, and
+        the token is looked at by the handful: both would take as long as many a sample.
 
         Args:
             get: Gives the sample of an index.
@@ -204,14 +212,18 @@ class Progress:
         append, began = samples.append, clock()
         self._one_by_one = True
         if self._quick and type(indices) is list:
-            words[since] = began
+            words[since] = last = began
             for start in range(0, len(indices), _HANDFUL):
                 if words[_TOKEN] != token:
                     raise Cancelled
                 for position, index in enumerate(indices[start : start + _HANDFUL], start):
                     words[place] = position
                     append(get(index))
-            last = clock()
+                    now = clock()
+                    if now - last > slowest:
+                        self.slowest = slowest = now - last
+                        self.slowest_at = position
+                    last = now
         else:
             last = began
             for position, index in enumerate(indices):
@@ -344,6 +356,12 @@ class StatusBoard:
         name = node.encode(errors="replace")[:_NODE_BYTES].ljust(_NODE_BYTES, b"\0")
         self._memory[start : start + _NODE_BYTES] = name
         self._words[row + _STACKS] = _ELSEWHERE
+
+    def is_relay(self, worker: int, credit: int) -> None:
+        """Write that ``worker`` hands tasks over to others, and at how many it can be together."""
+        row = (worker + 1) * _WORDS
+        self._words[row + _INDICES] = credit
+        self._words[row + _STACKS] = _RELAY
 
     def count(self, worker: int) -> None:
         """Count a task that ``worker`` has sent the result of."""

@@ -28,18 +28,11 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from lit_loader.batch.batch_loader import BatchLoader
 from lit_loader.batch.batch_spec import BatchSpec
-from lit_loader.batch.collate import collate_privately
 from lit_loader.batch.fetch import EndOfData
 from lit_loader.batch.shard_loader import ShardLoader
-from lit_loader.batch.worker_info import ProcessInfo, WorkerInfo, show
-from lit_loader.checkpoint.position import ReadPoint
-from lit_loader.context import reading
 from lit_loader.errors import TransportError
 from lit_loader.memory.arena import ArenaMap
-from lit_loader.seeding.generator_lock import Turn
-from lit_loader.seeding.seeds import seed_worker
 from lit_loader.system.processors import ProcessorClock
 from lit_loader.system.stack_dumps import show_stacks_when_asked, write_stacks_to
 from lit_loader.transport.codec import SlotFull, SlotWriter, encode
@@ -61,8 +54,9 @@ from lit_loader.transport.messages import (
     unpack,
     unpack_indices,
 )
-from lit_loader.transport.remote_error import RemoteError, describe_batch
+from lit_loader.transport.remote_error import RemoteError
 from lit_loader.transport.status_board import Cancelled, Stage, StatusBoard
+from lit_loader.worker.making import BatchMaker
 from lit_loader.worker.parent import follow_parent, yield_to_parent
 from lit_loader.worker.payload import NO_ROOM, Links, Payload
 from lit_loader.worker.process_start import reset_signals
@@ -111,7 +105,7 @@ class _Worker:
         self._board = StatusBoard(self._arena.board)
         self._board.shows_stacks(self._id, show_stacks_when_asked())
         self._progress = self._board.progress(self._id)
-        self._progress.token = links.generation
+        self._progress.token = links.token
         self._writers: dict[int, SlotWriter] = {}
         self._tasks, self._results = links.control.fd, links.results.fd
         self._inbox: deque[Message] = deque()
@@ -120,38 +114,26 @@ class _Worker:
         self._task: Task | None = None
         self._times: list[int] = []
         self._clock = ProcessorClock(on=False)
-        self._loader: BatchLoader | ShardLoader | None = None
-        self._shards: ShardLoader | None = None  # the same, where there are num_shards
-        self._broken: RemoteError | None = None
-        self._initialise(links, payload)
-
-    def _initialise(self, links: Links, payload: Payload) -> None:
-        """Unpack the user's objects, seed, call worker_init_fn; a failure answers every task."""
         self._board.enter(self._id, Stage.INITIALISING, -1)
-        where = f"in DataLoader worker {self._id} (pid {os.getpid()}), "
-        try:
+
+        def unpack() -> BatchSpec:
             try:
-                seed_worker(links.seed)
-                where += "while its dataset was unpickled"
-                spec = payload.open()
-            finally:
+                return payload.open()
+            finally:  # what comes now may be the user's code: another worker may be started
                 self._send(Up(self._id))
-            _set_worker_info(links, spec)
-            collate_privately()
-            where = where.replace("while its dataset was unpickled", "in worker_init_fn")
-            if spec.worker_init_fn is not None:
-                spec.worker_init_fn(self._id)
-            where = where.replace("in worker_init_fn", "while its dataset was copied")
-            if spec.num_shards:
-                reading.shard_asked = False  # by a worker, not by a reader
-                watch = spec.watch(self._progress.beat)
-                self._loader = self._shards = ShardLoader(spec, watch)
-            else:
-                self._loader = BatchLoader(spec, links.worker, links.num_workers)
-            self._clock = ProcessorClock(on=spec.timed)
-            self._progress.each = spec.watched
-        except BaseException as error:
-            self._broken = RemoteError.capture(error, where)
+
+        self._maker = maker = BatchMaker(
+            f"in DataLoader worker {self._id} (pid {os.getpid()})",
+            links.worker,
+            links.num_workers,
+            links.seed,
+            unpack,
+            self._progress.beat,
+        )
+        self._loader, self._shards, self._broken = maker.loader, maker.shards, maker.broken
+        if maker.spec is not None:
+            self._clock = ProcessorClock(on=maker.spec.timed)
+            self._progress.each = maker.spec.watched
 
     def run(self) -> None:
         """Serve until Stop."""
@@ -199,7 +181,7 @@ class _Worker:
         """
         if self._board.is_called_off(self._id, task.place) or task.token != self._board.token:
             raise Cancelled
-        self._task = task
+        self._task, loader = task, self._loader
         self._times = [self._enter(Stage.FETCHING)]
         self._clock.start()
         self._progress.begin()
@@ -208,11 +190,23 @@ class _Worker:
         if self._broken is not None:
             self._fail(task, self._broken)
             return
+        assert loader is not None
         try:
             if task.nbytes:
                 indices = unpack_indices(writer.memory[: task.nbytes])
             writer.reset()
-            batch = self._load(task, indices, writer)
+            batch = loader.take(indices, self._progress, self._on_collate, writer.empty)
+            if batch is None:
+                self._board.reads(self._id, task.number, task.slot, task.nbytes)
+                batch = self._maker.load(
+                    indices,
+                    position_of(task.number),
+                    task.epoch,
+                    task.seed,
+                    self._progress,
+                    self._on_collate,
+                    writer.empty,
+                )
             self._times.append(self._enter(Stage.ENCODING))
             offset, at, nbytes = self._encode(batch, task, writer)
         except Cancelled:
@@ -221,37 +215,9 @@ class _Worker:
             self._reply(task, Status.ENDED, task.slot, 0, 0)
         except BaseException as error:
             number = position_of(task.number)
-            shown = indices
-            if indices is None or isinstance(indices, ReadPoint):
-                shown = self._loader and self._loader.whose(number)
-            where = (
-                f"in DataLoader worker {self._id} (pid {os.getpid()}), "
-                f"{describe_batch(number, shown, self._progress)}"
-            )
-            self._fail(task, RemoteError.capture(error, where))
+            self._fail(task, self._maker.failure(error, number, indices, self._progress))
         else:
             self._reply(task, Status.DONE, offset, at, nbytes)
-
-    def _load(self, task: Task, indices: Any, writer: SlotWriter) -> Any:
-        assert self._loader is not None
-        batch = self._loader.take(indices, self._progress, self._on_collate, writer.empty)
-        if batch is not None:
-            return batch
-        self._board.reads(self._id, task.number, task.slot, task.nbytes)
-        turn = Turn()
-        try:
-            turn.take()  # a thread of the dataset's may iterate a loader
-            return self._loader.load(
-                indices,
-                position_of(task.number),
-                task.epoch,
-                task.seed,
-                self._progress,
-                self._on_collate,
-                writer.empty,
-            )
-        finally:
-            turn.end()
 
     def _on_collate(self) -> None:
         now = self._enter(Stage.COLLATING)
@@ -284,7 +250,7 @@ class _Worker:
                 self._inbox.append(message)
                 if type(message) is Resume or not data:
                     raise Cancelled
-            elif message.slot == task.slot and message.token == task.token:
+            elif message.slot == task.slot:
                 if message.capacity == NOT_WANTED:
                     raise Cancelled
                 if message.capacity < 0:
@@ -334,11 +300,3 @@ class _Worker:
 
     def _send(self, message: Message) -> None:
         os.write(self._results, pack(message))
-
-
-def _set_worker_info(links: Links, spec: BatchSpec) -> None:
-    """Make ``torch.utils.data.get_worker_info()`` answer for this worker."""
-    reading.shard_asked = False  # in the parent, perhaps, of which this process is a fork
-    kind = ProcessInfo if spec.num_shards else WorkerInfo
-    number, dataset = links.worker, spec.dataset
-    show(kind(id=number, num_workers=links.num_workers, seed=links.seed, dataset=dataset))

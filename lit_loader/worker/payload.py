@@ -263,7 +263,7 @@ class Links:
         worker: The worker's number, from 0.
         num_workers: How many there were to be when it was started.
         seed: The worker's own seed (base seed + its number).
-        generation: The generation it begins with.
+        token: That of the epoch it begins with.
         parent: Process id of the parent.
         arena: The arena's file.
         mapped: Bytes of it to map.
@@ -277,7 +277,7 @@ class Links:
     worker: int
     num_workers: int
     seed: int
-    generation: int
+    token: int
     parent: int
     arena: Descriptor
     mapped: int
@@ -287,13 +287,13 @@ class Links:
     results: Descriptor
     stacks: Descriptor
 
-    def of(self, worker: int, num_workers: int, generation: int, control: int) -> Links:
+    def of(self, worker: int, num_workers: int, token: int, control: int) -> Links:
         """What connects a worker, where this is what connects worker 0.
 
         Args:
             worker: Its number.
             num_workers: How many there are now.
-            generation: The generation it begins with.
+            token: That of the epoch it begins with.
             control: Read end of its control pipe.
         """
         return dataclasses.replace(
@@ -301,6 +301,6 @@ class Links:
             worker=worker,
             num_workers=num_workers,
             seed=self.seed + worker,
-            generation=generation,
+            token=token,
             control=Descriptor(control),
         )

@@ -66,11 +66,13 @@ class Loss(NamedTuple):
 
     Attributes:
         message: What is to be said of it.
-        final: Whether nothing else can be had in its place.
+        final: Whether there is nobody else to make batches.
+        again: Whether another one is to be started in its place.
     """
 
     message: str
-    final: bool
+    final: bool = False
+    again: bool = True
 
 
 class Remote(Protocol):

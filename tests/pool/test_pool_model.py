@@ -121,7 +121,7 @@ class Worker:
         self.larger: Space | None = None
         self._memory = memory
         self._board = StatusBoard(memory.board)
-        self._token = links.generation
+        self._token = links.token
         self._inbox: deque[Message] = deque()
         self._next: Any = self._begin
 
@@ -223,7 +223,7 @@ class Worker:
             self._inbox.append(message)
             if isinstance(message, Resume):
                 self._next = self._drop
-        elif (message.token, message.slot) == (task.token, task.slot):
+        elif message.slot == task.slot:
             if message.capacity == NOT_WANTED:
                 self._next = self._drop
             else:

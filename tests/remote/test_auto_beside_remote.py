@@ -1,4 +1,4 @@
-"""``num_workers="auto"`` beside remote workers: the same bytes, and lanes count for nobody here."""
+"""``num_workers="auto"`` beside remote workers: the same bytes, and those count for nobody here."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_the_number_here_changes_with_the_bytes_of_one_process(
     compare_while_resized(Drawn(), remote, happened, monkeypatch)
 
 
-def test_lanes_are_nobody_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remote_workers_are_nobody_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (turns, giving_way):
         monkeypatch.setattr(module, "FORKED", 0)
     monkeypatch.setattr(giving_way, "STARTED", 0)
@@ -105,7 +105,7 @@ def test_lanes_are_nobody_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         batches = iter(loader)
         found = [frozen(next(batches))]
         turn, before = loader._internals.turn, pool.pids
-        assert len(before) == 4  # and the relay, for all its lanes
+        assert len(before) == 4  # and the relay
         memory = loader.statistics(memory=True).memory
         assert memory is not None and len(memory.workers) == 4
         while not turn.parked:

@@ -59,7 +59,10 @@ def test_a_mistake_is_refused_in_one_line(options: dict[str, Any], message: str)
     ("options", "message"),
     [
         ({}, "remote_workers does not apply to an IterableDataset without num_shards"),
-        ({"num_shards": 2}, "remote_workers serve readers of an IterableDataset beside workers"),
+        (
+            {"num_shards": 2},
+            "remote_workers make no batches of an IterableDataset, whose readers",
+        ),
     ],
 )
 def test_an_iterable_dataset_is_refused_where_it_must_be(

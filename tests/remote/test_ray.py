@@ -6,7 +6,6 @@ Takes 100 MB of /dev/shm a node, and 20 to 60 seconds a test.
 from __future__ import annotations
 
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -23,7 +22,6 @@ from torch.utils.data import Dataset
 
 import lit_loader
 from lit_loader.errors import LoaderError, WorkerRestartWarning
-from tests.remote import test_streams_beside_remote as streams
 from tests.remote.test_auto_beside_remote import compare_while_resized
 from tests.remote.test_remote_loader import (
     PROGRAM,
@@ -140,23 +138,6 @@ def test_a_worker_is_killed_while_the_number_here_changes(
         return bool(made_before) and made > made_before[0] + 8
 
     compare_while_resized(Drawn(), at(nodes), happened, monkeypatch)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("keeps", [True, False])
-def test_a_stream_whose_reader_is_killed(nodes: list[Node], keeps: bool) -> None:
-    made_before: list[int] = []
-
-    def happened() -> bool:
-        made = loader.statistics().remote_batches
-        if made and not made_before:
-            nodes[0].processes("RemoteWorker")[0].send_signal(signal.SIGKILL)
-            made_before.append(made)
-        return bool(made_before) and made > made_before[0] + 8
-
-    kind = "iterator" if keeps else "generator"
-    with streams.stream(kind, keeps, 1, remote_workers=2, remote=at(nodes)) as loader:
-        streams.compare_until(happened, loader, kind, keeps, random.Random(0))
 
 
 @pytest.mark.slow

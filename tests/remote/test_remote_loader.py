@@ -150,7 +150,11 @@ def test_a_viewer_tells_remote_from_local(tmp_path: Path) -> None:
     assert (seen.num_workers, seen.remote_in_flight) == (1, 4)
     assert seen.nodes == [platform.node()]
     assert seen.remote_batches >= statistics.remote_batches > 0
-    assert [each.worker for each in seen.workers if each.node is None] == [0]
+    assert [each.worker for each in seen.workers] == [0, 1024, 1025, 1026]
+    *_, relay = seen.workers
+    assert relay.stage == "relay" and relay.pid and relay.memory
+    assert relay.doing == "remote workers can be at 4 batches"
+    assert [each.node is None for each in seen.workers] == [True, False, False, True]
     text = drawn.export_text()
     assert "1+1 nodes" in text and f"on node {platform.node()}" in text
 

@@ -1,6 +1,6 @@
 """`ThreadWorkers`: remote workers that are threads of the relay; what befalls them is written down.
 
-In the place of `lit_loader.RayWorkers`: an engine without Ray, for tests of lanes, crew and relay.
+In the place of `lit_loader.RayWorkers`: an engine without Ray, for tests of crew and relay.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from lit_loader.transport.messages import (
     unpack_indices,
 )
 
-LARGEST = {"seed": 2**64 - 1, "generation": 2**32 - 1, "worker": 2**16 - 1, "status": 2}
+LARGEST = {"seed": 2**64 - 1, "token": 2**64 - 1, "worker": 2**16 - 1, "status": 3}
 KINDS = get_args(Message)
 
 
@@ -49,7 +49,7 @@ def test_a_message_in_the_midst_of_others() -> None:
 
 
 def test_negative_values() -> None:
-    task = Task(1, -1, -2, 0, 0, 0, 0)
+    task = Task(1, -1, -2, 0, 0, 0, 0, 0)
     assert unpack(pack(task)) == task
 
 

@@ -6,7 +6,17 @@ import time
 
 import pytest
 
-from lit_loader.transport.status_board import Cancelled, Progress, Stage, StatusBoard, board_bytes
+from lit_loader.transport.status_board import (
+    ROW_BYTES,
+    VOIDABLE,
+    Cancelled,
+    Progress,
+    Stage,
+    StatusBoard,
+    board_bytes,
+    credit_of,
+    node_of,
+)
 
 
 def new_board(workers: int = 3) -> StatusBoard:
@@ -14,7 +24,7 @@ def new_board(workers: int = 3) -> StatusBoard:
 
 
 def test_a_new_row() -> None:
-    assert new_board().read(2) == (Stage.STARTING, 0, 0, 0, 0)
+    assert new_board().read(2) == (Stage.STARTING, 0, 0, 0)
 
 
 def test_entering_a_stage() -> None:
@@ -38,24 +48,36 @@ def test_progress_is_seen_and_starts_again_with_the_next_stage() -> None:
     assert board.read(1).position == 0
 
 
-def test_another_generation_cancels() -> None:
+def test_another_token_cancels() -> None:
     board = new_board()
-    board.generation = 5
+    board.token = 5
     progress = board.progress(0)
-    progress.generation = 5
+    progress.token = 5
     progress.step(0)
-    board.generation = 6
+    board.token = 6
     with pytest.raises(Cancelled):
         progress.step(1)
-    progress.generation = 6
+    progress.token = 6
     progress.step(1)
 
 
-def test_the_generation_is_no_row() -> None:
+def test_the_token_is_no_row() -> None:
     board = new_board()
-    board.generation = 2**31
-    assert board.generation == 2**31
-    assert board.read(0) == (Stage.STARTING, 0, 0, 0, 0)
+    board.token = 2**31
+    assert board.token == 2**31
+    assert board.read(0) == (Stage.STARTING, 0, 0, 0)
+
+
+def test_tasks_are_called_off_one_by_one() -> None:
+    board = new_board()
+    for place in range(1, VOIDABLE + 1):
+        board.call_off(1, place, True)
+        assert [p for p in range(1, VOIDABLE + 1) if board.is_called_off(1, p)] == [place]
+        assert not board.is_called_off(0, place) and not board.is_called_off(2, place)
+        board.call_off(1, place, False)
+    board.call_off(1, VOIDABLE, True)
+    board.clear(1)
+    assert not board.is_called_off(1, VOIDABLE)
 
 
 def test_clearing_a_row() -> None:
@@ -64,7 +86,7 @@ def test_clearing_a_row() -> None:
     before = time.monotonic_ns()
     board.clear(0)
     row = board.read(0)
-    assert (row.stage, row.number, row.position, row.issue) == (Stage.STARTING, -1, 0, 0)
+    assert (row.stage, row.number, row.position) == (Stage.STARTING, -1, 0)
     assert row.since >= before  # a new worker is not taken to hang since the beginning of time
 
 
@@ -87,14 +109,17 @@ def test_a_released_board_lets_go_of_its_memory() -> None:
     memory.clear()  # would raise BufferError if anything still looked into it
 
 
-def test_who_rests_learns_whether_it_is_to_stay() -> None:
-    board = new_board()
-    board.enter(1, Stage.ENCODING, 17, 3)
-    board.workers = 2
-    assert board.rest(1)
-    assert board.read(1)[:3] + board.read(1)[4:] == (Stage.IDLE, -1, 0, 0)
-    board.workers = 1
-    assert board.rest(0)
-    assert not board.rest(1)
-    assert (board.read(0).stage, board.read(1).stage) == (Stage.IDLE, Stage.LEFT)
-    assert board.generation == board.issue == 0
+def test_rows_of_workers_elsewhere_and_of_their_relay() -> None:
+    memory = bytearray(board_bytes(3))
+    board = StatusBoard(memoryview(memory))
+    board.is_elsewhere(1, "node")
+    board.is_relay(2, 5)
+
+    def row(worker: int) -> bytes:
+        return bytes(memory[(worker + 1) * ROW_BYTES : (worker + 2) * ROW_BYTES])
+
+    assert [node_of(row(worker)) for worker in range(3)] == [None, "node", None]
+    assert [credit_of(row(worker)) for worker in range(3)] == [None, None, 5]
+    board.is_elsewhere(1, "")
+    board.clear(2)
+    assert node_of(row(1)) == "" and credit_of(row(2)) is None

@@ -20,8 +20,8 @@ from lit_loader import DataLoader
 from lit_loader.errors import LoaderError, TransportError
 from lit_loader.memory import arena as arena_module
 from lit_loader.pool import resources
-from lit_loader.pool.dispatcher import Dispatcher
 from lit_loader.pool.pipes import Pipes
+from lit_loader.pool.worker_pool import WorkerPool
 from lit_loader.worker import starters
 from tests.parity.tools import PROMPT, Gate
 from tests.support.samples import METHODS, Call, Counting, Rows, ints, named_memory, uncollated
@@ -166,9 +166,9 @@ def test_large_slots_are_used_again(small_slots: int) -> None:
 def test_a_new_epoch_while_workers_wait_for_a_larger_slot(
     small_slots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The parent lets them wait until it begins anew; Resume then takes the place of Grant."""
+    """The parent lets them wait until it begins anew; Resume then takes the place of Space."""
     asked = []
-    monkeypatch.setattr(Dispatcher, "grow", lambda dispatcher, message: asked.append(message))
+    monkeypatch.setattr(WorkerPool, "_grant", lambda pool, need: asked.append(need))
     with DataLoader(
         Call(lambda index: torch.full((2 * SMALL * (lit_loader.get_epoch() == 0) + 1,), index)),
         num_workers=2, persistent_workers=True, timeout=30,
