@@ -255,7 +255,9 @@ class Arena:
             Where they are to lie; None: where they do. Where the consumer holds many slots already,
             or too much of the budget, they are copies, so that a kept batch never stops the loader.
         """
-        held = len(self._leases)
+        given = self._leases.given
+        held = len(given)
+        given.add(lease.reference)
         if (
             held > self._held
             or (held > _HELD_WHOLE and len(stretches) > 1)

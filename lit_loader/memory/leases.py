@@ -49,10 +49,15 @@ class LeaseRef(weakref.ref):  # type: ignore[type-arg]
 
 
 class Leases:
-    """All leases of an arena. Its methods may be called in any thread at any time."""
+    """All leases of an arena. Its methods may be called in any thread at any time.
+
+    Attributes:
+        given: Those of batches that the consumer was given; others wait for their turn.
+    """
 
     def __init__(self) -> None:
         self._held: set[LeaseRef] = set()
+        self.given: set[LeaseRef] = set()
 
     def __len__(self) -> int:
         return len(self._held)
@@ -83,4 +88,5 @@ class Leases:
         if reference.forks != user_forks():
             return False
         self._held.discard(reference)
+        self.given.discard(reference)
         return True

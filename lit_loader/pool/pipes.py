@@ -61,6 +61,7 @@ class Pipes:
     Attributes:
         results_end: The workers' end of the pipe that all of them write to.
         task_ends: The end of the pipe of each.
+        blocked: What waits for room in a pipe, by that.
         waiting: Whether nothing but a wait is going on: an exception that comes out of a signal
             handler meanwhile has broken into nothing.
     """
@@ -76,7 +77,7 @@ class Pipes:
         self.watch(self._woken)
         self.task_ends: dict[int, int] = {}
         self._tasks = own.controls
-        self._blocked: dict[int, deque[bytes]] = {}  # by the pipe that they are for
+        self.blocked: dict[int, deque[bytes]] = {}  # by the pipe that they are for
         self.waiting = False
         own.results = self._results
 
@@ -89,33 +90,28 @@ class Pipes:
     def close(self, worker: int) -> None:
         """Close the pipe of a worker that is gone, with what it did not read."""
         end, tasks = self.task_ends.pop(worker), self._tasks.pop(worker)
-        self._blocked.pop(tasks, None)
+        self.blocked.pop(tasks, None)
         self._own.close_pipe((end, tasks))
 
     def send(self, worker: int, message: Message) -> None:
         """Send a worker a message, behind those that wait for room."""
         pipe, data = self._tasks[worker], pack(message)
-        if pipe in self._blocked:
-            self._blocked[pipe].append(data)
+        if pipe in self.blocked:
+            self.blocked[pipe].append(data)
             return
         try:
             os.write(pipe, data)
         except BlockingIOError:
-            self._blocked[pipe] = deque([data])
-
-    @property
-    def blocked(self) -> bool:
-        """Whether something waits for room."""
-        return bool(self._blocked)
+            self.blocked[pipe] = deque([data])
 
     def flush(self) -> None:
         """Write what waits for room, as far as there is some; like :meth:`send`."""
-        for pipe, waiting in list(self._blocked.items()):
+        for pipe, waiting in list(self.blocked.items()):
             with contextlib.suppress(BlockingIOError):
                 while waiting:
                     os.write(pipe, waiting[0])
                     waiting.popleft()
-                del self._blocked[pipe]
+                del self.blocked[pipe]
 
     def watch(self, sentinel: int) -> None:
         """Let a wait end when the sentinel can be read from."""
@@ -163,7 +159,7 @@ class Pipes:
             Ended: A process that is watched is gone; what it has sent is still to be read.
             PoolClosed: So are all, and the pipes.
         """
-        blocked = list(self._blocked)
+        blocked = list(self.blocked)
         for pipe in blocked:
             self._poll.register(pipe, select.POLLOUT)
         longest = min(math.inf if timeout is None else timeout, _LONGEST_WAIT)

@@ -167,7 +167,7 @@ class WorkerPool:
         self._leaving: set[int] = set()
         self._places: dict[int, int] = {}  # how many tasks each was sent
         self._elsewhere = 0 if remote is None else remote.count
-        self._ready: deque[Outcome] = deque()
+        self._ready: deque[tuple[_Task, Reply, Slot]] = deque()  # done, and not received yet
         self._awaited: set[int] = set()  # who has not begun the epoch of this token
         self._owed: dict[int, int] = {}  # copies of each that are not called off
         self._begun = 1  # the token that the tasks are of; another one is shown when they are not
@@ -341,7 +341,7 @@ class WorkerPool:
         """
         ready = self._ready
         if ready:
-            return ready.popleft()
+            return self._outcome(*ready.popleft())
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             if self._due:
@@ -352,14 +352,12 @@ class WorkerPool:
             if self._dead is None:
                 for message in self._pipes.read():
                     self._handle(message)
-                if ready:
-                    return ready.popleft()
-                if not self._wait(deadline):
+                if not (ready or self._wait(deadline)):
                     return None
             else:
                 self._see_to_the_dead()
             if ready:
-                return ready.popleft()
+                return self._outcome(*ready.popleft())
 
     def _wait(self, deadline: float | None) -> bool:
         """Wait for messages; False: the time is up, or somebody wants this thread to look up."""
@@ -393,9 +391,7 @@ class WorkerPool:
     def _handle(self, message: Message) -> None:
         """Do what a worker's message asks for."""
         if type(message) is Reply:
-            outcome = self._settle(message)
-            if outcome is not None:
-                self._ready.append(outcome)
+            self._settle(message)
         elif type(message) is Need:
             self._grant(message)
         elif type(message) is Up:
@@ -405,8 +401,8 @@ class WorkerPool:
             if not self._awaited:
                 self.trim()
 
-    def _settle(self, reply: Reply) -> Outcome | None:
-        """Close a copy's account; returns the outcome if it is the first of a task still wanted."""
+    def _settle(self, reply: Reply) -> None:
+        """Close a copy's account; what is the first of a task still wanted is ready."""
         with self._lock:
             copy = self._copies.pop(reply.slot)
             queue = self._queues[copy.worker]
@@ -433,13 +429,17 @@ class WorkerPool:
                     self._put_back([task])
                 if self._unassigned:
                     self._assign_waiting()
-                return None
+                return
             self.page.received += 1
+            self._ready.append((task, reply, slot))
             del self._tasks[task.number]
             for second in task.copies:
                 self._call_off(self._copies[second])
             if self._unassigned:
                 self._assign_waiting()
+
+    def _outcome(self, task: _Task, reply: Reply, slot: Slot) -> Outcome:
+        """What has become of a task; the slot goes with its batch."""
         end = reply.at + reply.nbytes
         if reply.status == Status.DONE:
             return Outcome(
@@ -506,6 +506,8 @@ class WorkerPool:
         with self._lock:
             self._tasks.clear()
             self._unassigned.clear()
+            for _, _, slot in self._ready:
+                self._arena.release(slot, used=False)
             self._ready.clear()
             self._read_all()  # of older tasks, so that viewers do not count them as ready
             for copy in self._copies.values():

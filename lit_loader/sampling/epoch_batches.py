@@ -118,7 +118,8 @@ class EpochBatches(Iterator[Any]):
 
     def marks(self) -> Any:
         """Give where the sampler's own generators are; None: it has none."""
-        return self._plan.sampler.marks()
+        own = isinstance(self._plan.source, EpochOrder)  # drawn from nothing
+        return None if own else self._plan.sampler.marks()
 
     def _run(self, cursor: SamplerCursor, start: int) -> Iterator[Any]:
         plan = self._plan

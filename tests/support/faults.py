@@ -28,6 +28,7 @@ from lit_loader.transport import codec
 from lit_loader.transport.messages import Reply, Resumed, Status, Task, position_of
 from lit_loader.transport.status_board import Stage, StatusBoard
 from lit_loader.worker import main as worker
+from lit_loader.worker.making import BatchMaker
 from tests.support.samples import hang
 
 POINTS: Final = {
@@ -187,7 +188,7 @@ def visit(point: str) -> None:
 def _install() -> None:
     """Put visits into the worker that this process is."""
     cls: Any = worker._Worker
-    receive, load, on_collate = cls._receive, cls._load, cls._on_collate
+    receive, load, on_collate = cls._receive, BatchMaker.load, cls._on_collate
     await_space, send, run, enter = cls._await_space, cls._send, cls.run, StatusBoard.enter
 
     def _receive(self: Any) -> Any:
@@ -203,7 +204,7 @@ def _install() -> None:
             visit("announcing")
         return enter(self, row, stage, *rest)
 
-    def _load(self: Any, *arguments: Any) -> Any:
+    def carry(self: Any, *arguments: Any) -> Any:
         batch = load(self, *arguments)
         if _armed is not None and _armed.claim("carrying") is not None:
             return [batch, lambda: 0]
@@ -233,7 +234,8 @@ def _install() -> None:
         finally:
             visit("stopping")
 
-    for function in (_receive, _load, _on_collate, _await_space, _send):
+    BatchMaker.load = carry  # type: ignore[method-assign]
+    for function in (_receive, _on_collate, _await_space, _send):
         setattr(cls, function.__name__, function)
     cls.run = _run
     StatusBoard.enter = _enter  # type: ignore[method-assign]
