@@ -289,6 +289,7 @@ class MultiProcessIterator(LoaderIterator[T_co]):
             outstanding.adopt(claim.begun)
         outstanding.token, outstanding.seed = pool.token, start.seed
         healer.assigned = outstanding.tasks
+        pool.patient = bool(self._timeout)
         self._host.shown.begin(pool.page, start, self._host.size)
         pipeline = DeliveryPipeline(pool, outstanding.buffer, self._pin, self._device, healer)
         self._session = Session(self, pool, pipeline, claim.release, outstanding, start.epoch)

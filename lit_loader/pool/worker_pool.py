@@ -133,6 +133,8 @@ class WorkerPool:
         page: What viewers in other processes are shown of the loader.
         num_workers: How many there are to be; while that comes about, a few more or fewer live.
         token: That of the epoch whose tasks are wanted.
+        patient: Whether the first batch of an epoch waits until all workers have left the one
+            before: then one that hangs there is found.
 
     Raises:
         LoaderError: No worker can be started from here, or there is no memory.
@@ -176,6 +178,7 @@ class WorkerPool:
         self._dead: int | None = None  # the sentinel of a worker that is gone
         self.num_workers = num_workers
         self.token = 1
+        self.patient = False
         try:
             with HeldBack():
                 arena = Arena(size, in_flight, slot_bytes=slot_bytes, budget=memory_budget)
@@ -340,7 +343,7 @@ class WorkerPool:
             WorkerDeath: A worker is gone. What it and the others had finished came out before.
         """
         ready = self._ready
-        if ready:
+        if ready and not (self.patient and self._awaited):
             return self._outcome(*ready.popleft())
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
@@ -352,11 +355,12 @@ class WorkerPool:
             if self._dead is None:
                 for message in self._pipes.read():
                     self._handle(message)
-                if not (ready or self._wait(deadline)):
+                held = self.patient and self._awaited
+                if (held or not ready) and not self._wait(deadline):
                     return None
             else:
                 self._see_to_the_dead()
-            if ready:
+            if ready and not (self.patient and self._awaited):
                 return self._outcome(*ready.popleft())
 
     def _wait(self, deadline: float | None) -> bool:
