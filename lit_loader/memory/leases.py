@@ -76,7 +76,8 @@ class Leases:
         """
         lease: Lease = Lease((nbytes,), np.uint8, *slot.place)
         reference = lease.reference = LeaseRef(lease, returned)
-        reference.slot, reference.forks = slot, user_forks()
+        reference.forks = user_forks()
+        reference.slot = slot  # last: a signal handler may raise here, and the lease dies at once
         self._held.add(reference)
         return lease
 
@@ -85,7 +86,7 @@ class Leases:
 
         If the program has forked since, the child looks into it: it stays among those held.
         """
-        if reference.forks != user_forks():
+        if getattr(reference, "slot", None) is None or reference.forks != user_forks():
             return False
         self._held.discard(reference)
         self.given.discard(reference)
