@@ -48,6 +48,7 @@ from lit_loader.batch.tolerant_fetch import (
     TolerantIterableFetcher,
     TolerantMapFetcher,
 )
+from lit_loader.batch.worker_info import show_in_place_of
 from lit_loader.checkpoint.position import ReadPoint
 from lit_loader.checkpoint.untrusted_state import resuming
 from lit_loader.context import reading
@@ -353,19 +354,18 @@ class BatchLoader:
 
         See the head of this file.
         """
-        readers, state, marks = self._num_readers, point.state, point.marks
-        done = 0 if state is None else point.batches - point.behind
+        readers, marks = self._num_readers, point.marks
         # More may have been made, and not given out: of these there are no marks.
         place = number % readers + (point.batches - len(marks)) * readers
         wanted = {place + step * readers: mark for step, mark in enumerate(marks) if mark}
-        if not (done and marks):  # it begins at the epoch's start; or an older version's state
-            fetcher, alike = self._read_to(number, progress, state, done, wanted)
+        if not (point.skipped and marks):  # from the epoch's start; or an older version's state
+            fetcher, alike = self._read_to(number, progress, point, wanted)
         else:
             copies = self._copies or self._copies_now()
-            fetcher, alike = self._read_to(number, progress, state, done, wanted, midst=True)
+            fetcher, alike = self._read_to(number, progress, point, wanted, midst=True)
             second = {each: mark for each, mark in wanted.items() if each != place}
             if not alike and second and all(len(mark) > _SHORT for mark in second.values()):
-                fetcher, alike = self._read_to(number, progress, state, done, second)
+                fetcher, alike = self._read_to(number, progress, point, second)
             if not alike:
                 _log.info(
                     "%s is read again from the epoch's start: its state does not lead to where it "
@@ -373,9 +373,10 @@ class BatchLoader:
                     type(self._spec.dataset).__name__,
                 )
                 self._take_copy(copies, progress)
-                fetcher, alike = self._read_to(number, progress, None, 0, wanted)
+                start = dataclasses.replace(point, state=None)
+                fetcher, alike = self._read_to(number, progress, start, wanted)
             if not alike:
-                fetcher, _ = self._read_to(number, progress, state, done, {}, midst=True)
+                fetcher, _ = self._read_to(number, progress, point, {}, midst=True)
         if not alike and self._watch is not None:
             self._watch.notes.append(
                 "the batches before a resume were read again, and were others: it may lose samples "
@@ -390,8 +391,7 @@ class BatchLoader:
         self,
         number: int,
         progress: Progress,
-        state: Any,
-        done: int,
+        point: ReadPoint,
         wanted: Mapping[int, str],
         midst: bool = False,
     ) -> tuple[Fetcher | EndOfData, bool]:
@@ -400,8 +400,7 @@ class BatchLoader:
         Args:
             number: The batch.
             progress: Notes each sample before it is read.
-            state: Where to begin; None: at the epoch's start.
-            done: How many of this reader's batches come before that.
+            point: Where the reader was; it begins at its state.
             wanted: Marks of batches.
             midst: Whether the first sample finds generators as in the epoch's midst.
 
@@ -411,7 +410,8 @@ class BatchLoader:
         Raises:
             StateError: The dataset cannot begin where the state says.
         """
-        fetcher, alike, readers = self._new_fetcher(state), True, self._num_readers
+        state, done, readers = point.state, point.skipped, self._num_readers
+        fetcher, alike = self._new_fetcher(state), True
         first = number % readers + done * readers
         if midst:
             self._draws_first = False
@@ -432,8 +432,8 @@ class BatchLoader:
                 mark = self._mark_of(fetcher.fetch(None, progress), own)
             except (Cancelled, StateError):
                 raise
-            except EndOfData as end:
-                return end, False
+            except EndOfData as end:  # right, behind all that was given out
+                return end, alike and earlier >= number % readers + point.batches * readers
             except Exception as error:
                 let_handlers_through(error)
                 if state is not None and earlier == first:
@@ -494,7 +494,9 @@ class BatchLoader:
             if self._watch is not None:
                 self._watch.follow()
             return
-        self._spec = dataclasses.replace(self._spec, dataset=copies.make()[0])
+        former, dataset = self._spec.dataset, copies.make()[0]
+        self._spec = dataclasses.replace(self._spec, dataset=dataset)
+        show_in_place_of(former, dataset)
         notes = self._watch.notes if self._watch is not None else []
         self._watch = self._spec.watch(progress.beat)
         self._watch.notes += notes

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from lit_loader.describe import PACKAGE, class_name, message_of, short_repr
-from lit_loader.errors import OptionError, SampleErrorsError
+from lit_loader.errors import OptionError, SampleErrorsError, StateError
 from lit_loader.transport.status_board import Progress
 
 __all__ = [
@@ -217,8 +217,8 @@ class Attempts:
             self._before(index)
             try:
                 return read(index), None
-            except OptionError:
-                raise  # the program is mistaken, and no other sample would be better
+            except (OptionError, StateError):
+                raise  # the program or the state is wrong, and no other sample would be better
             except Exception as error:
                 self._undo()
                 if self._tries == self.tolerance.retries or not self._is_transient(error):

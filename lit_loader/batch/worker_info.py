@@ -16,7 +16,7 @@ from torch.utils.data._utils import worker as torch_worker
 from lit_loader.context import reading
 from lit_loader.errors import OptionError
 
-__all__ = ["ProcessInfo", "WorkerInfo", "show", "shown"]
+__all__ = ["ProcessInfo", "WorkerInfo", "show", "show_in_place_of", "shown"]
 
 
 class WorkerInfo(torch_worker.WorkerInfo):
@@ -49,3 +49,11 @@ def shown() -> Any:
 def show(info: Any) -> None:
     """Let this be answered; None: this is no worker."""
     torch_worker._worker_info = info
+
+
+def show_in_place_of(former: Any, dataset: Any) -> None:
+    """Let a reader's dataset be answered where another was."""
+    told, info = object.__getattribute__, shown()  # nobody has asked for a share
+    if type(info) is WorkerInfo and told(info, "dataset") is former:
+        rest = {name: told(info, name) for name in ("id", "num_workers", "seed")}
+        show(WorkerInfo(**rest, dataset=dataset))

@@ -11,7 +11,7 @@ import copy
 import itertools
 import pickle
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from lit_loader.checkpoint.fingerprint import Fingerprint
@@ -159,6 +159,8 @@ class LoaderState:
             has_states = any(point.state is not None for point in readers)
             elastic = frozenset() if has_states else frozenset({"rank"})
         self.check(fingerprint, elastic)
+        if shards is None and self.fingerprint.get("rank") != fingerprint.get("rank"):
+            readers = tuple(replace(point, marks=()) for point in readers)  # of that rank's data
         batches = self.batches
         if shards is not None and self.readers:
             readers = tuple(ReadPoint(*part[1:]) for part in shards.own_parts(self.readers))

@@ -76,6 +76,11 @@ class ReadPoint:
         )
 
     @property
+    def skipped(self) -> int:
+        """Batches before ``state``, which are not read again."""
+        return 0 if self.state is None else self.batches - self.behind
+
+    @property
     def delivered(self) -> int:
         """Batches that have been delivered, before it began again too."""
         return self.batches + self.before

@@ -181,9 +181,12 @@ def test_a_count_of_epochs_that_begins_anew(
         found = [next(iterator).tolist() for _ in range(3)]
         state = one.state_dict()
         expected = found + [batch.tolist() for batch in iterator]
-    with loader() as one, pytest.warns(UserWarning, match="reads again") as told:
+    with loader() as one, pytest.warns(UserWarning) as caught:
         one.load_state_dict(state)
         exact = found + [batch.tolist() for batch in one] == expected
+    told = [str(each.message) for each in caught]
     assert exact is (dataset is Announced or not counts)
-    warned = "And this is not its first epoch: if Counting counts" in str(told[0].message)
+    assert "reads again" in told[0]
+    warned = "And this is not its first epoch: if Counting counts" in told[0]
     assert warned is (dataset is Counting)
+    assert ["were read again, and were others" in each for each in told[1:]] == [True] * (not exact)

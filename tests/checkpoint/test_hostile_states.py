@@ -450,7 +450,7 @@ def test_a_generator_is_unpacked_into_little_memory(bomb: str) -> None:
     finally:
         tracemalloc.stop()
     assert peak < 1 << 20
-    assert message.startswith("state's generator must be a torch.Generator's packed state, got b'x")
+    assert message.startswith("state's generator must be a random generator's packed state, got b'x")
 
 
 def test_the_state_of_another_kind_of_generator_is_refused() -> None:
@@ -559,7 +559,10 @@ MIXING = ["workers", 0, 1, "iterator"]
          "iterator that"),
         ("iterable with a state", ["workers", 0, 1], {}, "state's workers[0] must have the "
          "dataset's state of a batch that was given out, got [3, {}, False, 2, 0, ["),
-        ("iterable with a state", ["workers", 0, 3], 0, "state's workers[0] must have the "),
+        ("iterable with a state", ["workers", 0, 3], 0, "state's workers[0] must be [batches, the "
+         "dataset's state, whether it has ended], got [3, {'iterator': {'place': 4}}, False, 0, 0"),
+        ("iterable with a state", ["workers", 0], [3, {"iterator": {"place": 4}}, False, 0],
+         "state's workers[0] must have the dataset's state of a batch that was given out, got [3"),
         ("iterable with a state", ["workers", 0, 1], {"place": 3}, "state's workers[0][1] must be "
          "a dict of what the dataset and its iterator must remember, or None, got {'place': 3}:"),
         ("stream", [*MIXING, "sources", 1, 2], {"place": "x"}, "state's sources[1][2] must be a "

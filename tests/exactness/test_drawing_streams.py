@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
+from torch.utils.data import get_worker_info
 
 from lit_loader import DataLoader
 from tests.support.drawing_streams import (
@@ -154,6 +155,34 @@ def test_other_options(seeding: str, policy: str) -> None:
 def test_a_generator_that_is_in_no_state() -> None:
     """It is made anew where the stream begins again, so all is read again."""
     check(lambda: loader(OfALocalGenerator("filter", "random", length=400), 0, None, size=24))
+
+
+class KnowsItself(OfALocalGenerator):
+    """Compares what it is with what torch says is read."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for sample in super().__iter__():
+            info = get_worker_info()
+            assert info is not None and info.dataset is self
+            yield sample
+
+
+@pytest.mark.parametrize(("workers", "shards"), [(1, None), (0, 2), (1, 2)])
+def test_a_copy_that_is_read_in_its_stead_is_who_torch_says(
+    workers: int, shards: int | None
+) -> None:
+    def make() -> DataLoader[Any]:
+        return loader(KnowsItself("filter", "random", length=400), workers, shards, size=24)
+
+    with make() as one:
+        batches = iter(one)
+        for _ in range(7):
+            next(batches)
+        state = one.state_dict()
+        rest = list(batches)
+    with make() as resumed:
+        resumed.load_state_dict(state)
+        assert list(resumed) == rest
 
 
 def test_a_state_without_marks() -> None:
