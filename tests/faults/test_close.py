@@ -21,7 +21,7 @@ from lit_loader.memory import arena
 from lit_loader.pool import resources
 from lit_loader.pool.pipes import Pipes
 from lit_loader.system import stack_dumps
-from lit_loader.system.child_processes import reap_and_close
+from lit_loader.system.child_processes import reap
 from lit_loader.transport import status_board
 from lit_loader.worker.starters import STOP_GRACE
 from tests.faults.test_signals import finish, launch
@@ -135,7 +135,8 @@ def test_letting_go_of_a_child_that_was_reaped() -> None:
     process.start()
     os.waitpid(process.pid or 0, 0)
     assert process.is_alive()  # as far as multiprocessing knows
-    reap_and_close(process)
+    reap(process)
+    process.close()
     assert multiprocessing.active_children() == []
     del process
     nothing_is_left(before)
