@@ -256,8 +256,8 @@ class Arena:
             or too much of the budget, they are copies, so that a kept batch never stops the loader.
         """
         given = self._leases.given
-        held = len(given)
         given.add(lease.reference)
+        held = len(given)
         if (
             held > self._held
             or (held > _HELD_WHOLE and len(stretches) > 1)

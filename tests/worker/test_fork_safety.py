@@ -36,8 +36,7 @@ from lit_loader.accelerator import pin_memory as pinning
 from lit_loader.errors import LoaderError, WorkerRestartWarning, WorkerTimeoutError
 from lit_loader.pool.worker_set import WorkerSet
 from lit_loader.seeding import seeds
-from lit_loader.worker import launcher, process_start, starters
-from lit_loader.worker import main as worker
+from lit_loader.worker import launcher, making, process_start, starters
 from lit_loader.worker.launcher import Launcher
 from tests.parity.tools import PROMPT
 from tests.support.busy_threads import busy
@@ -334,7 +333,7 @@ def seeding_lock(monkeypatch: pytest.MonkeyPatch) -> Any:
         with lock:
             seeds.seed_worker(seed)
 
-    for module in (worker, launcher):
+    for module in (making, launcher):
         monkeypatch.setattr(module, "seed_worker", seed_worker)
     return lock
 
