@@ -5,6 +5,7 @@ A dict with some of these, all of them as they were where the epoch began, but f
 - ``generator``: the sampler's attribute of this name, packed;
 - ``generators``: those that it holds elsewhere, by place;
 - ``sampler``, ``iterator``: what the ``state_dict()`` of each gave, ``at`` so many items;
+- ``left``: these are of the epoch before, left in its middle;
 - ``told``: the epoch that the sampler shows;
 - ``heads``: digests of the first batch, in the first epoch that it gave and in the last;
 - ``drawn``: a digest of what was drawn up to the position; whose, where ranks may differ.

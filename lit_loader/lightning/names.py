@@ -9,6 +9,8 @@ other are told so, when they are made (`lightning/trainer_plugin.py`).
 
 from __future__ import annotations
 
+import logging
+import sys
 import warnings
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final
@@ -17,6 +19,7 @@ import lightning.pytorch
 from lightning.pytorch import Callback, LightningDataModule, Trainer
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning_utilities.core import rank_zero
 
 __all__ = [
     "DATA_MODULES",
@@ -43,6 +46,9 @@ if len({*_VERSIONS.values()}) == 1:
     import pytorch_lightning
 
     _PACKAGES.append(pytorch_lightning)
+    # What is imported last logs for both: not so here, for the program may have quietened its own.
+    _first = min((each.__name__ for each in _PACKAGES), key=[*sys.modules].index)
+    rank_zero.log = logging.getLogger(f"{_first}.utilities.rank_zero")
 
 DATA_MODULES: Final[tuple[type, ...]] = tuple(each.LightningDataModule for each in _PACKAGES)
 TRAINERS: Final[tuple[type[Trainer], ...]] = tuple(each.Trainer for each in _PACKAGES)

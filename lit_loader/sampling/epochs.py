@@ -197,7 +197,8 @@ class Epochs:
             return start, loaded.sampler or {}
         if loaded.batches:
             self._leave(loaded)
-            return self._epoch_start(requested, between=True), None
+            is_left = self._plan is not None and not self._plan.is_end(loaded.batches)
+            return self._epoch_start(requested, between=not is_left, left=is_left), None
         start = dataclasses.replace(self._epoch_start(requested), sampler=loaded.sampler)
         return start, loaded.sampler or {}
 
@@ -222,19 +223,23 @@ class Epochs:
         if self._plan is not None and kept:
             SamplerCursor(self._plan, position.epoch, position.delivered, position.sampler).leave()
 
-    def _epoch_start(self, requested: int | None, between: bool = False) -> Position:
+    def _epoch_start(
+        self, requested: int | None, between: bool = False, left: bool = False
+    ) -> Position:
         """The start of an epoch: of that which was asked for, or else of the next one.
 
         Args:
             requested: The epoch that was asked for, if any.
             between: Whether the sampler is known to be between two epochs.
+            left: Whether it is known to have left one in its middle.
         """
         before = None if self._before is None else self._before.now()
         sampler = None
         if self._plan is not None:
             if before is not None:
                 between = between or before.ended or self._plan.is_end(before.batches)
-            sampler = self._plan.sampler.state(between)
+            left = left or (isinstance(self._state, Running) and not between)
+            sampler = self._plan.sampler.state(between and not left, left)
         epoch = requested
         if epoch is None:
             epoch, requested = self._next_epoch, None if before is None else before.requested

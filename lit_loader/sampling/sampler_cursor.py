@@ -138,6 +138,10 @@ class SamplerCursor:
         """Give the first group; None: the sampler gives another order than the state says."""
         parts = {part: self._given[part] for part in (SAMPLER, ITERATOR) if part in self._given}
         with self._resuming() if parts else nullcontext():
+            if self._given.get("left"):
+                # It would go on with the epoch that was left: once it has, it begins the next one.
+                self._open(parts)
+                parts = {}
             group = self._reach(parts)
             if group is None and parts:
                 # Until it is drawn from, many a sampler's state is that of the epoch before.

@@ -146,18 +146,19 @@ class UserSampler:
 
     # --- what is part of a state ---
 
-    def state(self, between: bool = True) -> dict[str, Any] | None:
+    def state(self, between: bool = True, left: bool = False) -> dict[str, Any] | None:
         """Give what the sampler itself must remember between two epochs; None if nothing.
 
         Args:
             between: Whether that is where it is.
+            left: Whether it is in the middle of an epoch that it does not go on with.
 
         Returns:
             Primitives, given back to `EpochBatches` with ``start=0``.
         """
         state = self.pack()
-        if between and self.opened is not None:
-            state |= self.opened.state() or {}
+        if (between or left) and self.opened is not None and (own := self.opened.state()):
+            state |= {**own, "left": True} if left else own
         return state | self.known_heads() or None
 
     def known_heads(self) -> dict[str, Any]:

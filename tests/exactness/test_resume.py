@@ -276,6 +276,31 @@ def test_a_samplers_own_state_goes_along_when_an_epoch_is_given_up(source: str, 
     assert digests(resumed) == expected
 
 
+@pytest.mark.parametrize("stop", [2, 7])
+@pytest.mark.parametrize(
+    "source", ["random, generator", "stateful", "stateful iterator", "batches, stateful"]
+)
+def test_a_state_of_the_first_step_after_an_epoch_was_given_up(source: str, stop: int) -> None:
+    def begun() -> DataLoader[Any]:
+        loader = make(source)
+        loader.commit()
+        loader.set_epoch(0)
+        taken(loader, stop)
+        loader.commit()
+        loader.set_epoch(1)
+        return loader
+
+    expected, loader = digests(begun()), begun()
+    assert digests([next(iter(loader))]) == expected[:1]
+    state = through_file(loader.state_dict())  # of a batch that is not used yet
+    for requested in (True, False):
+        resumed = make(source)
+        resumed.load_state_dict(state)
+        if requested:
+            resumed.set_epoch(1)
+        assert digests(resumed) == expected
+
+
 @pytest.mark.parametrize("stop", [1, 2, 7])
 @pytest.mark.parametrize("source", ["random, generator", "weighted, generator"])
 def test_an_epoch_left_early_does_not_tell_how_far_ahead_it_was_drawn(

@@ -52,6 +52,25 @@ def test_evaluation(pl: Any, tmp_path: Path) -> None:
     assert run.predict(model, data) == [[0, 1, 2, 3], [4, 5]]
 
 
+QUIET = """
+import logging, sys
+from importlib import import_module
+name = sys.argv[1]
+pl = import_module(name)
+for each in (name, name.replace("pytorch", "fabric") if "." in name else "lightning_fabric"):
+    logging.getLogger(each).setLevel(logging.WARNING)
+from lit_loader import LoaderDataModule
+pl.Trainer(accelerator="cpu", logger=False)
+print("made")
+"""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_quietened_lightning_stays_quiet(name: str, tmp_path: Path) -> None:
+    (tmp_path / "quiet.py").write_text(QUIET)
+    assert run_python(tmp_path, tmp_path / "quiet.py", name) == "made\n"
+
+
 def test_without_a_val_split_no_validation_is_asked_for(pl: Any, tmp_path: Path) -> None:
     model = program.model(pl)
     program.trainer(pl, tmp_path).fit(model, program.data(pl, "datasets"))
