@@ -450,7 +450,9 @@ def test_a_generator_is_unpacked_into_little_memory(bomb: str) -> None:
     finally:
         tracemalloc.stop()
     assert peak < 1 << 20
-    assert message.startswith("state's generator must be a random generator's packed state, got b'x")
+    assert message.startswith(
+        "state's generator must be a random generator's packed state, got b'x"
+    )
 
 
 def test_the_state_of_another_kind_of_generator_is_refused() -> None:
