@@ -52,7 +52,7 @@ import torch
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.errors import LoaderError
 from lit_loader.seeding.find_generators import find_generators
-from lit_loader.seeding.seeds import renew_numpy_generator, seed_worker
+from lit_loader.seeding.seeds import await_draws, renew_numpy_generator, seed_worker
 from lit_loader.system.child_processes import reap
 from lit_loader.system.forked_locks import renew_locks
 from lit_loader.system.interrupts import HeldBack
@@ -322,11 +322,13 @@ class Launcher:
         try:
             if threads and interval < _UNDISTURBED:
                 sys.setswitchinterval(_UNDISTURBED)
-                # A thread that waits for its turn by now asks soon for the lock of torch's
-                # generator, which is waited for; one that comes later does not.
-                for _ in range(_TURNS):
-                    time.sleep(0)
             with theirs, quiet_start(self._context):
+                # A thread that waits for its turn by now asks soon for the lock of torch's
+                # generator, which is waited for; one that comes later does not. Nothing comes
+                # between this and the fork.
+                for _ in range(_TURNS if threads else 0):
+                    time.sleep(0)
+                await_draws()
                 pid = os.fork()
                 if pid == 0:
                     sys.setswitchinterval(interval)
