@@ -17,6 +17,8 @@ Fresh     any                  its start                                 its sta
 Fresh     none                 the start of epoch 0                      the start of epoch 0
 Loaded    none, or its own     goes on at the loaded position            the loaded position
 Loaded    another              gives the position up: that one's start   that one's start
+Loaded    another, its sampler  goes on if it gives what it gave, else    the loaded position
+          told apart            as above, with a warning
 Running   any                  its start; a sampler leaves the epoch     as below
 Running   none                 the next one's start; likewise            as below
 ========  ===================  ========================================  ========================
@@ -30,11 +32,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
 from lit_loader.checkpoint.position import EpochPosition, Position
 from lit_loader.checkpoint.stateful import ITERATOR
+from lit_loader.describe import program_stacklevel
 from lit_loader.sampling.batch_plan import BatchPlan
 from lit_loader.sampling.epoch_batches import EpochBatches
 from lit_loader.sampling.sampler_cursor import SamplerCursor
@@ -196,8 +200,16 @@ class Epochs:
                 start = dataclasses.replace(loaded, requested=requested)
             return start, loaded.sampler or {}
         if loaded.batches:
-            self._leave(loaded)
-            is_left = self._plan is not None and not self._plan.is_end(loaded.batches)
+            if self._leave(loaded) and self._is_told_apart(loaded):
+                return dataclasses.replace(loaded, requested=requested), loaded.sampler or {}
+            if self._is_told_apart(loaded) and not self._is_end(loaded):
+                warnings.warn(
+                    f"set_epoch({requested}) gives up the loaded position, batch {loaded.batches} "
+                    f"of epoch {loaded.epoch}: the rest of that epoch is left out; to go on with "
+                    "it, set the epoch that the state was taken in",
+                    stacklevel=program_stacklevel(),
+                )
+            is_left = not self._is_end(loaded)
             return self._epoch_start(requested, between=not is_left, left=is_left), None
         start = dataclasses.replace(self._epoch_start(requested), sampler=loaded.sampler)
         return start, loaded.sampler or {}
@@ -217,11 +229,28 @@ class Epochs:
         elif self._batches is not None:
             next(self._batches, None)
 
-    def _leave(self, position: Position) -> None:
-        """Bring a sampler to where it goes on from, after an epoch that a state is of."""
+    def _is_told_apart(self, loaded: Position) -> bool:
+        """Whether the sampler may have been told another epoch than the loader had counted to.
+
+        Then the epoch's number says nothing: what was drawn tells whether it is the same.
+        """
+        apart = self._plan is not None and self._plan.sampler.is_programs
+        return apart and bool(loaded.batches) and loaded.requested is None
+
+    def _is_end(self, position: Position) -> bool:
+        return self._plan is None or self._plan.is_end(position.delivered)
+
+    def _leave(self, position: Position) -> bool:
+        """Bring a sampler to where it goes on from, after an epoch that a state is of.
+
+        Returns:
+            Whether it gave, on the way, what it had given before.
+        """
         kept = {"generator", "generators", SAMPLER, ITERATOR} & (position.sampler or {}).keys()
-        if self._plan is not None and kept:
-            SamplerCursor(self._plan, position.epoch, position.delivered, position.sampler).leave()
+        if self._plan is None or not (kept or self._is_told_apart(position)):
+            return False
+        cursor = SamplerCursor(self._plan, position.epoch, position.delivered, position.sampler)
+        return cursor.leave()
 
     def _epoch_start(
         self, requested: int | None, between: bool = False, left: bool = False
@@ -278,7 +307,9 @@ class Epochs:
     def now(self) -> Position:
         """The position that a state taken now has."""
         state, requested = self._state, self._requested()
-        if isinstance(state, Loaded) and requested in (None, state.position.anchor):
+        if isinstance(state, Loaded) and (
+            requested in (None, state.position.anchor) or self._is_told_apart(state.position)
+        ):
             return state.position
         if not isinstance(state, Running):
             return self._epoch_start(requested)

@@ -97,22 +97,27 @@ class SamplerCursor:
         if not isinstance(self._plan.source, EpochOrder):
             # A program that seeds them in set_epoch has done so for the epoch that begins.
             if self._resumed and not self._position and self._user.was_seeded():
-                self._given = {**self._given, "generators": {}}
-                self._given.pop("generator", None)
+                self._forget_generators()
             if self._resumed:
                 self._user.unpack(self._given)
             self._kept = self._user.pack()
         self._user.begin(self._epoch)
 
+    def _forget_generators(self) -> None:
+        self._given = {**self._given, "generators": {}}
+        self._given.pop("generator", None)
+
     def groups(self) -> Iterator[list[Any]]:
         """Draw the items of all ranks, batch by batch, from the position on."""
         group = self._come_to_position()
         if group is None:
-            self._say(
-                f"gives other indices than before the state was taken, up to batch "
-                f"{self._position} of epoch {self._epoch}: from here on some samples come twice "
-                "and some not at all"
-            )
+            # At the epoch's end, a program may have told it the next one already.
+            if not (self._user.is_told and self._plan.is_end(self._position)):
+                self._say(
+                    f"gives other indices than before the state was taken, up to batch "
+                    f"{self._position} of epoch {self._epoch}: from here on some samples come "
+                    "twice and some not at all"
+                )
             group = self._take(self._group_size)
         self._begun(group)
         while group:
@@ -122,17 +127,29 @@ class SamplerCursor:
             self._user.wanders |= self._user.whole not in (None, self._drawn) and self._is_a_riddle
             self._user.whole = self._drawn
 
-    def leave(self) -> None:
+    def leave(self) -> bool:
         """Bring the sampler to where it goes on from, after an epoch that is left at the position.
 
-        That is behind the end, if all batches were given out.
+        That is behind the end, if all batches were given out; but if the program has seeded its
+        generators since, they stay as they are.
+
+        Returns:
+            Whether the sampler, as the program has set it, gave what it had given before.
         """
+        seeded, found = self._user.was_seeded(), self._user.marks()
+        if seeded:
+            self._forget_generators()
         self.begin()
-        self._come_to_position()
+        known = tuple(self._given.get("drawn", ()))[1:] == _whose(self._plan)
+        is_same = self._come_to_position() is not None and known
+        if seeded:
+            self._user.bring(found)
+            return is_same
         if not self._plan.is_end(self._position):
             self._user.bring(self._there)
         while self._plan.is_end(self._position) and not self._is_over:
             self._take(self._group_size)
+        return is_same
 
     def _come_to_position(self) -> list[Any] | None:
         """Give the first group; None: the sampler gives another order than the state says."""
@@ -193,7 +210,7 @@ class SamplerCursor:
                     f"shows epoch={user.told}, and showed {told} where the state was taken: its "
                     "epochs may come again"
                 )
-            elif user.told is None and len(set(user.heads)) > 1 and user.heads[0] == self._first:
+            elif not user.told and len(set(user.heads)) > 1 and user.heads[0] == self._first:
                 self._say(
                     f"begins epoch {self._epoch} with the order of its first epoch: it was not "
                     "brought to where it was when the state was taken"

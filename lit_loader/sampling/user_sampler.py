@@ -144,6 +144,12 @@ class UserSampler:
         """Whether a program may set the epoch on it."""
         return any(callable(getattr(owner, "set_epoch", None)) for owner in self._owners)
 
+    @property
+    def is_programs(self) -> bool:
+        """Whether a program may set the epoch on it, and the loader does not count its epochs."""
+        told = (owner for owner in self._owners if not _is_counted(owner))
+        return any(callable(getattr(owner, "set_epoch", None)) for owner in told)
+
     # --- what is part of a state ---
 
     def state(self, between: bool = True, left: bool = False) -> dict[str, Any] | None:
@@ -227,7 +233,8 @@ class UserSampler:
     def was_seeded(self) -> bool:
         """Whether the program has set the generators since they were drawn from last."""
         left = self._left
-        return self.is_told and pickle.dumps(left) != pickle.dumps(self.marks())
+        found, self._left = self.marks(), left  # else, asked again, it would not have
+        return self.is_told and _comparable(left) != _comparable(found)
 
     def bring(self, marks: Marks | None) -> None:
         """Bring the generators to where they were in the same process, if they are still such."""
@@ -265,6 +272,15 @@ class UserSampler:
         for depth, owner in enumerate(self._owners):
             fields |= fingerprint_of("sampler" + ".sampler" * depth, owner)
         return fields
+
+
+def _comparable(marks: Marks | None) -> bytes:
+    """Give the same for the same marks; pickled, a tensor is different each time."""
+    kinds, places = marks or ([], [])
+    plain_places = [
+        place.tolist() if isinstance(place, torch.Tensor) else place for place in places
+    ]
+    return pickle.dumps((kinds, plain_places))
 
 
 def _shown_epoch(owner: Any) -> int | None:

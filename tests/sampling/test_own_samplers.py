@@ -459,3 +459,105 @@ def test_a_loaders_sampler_shuffles_anew_in_torchs_loader(shown: str, workers: i
             if each is rebuilt:
                 expected = epochs
         assert epochs == expected
+
+
+# --- seeded in set_epoch, or told it in another way than before ---
+
+
+class Untold(Reseeded):
+    """Has a generator, and a ``set_epoch`` that does nothing."""
+
+    def note(self, epoch: int) -> None:
+        pass
+
+
+class CountingUntold(Plain):
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+def reseeded(epoch: int) -> list[list[int]]:
+    sampler = Reseeded()
+    sampler.set_epoch(epoch)
+    return values(torchs(sampler))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("stop", [3, LENGTH // 2], ids=["in mid-epoch", "at the end"])
+def test_a_generator_that_was_seeded_for_another_epoch_stays(stop: int, workers: int) -> None:
+    with ours(Reseeded(), workers) as loader:
+        loader.set_epoch(1)
+        assert values(itertools.islice(loader, stop)) == reseeded(1)[:stop]
+        state = loader.state_dict()
+    for epoch in (2, 4):
+        with ours(Reseeded(), workers) as resumed:
+            resumed.load_state_dict(state)
+            resumed.set_epoch(epoch)
+            assert values(resumed) == reseeded(epoch)
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_generator_that_nobody_seeds_is_brought_back(epochs: int) -> None:
+    loader = ours(Untold())
+    for _ in range(epochs):
+        list(loader)
+    state, expected = loader.state_dict(), values(loader)
+    for resumed in (ours(Untold()), loader):
+        resumed.load_state_dict(state)
+        assert values(resumed) == expected
+
+
+@pytest.mark.parametrize("kind", [Private, Reseeded, Prebuilt, Lazy])
+@pytest.mark.parametrize("asked", [False, True])
+def test_the_loader_is_told_after_a_resume_and_was_not_before(kind: Any, asked: bool) -> None:
+    sampler = kind()
+    sampler.set_epoch(3)
+    loader = ours(sampler)
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    state, rest = loader.state_dict(), values(iterator)
+    resumed = ours(kind())
+    resumed.load_state_dict(state)
+    resumed.set_epoch(3)
+    if asked:
+        state = resumed.state_dict()
+        resumed = ours(kind())
+        resumed.load_state_dict(state)
+        resumed.set_epoch(3)
+    assert values(resumed) == rest
+    other = ours(kind())
+    other.load_state_dict(state)
+    other.set_epoch(5)
+    with pytest.warns(UserWarning, match=r"set_epoch\(5\) gives up the loaded position, batch 3"):
+        assert len(values(other)) == LENGTH // 2
+
+
+@pytest.mark.parametrize("kind", [Private, Reseeded, Prebuilt])
+def test_nothing_is_said_where_the_whole_epoch_was_given(kind: Any) -> None:
+    sampler = kind()
+    loader = ours(sampler)
+    sampler.set_epoch(1)
+    iterator = iter(loader)
+    for _ in range(LENGTH // 2):
+        next(iterator)
+    state = loader.state_dict()
+    resumed_sampler = kind()
+    resumed = ours(resumed_sampler)
+    resumed.load_state_dict(state)
+    resumed_sampler.set_epoch(2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert values(resumed) == []
+
+
+def test_a_counter_with_a_set_epoch_that_nobody_calls_is_told() -> None:
+    loader = ours(CountingUntold())
+    list(loader)
+    list(loader)
+    resumed = ours(CountingUntold())
+    resumed.load_state_dict(loader.state_dict())
+    with pytest.warns(UserWarning, match="begins epoch 2 with the order of its first epoch"):
+        list(resumed)
