@@ -681,6 +681,8 @@ class WorkerPool:
         self._owed.pop(worker, None)
         self._leaving.discard(worker)
         self._awaited.discard(worker)
+        if self._own.processes[worker].sentinel == self._dead:
+            self._dead = None  # seen to before it came to that; the number may be another's next
         self._workers.bury(worker)
 
     def _put_back(self, tasks: list[_Task]) -> None:
