@@ -279,7 +279,8 @@ class DataLoader(_TorchLoader[T_co]):
         A sampler of the program's own is told it, if it has ``set_epoch``, and nothing otherwise.
 
         A position within that very epoch, from :meth:`load_state_dict`, is kept; one within another
-        epoch is given up.
+        epoch is given up. Where the program had set the epoch on its sampler alone, what that gives
+        now tells whether it is the same epoch.
 
         Args:
             epoch: Epoch number, from 0.

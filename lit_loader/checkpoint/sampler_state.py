@@ -8,6 +8,7 @@ A dict with some of these, all of them as they were where the epoch began, but f
 - ``left``: these are of the epoch before, left in its middle;
 - ``told``: the epoch that the sampler shows;
 - ``heads``: digests of the first batch, in the first epoch that it gave and in the last;
+- ``counted``: the loader has counted to the epoch, and the program may have told another;
 - ``drawn``: a digest of what was drawn up to the position; whose, where ranks may differ.
 
 Earlier releases asked for ``sampler`` and ``iterator`` in mid-epoch, ``behind`` items before the

@@ -42,7 +42,7 @@ from lit_loader.describe import program_stacklevel
 from lit_loader.sampling.batch_plan import BatchPlan
 from lit_loader.sampling.epoch_batches import EpochBatches
 from lit_loader.sampling.sampler_cursor import SamplerCursor
-from lit_loader.sampling.user_sampler import SAMPLER
+from lit_loader.sampling.user_sampler import COUNTED, SAMPLER
 from lit_loader.seeding.seeds import BaseSeed
 
 __all__ = ["EpochStart", "Epochs"]
@@ -163,6 +163,10 @@ class Epochs:
         position = EpochPosition(start, readers)
         batches = None
         if self._plan is not None:
+            counted = start.requested is None and self._plan.sampler.is_programs
+            if given is not None and start.batches:  # a loaded state says it
+                counted = counted and self._is_told_apart(start)
+            self._plan.sampler.counted = counted
             batches = EpochBatches(self._plan, start.epoch, start.batches, given)
         begun = EpochStart(start.epoch, start.seed, batches, position)
         running = Running(position, earlier=self._unused(state) if self._ahead else None)
@@ -234,8 +238,7 @@ class Epochs:
 
         Then the epoch's number says nothing: what was drawn tells whether it is the same.
         """
-        apart = self._plan is not None and self._plan.sampler.is_programs
-        return apart and bool(loaded.batches) and loaded.requested is None
+        return self._plan is not None and bool((loaded.sampler or {}).get(COUNTED))
 
     def _is_end(self, position: Position) -> bool:
         return self._plan is None or self._plan.is_end(position.delivered)

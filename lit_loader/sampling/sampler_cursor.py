@@ -43,7 +43,7 @@ from lit_loader.describe import program_stacklevel, short_repr
 from lit_loader.errors import StateError
 from lit_loader.sampling.batch_plan import BatchPlan
 from lit_loader.sampling.orders import EpochOrder, OrderedSampler, ShuffledSampler, resolve
-from lit_loader.sampling.user_sampler import SAMPLER
+from lit_loader.sampling.user_sampler import COUNTED, SAMPLER
 from lit_loader.seeding.generator_state import Loan, preserved
 from lit_loader.seeding.seeds import derive, seed_globals
 
@@ -89,6 +89,7 @@ class SamplerCursor:
         return {
             **self._kept,
             **self._user.known_heads(),
+            **({COUNTED: True} if self._user.counted else {}),
             "drawn": [self._drawn, *_whose(self._plan)],
         }
 

@@ -31,12 +31,16 @@ from lit_loader.seeding.find_generators import HeldGenerators, find_generators
 from lit_loader.seeding.generator_state import preserved, tape
 from lit_loader.seeding.seeds import seed_globals
 
-__all__ = ["SAMPLER", "UserSampler"]
+__all__ = ["COUNTED", "SAMPLER", "UserSampler"]
 
 Marks = tuple[list[type], list[Any]]
 
 SAMPLER = "sampler"
 """Key of a sampler's own part of a state; see `checkpoint/sampler_state.py`."""
+
+COUNTED = "counted"
+"""Key in a sampler's part of a state: that the loader has counted to this epoch, unasked, while the
+program may have told the sampler another."""
 
 
 class _Counted(int):
@@ -58,6 +62,8 @@ class UserSampler:
             which only cuts what its sampler gives, that sampler.
         opened: It, in the epoch that was begun last.
         heads: Digests of the first batch, in the first epoch that it gave and in the last.
+        counted: Whether the loader has counted to the epoch that was begun last, of a sampler that
+            the program may have told another.
         whole: A digest of all that it gave in the last epoch.
         wanders: Whether its order has changed with nothing that is known to change it.
 
@@ -80,7 +86,7 @@ class UserSampler:
         self.opened: Opened | None = None
         self.heads: list[int] = []
         self.whole: int | None = None
-        self.wanders = False
+        self.wanders = self.counted = False
         self.fingerprint()
         self._left = self.marks() if self.is_told else None
 

@@ -561,3 +561,27 @@ def test_a_counter_with_a_set_epoch_that_nobody_calls_is_told() -> None:
     resumed.load_state_dict(loader.state_dict())
     with pytest.warns(UserWarning, match="begins epoch 2 with the order of its first epoch"):
         list(resumed)
+
+
+@pytest.mark.parametrize("kind", [Private, Reseeded, Untold])
+def test_a_loop_that_sets_the_loaders_epoch_leaves_the_rest_of_one(kind: Any) -> None:
+    """As Lightning does with ``limit_train_batches``: nothing is said, whatever was drawn."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        state = None
+        for epoch in range(3):
+            loader = ours(kind())
+            if state is not None:
+                loader.load_state_dict(state)
+                if epoch == 2:  # and again, from a state that was resumed
+                    if kind is Private:  # it cannot be brought back
+                        loader.set_epoch(1)
+                    next(iter(loader))
+                    state = loader.state_dict()
+                    loader = ours(kind())
+                    loader.load_state_dict(state)
+            loader.set_epoch(epoch)
+            iterator = iter(loader)
+            assert len(list(itertools.islice(iterator, 3))) == 3
+            state = loader.state_dict()
+            assert state["epoch"] == epoch and state["batches"] == 3
