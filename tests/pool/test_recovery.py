@@ -515,7 +515,9 @@ def _reads_on(iterator: Any, loader: Any) -> None:
             warnings.simplefilter("ignore")
             found = ints(iterator)
         with told(1):
-            os.kill(pool_of(loader).pids[0], signal.SIGKILL)
+            victim = pool_of(loader).pids[0]
+            os.kill(victim, signal.SIGKILL)
+            wait_gone([victim], 30)  # else the other one may do all of it before that is seen
             again = ints(loader)
         loader.close()
         status = int((found, again) != (list(range(1, 20)), list(range(20))))
