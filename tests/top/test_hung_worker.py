@@ -67,6 +67,8 @@ def look(training: Any, asked: bool = False) -> list[Training]:
 
 def test_what_is_seen(training: Any) -> None:
     [seen] = look(training)
+    while any(worker.stage == "starting" for worker in seen.loaders()[0].workers):
+        [seen] = look(training)  # the one that takes the place of another is not up yet
     assert seen.pid == training.pid and seen.user
     [loader] = seen.loaders()
     assert (loader.dataset, loader.role, loader.epoch) == ("Samples", "", 0)

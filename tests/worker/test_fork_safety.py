@@ -446,7 +446,8 @@ def test_torchs_generator_is_being_drawn_from_and_nobody_waits(
 ) -> None:
     """The launcher is forked again until it has fallen between two draws."""
     expected = batches(Drawing())
-    monkeypatch.setattr(process_start, "await_draws", lambda: None)
+    for module in (process_start, launcher):
+        monkeypatch.setattr(module, "await_draws", lambda: None)
     with drawing(0.8), warned() as texts:
         assert batches(Drawing(), max_worker_restarts=0) == expected
     assert texts
