@@ -93,7 +93,6 @@ class WorkerSet:
             arena=Descriptor(arena.fd),
             mapped=arena.mapped,
             board_bytes=len(arena.board),
-            tasks=None,
             control=Descriptor(-1),
             results=Descriptor(pipes.results_end),
             stacks=Descriptor(own.stacks.fd),

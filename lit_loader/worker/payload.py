@@ -268,7 +268,6 @@ class Links:
         arena: The arena's file.
         mapped: Bytes of it to map.
         board_bytes: Bytes of the status board at its start.
-        tasks: Read end of the task pipe all workers share, or None if tasks are assigned.
         control: Read end of the pipe for this worker alone.
         results: Write end of the result pipe.
         stacks: The file for the stacks of a worker that crashes.
@@ -282,7 +281,6 @@ class Links:
     arena: Descriptor
     mapped: int
     board_bytes: int
-    tasks: Descriptor | None
     control: Descriptor
     results: Descriptor
     stacks: Descriptor
