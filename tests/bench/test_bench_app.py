@@ -228,7 +228,7 @@ def test_check_compares_ratios_only() -> None:
         (["cases=[trnsport]"], "unknown case 'trnsport': did you mean 'transport'?"),
         (
             ["cases=[growth]"],
-            "unknown case 'growth': there are transport, decoding, stragglers, busy, start, workers",
+            "unknown case 'growth': there are transport, decoding, stragglers, busy, start, work",
         ),
         (["cases=[]"], "no case was chosen"),
         (["loaders=spld"], "unknown loader 'spld': did you mean 'spdl'?"),
