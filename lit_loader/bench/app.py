@@ -22,10 +22,8 @@ from lit_loader.hydra.conf_folder import conf_folder
 
 __all__ = ["main"]
 
-CONFIG = "lit_loader/bench/default"
 
-
-@hydra.main(**MAIN_OPTIONS, config_path=str(conf_folder()), config_name=CONFIG)
+@hydra.main(**MAIN_OPTIONS, config_path=str(conf_folder()), config_name="lit_loader/bench/default")
 def main(cfg: DictConfig) -> None:
     """Measure what the configuration asks for; ends with the exit code."""
     from hydra.core.hydra_config import HydraConfig

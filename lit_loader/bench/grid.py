@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -29,8 +29,6 @@ from lit_loader.statistics.records import LoaderStatistics
 from lit_loader.system.processors import usable_processors
 
 __all__ = ["Grid"]
-
-_ROUNDS: Final = 3  # at most: a grid has many settings
 
 
 class Grid:
@@ -57,14 +55,14 @@ class Grid:
             for workers in dict.fromkeys(wanted.num_workers)
             for prefetch in (dict.fromkeys(wanted.prefetch_factor) if workers else (0,))
         ]
-        # With the number that it came to; None: it is not measured.
         self.auto = Point(0, 0) if wanted.auto and OURS in session.loaders else None
         self._auto_loader: Any = None
 
     def measure(self) -> None:
         """Measure all settings; an interrupt leaves what was measured."""
         session, settings = self._session, self._session.settings
-        rounds, turns = min(_ROUNDS, settings.rounds), len(self.points) * len(session.loaders)
+        rounds = min(3, settings.rounds)  # a grid has many settings
+        turns = len(self.points) * len(session.loaders)
         session.expect((rounds + 1) * (turns + (self.auto is not None)))
         for number in range(rounds + 1):
             seconds = settings.grid.seconds / (1 if number else 4)

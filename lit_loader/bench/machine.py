@@ -40,10 +40,10 @@ def describe(loaders: Iterable[str]) -> dict[str, Any]:
 
 
 def _processor() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next(line for line in lines if line.startswith("model name"))
+        return name.partition(":")[2].strip()
     return platform.processor() or platform.machine()
 
 
