@@ -51,7 +51,7 @@ REACHES = {
 
 OWN = re.compile(
     r"\b(self|cls|short|payload|state|module)\._\w+"
-    r"|\bloader\._(internals|host)\b|\w+\._(fields|make|replace)\b"
+    r"|\bloader\._(internals|host)\b|\w+\._(asdict|fields|make|replace)\b"
 )
 PRIVATE = re.compile(r"(?:\btorch\.utils\.data\._utils|\b\w+\._[a-zA-Z]\w*)")
 
