@@ -567,10 +567,14 @@ def main():
         print(json.dumps(ONE[what](loader, args.workers, address, *rest)), flush=True)
         os._exit(0)  # Ray Data's threads need not be waited for
     os.environ["RAY_AUTH_MODE"] = "disabled"  # or a token of the user's is asked for
+    here = str(Path(__file__).parent)  # where actors find what is pickled by its name
+    os.environ["PYTHONPATH"] = os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])
     for part in args.parts.split(","):
         with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
             PARTS[part](args, folder)
 
 
 if __name__ == "__main__":
+    from cluster import main  # so that what is pickled is not in __main__
+
     main()
