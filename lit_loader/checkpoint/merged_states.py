@@ -9,6 +9,7 @@ from typing import Any
 from lit_loader.checkpoint.alike import alike
 from lit_loader.checkpoint.loader_state import LoaderState
 from lit_loader.checkpoint.reader_states import batches_of_first_rank
+from lit_loader.checkpoint.sampler_state import DIGESTS
 from lit_loader.checkpoint.untrusted_state import brief
 from lit_loader.describe import public
 from lit_loader.errors import StateError
@@ -59,13 +60,19 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             "load each on the rank that it was taken on, or read with num_shards"
         )
     if not any(state.readers for state in loaded):
-        if not all(alike(vars(state), vars(first)) for state in loaded):
+        if not all(alike(_common(state), _common(first)) for state in loaded):
             raise StateError(
                 f"states differ, which are the same on all ranks (after {first.batches} batches "
                 "and others): merge those that were taken at the same step"
             )
         return first.to_dict()
     return _merged(loaded).to_dict()
+
+
+def _common(state: LoaderState) -> dict[str, Any]:
+    """What is the same on all ranks: not what a sampler has drawn that takes its rank's share."""
+    sampler = {name: part for name, part in (state.sampler or {}).items() if name not in DIGESTS}
+    return {**vars(state), "sampler": sampler}
 
 
 def _merged(states: list[LoaderState]) -> LoaderState:

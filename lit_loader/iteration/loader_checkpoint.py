@@ -75,12 +75,12 @@ def load_state(loader: Any, internals: LoaderInternals, state: Mapping[str, Any]
         fingerprint["order"] = order
     with_workers = loader.num_workers > 0
     position = loaded.to_position(fingerprint, plan, with_workers, internals.shards)
+    internals.epochs.load(position)  # may refuse it, too
     internals.reads_again = loaded.reads_again
     if adopted is not None:
         base_seed.resumed = adopted
     if plan is not None and isinstance(plan.source, ShuffledSampler):
         plan.source.as_distributed = order == DistributedSampler.__name__
-    internals.epochs.load(position)
 
 
 def _fingerprint(loader: Any, internals: LoaderInternals, seed: int) -> Fingerprint:

@@ -74,7 +74,7 @@ class EpochBatches(Iterator[Any]):
         state: Mapping[str, Any] | None = None,
     ) -> None:
         self._plan, self._epoch = plan, epoch
-        self.go_to(start, state)
+        self._begin_at(start, state)
 
     def __next__(self) -> Any:
         """Give the next batch: a list of indices, one index, or what the batch sampler yields."""
@@ -99,6 +99,10 @@ class EpochBatches(Iterator[Any]):
             position: Number of the batch.
             state: What :meth:`state` gave at this position.
         """
+        self._plan.sampler.unpack(state or {})  # the program has set nothing in between
+        self._begin_at(position, state)
+
+    def _begin_at(self, position: int, state: Mapping[str, Any] | None) -> None:
         self.at = _NOWHERE
         self.position = position
         self._cursor = SamplerCursor(self._plan, self._epoch, position, state)
