@@ -29,7 +29,7 @@ from lit_loader.pool.worker_pool import WorkerPool
 from lit_loader.ranks.job_store import Talks
 from lit_loader.sampling.batch_plan import BatchPlan
 from lit_loader.sampling.epochs import Epochs
-from lit_loader.sampling.sharded_sampler import ShardedSampler
+from lit_loader.sampling.shard import ShardedSampler
 from lit_loader.sampling.shown_samplers import ShownSamplers
 from lit_loader.seeding.generator_watch import GeneratorWatch
 from lit_loader.seeding.seeds import BaseSeed

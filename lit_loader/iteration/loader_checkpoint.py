@@ -14,8 +14,8 @@ from typing import Any
 from torch.utils.data import DistributedSampler
 
 from lit_loader.checkpoint.fingerprint import Fingerprint, fingerprint_of
-from lit_loader.checkpoint.forgetful import has_methods
 from lit_loader.checkpoint.loader_state import LoaderState
+from lit_loader.checkpoint.other_streams import has_methods
 from lit_loader.iteration.internals import LoaderInternals
 from lit_loader.sampling.orders import ShuffledSampler
 from lit_loader.sampling.shown_samplers import SHUFFLED, order_name

@@ -14,12 +14,11 @@ from typing import Any
 import torch
 from torch.utils.data import DistributedSampler
 
-from lit_loader.checkpoint.alike import alike
 from lit_loader.checkpoint.fingerprint import Fingerprint, fingerprint_of
 from lit_loader.checkpoint.sampler_state import pack_generator, unpack_generator
 from lit_loader.checkpoint.stateful import Opened
-from lit_loader.checkpoint.untrusted_state import resuming
-from lit_loader.config.scalars import plain
+from lit_loader.checkpoint.untrusted_state import alike, resuming
+from lit_loader.config.checks import plain
 from lit_loader.errors import StateError
 from lit_loader.sampling.orders import EpochOrder
 from lit_loader.seeding.find_generators import HeldGenerators, find_generators

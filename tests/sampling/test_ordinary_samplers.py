@@ -129,7 +129,7 @@ class Seedable(RandomSampler):
     """accelerate's ``SeedableRandomSampler``: has no generator until it is iterated."""
 
     def __init__(self) -> None:
-        super().__init__(DATA)  # type: ignore[arg-type]
+        super().__init__(DATA)
         self.initial_seed, self.epoch = 3, 0
 
     def __iter__(self) -> Iterator[int]:
@@ -147,7 +147,7 @@ class Around:
     """A batch sampler of the program's own around a sampler."""
 
     def __init__(self) -> None:
-        self.sampler = RandomSampler(DATA, generator=seeded(2))  # type: ignore[arg-type]
+        self.sampler = RandomSampler(DATA, generator=seeded(2))
 
     def __len__(self) -> int:
         return BATCHES
@@ -159,9 +159,9 @@ class Around:
 
 
 KINDS: dict[str, Callable[[], Any]] = {
-    "random": lambda: RandomSampler(DATA, generator=seeded(3)),  # type: ignore[arg-type]
+    "random": lambda: RandomSampler(DATA, generator=seeded(3)),
     "weighted": lambda: WeightedRandomSampler([1.0, 2.0] * 7, LENGTH, generator=seeded(4)),
-    "in batches": lambda: BatchSampler(RandomSampler(DATA, generator=seeded(2)), SIZE, False),  # type: ignore[arg-type]
+    "in batches": lambda: BatchSampler(RandomSampler(DATA, generator=seeded(2)), SIZE, False),
     "around": Around,
     "seeded by epoch": SeededByEpoch,
     "seeds its generator": SeedsItsGenerator,
@@ -170,7 +170,7 @@ KINDS: dict[str, Callable[[], Any]] = {
     "with a state": WithState,
     "repeated": RepeatedAugmentation,
     "accelerate": Seedable,
-    "distributed": lambda: DistributedSampler(DATA, num_replicas=2, rank=1, seed=1),  # type: ignore[arg-type]
+    "distributed": lambda: DistributedSampler(DATA, num_replicas=2, rank=1, seed=1),
 }
 WORKERS = [(0, False), (2, False), (2, True)]
 
@@ -195,7 +195,8 @@ def trained(
     told_first: bool = False,
 ) -> tuple[list[Any], dict[Cut, Any]]:
     """A training program: all batches, and the states behind each and between the epochs."""
-    sampler, seen, states = make(), [], {}
+    sampler, seen = make(), list[Any]()
+    states: dict[Cut, Any] = {}
     with loader_of(sampler, workers, persistent) as loader:
         if state is not None and not told_first:
             loader.load_state_dict(state)
