@@ -1,6 +1,6 @@
 """What is said of data that is read twice, by several processes or readers, or is not all there.
 
-Texts of warnings that `iteration/host.py` gives.
+Texts of warnings that `iteration/core.py` gives.
 """
 
 from __future__ import annotations
