@@ -22,7 +22,7 @@ from lit_loader.checkpoint.reader_states import (
     checked_readers,
     checked_workers,
 )
-from lit_loader.checkpoint.sampler_state import DIGESTS, check_packed, checked_sampler_state
+from lit_loader.checkpoint.sampler_state import DIGESTS, checked_sampler_state
 from lit_loader.checkpoint.untrusted_state import (
     MAX_BATCHES,
     PRIMITIVES,
@@ -296,8 +296,6 @@ class LoaderState:
             for name in ("workers", "readers"):
                 if (value := getattr(self, name)) is not None:
                     raise damaged(f"{name} must be None for a map-style dataset", value)
-            if self.sampler is not None and "generator" in self.sampler:
-                check_packed(self.sampler["generator"])
             return
         for name in ("ahead", "sampler"):
             if value := getattr(self, name):

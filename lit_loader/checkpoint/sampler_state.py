@@ -33,7 +33,6 @@ from lit_loader.seeding.generator_state import set_children, tape
 
 __all__ = [
     "DIGESTS",
-    "check_packed",
     "checked_sampler_state",
     "digest",
     "pack_generator",
@@ -94,7 +93,7 @@ def unpack_generator(packed: Any, generator: Any) -> None:
     Raises:
         StateError: That is not the state of such a generator; a torch.Generator is as it was.
     """
-    data, kind = check_packed(packed), type(generator).__name__
+    data, kind = _unpacked(packed), type(generator).__name__
     before = _read(generator)
     try:
         if isinstance(generator, torch.Generator):
@@ -169,8 +168,9 @@ def checked_sampler_state(state: Any) -> dict[str, Any] | None:
         for path, packed in generators.items()
     ):
         raise damaged("sampler['generators'] must be a dict of lists", generators)
-    for packed in itertools.chain.from_iterable(generators.values()):
-        check_packed(packed)
+    named = [own["generator"]] if "generator" in own else []
+    for packed in itertools.chain(named, *generators.values()):
+        _unpacked(packed)
     return own
 
 
@@ -178,7 +178,7 @@ def _are_counts(value: Any, lengths: Sequence[int]) -> bool:
     return isinstance(value, (list, tuple)) and len(value) in lengths and all(map(is_count, value))
 
 
-def check_packed(packed: Any) -> bytearray:
+def _unpacked(packed: Any) -> bytearray:
     """Unpack what `pack_generator` gave, into memory of bounded size.
 
     Raises:

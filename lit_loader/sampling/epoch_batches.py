@@ -124,13 +124,12 @@ class EpochBatches(Iterator[Any]):
 
     def marks(self) -> Any:
         """Give where the sampler's own generators are; None: it has none."""
-        own = isinstance(self._plan.source, EpochOrder)  # drawn from nothing
-        return None if own else self._plan.sampler.marks()
+        return None if self.computed else self._plan.sampler.marks()
 
     def _run(self, cursor: SamplerCursor, start: int) -> Iterator[Any]:
         plan = self._plan
         cursor.begin()
-        if isinstance(plan.source, EpochOrder):
+        if self.computed:
             yield from _computed(plan, self._epoch, start)
             return
         for mine in stripe(cursor.groups(), plan.shard, cursor.head):
