@@ -28,12 +28,11 @@ from typing import Any, Final
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.errors import ExactnessWarning
 from lit_loader.remote.engine import Role
-from lit_loader.remote.payload import pack_spec
 from lit_loader.remote.relay import relay_main
 from lit_loader.remote.wires import EXACTNESS, FINAL, NODE, Plan, Wires
-from lit_loader.system.pickling import importable_main
+from lit_loader.system.carrier import Policy, importable_main
 from lit_loader.system.shared_file import nameless_file, write_all
-from lit_loader.worker.payload import Links
+from lit_loader.worker.payload import Links, freeze_spec
 from lit_loader.worker.process_start import quiet_start
 from lit_loader.worker.starters import DirectWorker, Loss, Notice, Starter, WorkerProcess
 
@@ -90,7 +89,7 @@ class _MixedStarter:
         self._relays = 0
         self._relay: _Relay | None = None
         self.notices: deque[Notice] = here.notices
-        packed = pack_spec(spec)
+        packed = freeze_spec(spec, [Policy.machines()]).pickled
         self._payload, _ = nameless_file("lit_loader dataset")
         try:
             write_all(self._payload, packed)

@@ -21,10 +21,10 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.errors import LoaderError
 from lit_loader.seeding.seeds import renew_numpy_generator
+from lit_loader.system.carrier import importable_main
 from lit_loader.system.child_processes import UNKNOWN, reap
 from lit_loader.system.forked_locks import renew_locks
 from lit_loader.system.interrupts import HeldBack
-from lit_loader.system.pickling import can_carry_by_value, importable_main, main_is_importable
 from lit_loader.worker.main import worker_main
 from lit_loader.worker.payload import Links, Payload
 from lit_loader.worker.process_start import Permit, await_end_of_fork_server, quiet_start
@@ -266,8 +266,7 @@ class DirectStarter:
         self.up_deadline: float | None = DEADLINE if self.forks else None
         self._kind: Any = _ForkedProcess if self.forks else context.Process  # type: ignore[attr-defined]
         self._context = context
-        by_value = can_carry_by_value() and not main_is_importable()
-        self._payload = Payload(spec, by_value)
+        self._payload = Payload(spec)
         self.notices = self._payload.notices
 
     @property
@@ -312,11 +311,10 @@ class DirectStarter:
             name=f"lit_loader worker {links.worker}",
             daemon=True,
         )
-        try:
-            with importable_main(), quiet_start(self._context):
-                process.start()
-        finally:
-            self._payload.started()
+        if not self.forks:
+            self._payload.prepare()
+        with importable_main(), quiet_start(self._context):
+            process.start()
         return process
 
     def close(self) -> None:

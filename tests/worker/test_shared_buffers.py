@@ -14,7 +14,7 @@ import torch
 
 from lit_loader import DataLoader, WorkerRestartWarning, get_worker_info
 from lit_loader.errors import LoaderError
-from lit_loader.system import buffer_file
+from lit_loader.system import carrier
 from tests.support.samples import uncollated
 
 BYTES = 1 << 24
@@ -207,7 +207,7 @@ def full_in_memory(fd: int, data: memoryview, offset: int) -> int:
 
 
 def test_without_room_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffer_file, "pwrite", full_in_memory)
+    monkeypatch.setattr(carrier, "pwrite", full_in_memory)
     with pytest.warns(WorkerRestartWarning, match=r"arrays \(40 MiB\) have found no room in mem"):
         seen = samples(Bulk(), "forkserver")
     assert len(seen) == 12
@@ -215,7 +215,7 @@ def test_without_room_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_room_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffer_file, "pwrite", full)
+    monkeypatch.setattr(carrier, "pwrite", full)
     before = os.listdir("/proc/self/fd")
     with pytest.raises(LoaderError, match="no room for the dataset's arrays .*TMPDIR"):
         samples(Bulk(), "forkserver")
