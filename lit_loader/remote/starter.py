@@ -145,8 +145,8 @@ class _MixedStarter:
             steps.callback(os.close, self._payload)
 
 
-class _Relay:
-    """A relay, from this side: a worker's process as a pool needs it."""
+class _Relay(DirectWorker):
+    """A relay, from this side."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class _Relay:
         except BaseException:
             ours.close()
             raise
-        self._process = DirectWorker(process)
+        super().__init__(process)
         self._since = time.monotonic()
         self.served_long = False
         self._requests = ours
@@ -233,39 +233,12 @@ class _Relay:
             again=False,
         )
 
-    @property
-    def pid(self) -> int:
-        """Process id."""
-        return self._process.pid
-
-    @property
-    def sentinel(self) -> int:
-        """Can be read from when the process has ended."""
-        return self._process.sentinel
-
-    @property
-    def exitcode(self) -> int | None:
-        """Exit code, or minus the signal's number."""
-        return self._process.exitcode
-
-    def is_alive(self) -> bool:
-        """Whether the process runs."""
-        return self._process.is_alive()
-
     def terminate(self) -> None:
         """Send SIGTERM, when it has had time enough to end its remote workers."""
         if not wait_for([self.sentinel], _LEAVING):
-            self._process.terminate()
-
-    def kill(self) -> None:
-        """Send SIGKILL."""
-        self._process.kill()
-
-    def join(self) -> None:
-        """Wait for the end."""
-        self._process.join()
+            super().terminate()
 
     def close(self) -> None:
         """Let go of it."""
         self._requests.close()
-        self._process.close()
+        super().close()
