@@ -34,7 +34,14 @@ from lit_loader.system.carrier import Policy, importable_main
 from lit_loader.system.shared_file import nameless_file, write_all
 from lit_loader.worker.payload import Links, freeze_spec
 from lit_loader.worker.process_start import quiet_start
-from lit_loader.worker.starters import DirectWorker, Loss, Notice, Starter, WorkerProcess
+from lit_loader.worker.starters import (
+    DirectWorker,
+    Loss,
+    Notice,
+    Starter,
+    WorkerProcess,
+    all_or_none,
+)
 
 __all__ = ["RemoteWorkers"]
 
@@ -115,14 +122,8 @@ class _MixedStarter:
         """Start workers, each connected as these say; the relay is the last of them."""
         relay = [self._start_relay(each) for each in links if each.worker == self._plan.relay]
         here = [each for each in links if each.worker != self._plan.relay]
-        try:
+        with all_or_none(relay):
             return [*(self._here.start_all(here) if here else ()), *relay]
-        except BaseException:
-            for each in relay:
-                each.kill()
-                each.join()
-                each.close()
-            raise
 
     def _start_relay(self, links: Links) -> _Relay:
         if self._relay is not None and self._relay.served_long:

@@ -227,8 +227,8 @@ def freeze(
         return False
 
     kind = _pickler(policy, carried, instead)
-    context.set_spawning_popen(meanwhile)
     try:
+        context.set_spawning_popen(meanwhile)
         # In this order: the second is filled by pickling the first.
         kind(file, _PROTOCOL, buffer_callback=stays_inside).dump((value, carried))
     except BaseException:
@@ -323,8 +323,8 @@ def _reduce_storage(storage: Any, policy: Policy) -> Any:
             "a tensor in shared memory would be shared by the workers of one rank or of all; leave "
             "share_memory_() out, for shared_dataset does what it is for"
         )
-    memory = np.asarray(_Memory(storage.data_ptr(), nbytes, storage))
-    return _storage_of, (pickle.PickleBuffer(memory.data),)
+    elements = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+    return _storage_of, (pickle.PickleBuffer(elements.data),)
 
 
 def _reduce_array(array: Any, _: Policy) -> Any:
@@ -371,19 +371,6 @@ _REDUCERS: Final = {
     torch.nn.Parameter: _reduce_tensor,
     torch.UntypedStorage: _reduce_storage,
 }
-
-
-class _Memory:
-    """Memory of another object, for NumPy to look into."""
-
-    def __init__(self, address: int, nbytes: int, owner: object) -> None:
-        self.owner = owner
-        self.__array_interface__ = {
-            "data": (address, False),
-            "shape": (nbytes,),
-            "typestr": "|u1",
-            "version": 3,
-        }
 
 
 # --- together ---

@@ -320,10 +320,11 @@ def all_or_none(started: Sequence[WorkerProcess]) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        for process in started:
-            process.kill()
-            process.join()
-            process.close()
+        with HeldBack():  # what is raised meanwhile must not leave one of them behind
+            for process in started:
+                process.kill()
+                process.join()
+                process.close()
         raise
 
 
