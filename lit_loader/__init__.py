@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from lit_loader.mixture.stream import MixtureStream
     from lit_loader.node.dataset import shared_dataset
     from lit_loader.sampling.token_budget import TokenBudgetBatchSampler
+    from lit_loader.seeding.batch_rng import get_rng
     from lit_loader.statistics.records import LoaderStatistics
 
 __version__ = "0.2.0"
@@ -79,6 +80,7 @@ __all__ = [
     "default_collate",
     "default_convert",
     "get_epoch",
+    "get_rng",
     "get_shard",
     "get_worker_info",
     "merge_states",
@@ -116,6 +118,7 @@ _MODULE_OF = {
     "default_collate": "lit_loader.batch.collate",
     "default_convert": "lit_loader.batch.collate",
     "get_epoch": "lit_loader.context",
+    "get_rng": "lit_loader.seeding.batch_rng",
     "get_shard": "lit_loader.context",
     "get_worker_info": "torch.utils.data",
     "merge_states": "lit_loader.checkpoint.merged_states",

@@ -1,71 +1,82 @@
 """Where a dataset is being read: the epoch, and this reader's share of an iterable dataset.
 
 Set by what reads (a worker process; the parent with ``num_workers=0``) before it reads, and asked
-by datasets through `get_epoch` and `get_shard`, which are public.
+by datasets through `get_epoch`, `get_shard` and `get_rng` (`seeding/batch_rng.py`), all public.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Final
+from typing import Any, Final, Protocol
 
 from lit_loader.describe import public
 
 __all__ = ["get_epoch", "get_shard", "reading"]
 
 
-Aside = Callable[[], AbstractContextManager[object]]
-Beginning = Callable[[int], AbstractContextManager[object]]
+_Context = AbstractContextManager[object]
+_Place = tuple[int, tuple[int, int], bool, Any]
 
 
-def _as_they_are(part: int = 0) -> AbstractContextManager[object]:
-    return nullcontext()
+class Maker(Protocol):
+    """What makes the batch at hand: `batch/batch_loader.py`."""
 
+    rng: Any
+    """Gives the generators of `get_rng` (`seeding/batch_rng.py`)."""
 
-Drawn = Callable[[], str | None]
+    def beginning(self, part: int) -> _Context:
+        """Do what `_Reading.beginning` says."""
 
+    def aside(self) -> _Context:
+        """Do what `_Reading.aside` says."""
 
-def _unknown() -> None:
-    return None
-
-
-_Place = tuple[int, tuple[int, int], bool, Beginning, Aside, Drawn]
+    def drawn(self) -> str | None:
+        """Do what `_Reading.drawn` says."""
 
 
 class _Reading:
-    """What is being read, and as which share; there is one a process.
+    """What is being read, by whom, and as which share; there is one a process.
 
     Attributes:
-        beginning: Gives a context in which generators are as before the epoch's first sample, for
-            a part of an iterable dataset that begins later; by the part's number.
-        aside: Gives a context after which the generators that the dataset holds are where they
-            were, for what is read again in the midst of a batch.
-        drawn: Says where generators are: another word once something has been drawn.
+        maker: Makes the batch; None: this is outside of a loader.
+        asked: The function by which a sample has asked for what differs from epoch to epoch.
     """
 
     def __init__(self) -> None:
         self.epoch = 0
         self.shard = (0, 1)
-        self.beginning: Beginning = _as_they_are
-        self.aside: Aside = _as_they_are
-        self.drawn: Drawn = _unknown
         self.shard_asked = False
-        self.epoch_asked = False
+        self.maker: Maker | None = None
+        self.asked = ""
+
+    def beginning(self, part: int) -> _Context:
+        """Give a context in which generators are as before the epoch's first sample.
+
+        Args:
+            part: Number of the part of an iterable dataset that begins, later than the others.
+        """
+        return nullcontext() if self.maker is None else self.maker.beginning(part)
+
+    def aside(self) -> _Context:
+        """Give a context after which the dataset's generators are where they were.
+
+        For what is read again in the midst of a batch.
+        """
+        return nullcontext() if self.maker is None else self.maker.aside()
+
+    def drawn(self) -> str | None:
+        """Say where generators are: another word once something has been drawn."""
+        return None if self.maker is None else self.maker.drawn()
 
     def leave(self) -> _Place:
         """Read something else (a loader within a dataset, say); returns what `return_to` takes."""
-        place = (
-            *(self.epoch, self.shard, self.shard_asked),
-            *(self.beginning, self.aside, self.drawn),
-        )
-        self.shard_asked, self.drawn = False, _unknown
-        self.beginning, self.aside = _as_they_are, _as_they_are
+        place = self.epoch, self.shard, self.shard_asked, self.maker
+        self.shard_asked, self.maker = False, None
         return place
 
     def return_to(self, place: _Place) -> None:
         """Be again where `leave` was called."""
-        self.epoch, self.shard, self.shard_asked, self.beginning, self.aside, self.drawn = place
+        self.epoch, self.shard, self.shard_asked, self.maker = place
 
 
 reading: Final = _Reading()
@@ -77,7 +88,7 @@ def get_epoch() -> int:
 
     It is the same in a worker and with ``num_workers=0``.
     """
-    reading.epoch_asked = True
+    reading.asked = "lit_loader.get_epoch()"
     return reading.epoch
 
 

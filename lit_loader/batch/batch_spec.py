@@ -120,13 +120,13 @@ class BatchSpec:
         return GeneratorWatch(*roots, warn=False, beat=beat)
 
     def watch_again(self, known: GeneratorWatch | None) -> GeneratorWatch:
-        """The same, once more: only what has changed is searched, if it is the same objects'."""
+        """The same, once more: the program may have changed the dataset between two epochs."""
         roots = (self.dataset, self.collate_fn)
         if known is None or any(
             old is not root for old, root in zip(known.roots, roots, strict=False)
         ):
             return self.watch()
-        known.refresh()
+        known.search()
         return known
 
     def table(self) -> Table | None:

@@ -27,7 +27,7 @@ from lit_loader.checkpoint.stateful import Opened
 from lit_loader.config.scalars import plain
 from lit_loader.errors import StateError
 from lit_loader.sampling.orders import EpochOrder
-from lit_loader.seeding.find_generators import HeldGenerators, find_generators
+from lit_loader.seeding.find_generators import find_generators
 from lit_loader.seeding.generator_state import preserved, tape
 from lit_loader.seeding.seeds import seed_globals
 
@@ -81,7 +81,6 @@ class UserSampler:
         if watched is not None:
             self._owners.append(watched)
         self._epochs_seen: list[Any] = [0] * len(self._owners)
-        self._held: HeldGenerators | None = None
         self._left: Marks | None = None
         self.opened: Opened | None = None
         self.heads: list[int] = []
@@ -92,7 +91,7 @@ class UserSampler:
 
     def __getstate__(self) -> dict[str, Any]:
         # The iterator of a sampler cannot be copied; a copy goes on from the sampler itself.
-        return {**self.__dict__, "opened": None, "_held": None}
+        return {**self.__dict__, "opened": None}
 
     # --- epochs ---
 
@@ -260,9 +259,7 @@ class UserSampler:
         named: dict[str, list[Any]] = {} if first is None else {"generator": [first]}
         users = [owner for owner in own if _is_users(owner)]
         if users:
-            held = self._held
-            if held is None or held.moved() or held.outdated():
-                held = self._held = find_generators(*users, apart_from=(self._dataset,))
+            held = find_generators(*users, apart_from=(self._dataset,))
             for path, generator in zip(held.paths, held.generators, strict=True):
                 if generator is not first and not isinstance(generator, random.SystemRandom):
                     named.setdefault(path, []).append(generator)

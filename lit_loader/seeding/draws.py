@@ -13,13 +13,10 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from lit_loader.seeding.find_generators import HeldGenerators, find_generators
+from lit_loader.seeding.find_generators import find_generators
 from lit_loader.seeding.generator_state import numpy_state, state_reader
 
 __all__ = ["Draws"]
-
-_EARLY: Final = 8
-"""Pieces of code after each of which generators are looked for at first; then more seldom."""
 
 _Mark = tuple[str, Callable[[], Any], Any]
 
@@ -49,42 +46,30 @@ class Draws:
 
     def __init__(self, root: object) -> None:
         self._root = root
-        self._held: HeldGenerators | None = None
         self._readers: list[tuple[str, Callable[[], Any]]] = []
+        self._known: list[Any] = []
         self._looks = 0
-        self._due = 1
 
     def mark(self) -> list[_Mark]:
         """Say where the generators are, for `drawn`."""
-        if self._held is None:
+        if not self._readers:
             self._search()
         return [(name, read, read()) for name, read in self._readers]
 
     def made_one(self) -> bool:
-        """Look, now and then, for generators that were made since the mark, and watch them too."""
-        assert self._held is not None
+        """Look for generators that were made since the mark, after the first of them alone."""
         self._looks += 1
-        if not self._held.moved():
-            if self._looks < self._due:
-                return False
-            self._due = self._looks + 1 if self._looks < _EARLY else 2 * self._looks
-            if not self._held.outdated():
-                return False
-        known = set(map(id, self._held.generators))
-        self._search()
-        return any(id(generator) not in known for generator in self._held.generators)
+        return self._looks == 1 and self._search()
 
-    def _search(self) -> None:
-        held = find_generators(self._root)
-        readers = list(_GLOBAL)
+    def _search(self) -> bool:
+        """Search; returns whether there are generators that were not known."""
+        held, known = find_generators(self._root), set(map(id, self._known))
+        self._known, self._readers = held.generators, list(_GLOBAL)
         for path, generator in zip(held.paths, held.generators, strict=True):
-            if (read := state_reader(generator)) is not None:
-                readers.append((path, read))
-            sequence = getattr(generator, "seed_seq", None)
-            if sequence is not None and (read := state_reader(sequence)) is not None:
-                readers.append((path, read))
-
-        self._held, self._readers = held, readers
+            for each in (generator, getattr(generator, "seed_seq", None)):
+                if (read := state_reader(each)) is not None:
+                    self._readers.append((path, read))
+        return any(id(generator) not in known for generator in self._known)
 
     def drawn(self, marks: list[_Mark]) -> str | None:
         """Name the first generator that is not where it was when marked; None: all are."""

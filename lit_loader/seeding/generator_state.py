@@ -248,10 +248,12 @@ class Rewind:
     Args:
         held: Further generators, of the kinds that `seeding/find_generators.py` finds. One that
             has no state (``random.SystemRandom``) is left alone.
+        tapes: Read and write the states of others.
     """
 
-    def __init__(self, held: Iterable[object] = ()) -> None:
+    def __init__(self, held: Iterable[object] = (), *tapes: _Tape) -> None:
         self._tapes: list[_Tape] = [
+            *tapes,
             (random.getstate, random.setstate),
             (partial(_numpy.get_state, legacy=False), _numpy.set_state),
             (torch.default_generator.get_state, torch.default_generator.set_state),
@@ -275,10 +277,11 @@ class Rewound(AbstractContextManager[None]):
     Args:
         held: Those besides the global ones: see `Rewind`.
         seed: Seeds them for the body, which finds them as they are without.
+        tapes: Read and write the states of others.
     """
 
-    def __init__(self, held: Iterable[object], seed: Callable[[], object] = lambda: None) -> None:
-        self._rewind, self._seed = Rewind(held), seed
+    def __init__(self, held: Iterable[object], seed: Callable[[], object], *tapes: _Tape) -> None:
+        self._rewind, self._seed = Rewind(held, *tapes), seed
 
     def __enter__(self) -> None:
         self._rewind.mark()

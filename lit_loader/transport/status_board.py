@@ -182,6 +182,11 @@ class Progress:
         self.finish(now)
         self._at, self._last = position, now
 
+    @property
+    def position(self) -> int:
+        """Of the sample that is being read."""
+        return self._words[self._position]
+
     def beat(self) -> None:
         """Note that work of the loader's own gets on, before a sample or after it."""
         self._words[self._since] = time.monotonic_ns()

@@ -64,7 +64,7 @@ class BatchMaker:
         try:
             seed_worker(seed)
             spec = self.spec = unpack()
-            reading.shard_asked = False  # in the parent, perhaps, of which this process is a fork
+            reading.leave()  # what the parent was reading, of which this process may be a fork
             kind = ProcessInfo if spec.num_shards else WorkerInfo
             show(kind(id=worker, num_workers=num_workers, seed=seed, dataset=spec.dataset))
             collate_privately()
