@@ -263,7 +263,7 @@ class BatchLoader:
         assert watch is not None
         self._unwatched = _FOR_EVER
         if again and self._looked:
-            watch.search_late()
+            watch.search(late=True)
         elif again:
             if watch.search():  # on first use it has made one, which was not seeded
                 batch = self.load(*task)
@@ -289,7 +289,8 @@ class BatchLoader:
     def _enter(self, seed: int, epoch: int, progress: Progress) -> None:
         """Note the epoch, and call the dataset's ``set_epoch`` if it has one."""
         if self._watch is None:
-            self._watch = self._spec.watch(progress.beat)
+            self._watch = self._spec.watch()
+            progress.beat()
         self._epoch, self._epoch_seed = (seed, epoch), derive(seed, epoch)
         self.rng.epoch_seed = self._epoch_seed
         set_epoch = getattr(self._spec.dataset, "set_epoch", None)
@@ -505,7 +506,7 @@ class BatchLoader:
         self._spec = dataclasses.replace(self._spec, dataset=dataset)
         show_in_place_of(former, dataset)
         notes = self._watch.notes if self._watch is not None else []
-        self._watch = self._spec.watch(progress.beat)
+        self._watch = self._spec.watch()
         self._watch.notes += notes
         (seed, epoch), self._epoch = self._epoch or (0, 0), None
         self._enter(seed, epoch, progress)

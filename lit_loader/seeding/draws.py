@@ -19,17 +19,13 @@ from lit_loader.seeding.generator_state import numpy_state, state_reader
 __all__ = ["Draws"]
 
 _Mark = tuple[str, Callable[[], Any], Any]
+_Reader = tuple[str, Callable[[], Any]]
 
 _numpy: Any = np.random
 
-
-def _numpy_global() -> Any:
-    return numpy_state(_numpy.get_bit_generator())
-
-
-_GLOBAL: Final[tuple[tuple[str, Callable[[], Any]], ...]] = (
+_GLOBAL: Final[tuple[_Reader, ...]] = (
     ("random", random.getstate),
-    ("numpy.random", _numpy_global),
+    ("numpy.random", lambda: numpy_state(_numpy.get_bit_generator())),
     ("torch", torch.default_generator.get_state),
 )
 
@@ -37,8 +33,8 @@ _GLOBAL: Final[tuple[tuple[str, Callable[[], Any]], ...]] = (
 class Draws:
     """Compares the states of random generators before and after.
 
-    The global ones, and those that an object holds. What other threads of the process draw
-    meanwhile counts as well.
+    The global ones, and those that an object holds: at first, or after the first piece of code.
+    What other threads of the process draw meanwhile counts as well.
 
     Args:
         root: The object.
@@ -46,37 +42,34 @@ class Draws:
 
     def __init__(self, root: object) -> None:
         self._root = root
-        self._readers: list[tuple[str, Callable[[], Any]]] = []
-        self._known: list[Any] = []
+        self._readers: list[_Reader] = []
         self._looks = 0
 
     def mark(self) -> list[_Mark]:
         """Say where the generators are, for `drawn`."""
         if not self._readers:
-            self._search()
+            self._readers = self._search()
         return [(name, read, read()) for name, read in self._readers]
 
     def made_one(self) -> bool:
-        """Look for generators that were made since the mark, after the first of them alone."""
+        """Look once for generators that were made since the mark, and watch them too."""
         self._looks += 1
-        return self._looks == 1 and self._search()
+        if self._looks > 1:
+            return False
+        known, self._readers = len(self._readers), self._search()
+        return len(self._readers) != known
 
-    def _search(self) -> bool:
-        """Search; returns whether there are generators that were not known."""
-        held, known = find_generators(self._root), set(map(id, self._known))
-        self._known, self._readers = held.generators, list(_GLOBAL)
-        for path, generator in zip(held.paths, held.generators, strict=True):
+    def _search(self) -> list[_Reader]:
+        readers = [*_GLOBAL]
+        for path, generator in find_generators(self._root).items():
             for each in (generator, getattr(generator, "seed_seq", None)):
                 if (read := state_reader(each)) is not None:
-                    self._readers.append((path, read))
-        return any(id(generator) not in known for generator in self._known)
+                    readers.append((path, read))
+        return readers
 
     def drawn(self, marks: list[_Mark]) -> str | None:
         """Name the first generator that is not where it was when marked; None: all are."""
-        for name, read, before in marks:
-            if not _same(before, read()):
-                return name
-        return None
+        return next((name for name, read, before in marks if not _same(before, read())), None)
 
 
 def _same(one: Any, other: Any) -> bool:

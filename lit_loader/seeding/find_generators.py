@@ -15,7 +15,7 @@ is not read. Nothing else is looked at: what is missed is for ``reseed_fn``, `ge
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import dis
 import functools
 import hashlib
@@ -24,7 +24,7 @@ import sys
 import threading
 import types
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -47,8 +47,6 @@ MAX_ITEMS = 256
 and the others only if there is a generator in one of these."""
 
 ALIKE = 16
-_SCANNED = 10_000  # items whose types are looked at
-_BEAT = 512
 
 CLOSED = frozenset(sys.stdlib_module_names) | {"numpy", "torch", "lit_loader"}
 _OPAQUE = frozenset(
@@ -63,6 +61,8 @@ _OPAQUE = frozenset(
 _LEAVES = (str, bytes, bytearray, int, float, complex, type(None), slice, range, np.generic)
 _LEAF_KINDS = (*_LEAVES, torch.Tensor, types.ModuleType, types.CodeType)
 _PLAIN = frozenset({*_LEAVES, bool, torch.Tensor})
+_CONTAINERS = (list, tuple, deque, dict, set, frozenset, np.ndarray)
+_CODE = (type, types.FunctionType, property, staticmethod, classmethod)
 _GLOBALS: tuple[Any, ...] = (
     random.seed.__self__,  # type: ignore[attr-defined]
     np.random.mtrand._rand,
@@ -72,52 +72,33 @@ _KINDS = (
     *(random.Random, torch.Generator, np.random.Generator, np.random.RandomState),
     *(np.random.BitGenerator, np.random.SeedSequence),
 )
-_CONTAINERS = (list, tuple, deque, dict, set, frozenset, np.ndarray)
-_CODE = (type, types.FunctionType, property, staticmethod, classmethod)
 
 _Lead = tuple[str, Any]
 _Entry = tuple[Any, str, int]
-_Reseed = Callable[[int], object]
 
 
 class HeldGenerators:
     """The generators that `find_generators` found.
 
-    Attributes:
-        paths: Where each was found first, such as ``Digits.transform.rng``, sorted.
-        generators: The generators themselves, in the order of ``paths``.
+    Args:
+        pairs: Where each was found first, such as ``Digits.transform.rng``, and the generator.
         cuts: Where the search ended at one of its limits, in words; empty: it ended by itself.
-        unseedable: Paths of generators that no seed determines (``random.SystemRandom``).
+
+    Attributes:
+        paths: Where they were found.
+        generators: The generators themselves, in the order of ``paths``.
     """
 
-    def __init__(self, found: Iterable[tuple[str, Any]] = (), cuts: Iterable[str] = ()) -> None:
-        pairs = sorted(found, key=lambda pair: pair[0])
-        self.cuts = [*cuts]
-        self.unseedable = [path for path, each in pairs if _is(each, random.SystemRandom)]
-        self._take([path for path, _ in pairs], [each for _, each in pairs])
-
-    def _take(self, paths: list[str], generators: list[Any]) -> None:
-        self.paths, self.generators = paths, generators
+    def __init__(self, pairs: Iterable[tuple[str, Any]], cuts: Iterable[str] = ()) -> None:
+        pairs, self.cuts = list(pairs), [*cuts]
+        self.paths = [path for path, _ in pairs]
+        self.generators = [generator for _, generator in pairs]
         # By path and not by number: what else is found must not change a generator's stream.
-        self._reseeds = [
-            (_hash(path), _reseeder(each)) for path, each in zip(paths, generators, strict=True)
-        ]
+        self._reseeds = [(_hash(path), _reseeder(generator)) for path, generator in pairs]
 
-    def in_a_copy(self, generators: Sequence[Any]) -> HeldGenerators:
-        """The same for a copy of the objects that were searched, which is not searched for it.
-
-        Args:
-            generators: The copy's, in the order of ``generators``.
-        """
-        held = copy.copy(self)
-        held._take(self.paths, [*generators])
-        return held
-
-    def keep(self, paths: Collection[str]) -> None:
-        """Forget the generators that were found elsewhere."""
-        pairs = zip(self.paths, self.generators, strict=True)
-        kept = [pair for pair in pairs if pair[0] in paths]
-        self._take([path for path, _ in kept], [each for _, each in kept])
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """Give the paths with the generators."""
+        return zip(self.paths, self.generators, strict=True)
 
     @property
     def states(self) -> list[Any]:
@@ -125,25 +106,13 @@ class HeldGenerators:
         sequences = (getattr(generator, "seed_seq", None) for generator in self.generators)
         return [*self.generators, *(each for each in sequences if each is not None)]
 
-    def __len__(self) -> int:
-        """Give the number of generators found."""
-        return len(self.generators)
-
     def reseed(self, seed: int) -> None:
-        """Reseed each generator in place, with a stream of its own derived from ``seed``.
-
-        Args:
-            seed: 64-bit seed; a batch's or a sample's.
-        """
+        """Reseed each generator in place, with a stream of its own derived from a 64-bit seed."""
         for name, reseed in self._reseeds:
             reseed(derive(seed, name))
 
 
-def find_generators(
-    *roots: object,
-    apart_from: Iterable[object] = (),
-    beat: Callable[[], object] = lambda: None,
-) -> HeldGenerators:
+def find_generators(*roots: object, apart_from: Iterable[object] = ()) -> HeldGenerators:
     """Find the random generators that objects hold or functions use.
 
     Found: ``numpy.random.Generator``, ``BitGenerator``, ``RandomState`` and ``SeedSequence``,
@@ -154,7 +123,6 @@ def find_generators(
     Args:
         *roots: The dataset, the collate_fn, ...
         apart_from: Objects that are not looked into.
-        beat: Called now and then: on a loaded machine the search may take a while.
     """
     found: list[tuple[str, Any]] = []
     cuts: list[str] = []
@@ -163,53 +131,42 @@ def find_generators(
     long: list[_Entry] = []  # containers of which some items were looked into
     # Objects made on the way (bound methods, say) must live on, or another would get their id.
     seen: dict[int, object] = {id(known): known for known in (*_GLOBALS, *apart_from)}
-    looked = 0
     while data or code or _resume(long, found, data):
         value, path, depth = (data or code).popleft()
         if is_leaf(value) or id(value) in seen:
             continue
-        if depth > MAX_DEPTH or looked >= MAX_OBJECTS:
-            what = "more than so many steps deep" if depth > MAX_DEPTH else "among so many"
-            cuts.append(f"{path} ({what})")
-            if depth > MAX_DEPTH:
-                continue
+        if depth > MAX_DEPTH:
+            cuts.append(f"{path} (more than {MAX_DEPTH} steps deep)")
+            continue
+        if len(seen) > MAX_OBJECTS:
+            cuts.append(f"{path} (among more than {MAX_OBJECTS:,} objects)")
             break
         seen[id(value)] = value
-        looked += 1
-        if looked % _BEAT == 0:
-            beat()
         kind = type(value)
         if issubclass(kind, np.random.Generator):
             data.appendleft((value.bit_generator, path, depth))
-        elif issubclass(kind, _KINDS):
+            continue
+        if issubclass(kind, _KINDS):
             found.append((path, value))
-        else:
-            if issubclass(kind, _CONTAINERS):
-                leads: Iterable[_Lead]
-                leads, left = _items(value, kind, MAX_ITEMS)
-                if left:
-                    long.append((value, path, depth))
-            else:
-                leads = _leads(value, kind)
-            for step, child in leads:
-                if not (id(child) in seen or is_leaf(child)):
-                    queue = code if _is(child, _CODE) else data
-                    queue.append((child, path + step, depth + 1))
-    beat()
-    return HeldGenerators(found, cuts)
+            continue
+        leads: list[_Lead] = []
+        if issubclass(kind, _CONTAINERS):
+            leads, left_out = _items(value, kind)
+            if left_out:
+                long.append((value, path, depth))
+        for step, child in [*leads, *_leads(value, kind)]:
+            if not (id(child) in seen or is_leaf(child)):
+                (code if _is(child, _CODE) else data).append((child, path + step, depth + 1))
+    return HeldGenerators(sorted(found, key=lambda pair: pair[0]), cuts)
 
 
-def _resume(
-    long: list[_Entry],
-    found: list[tuple[str, Any]],
-    queue: deque[_Entry],
-) -> bool:
+def _resume(long: list[_Entry], found: list[tuple[str, Any]], queue: deque[_Entry]) -> bool:
     """Take up the other items of long containers in which there is a generator."""
     for place in [*long]:
         value, path, depth = place
         if any(where.startswith(path) for where, _ in found):
             long.remove(place)
-            items, _ = _items(value, type(value), MAX_OBJECTS)
+            items, _ = _items(value, type(value), whole=True)
             queue.extend((item, path + step, depth + 1) for step, item in items)
     return bool(queue)
 
@@ -227,57 +184,64 @@ def is_leaf(value: Any) -> bool:
     return issubclass(kind, np.ndarray) and value.dtype != object
 
 
-def _leads(value: Any, kind: type) -> Iterator[_Lead]:
-    """Give what an object that is no container leads to, each with the step that leads there."""
-    root = root_of(kind)
-    if issubclass(kind, functools.partial):
-        yield from ((".func", value.func), (".args", value.args), (".keywords", value.keywords))
-    elif kind is types.FunctionType:
-        yield from _of_function(value)
-        return
-    elif kind is types.MethodType:
-        yield from ((".__self__", value.__self__), (".__func__", value.__func__))
-    elif kind is types.BuiltinFunctionType:  # rng.normal, say
-        yield ".__self__", value.__self__
-    elif kind in (staticmethod, classmethod):
-        yield "", value.__func__
-    elif kind is property:
-        yield from (("", value.fget), ("", value.fset))
-    elif issubclass(kind, type):
-        yield from _of_class(value)
-        return
-    elif issubclass(kind, torch.utils.data.DataLoader):
-        # What it makes is its own; the dataset may be used besides.
-        yield from (("." + name, vars(value).get(name)) for name in ("dataset", "collate_fn"))
-        return
-    if kind is not threading.local:
-        if root in _OPAQUE or (root == "lit_loader" and hasattr(kind, "__next__")):
-            return
-        yield from (("", base) for base in kind.__mro__)
-        yield from _slots(value, kind)
-    for name, item in list((instance_dict(value, kind) or {}).items()):
-        yield f".{name}", item
-
-
-def _items(value: Any, kind: type, most: int) -> tuple[list[_Lead], bool]:
+def _items(value: Any, kind: type, whole: bool = False) -> tuple[list[_Lead], bool]:
     """Give the items of a container, and whether some were left out because it is long."""
-    if issubclass(kind, dict):
-        pairs: Iterable[tuple[Any, Any]] = dict.items(value)
-    else:
-        pairs = enumerate(value.flat if issubclass(kind, np.ndarray) else value)
+    array = issubclass(kind, np.ndarray)
+    pairs = (
+        dict.items(value) if issubclass(kind, dict) else enumerate(value.flat if array else value)
+    )
+    most = (
+        ALIKE
+        if not whole and (value.size if array else len(value)) > MAX_ITEMS
+        else MAX_OBJECTS + 1
+    )
     counts: dict[type, int] = {}
-    leads, left = [], False
-    alike = ALIKE if len(value) > most else most
-    for key, item in islice(pairs, max(most, _SCANNED)):
+    leads, left_out = [], False
+    for key, item in islice(pairs, MAX_OBJECTS + 1):
         kind_of_item = type(item)
         if kind_of_item not in _PLAIN:
             count = counts[kind_of_item] = counts.get(kind_of_item, 0) + 1
-            if count > alike:
-                left = True
+            if count > most:
+                left_out = True
             else:
                 step = f"[{key!r}]" if type(key) in (str, int) else "[?]"
                 leads.append(("{}" if issubclass(kind, (set, frozenset)) else step, item))
-    return leads, left
+    return leads, left_out
+
+
+def _leads(value: Any, kind: type) -> Iterator[_Lead]:
+    """Give what an object that is no container leads to, each with the step that leads there."""
+    root = root_of(kind)
+    if kind is types.FunctionType:
+        yield from _of_function(value)
+    elif issubclass(kind, type):
+        yield from _of_class(value)
+    elif issubclass(kind, torch.utils.data.DataLoader):
+        # What it makes is its own; the dataset may be used besides.
+        yield from (("." + name, vars(value).get(name)) for name in ("dataset", "collate_fn"))
+    elif kind is threading.local or not (
+        root in _OPAQUE or (root == "lit_loader" and hasattr(kind, "__next__"))
+    ):
+        for name in _PARTS.get(kind, ()):
+            yield f".{name}", getattr(value, name)
+        for name, item in list((instance_dict(value, kind) or {}).items()):
+            yield f".{name}", item
+        for base in kind.__mro__:
+            yield "", base
+            for name, slot in base.__dict__.items() if "__slots__" in base.__dict__ else ():
+                if type(slot) is types.MemberDescriptorType:
+                    with contextlib.suppress(AttributeError):  # never assigned
+                        yield f".{name}", slot.__get__(value, kind)
+
+
+_PARTS: dict[type, tuple[str, ...]] = {
+    functools.partial: ("func", "args", "keywords"),
+    types.MethodType: ("__self__", "__func__"),
+    types.BuiltinFunctionType: ("__self__",),  # rng.normal, say
+    staticmethod: ("__func__",),
+    classmethod: ("__func__",),
+    property: ("fget", "fset"),
+}
 
 
 def instance_dict(value: Any, kind: type) -> dict[str, Any] | None:
@@ -290,17 +254,6 @@ def instance_dict(value: Any, kind: type) -> dict[str, Any] | None:
     except AttributeError:
         return None
     return attributes if type(attributes) is dict else None
-
-
-def _slots(value: Any, kind: type) -> Iterator[_Lead]:
-    for base in kind.__mro__:
-        if "__slots__" in base.__dict__:
-            for name, slot in base.__dict__.items():
-                if type(slot) is types.MemberDescriptorType:
-                    try:
-                        yield f".{name}", slot.__get__(value, kind)
-                    except AttributeError:
-                        continue  # never assigned
 
 
 def root_of(code: Any) -> str:
@@ -390,29 +343,24 @@ def _loads(code: types.CodeType, name: str) -> bool:
     ) or any(_loads(each, name) for each in code.co_consts if isinstance(each, types.CodeType))
 
 
-def _reseeder(value: Any) -> _Reseed:
+def _reseeder(value: Any) -> Callable[[int], object]:
     """Give the function that reseeds a generator."""
-    kind = type(value)
-    if issubclass(kind, torch.Generator):
+    if _is(value, torch.Generator):
         return value.manual_seed  # type: ignore[no-any-return]
-    if issubclass(kind, random.Random):
+    if _is(value, random.Random):
         return value.seed  # type: ignore[no-any-return]
-    if issubclass(kind, np.random.SeedSequence):
+    if _is(value, np.random.SeedSequence):
         return functools.partial(np.random.SeedSequence.__init__, value)
-    if issubclass(kind, np.random.BitGenerator):
-        return functools.partial(_reseed_bits, value)
-    return functools.partial(_reseed_random_state, value)
+    reseed = _reseed_bits if _is(value, np.random.BitGenerator) else _reseed_random_state
+    return functools.partial(reseed, value)
 
 
 def has_seed(generator: Any) -> bool:
     """Whether a generator is known to be made with a seed, and not from the system's entropy."""
-    if issubclass(type(generator), torch.Generator):
+    if _is(generator, torch.Generator):
         return True  # a new one has a seed that is always the same
-    sequence = getattr(generator, "seed_seq", generator)
-    if type(sequence) is not np.random.SeedSequence:
-        return False
-    entropy = sequence.entropy
-    return not isinstance(entropy, int) or entropy < 2**64
+    entropy = getattr(getattr(generator, "seed_seq", generator), "entropy", 0)
+    return not isinstance(entropy, int) or 0 < entropy < 2**64
 
 
 def _reseed_bits(bits: Any, seed: int) -> None:

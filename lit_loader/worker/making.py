@@ -37,7 +37,6 @@ class BatchMaker:
         num_workers: How many there are.
         seed: Its own seed.
         unpack: Gives the user's objects.
-        beat: Called now and then while generators are searched for.
 
     Attributes:
         spec: What is made; None: it could not be unpacked.
@@ -53,7 +52,6 @@ class BatchMaker:
         num_workers: int,
         seed: int,
         unpack: Callable[[], BatchSpec],
-        beat: Callable[[], object] = lambda: None,
     ) -> None:
         self._who = who
         self.spec: BatchSpec | None = None
@@ -74,7 +72,7 @@ class BatchMaker:
             where = "while its dataset was copied"
             if spec.num_shards:
                 reading.shard_asked = False  # by a worker, not by a reader
-                self.loader = self.shards = ShardLoader(spec, spec.watch(beat))
+                self.loader = self.shards = ShardLoader(spec, spec.watch())
             else:
                 self.loader = BatchLoader(spec, worker, num_workers)
         except BaseException as error:
