@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lit_loader.checkpoint.merged_states import merge_states
     from lit_loader.config.loader_config import LoaderConfig
     from lit_loader.config.ray_workers import RayWorkers
-    from lit_loader.context import get_epoch, get_shard
+    from lit_loader.context import get_epoch, get_rng, get_shard
     from lit_loader.errors import (
         ExactnessWarning,
         LitLoaderError,
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from lit_loader.mixture.stream import MixtureStream
     from lit_loader.node.dataset import shared_dataset
     from lit_loader.sampling.token_budget import TokenBudgetBatchSampler
-    from lit_loader.seeding.batch_rng import get_rng
     from lit_loader.statistics.records import LoaderStatistics
 
 __version__ = "0.2.0"
@@ -118,7 +117,7 @@ _MODULE_OF = {
     "default_collate": "lit_loader.batch.collate",
     "default_convert": "lit_loader.batch.collate",
     "get_epoch": "lit_loader.context",
-    "get_rng": "lit_loader.seeding.batch_rng",
+    "get_rng": "lit_loader.context",
     "get_shard": "lit_loader.context",
     "get_worker_info": "torch.utils.data",
     "merge_states": "lit_loader.checkpoint.merged_states",

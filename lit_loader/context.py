@@ -1,7 +1,7 @@
 """Where a dataset is being read: the epoch, and this reader's share of an iterable dataset.
 
 Set by what reads (a worker process; the parent with ``num_workers=0``) before it reads, and asked
-by datasets through `get_epoch`, `get_shard` and `get_rng` (`seeding/batch_rng.py`), all public.
+by datasets through `get_epoch`, `get_rng` and `get_shard`, which are public.
 """
 
 from __future__ import annotations
@@ -9,9 +9,12 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, Protocol
 
+import numpy as np
+import torch
+
 from lit_loader.describe import public
 
-__all__ = ["get_epoch", "get_shard", "reading"]
+__all__ = ["get_epoch", "get_rng", "get_shard", "reading"]
 
 
 _Context = AbstractContextManager[object]
@@ -106,3 +109,37 @@ def get_shard() -> tuple[int, int]:
     """
     reading.shard_asked = True
     return reading.shard
+
+
+@public
+def get_rng(index: Any = None) -> np.random.Generator:
+    """A random generator for the sample that is being read; for use inside of a dataset.
+
+    What it draws follows from (seed, epoch, index of the sample) and nothing else: the same in any
+    worker, with ``num_workers=0``, on another machine, after a resume and in another attempt to
+    read the sample. It needs not be found or kept, and costs nothing where it is not asked for::
+
+        def __getitem__(self, index):
+            rng = lit_loader.get_rng()
+            return self.images[index] + rng.normal(0, 0.1, self.shape)
+
+    All calls for one sample give the same generator, which goes on: two transforms that ask for it
+    draw different numbers. A sample that comes twice in an epoch draws the same both times. Ask
+    anew for each sample, and do not keep it.
+
+    - In a collate function: one that follows from (seed, epoch, batch number).
+    - In an iterable dataset: from these and the sample's place in the batch; before its first
+      sample (``__iter__``, ``set_epoch``) from (seed, epoch) alone, alike for all readers.
+    - In ``__getitems__``, which reads a batch at once: as in a collate function; with ``index``
+      that sample's. Threads of the dataset's own should give it, too.
+    - Outside of a loader: a new one, seeded by a draw from torch's global generator, so that
+      ``torch.manual_seed`` decides it.
+
+    Args:
+        index: The sample's index; None: that of the sample that is being read.
+    """
+    maker = reading.maker
+    if maker is None:
+        return np.random.default_rng(int(torch.empty((), dtype=torch.int64).random_()))
+    reading.asked = "lit_loader.get_rng()"
+    return maker.rng.give(index, np.random.default_rng)  # type: ignore[no-any-return]

@@ -215,7 +215,6 @@ class BatchLoader:
             return self._load_watched(task, on_collate, empty)
         self._unwatched -= 1
         spec, rng, begins = self._spec, self.rng, self._fetcher is None
-        rng.indices = indices
         if not begins:
             self._reseed_batch(number)
         elif spec.iterable:
@@ -231,7 +230,7 @@ class BatchLoader:
         state = None
         if spec.iterable and isinstance(self._fetcher, IterableFetcher):
             state = self._fetcher.state()
-        rng.progress = progress
+        rng.indices, rng.progress = indices, progress
         samples = self._fetcher.fetch(indices, progress)
         rng.progress = None
         mark = self._mark_of(samples, state) if spec.iterable else None
@@ -513,7 +512,7 @@ class BatchLoader:
 
     def _new_map_fetcher(self) -> Fetcher:
         spec, by_sample = self._spec, self._spec.seeding == "sample"
-        self.rng.singly = not (spec.batched and getattr(spec.dataset, "__getitems__", None))
+        self.rng.together = bool(spec.batched and getattr(spec.dataset, "__getitems__", None))
         if spec.tolerance.none:
             before_sample = self._reseed_for if by_sample else None
             return MapFetcher(spec.dataset, spec.batched, before_sample)

@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch.utils.data._utils import worker as torch_worker
 
-from lit_loader.context import reading
+from lit_loader.context import get_rng, reading
 from lit_loader.errors import OptionError
-from lit_loader.seeding.batch_rng import get_rng
 
 __all__ = ["ProcessInfo", "WorkerInfo", "show", "show_in_place_of", "shown"]
 

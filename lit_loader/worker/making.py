@@ -102,6 +102,7 @@ class BatchMaker:
                 indices, number, epoch, seed, progress, on_collate, empty
             )
         finally:
+            reading.maker = None
             turn.end()
 
     def failure(
