@@ -33,8 +33,8 @@ _GLOBAL: Final[tuple[_Reader, ...]] = (
 class Draws:
     """Compares the states of random generators before and after.
 
-    The global ones, and those that an object holds: at first, or after the first piece of code.
-    What other threads of the process draw meanwhile counts as well.
+    The global ones, and those that an object holds. What other threads of the process draw
+    meanwhile counts as well.
 
     Args:
         root: The object.
@@ -52,9 +52,9 @@ class Draws:
         return [(name, read, read()) for name, read in self._readers]
 
     def made_one(self) -> bool:
-        """Look once for generators that were made since the mark, and watch them too."""
+        """Look for generators that were made since the mark, more and more seldom."""
         self._looks += 1
-        if self._looks > 1:
+        if self._looks > 8 and self._looks & (self._looks - 1):
             return False
         known, self._readers = len(self._readers), self._search()
         return len(self._readers) != known
