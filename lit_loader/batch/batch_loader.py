@@ -54,7 +54,7 @@ from lit_loader.context import reading
 from lit_loader.errors import StateError, TransportError
 from lit_loader.seeding.batch_rng import BatchRng
 from lit_loader.seeding.find_generators import HeldGenerators
-from lit_loader.seeding.generator_state import Rewind, Rewound
+from lit_loader.seeding.generator_state import Rewind
 from lit_loader.seeding.generator_watch import LATE, GeneratorWatch
 from lit_loader.seeding.seeds import derive, extend, sample_seed, seed_globals
 from lit_loader.system.interrupts import let_handlers_through
@@ -324,13 +324,13 @@ class BatchLoader:
             self.rng.begin(seed)
             self.rng.progress = None
 
-        return Rewound(held.states, reseed, (self.rng.place, self.rng.go_back))
+        return Rewind(held.states, (self.rng.place, self.rng.go_back), seed=reseed)
 
     def aside(self) -> AbstractContextManager[object]:
         """Put generators (not ``reseed_fn``'s) back, where this batch's seed has set them."""
         seeded = self._spec.seeding != "worker"
         held = self._watch.held.states if seeded else ()  # type: ignore[union-attr]
-        return Rewound(held, lambda: None, (self.rng.place, self.rng.go_back))
+        return Rewind(held, (self.rng.place, self.rng.go_back))
 
     def drawn(self) -> str | None:
         """Say where generators are."""

@@ -32,7 +32,7 @@ class WorkerInfo(torch_worker.WorkerInfo):
         return super().__getattribute__(name)
 
 
-_RNG = getattr(torch_worker, "_RNG", None)  # reach: torch 2.13 has it, and sets it in threads alone
+_RNG = getattr(torch_worker, "_RNG", None)  # reach: what torch 2.13 gives workers in threads
 
 
 def _generators(seed: int) -> Any:

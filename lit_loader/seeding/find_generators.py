@@ -337,7 +337,7 @@ def _loads(code: types.CodeType, name: str) -> bool:
 
     Asked of generators alone: one of the program's own must not be set.
     """
-    return any(
+    return any(  # reach: the names of two instructions
         each.argval == name and each.opname in ("LOAD_GLOBAL", "LOAD_NAME")
         for each in dis.get_instructions(code)
     ) or any(_loads(each, name) for each in code.co_consts if isinstance(each, types.CodeType))

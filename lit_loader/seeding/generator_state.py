@@ -26,7 +26,7 @@ from lit_loader.seeding.generator_lock import Turn
 from lit_loader.seeding.seeds import seed_streams
 
 __all__ = [
-    *("Loan", "OwnStreams", "Rewind", "Rewound", "numpy_state", "preserved", "set_children"),
+    *("Loan", "OwnStreams", "Rewind", "numpy_state", "preserved", "set_children"),
     *("state_reader", "tape"),
 ]
 
@@ -205,18 +205,25 @@ def _memory_is_the_state() -> bool:
     return True
 
 
-class Rewind:
+class Rewind(AbstractContextManager[None]):
     """Takes random generators back to a mark: the three global ones, and others at will.
 
-    Made to be marked before every sample that may fail: 45 us for the global generators.
+    Made to be marked before every sample that may fail: 45 us for the global generators. As a
+    context it leaves them where they were.
 
     Args:
         held: Further generators, of the kinds that `seeding/find_generators.py` finds. One that
             has no state (``random.SystemRandom``) is left alone.
-        tapes: Read and write the states of others.
+        *tapes: Read and write the states of others.
+        seed: Seeds them for the context, which finds them as they are without.
     """
 
-    def __init__(self, held: Iterable[object] = (), *tapes: _Tape) -> None:
+    def __init__(
+        self,
+        held: Iterable[object] = (),
+        *tapes: _Tape,
+        seed: Callable[[], object] = lambda: None,
+    ) -> None:
         self._tapes: list[_Tape] = [
             *tapes,
             (random.getstate, random.setstate),
@@ -225,6 +232,7 @@ class Rewind:
         ]
         self._tapes += [found for each in held if (found := tape(each)) is not None]
         self._marks: list[Any] = []
+        self._seed = seed
 
     def mark(self) -> None:
         """Note where the generators are."""
@@ -235,29 +243,16 @@ class Rewind:
         for (_, write), mark in zip(self._tapes, self._marks, strict=True):
             write(mark)
 
-
-class Rewound(AbstractContextManager[None]):
-    """A context after which random generators are where they were.
-
-    Args:
-        held: Those besides the global ones: see `Rewind`.
-        seed: Seeds them for the body, which finds them as they are without.
-        tapes: Read and write the states of others.
-    """
-
-    def __init__(self, held: Iterable[object], seed: Callable[[], object], *tapes: _Tape) -> None:
-        self._rewind, self._seed = Rewind(held, *tapes), seed
-
     def __enter__(self) -> None:
-        self._rewind.mark()
+        self.mark()
         try:
             self._seed()
         except BaseException:
-            self._rewind.back()
+            self.back()
             raise
 
     def __exit__(self, *_: object) -> None:
-        self._rewind.back()
+        self.back()
 
 
 def state_reader(generator: Any) -> Callable[[], Any] | None:
