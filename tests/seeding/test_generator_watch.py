@@ -27,7 +27,7 @@ from lit_loader import DataLoader, get_shard
 from lit_loader.batch.batch_loader import BatchLoader
 from lit_loader.seeding.generator_state import preserved
 from lit_loader.seeding.generator_watch import LATE, GeneratorWatch
-from lit_loader.transport.status_board import Progress
+from lit_loader.transport.progress import Progress
 from tests.support import held_elsewhere
 
 pytestmark = pytest.mark.usefixtures("by_fork")  # much of what may hold one cannot be pickled
@@ -230,7 +230,7 @@ def epoch(dataset: Drawing, workers: int, backwards: bool = False, **options: An
         if not backwards:
             loader.set_epoch(3)
             return [batch.tolist() for batch in loader]
-        one = BatchLoader(loader._host.spec())
+        one = BatchLoader(loader._core.spec())
         made = {}
         for number in reversed(range(LENGTH // BATCH)):
             indices = list(order[number * BATCH : (number + 1) * BATCH])
