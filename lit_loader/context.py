@@ -7,12 +7,12 @@ by datasets through `get_epoch`, `get_rng` and `get_shard`, which are public.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Final, Protocol
-
-import numpy as np
-import torch
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from lit_loader.describe import public
+
+if TYPE_CHECKING:
+    import numpy as np
 
 __all__ = ["get_epoch", "get_rng", "get_shard", "reading"]
 
@@ -140,6 +140,9 @@ def get_rng(index: Any = None) -> np.random.Generator:
     """
     maker = reading.maker
     if maker is None:
+        import numpy as np
+        import torch
+
         return np.random.default_rng(int(torch.empty((), dtype=torch.int64).random_()))
     reading.asked = "lit_loader.get_rng()"
-    return maker.rng.give(index, np.random.default_rng)  # type: ignore[no-any-return]
+    return maker.rng.give(index)  # type: ignore[no-any-return]

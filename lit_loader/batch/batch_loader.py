@@ -301,11 +301,10 @@ class BatchLoader:
         There a dataset shuffles its files before it takes its share of them: all readers, on all
         ranks, must draw the same.
         """
-        seed = extend(self._epoch_seed, _BEGINNING, stage)
-        self.rng.begin(seed)
+        self.rng.begin(_BEGINNING, stage)
         self.rng.progress = None
         if self._spec.seeding != "worker":
-            self._reseed(seed)
+            self._reseed(extend(self._epoch_seed, _BEGINNING, stage))
 
     def beginning(self, part: int) -> AbstractContextManager[object]:
         """Set generators (not ``reseed_fn``'s) as before the first sample; then put them back."""
@@ -317,7 +316,7 @@ class BatchLoader:
         def reseed() -> None:
             seed_globals(seed)
             held.reseed(seed)
-            self.rng.begin(seed)
+            self.rng.begin(_BEGINNING, _FIRST_NEXT, part)
             self.rng.progress = None
 
         return Rewind(held.states, (self.rng.place, self.rng.go_back), seed=reseed)
@@ -334,10 +333,10 @@ class BatchLoader:
 
     def _reseed_batch(self, number: int) -> None:
         spec = self._spec
-        seed = extend(self._epoch_seed, number * spec.num_replicas + spec.rank)
-        self.rng.begin(seed)
+        position = number * spec.num_replicas + spec.rank
+        self.rng.begin(position)
         if spec.seeding != "worker":
-            self._reseed(seed)
+            self._reseed(extend(self._epoch_seed, position))
 
     def _reseed_for(self, index: Any) -> None:
         self._reseed(sample_seed(self._epoch_seed, index))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from itertools import islice
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from lit_loader.seeding.seeds import extend, sample_seed
 __all__ = ["BatchRng"]
 
 _OWN: Final = 0x6765_745F_726E_67  # keeps these streams apart from what is seeded otherwise
-_T = TypeVar("_T")
 
 
 class _Progress(Protocol):
@@ -37,7 +36,7 @@ class BatchRng:
 
     Attributes:
         epoch_seed: ``derive(seed, epoch)``, from which samples with an index have their own.
-        seed: The batch's; of a stream's beginning: the epoch's.
+        parts: What a batch's seed is derived from besides, or that of a stream's beginning.
         together: Whether samples have no index, or are read all at once.
         indices: The batch's.
         progress: Says which sample is being read; None: none is, as in ``collate_fn``.
@@ -47,7 +46,7 @@ class BatchRng:
         "_batched",
         "_index",
         "_made",
-        *("epoch_seed", "indices", "progress", "seed", "together"),
+        *("epoch_seed", "indices", "parts", "progress", "together"),
     )
 
     def __init__(self, batched: bool) -> None:
@@ -56,17 +55,17 @@ class BatchRng:
         self.indices: Any = None
         self.progress: _Progress | None = None
         self._made: dict[Any, Any]
-        self.begin(0)
+        self.begin()
 
-    def begin(self, seed: int) -> None:
+    def begin(self, *parts: int) -> None:
         """Begin a batch, or its collation: whatever was made before is not given again."""
-        self.seed, self._index, self._made = seed, None, {}
+        self.parts, self._index, self._made = parts, None, {}
 
     def attempt(self, index: Any) -> None:
         """Begin to read one sample, once more perhaps; its index, if it has one."""
         self._index, self._made = None if index is self.indices and self._batched else index, {}
 
-    def give(self, index: Any, make: Callable[[int], _T]) -> _T:
+    def give(self, index: Any, make: Callable[[int], Any] = np.random.default_rng) -> Any:
         """Give what was made for a sample, or make it, by its seed.
 
         Args:
@@ -77,12 +76,14 @@ class BatchRng:
         if self.progress is not None:
             position = self.progress.position
             index = self._at(position) if index is None else index
-        own = self.seed, position + 1
-        seed = extend(*own) if index is None else sample_seed(self.epoch_seed, index)
+        own = (*self.parts, position + 1)
+        seed = (
+            extend(self.epoch_seed, *own) if index is None else sample_seed(self.epoch_seed, index)
+        )
         key = make, position, seed
         if key not in self._made:  # in one step: threads of the dataset's may ask for the same one
             self._made.setdefault(key, make(extend(seed, _OWN)))
-        return self._made[key]  # type: ignore[no-any-return]
+        return self._made[key]
 
     def _at(self, position: int) -> Any:
         """Give the index of a sample; None: it has none, or is read with the others at once."""
@@ -105,10 +106,10 @@ class BatchRng:
 
     def place(self) -> Any:
         """Give where it is, for `go_back`; what is drawn meanwhile leaves no trace."""
-        place = self.seed, self._index, self._made, self.progress
+        place = self.parts, self._index, self._made, self.progress
         self._made = {}
         return place
 
     def go_back(self, place: Any) -> None:
         """Be where it was."""
-        self.seed, self._index, self._made, self.progress = place
+        self.parts, self._index, self._made, self.progress = place

@@ -21,6 +21,7 @@ from torch.utils.data._utils import worker as torch_worker
 
 import lit_loader
 from lit_loader import CachedDataset, DataLoader, MixtureStream, OptionError, get_rng
+from lit_loader.context import reading
 from tests.support.remote_threads import ThreadWorkers
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -291,7 +292,9 @@ def test_a_stream_that_is_resumed(kind: str, stop: int) -> None:
         assert taken + [content(b) for _ in range(2) for b in loader] == expected
 
 
-def test_outside_of_a_loader() -> None:
+def test_outside_of_a_loader(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "maker", None)  # other tests make batches by hand
+
     def outside() -> list[float]:
         torch.manual_seed(3)
         return [get_rng().random(), get_rng(5).random()]
