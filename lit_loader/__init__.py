@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lit_loader.checkpoint.loader_state import merge_states
     from lit_loader.config.loader_config import LoaderConfig
     from lit_loader.config.ray_workers import RayWorkers
-    from lit_loader.context import get_epoch, get_shard
+    from lit_loader.context import get_epoch, get_rng, get_shard
     from lit_loader.errors import (
         ExactnessWarning,
         LitLoaderError,
@@ -79,6 +79,7 @@ __all__ = [
     "default_collate",
     "default_convert",
     "get_epoch",
+    "get_rng",
     "get_shard",
     "get_worker_info",
     "merge_states",
@@ -116,6 +117,7 @@ _MODULE_OF = {
     "default_collate": "lit_loader.batch.collate",
     "default_convert": "lit_loader.batch.collate",
     "get_epoch": "lit_loader.context",
+    "get_rng": "lit_loader.context",
     "get_shard": "lit_loader.context",
     "get_worker_info": "torch.utils.data",
     "merge_states": "lit_loader.checkpoint.loader_state",

@@ -1,71 +1,85 @@
 """Where a dataset is being read: the epoch, and this reader's share of an iterable dataset.
 
 Set by what reads (a worker process; the parent with ``num_workers=0``) before it reads, and asked
-by datasets through `get_epoch` and `get_shard`, which are public.
+by datasets through `get_epoch`, `get_rng` and `get_shard`, which are public.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from lit_loader.describe import public
 
-__all__ = ["get_epoch", "get_shard", "reading"]
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["get_epoch", "get_rng", "get_shard", "reading"]
 
 
-Aside = Callable[[], AbstractContextManager[object]]
-Beginning = Callable[[int], AbstractContextManager[object]]
+_Context = AbstractContextManager[object]
+_Place = tuple[int, tuple[int, int], bool, Any]
 
 
-def _as_they_are(part: int = 0) -> AbstractContextManager[object]:
-    return nullcontext()
+class Maker(Protocol):
+    """What makes the batch at hand: `batch/batch_loader.py`."""
 
+    rng: Any
+    """Gives the generators of `get_rng` (`seeding/batch_rng.py`)."""
 
-Drawn = Callable[[], str | None]
+    def beginning(self, part: int) -> _Context:
+        """Do what `_Reading.beginning` says."""
 
+    def aside(self) -> _Context:
+        """Do what `_Reading.aside` says."""
 
-def _unknown() -> None:
-    return None
-
-
-_Place = tuple[int, tuple[int, int], bool, Beginning, Aside, Drawn]
+    def drawn(self) -> str | None:
+        """Do what `_Reading.drawn` says."""
 
 
 class _Reading:
-    """What is being read, and as which share; there is one a process.
+    """What is being read, by whom, and as which share; there is one a process.
 
     Attributes:
-        beginning: Gives a context in which generators are as before the epoch's first sample, for
-            a part of an iterable dataset that begins later; by the part's number.
-        aside: Gives a context after which the generators that the dataset holds are where they
-            were, for what is read again in the midst of a batch.
-        drawn: Says where generators are: another word once something has been drawn.
+        maker: Makes the batch; None: this is outside of a loader.
+        asked: The function by which a sample has asked for what differs from epoch to epoch.
     """
 
     def __init__(self) -> None:
         self.epoch = 0
         self.shard = (0, 1)
-        self.beginning: Beginning = _as_they_are
-        self.aside: Aside = _as_they_are
-        self.drawn: Drawn = _unknown
         self.shard_asked = False
-        self.epoch_asked = False
+        self.maker: Maker | None = None
+        self.asked = ""
+
+    def beginning(self, part: int) -> _Context:
+        """Give a context in which generators are as before the epoch's first sample.
+
+        Args:
+            part: Number of the part of an iterable dataset that begins, later than the others.
+        """
+        return nullcontext() if self.maker is None else self.maker.beginning(part)
+
+    def aside(self) -> _Context:
+        """Give a context after which the dataset's generators are where they were.
+
+        For what is read again in the midst of a batch.
+        """
+        return nullcontext() if self.maker is None else self.maker.aside()
+
+    def drawn(self) -> str | None:
+        """Say where generators are: another word once something has been drawn."""
+        return None if self.maker is None else self.maker.drawn()
 
     def leave(self) -> _Place:
         """Read something else (a loader within a dataset, say); returns what `return_to` takes."""
-        place = (
-            *(self.epoch, self.shard, self.shard_asked),
-            *(self.beginning, self.aside, self.drawn),
-        )
-        self.shard_asked, self.drawn = False, _unknown
-        self.beginning, self.aside = _as_they_are, _as_they_are
+        place = self.epoch, self.shard, self.shard_asked, self.maker
+        self.shard_asked, self.maker = False, None
         return place
 
     def return_to(self, place: _Place) -> None:
         """Be again where `leave` was called."""
-        self.epoch, self.shard, self.shard_asked, self.beginning, self.aside, self.drawn = place
+        self.epoch, self.shard, self.shard_asked, self.maker = place
 
 
 reading: Final = _Reading()
@@ -77,7 +91,7 @@ def get_epoch() -> int:
 
     It is the same in a worker and with ``num_workers=0``.
     """
-    reading.epoch_asked = True
+    reading.asked = "lit_loader.get_epoch()"
     return reading.epoch
 
 
@@ -95,3 +109,40 @@ def get_shard() -> tuple[int, int]:
     """
     reading.shard_asked = True
     return reading.shard
+
+
+@public
+def get_rng(index: Any = None) -> np.random.Generator:
+    """A random generator for the sample that is being read; for use inside of a dataset.
+
+    What it draws follows from (seed, epoch, index of the sample) and nothing else: the same in any
+    worker, with ``num_workers=0``, on another machine, after a resume and in another attempt to
+    read the sample. It needs not be found or kept, and costs nothing where it is not asked for::
+
+        def __getitem__(self, index):
+            rng = lit_loader.get_rng()
+            return self.images[index] + rng.normal(0, 0.1, self.shape)
+
+    All calls for one sample give the same generator, which goes on: two transforms that ask for it
+    draw different numbers. A sample that comes twice in an epoch draws the same both times. Ask
+    anew for each sample, and do not keep it.
+
+    - In a collate function: one that follows from (seed, epoch, batch number).
+    - In an iterable dataset: from these and the sample's place in the batch; before its first
+      sample (``__iter__``, ``set_epoch``) from (seed, epoch) alone, alike for all readers.
+    - In ``__getitems__``, which reads a batch at once: as in a collate function; with ``index``
+      that sample's. Threads of the dataset's own should give it, too.
+    - Outside of a loader: a new one, seeded by a draw from torch's global generator, so that
+      ``torch.manual_seed`` decides it.
+
+    Args:
+        index: The sample's index; None: that of the sample that is being read.
+    """
+    maker = reading.maker
+    if maker is None:
+        import numpy as np
+        import torch
+
+        return np.random.default_rng(int(torch.empty((), dtype=torch.int64).random_()))
+    reading.asked = "lit_loader.get_rng()"
+    return maker.rng.give(index)  # type: ignore[no-any-return]

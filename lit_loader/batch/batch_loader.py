@@ -34,7 +34,6 @@ import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any
 
 from lit_loader.batch.batch_mark import mark_of, place_of
@@ -53,9 +52,10 @@ from lit_loader.checkpoint.position import ReadPoint
 from lit_loader.checkpoint.untrusted_state import resuming
 from lit_loader.context import reading
 from lit_loader.errors import StateError, TransportError
+from lit_loader.seeding.batch_rng import BatchRng
 from lit_loader.seeding.find_generators import HeldGenerators
-from lit_loader.seeding.generator_state import Rewind, Rewound
-from lit_loader.seeding.generator_watch import GeneratorWatch
+from lit_loader.seeding.generator_state import Rewind
+from lit_loader.seeding.generator_watch import LATE, GeneratorWatch
 from lit_loader.seeding.seeds import derive, extend, sample_seed, seed_globals
 from lit_loader.system.interrupts import let_handlers_through
 from lit_loader.transport.progress import Cancelled, Progress
@@ -103,9 +103,11 @@ class BatchLoader:
         self._collates_into_slot = spec.default_collation
         self._fetcher: Fetcher | None = None
         self._watch = watch
-        self._unwatched = 0  # batches until generators are looked for again
+        self._unwatched = self._looked = 0  # batches until generators are looked for; times of it
+        self._stale = False
         self._rewind: Rewind | None = None
         self._rewound: HeldGenerators | None = None  # those that it takes back
+        self.rng = BatchRng(spec.batched)
         self._attempts = self._new_attempts()
         self._draws_first = False  # with the first next(), as far as it matters
         self._table = spec.table()
@@ -136,15 +138,7 @@ class BatchLoader:
         """Take up an epoch: the next :meth:`load` iterates an iterable dataset anew."""
         self._fetcher = None
         if self._spec.iterable:
-            self._unwatched = 0
-
-    def end_epoch(self) -> list[str]:
-        """Give the notes for the user at the end of an epoch."""
-        if self._watch is None or self._spec.iterable or self._spec.seeding == "worker":
-            return []
-        self._watch.end_epoch()
-        notes, self._watch.notes = self._watch.notes, []
-        return notes
+            self._unwatched, self._stale = 0, self._watch is not None
 
     def take(self, indices: Any, progress: Progress) -> Any:
         """Make a batch by one indexing, where the dataset is a table.
@@ -193,20 +187,22 @@ class BatchLoader:
             EndOfData: An iterable dataset has no more.
             Cancelled: The batch is no longer wanted.
         """
+        # At every batch: loaders with num_workers=0 may take turns in one process.
+        reading.epoch, reading.shard, reading.maker = epoch, self._share, self
+        if self._epoch != (seed, epoch):
+            self._enter(seed, epoch, progress)
         if not self._unwatched:
             return self._load_watched((indices, number, epoch, seed, progress))
         self._unwatched -= 1
-        spec, fetcher = self._spec, self._fetcher
-        # At every batch: loaders with num_workers=0 may take turns in one process.
-        reading.epoch, reading.shard = epoch, self._share
-        if self._epoch != (seed, epoch):
-            self._enter(seed, epoch)
+        spec, rng, fetcher = self._spec, self.rng, self._fetcher
         if spec.iterable:
             return self._load_next(indices, number, progress)
         if fetcher is None:
             fetcher = self._fetcher = self._new_map_fetcher()
         self._reseed_batch(number)
+        rng.indices, rng.progress = indices, progress
         samples = fetcher.fetch(indices, progress)
+        rng.progress = None
         if samples is OMITTED:
             self.samples = 0
             return self._with_report(None, None, None, False, omitted=True)
@@ -217,12 +213,11 @@ class BatchLoader:
 
     def _load_next(self, indices: Any, number: int, progress: Progress) -> BatchWithReport:
         """Make the next batch of an iterable dataset; see :meth:`load`."""
-        spec, begins = self._spec, self._fetcher is None
-        reading.aside, reading.drawn = self._aside, partial(self._mark_of, ())
-        if spec.num_shards:  # else as it has always been
-            reading.beginning = self._beginning
+        begins = self._fetcher is None
         if begins:
-            self._watch.refresh()  # type: ignore[union-attr]
+            if self._stale:  # what it has made on the way is seeded from now on
+                self._watch.search()  # type: ignore[union-attr]
+                self._stale = False
             self._fetcher = _ENDED  # if iter(dataset) raises, there is nothing to go on with
             self._fetcher = self._open(indices or ReadPoint(), number, progress)
         else:
@@ -230,7 +225,9 @@ class BatchLoader:
         fetcher = self._fetcher
         assert fetcher is not None
         state = fetcher.state() if isinstance(fetcher, IterableFetcher) else None
+        self.rng.progress = progress
         samples = fetcher.fetch(indices, progress)
+        self.rng.progress = None
         mark = self._mark_of(samples, state)
         if samples is OMITTED:
             self.samples = 0
@@ -250,27 +247,24 @@ class BatchLoader:
 
     def _load_watched(self, task: tuple[Any, int, int, int, Progress]) -> Any:
         """Do as :meth:`load` does, and look for generators that the batch has made."""
-        watch = self._watch
-        if watch is None:
-            watch = self._watch = self._spec.watch(task[-1].beat)
         again = not self._spec.iterable and self._spec.seeding != "worker"
-        if again:
-            watch.begin_batch()
         begins = self._fetcher is None
         self._unwatched = 1
         batch = self.load(*task)
-        watch = self._watch or watch  # another, if a copy of the dataset had to be taken
-        if again and watch.end_batch():
-            # It has made a generator (on first use) that was not seeded for it.
-            self._unwatched = 1
-            progress, empty = task[-1], task[-1].empty
-            progress.empty = None  # what it gives lies behind the first one
-            batch = self.load(*task)
-            progress.empty = empty
-            watch.end_again()
-        if begins and self._spec.iterable:
+        watch = self._watch  # by now: a copy of the dataset may have been taken
+        assert watch is not None
+        self._unwatched = _FOR_EVER
+        if again and self._looked:
+            watch.search(late=True)
+        elif again:
+            if watch.search():  # on first use it has made one, which was not seeded
+                progress, empty = task[-1], task[-1].empty
+                progress.empty = None  # what it gives lies behind the first one
+                batch = self.load(*task)
+                progress.empty = empty
+            self._looked, self._unwatched = 1, LATE - 2
+        elif begins and self._spec.iterable:
             watch.begun_to_iterate()
-        self._unwatched = watch.pause if again else _FOR_EVER
         if watch.notes:
             notes, watch.notes = tuple(watch.notes), []
             made = batch if type(batch) is BatchWithReport else BatchWithReport(batch, None, False)
@@ -287,16 +281,19 @@ class BatchLoader:
             batch, state, ignores_share, errors, omitted, attempts.retries, mark=mark
         )
 
-    def _enter(self, seed: int, epoch: int) -> None:
+    def _enter(self, seed: int, epoch: int, progress: Progress) -> None:
         """Note the epoch, and call the dataset's ``set_epoch`` if it has one."""
+        if self._watch is None:
+            self._watch = self._spec.watch()
+            progress.beat()
         self._epoch, self._epoch_seed = (seed, epoch), derive(seed, epoch)
+        self.rng.epoch_seed = self._epoch_seed
         set_epoch = getattr(self._spec.dataset, "set_epoch", None)
         if callable(set_epoch):
             self._reseed_beginning(_SET_EPOCH)
             set_epoch(epoch)
-            if self._watch is not None and not self._spec.iterable:
-                self._watch.begin_batch()
-                self._unwatched = 0
+            self._watch.search()
+            self._stale, self._looked, self._unwatched = False, 0, 0
 
     def _reseed_beginning(self, stage: int) -> None:
         """Seed what comes before a reader's first sample from (seed, epoch) alone.
@@ -304,12 +301,14 @@ class BatchLoader:
         There a dataset shuffles its files before it takes its share of them: all readers, on all
         ranks, must draw the same.
         """
+        self.rng.begin(_BEGINNING, stage)
+        self.rng.progress = None
         if self._spec.seeding != "worker":
             self._reseed(extend(self._epoch_seed, _BEGINNING, stage))
 
-    def _beginning(self, part: int) -> AbstractContextManager[None]:
+    def beginning(self, part: int) -> AbstractContextManager[object]:
         """Set generators (not ``reseed_fn``'s) as before the first sample; then put them back."""
-        if self._spec.seeding == "worker":
+        if self._spec.seeding == "worker" or not self._spec.num_shards:
             return nullcontext()
         held = self._watch.held  # type: ignore[union-attr]
         seed = extend(self._epoch_seed, _BEGINNING, _FIRST_NEXT, part)
@@ -317,22 +316,31 @@ class BatchLoader:
         def reseed() -> None:
             seed_globals(seed)
             held.reseed(seed)
+            self.rng.begin(_BEGINNING, _FIRST_NEXT, part)
+            self.rng.progress = None
 
-        return Rewound(held.states, reseed)
+        return Rewind(held.states, (self.rng.place, self.rng.go_back), seed=reseed)
 
-    def _aside(self) -> AbstractContextManager[None]:
+    def aside(self) -> AbstractContextManager[object]:
         """Put generators (not ``reseed_fn``'s) back, where this batch's seed has set them."""
         seeded = self._spec.seeding != "worker"
-        return Rewound(self._watch.held.states if seeded else ())  # type: ignore[union-attr]
+        held = self._watch.held.states if seeded else ()  # type: ignore[union-attr]
+        return Rewind(held, (self.rng.place, self.rng.go_back))
+
+    def drawn(self) -> str | None:
+        """Say where generators are."""
+        return self._mark_of(())
 
     def _reseed_batch(self, number: int) -> None:
         spec = self._spec
+        position = number * spec.num_replicas + spec.rank
+        self.rng.begin(position)
         if spec.seeding != "worker":
-            position = number * spec.num_replicas + spec.rank
             self._reseed(extend(self._epoch_seed, position))
 
     def _reseed_for(self, index: Any) -> None:
         self._reseed(sample_seed(self._epoch_seed, index))
+        self.rng.attempt(index)
 
     def _reseed(self, seed: int) -> None:
         """Set every generator that the dataset may draw from."""
@@ -420,6 +428,7 @@ class BatchLoader:
         for earlier in range(first, number, readers):
             mark = None
             try:
+                self.rng.progress = progress
                 own = fetcher.state() if self._draws_first and earlier in wanted else None
                 mark = self._mark_of(fetcher.fetch(None, progress), own)
             except (Cancelled, StateError):
@@ -470,7 +479,8 @@ class BatchLoader:
         """
         if self._spec.seeding == "worker":
             return None
-        mark = mark_of(samples, self._watch.held.states)  # type: ignore[union-attr]
+        held = self._watch.held.states  # type: ignore[union-attr]
+        mark = mark_of(samples, [*held, *self.rng.last])
         return mark + place_of(state) if self._draws_first and state else mark
 
     def _copies_now(self) -> DatasetCopies | None:
@@ -490,13 +500,14 @@ class BatchLoader:
         self._spec = dataclasses.replace(self._spec, dataset=dataset)
         show_in_place_of(former, dataset)
         notes = self._watch.notes if self._watch is not None else []
-        self._watch = self._spec.watch(progress.beat)
+        self._watch = self._spec.watch()
         self._watch.notes += notes
         (seed, epoch), self._epoch = self._epoch or (0, 0), None
-        self._enter(seed, epoch)
+        self._enter(seed, epoch, progress)
 
     def _new_map_fetcher(self) -> Fetcher:
         spec, by_sample = self._spec, self._spec.seeding == "sample"
+        self.rng.together = bool(spec.batched and getattr(spec.dataset, "__getitems__", None))
         if spec.tolerance.none:
             before_sample = self._reseed_for if by_sample else None
             return MapFetcher(spec.dataset, spec.batched, before_sample)
@@ -524,6 +535,7 @@ class BatchLoader:
         if self._rewind is None or self._rewound is not held:
             self._rewind, self._rewound = Rewind(held.states), held
         self._rewind.mark()
+        self.rng.attempt(index)
 
     def _back(self) -> None:
         assert self._rewind is not None

@@ -106,27 +106,22 @@ class BatchSpec:
         """Whether batches are collated by the default rules."""
         return self.collate_fn in (torch_default_collate, default_collate)
 
-    def watch(self, beat: Callable[[], object] = lambda: None) -> GeneratorWatch:
-        """The generators that the dataset and the functions hold.
-
-        Args:
-            beat: Called now and then while they are searched for.
-        """
+    def watch(self) -> GeneratorWatch:
+        """The generators that the dataset and the functions hold."""
         if self.seeding != "worker":
-            warn = self.reseed_fn is None
-            return GeneratorWatch(self.dataset, self.collate_fn, warn=warn, beat=beat)
+            return GeneratorWatch(self.dataset, self.collate_fn, warn=self.reseed_fn is None)
         # They go on from batch to batch, and are only taken back after a failed attempt.
         roots = () if self.tolerance.none else (self.dataset,)
-        return GeneratorWatch(*roots, warn=False, beat=beat)
+        return GeneratorWatch(*roots, warn=False)
 
     def watch_again(self, known: GeneratorWatch | None) -> GeneratorWatch:
-        """The same, once more: only what has changed is searched, if it is the same objects'."""
+        """The same, once more: the program may have changed the dataset between two epochs."""
         roots = (self.dataset, self.collate_fn)
         if known is None or any(
             old is not root for old, root in zip(known.roots, roots, strict=False)
         ):
             return self.watch()
-        known.refresh()
+        known.search()
         return known
 
     def table(self) -> Table | None:

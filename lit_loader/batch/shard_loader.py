@@ -103,10 +103,6 @@ class ShardLoader:
             return
         self._begun[reader] = _Begun(epoch, seed, loader, batch)
 
-    def end_epoch(self) -> list[str]:
-        """Give the notes for the user at the end of an epoch: none."""
-        return []
-
     def whose(self, number: int) -> ReaderShare:
         """Give whose turn a batch is."""
         spec = self._spec

@@ -9,11 +9,13 @@ Private reach into torch, with no public way: the variable behind a public funct
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
+import torch
 from torch.utils.data._utils import worker as torch_worker
 
-from lit_loader.context import reading
+from lit_loader.context import get_rng, reading
 from lit_loader.errors import OptionError
 
 __all__ = ["ProcessInfo", "WorkerInfo", "show", "show_in_place_of", "shown"]
@@ -25,7 +27,17 @@ class WorkerInfo(torch_worker.WorkerInfo):
     def __getattribute__(self, name: str) -> Any:
         if name in ("id", "num_workers", "dataset"):
             reading.shard_asked = True
+        elif name == "rng" and _RNG is not None and reading.maker is not None:
+            return reading.maker.rng.give(None, _generators)
         return super().__getattribute__(name)
+
+
+_RNG = getattr(torch_worker, "_RNG", None)  # reach: what torch 2.13 gives workers in threads
+
+
+def _generators(seed: int) -> Any:
+    """Give a generator of each kind for the sample that is being read."""
+    return _RNG(random.Random(seed), torch.Generator().manual_seed(seed), get_rng())  # type: ignore[misc]
 
 
 class ProcessInfo(WorkerInfo):

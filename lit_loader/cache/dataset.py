@@ -33,7 +33,7 @@ from lit_loader.describe import class_name, public, short_repr
 from lit_loader.errors import OptionError, TransportError
 from lit_loader.node.fingerprint import environment, fingerprint
 from lit_loader.seeding.draws import Draws
-from lit_loader.seeding.plain_data import root_of
+from lit_loader.seeding.find_generators import root_of
 
 __all__ = ["CachedDataset"]
 
@@ -230,15 +230,15 @@ class CachedDataset(Dataset[T_co]):
         if draws is None:
             draws = _watching[self._owner] = Draws(self.dataset)
         marks = draws.mark()
-        reading.epoch_asked = False
+        reading.asked = ""
         made = make()
         if draws.made_one():  # perhaps it has drawn from that: it has not been watched yet
             marks = draws.mark()
             made = make()
         drawn = draws.drawn(marks)
-        if drawn is None and not reading.epoch_asked:
+        if drawn is None and not reading.asked:
             return made
-        what = f"draws from (or seeds) {drawn}" if drawn else "asks for lit_loader.get_epoch()"
+        what = f"draws from (or seeds) {drawn}" if drawn else f"asks for {reading.asked}"
         raise OptionError(
             f"{type(self.dataset).__name__} {what} in sample {short_repr(indices[0])}, and "
             "CachedDataset would keep what it drew for all epochs: move it behind the cache, as in "

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from lit_loader.batch.batch_loader import BatchLoader
 from lit_loader.batch.batch_spec import BatchWithReport
 from lit_loader.batch.digest import Digest, difference, digest
+from lit_loader.context import reading
 from lit_loader.errors import ExactnessWarning, LoaderError
 from lit_loader.pool.outcome import Outcome, WorkerDeath
 from lit_loader.pool.worker_pool import WorkerPool
@@ -136,11 +137,14 @@ def made_here(begin: Callable[[], BatchLoader]) -> Remake:
     def remake(made: Sequence[Made]) -> Iterator[tuple[int, Any]]:
         loader = begin()
         for one in reversed(made):
+            place = reading.leave()
             try:
                 with preserved():
                     batch = loader.load(one.indices, one.number, one.epoch, one.seed, Progress())
             except Exception as error:
                 batch = error
+            finally:
+                reading.return_to(place)
             yield one.number, batch.batch if type(batch) is BatchWithReport else batch
 
     return remake

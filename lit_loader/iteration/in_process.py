@@ -102,8 +102,6 @@ class InProcessIterator(LoaderIterator[T_co]):
         return self._clocked(loader, start, number, batch)
 
     def _end(self, start: EpochStart) -> Exception:
-        for note in [] if self._loader is None else self._loader.end_epoch():
-            self._core.tell(note)
         self._shown.rest()
         return super()._end(start)
 

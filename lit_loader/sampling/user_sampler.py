@@ -21,7 +21,7 @@ from lit_loader.checkpoint.untrusted_state import alike, resuming
 from lit_loader.config.checks import plain
 from lit_loader.errors import StateError
 from lit_loader.sampling.orders import EpochOrder
-from lit_loader.seeding.find_generators import HeldGenerators, find_generators
+from lit_loader.seeding.find_generators import find_generators
 from lit_loader.seeding.generator_state import preserved, tape
 from lit_loader.seeding.seeds import seed_globals
 
@@ -72,7 +72,8 @@ class UserSampler:
         if watched is not None:
             self._owners.append(watched)
         self._epochs_seen: list[Any] = [0] * len(self._owners)
-        self._held: HeldGenerators | None = None
+        self._named: dict[str, list[Any]] = {}
+        self._shown: list[int] | None = None  # of the owners' attributes, when that was found
         self.opened: Opened | None = None
         self.heads: list[int] = []
         self.wanders = self.counted = False
@@ -81,7 +82,7 @@ class UserSampler:
 
     def __getstate__(self) -> dict[str, Any]:
         # The iterator of a sampler cannot be copied; a copy goes on from the sampler itself.
-        return {**self.__dict__, "opened": None, "_held": None}
+        return {**self.__dict__, "opened": None, "_named": {}, "_shown": None}
 
     # --- epochs ---
 
@@ -238,7 +239,12 @@ class UserSampler:
 
     def _tapes(self) -> list[tuple[type, Any]]:
         """Give what reads and writes each generator, and what it spawns others from."""
-        found = [generator for held in self._generators().values() for generator in held]
+        # At each batch: a search takes long, and what is new is an attribute's value most times.
+        shown = [id(value) for owner in self._owners for value in _attributes(owner)]
+        if shown != self._shown:
+            self._generators()
+            self._shown = shown
+        found = [generator for held in self._named.values() for generator in held]
         found += [each.seed_seq for each in found if getattr(each, "seed_seq", None) is not None]
         return [(type(each), pair) for each in found if (pair := tape(each)) is not None]
 
@@ -250,12 +256,11 @@ class UserSampler:
         named: dict[str, list[Any]] = {} if first is None else {"generator": [first]}
         users = [owner for owner in own if _is_users(owner)]
         if users:
-            held = self._held
-            if held is None or held.moved() or held.outdated():
-                held = self._held = find_generators(*users, apart_from=(self._dataset,))
+            held = find_generators(*users, apart_from=(self._dataset,))
             for path, generator in zip(held.paths, held.generators, strict=True):
                 if generator is not first and not isinstance(generator, random.SystemRandom):
                     named.setdefault(path, []).append(generator)
+        self._named = named
         return named
 
     def fingerprint(self) -> Fingerprint:
@@ -268,6 +273,10 @@ class UserSampler:
         for depth, owner in enumerate(self._owners):
             fields |= fingerprint_of("sampler" + ".sampler" * depth, owner)
         return fields
+
+
+def _attributes(owner: Any) -> Iterable[Any]:
+    return getattr(owner, "__dict__", {}).values()  # type: ignore[no-any-return]
 
 
 def _has_set_epoch(owner: Any) -> bool:

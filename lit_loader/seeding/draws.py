@@ -13,26 +13,19 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from lit_loader.seeding.find_generators import HeldGenerators, find_generators
+from lit_loader.seeding.find_generators import find_generators
 from lit_loader.seeding.generator_state import numpy_state, state_reader
 
 __all__ = ["Draws"]
 
-_EARLY: Final = 8
-"""Pieces of code after each of which generators are looked for at first; then more seldom."""
-
 _Mark = tuple[str, Callable[[], Any], Any]
+_Reader = tuple[str, Callable[[], Any]]
 
 _numpy: Any = np.random
 
-
-def _numpy_global() -> Any:
-    return numpy_state(_numpy.get_bit_generator())
-
-
-_GLOBAL: Final[tuple[tuple[str, Callable[[], Any]], ...]] = (
+_GLOBAL: Final[tuple[_Reader, ...]] = (
     ("random", random.getstate),
-    ("numpy.random", _numpy_global),
+    ("numpy.random", lambda: numpy_state(_numpy.get_bit_generator())),
     ("torch", torch.default_generator.get_state),
 )
 
@@ -49,49 +42,34 @@ class Draws:
 
     def __init__(self, root: object) -> None:
         self._root = root
-        self._held: HeldGenerators | None = None
-        self._readers: list[tuple[str, Callable[[], Any]]] = []
+        self._readers: list[_Reader] = []
         self._looks = 0
-        self._due = 1
 
     def mark(self) -> list[_Mark]:
         """Say where the generators are, for `drawn`."""
-        if self._held is None:
-            self._search()
+        if not self._readers:
+            self._readers = self._search()
         return [(name, read, read()) for name, read in self._readers]
 
     def made_one(self) -> bool:
-        """Look, now and then, for generators that were made since the mark, and watch them too."""
-        assert self._held is not None
+        """Look for generators that were made since the mark, more and more seldom."""
         self._looks += 1
-        if not self._held.moved():
-            if self._looks < self._due:
-                return False
-            self._due = self._looks + 1 if self._looks < _EARLY else 2 * self._looks
-            if not self._held.outdated():
-                return False
-        known = set(map(id, self._held.generators))
-        self._search()
-        return any(id(generator) not in known for generator in self._held.generators)
+        if self._looks > 8 and self._looks & (self._looks - 1):
+            return False
+        known, self._readers = len(self._readers), self._search()
+        return len(self._readers) != known
 
-    def _search(self) -> None:
-        held = find_generators(self._root)
-        readers = list(_GLOBAL)
-        for path, generator in zip(held.paths, held.generators, strict=True):
-            if (read := state_reader(generator)) is not None:
-                readers.append((path, read))
-            sequence = getattr(generator, "seed_seq", None)
-            if sequence is not None and (read := state_reader(sequence)) is not None:
-                readers.append((path, read))
-
-        self._held, self._readers = held, readers
+    def _search(self) -> list[_Reader]:
+        readers = [*_GLOBAL]
+        for path, generator in find_generators(self._root).items():
+            for each in (generator, getattr(generator, "seed_seq", None)):
+                if (read := state_reader(each)) is not None:
+                    readers.append((path, read))
+        return readers
 
     def drawn(self, marks: list[_Mark]) -> str | None:
         """Name the first generator that is not where it was when marked; None: all are."""
-        for name, read, before in marks:
-            if not _same(before, read()):
-                return name
-        return None
+        return next((name for name, read, before in marks if not _same(before, read())), None)
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -1,108 +1,104 @@
-"""Random generators that a dataset holds itself, found once and reseeded like the global ones.
+"""Random generators that a dataset holds itself, found once and seeded like the global ones.
 
 Seeding ``random``, ``numpy.random`` and torch does not reach an attribute ``self.rng``. Between
-workers that pull their tasks such a generator would make results depend on who did what.
+workers such a generator would make results depend on who did what. So the dataset and its functions
+are walked through, breadth first, data before code::
+
+    object ─▶ attributes, slots ─▶ items of containers ─▶ functions, bound methods, partials
+       ╰─▶ its classes ─▶ members               closures, defaults, globals that they name ◀─╯
+
+No code of the user's is run: no property, no ``__getattr__``. In the code of installed packages
+only what is itself a generator counts; the standard library's, NumPy's, torch's and this package's
+is not read. Nothing else is looked at: what is missed is for ``reseed_fn``, `get_rng` and
+``check_exactness``.
 """
 
 from __future__ import annotations
 
-import copy
+import contextlib
+import dis
 import functools
 import hashlib
 import random
+import sys
+import threading
 import types
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
+import torch.utils.data
 
-from lit_loader.seeding.plain_data import is_leaf
-from lit_loader.seeding.reachable import Cut, leads
-from lit_loader.seeding.searched_places import SearchedPlaces
 from lit_loader.seeding.seeds import derive
 
-__all__ = ["HeldGenerators", "MAX_DEPTH", "MAX_OBJECTS", "find_generators", "has_seed"]
+__all__ = ["CLOSED", "HeldGenerators", "find_generators", "instance_dict", "is_leaf", "root_of"]
 
 MAX_DEPTH = 16
 """Steps (attribute, item, closure cell, ...) that are followed from a root."""
 
 MAX_OBJECTS = 20_000
-"""Objects that are looked into, breadth first, data before code; as much again of code. The search
-takes 1 to 5 us for each."""
+"""Objects that are looked into; each takes 1 to 3 us."""
 
-_BEAT = 512
+MAX_ITEMS = 256
+"""Containers with more items hold things that are alike: `ALIKE` items of a type are looked into,
+and the others only if there is a generator in one of these."""
 
+ALIKE = 16
+
+CLOSED = frozenset(sys.stdlib_module_names) | {"numpy", "torch", "lit_loader"}
+_OPAQUE = frozenset(
+    {  # Their objects lead far away and hold no generator.
+        *("asyncio", "concurrent", "ctypes", "enum", "importlib", "inspect", "io", "logging"),
+        *("multiprocessing", "pathlib", "queue", "re", "sched", "socket", "sqlite3", "ssl"),
+        *("subprocess", "tempfile", "threading", "typing", "unittest", "weakref", "zipfile"),
+        *("adlfs", "aiobotocore", "aiohttp", "boto3", "botocore", "fsspec", "gcsfs", "requests"),
+        *("s3fs", "urllib3"),
+    }
+)
+_LEAVES = (str, bytes, bytearray, int, float, complex, type(None), slice, range, np.generic)
+_LEAF_KINDS = (*_LEAVES, torch.Tensor, types.ModuleType, types.CodeType)
+_PLAIN = frozenset({*_LEAVES, bool, torch.Tensor})
+_CONTAINERS = (list, tuple, deque, dict, set, frozenset, np.ndarray)
+_CODE = (type, types.FunctionType, property, staticmethod, classmethod)
 _GLOBALS: tuple[Any, ...] = (
     random.seed.__self__,  # type: ignore[attr-defined]
     np.random.mtrand._rand,
     torch.default_generator,
 )
-_Reseed = Callable[[int], object]
+_KINDS = (
+    *(random.Random, torch.Generator, np.random.Generator, np.random.RandomState),
+    *(np.random.BitGenerator, np.random.SeedSequence),
+)
+
+_Lead = tuple[str, Any]
+_Entry = tuple[Any, str, int]
 
 
 class HeldGenerators:
     """The generators that `find_generators` found.
 
-    Attributes:
-        paths: Where each was found first, such as ``Digits.transform.rng``, sorted.
-        generators: The generators themselves, in the order of ``paths``.
+    Args:
+        pairs: Where each was found first, such as ``Digits.transform.rng``, and the generator.
         cuts: Where the search ended at one of its limits, in words; empty: it ended by itself.
-        unseedable: Paths of generators that no seed determines (``random.SystemRandom``).
+
+    Attributes:
+        paths: Where they were found.
+        generators: The generators themselves, in the order of ``paths``.
     """
 
-    def __init__(self) -> None:
-        self.paths: list[str] = []
-        self.generators: list[Any] = []
-        self.cuts: list[str] = []
-        self.unseedable: list[str] = []
-        self._reseeds: list[tuple[int, _Reseed]] = []
-        self._places: list[tuple[dict[Any, Any], Any, Any, str]] = []
-        self._searched = SearchedPlaces()
-
-    def note_place(self, parent: Any, generator: Any, path: str) -> None:
-        """Note the attribute (or the item of a dict) that a generator was found in."""
-        place = parent
-        if type(parent) is not dict:
-            try:
-                place = object.__getattribute__(parent, "__dict__")
-            except AttributeError:
-                return
-        if type(place) is dict:
-            for key, value in place.items():
-                if value is generator:
-                    self._places.append((place, key, generator, path))
-
-    def take(self, found: dict[str, list[tuple[Any, _Reseed]]], searched: SearchedPlaces) -> None:
-        """Take what a search has found, and the places that it has looked at."""
-        pairs = [(path, *pair) for path in sorted(found) for pair in found[path]]
-        self.paths = [path for path, _, _ in pairs]
-        self.generators = [generator for _, generator, _ in pairs]
+    def __init__(self, pairs: Iterable[tuple[str, Any]], cuts: Iterable[str] = ()) -> None:
+        pairs, self.cuts = list(pairs), [*cuts]
+        self.paths = [path for path, _ in pairs]
+        self.generators = [generator for _, generator in pairs]
         # By path and not by number: what else is found must not change a generator's stream.
-        self._reseeds = [(_hash(path), reseed) for path, _, reseed in pairs]
-        self._searched = searched
-        searched.take()
+        self._reseeds = [(_hash(path), _reseeder(generator)) for path, generator in pairs]
 
-    def in_a_copy(self, generators: Sequence[Any]) -> HeldGenerators:
-        """The same for a copy of the objects that were searched, which is not searched for it.
-
-        Args:
-            generators: The copy's, in the order of ``generators``.
-        """
-        held = copy.copy(self)
-        held.put_in_place(generators)
-        return held
-
-    def put_in_place(self, generators: Sequence[Any]) -> None:
-        """Take these for those that were found, and look at no place from now on."""
-        self.generators = [*generators]
-        self._reseeds = [
-            (name, _reseeder(generator))  # type: ignore[misc]
-            for (name, _), generator in zip(self._reseeds, generators, strict=True)
-        ]
-        self._places, self._searched = [], SearchedPlaces()
-        self._searched.take()
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """Give the paths with the generators."""
+        return zip(self.paths, self.generators, strict=True)
 
     @property
     def states(self) -> list[Any]:
@@ -110,65 +106,14 @@ class HeldGenerators:
         sequences = (getattr(generator, "seed_seq", None) for generator in self.generators)
         return [*self.generators, *(each for each in sequences if each is not None)]
 
-    @property
-    def complete(self) -> bool:
-        """Whether the search ended by itself and not at one of its limits."""
-        return not self.cuts
-
-    def __len__(self) -> int:
-        """Give the number of generators found."""
-        return len(self._reseeds)
-
-    def outdated(self) -> bool:
-        """Whether a search might find others now; it costs 50 ns for each place looked at."""
-        return self._searched.changed()
-
-    @property
-    def has_places(self) -> bool:
-        """Whether there are attributes that :meth:`moved` compares."""
-        return bool(self._places)
-
-    def moved(self) -> bool:
-        """Whether an attribute holds another generator now; 60 ns for each."""
-        for place, key, generator, _ in self._places:  # noqa: SIM110  any() takes twice as long
-            if place.get(key) is not generator:
-                return True
-        return False
-
-    def without_places(self, paths: Collection[str]) -> None:
-        """Let :meth:`moved` pass over some of the attributes."""
-        self._places = [place for place in self._places if place[3] not in paths]
-
-    def keep(self, paths: Collection[str]) -> None:
-        """Forget the generators that were found elsewhere."""
-        kept = [number for number, path in enumerate(self.paths) if path in paths]
-        self.paths = [self.paths[number] for number in kept]
-        self.generators = [self.generators[number] for number in kept]
-        self._reseeds = [self._reseeds[number] for number in kept]
-        self._places = [place for place in self._places if place[3] in paths]
-
     def reseed(self, seed: int) -> None:
-        """Reseed each generator in place, with a stream of its own derived from ``seed``.
-
-        Args:
-            seed: 64-bit seed; a batch's or a sample's.
-        """
+        """Reseed each generator in place, with a stream of its own derived from a 64-bit seed."""
         for name, reseed in self._reseeds:
             reseed(derive(seed, name))
 
 
-def find_generators(
-    *roots: object,
-    apart_from: Iterable[object] = (),
-    beat: Callable[[], object] = lambda: None,
-) -> HeldGenerators:
+def find_generators(*roots: object, apart_from: Iterable[object] = ()) -> HeldGenerators:
     """Find the random generators that objects hold or functions use.
-
-    Looked into: attributes (``__dict__``, ``__slots__``, class attributes), items of containers and
-    of arrays of objects, what the standard library's and NumPy's objects hold (partial functions,
-    caches, iterators, `UserDict`, ...), and of functions closures, defaults, the global names that
-    they load and the attributes of modules and classes that they name. No code of the user's is
-    run: no property, no ``__getattr__``. What is left out is said in `seeding/reachable.py`.
 
     Found: ``numpy.random.Generator``, ``BitGenerator``, ``RandomState`` and ``SeedSequence``,
     ``torch.Generator``, ``random.Random``, and what derives from them; not the three global ones.
@@ -178,85 +123,244 @@ def find_generators(
     Args:
         *roots: The dataset, the collate_fn, ...
         apart_from: Objects that are not looked into.
-        beat: Called now and then: on a loaded machine the search may take seconds.
     """
-    found: dict[str, list[tuple[Any, _Reseed]]] = {}
-    held, searched = HeldGenerators(), SearchedPlaces()
-    # What objects hold comes before what their code uses: that may lead far.
-    values: deque[_Entry] = deque((root, _name(root), 0, 0, None) for root in roots)
+    found: list[tuple[str, Any]] = []
+    cuts: list[str] = []
+    data: deque[_Entry] = deque((root, type(root).__name__, 0) for root in roots)
     code: deque[_Entry] = deque()
+    long: list[_Entry] = []  # containers of which some items were looked into
     # Objects made on the way (bound methods, say) must live on, or another would get their id.
     seen: dict[int, object] = {id(known): known for known in (*_GLOBALS, *apart_from)}
-    looked = 0
-    while queue := values or code:
-        value, path, depth, calls, parent = queue.popleft()
+    while data or code or _resume(long, found, data):
+        value, path, depth = (data or code).popleft()
         if is_leaf(value) or id(value) in seen:
             continue
-        kind = type(value)
-        if kind is Cut:
-            held.cuts.append(f"{value.what} in {path}")
+        if depth > MAX_DEPTH:
+            cuts.append(f"{path} (more than {MAX_DEPTH} steps deep)")
             continue
-        if calls and depth > MAX_DEPTH // 2:
-            continue  # what a library keeps for itself may lead anywhere
-        if depth > MAX_DEPTH or looked > (MAX_OBJECTS if queue is values else 2 * MAX_OBJECTS):
-            if not calls and not (held.cuts and depth <= MAX_DEPTH):
-                what = "more than so many steps deep" if depth > MAX_DEPTH else "among so many"
-                held.cuts.append(f"{path} ({what})")
-            continue
+        if len(seen) > MAX_OBJECTS:
+            cuts.append(f"{path} (among more than {MAX_OBJECTS:,} objects)")
+            break
         seen[id(value)] = value
-        looked += 1
-        if looked % _BEAT == 0:
-            beat()
+        kind = type(value)
         if issubclass(kind, np.random.Generator):
-            held.note_place(parent, value, path)
-            values.appendleft((value.bit_generator, path, depth, calls, None))
-        elif (reseed := _reseeder(value)) is not None:
-            held.note_place(parent, value, path)
-            found.setdefault(path, []).append((value, reseed))
-            if issubclass(kind, random.SystemRandom) and not calls:
-                held.unseedable.append(path)
-        else:
-            for step, child, inner in leads(value, calls, searched, seen):
-                entry = (child, path + step, depth + 1, inner, value)
-                (code if issubclass(type(child), _CODE) else values).append(entry)
-    beat()
-    held.take(found, searched)
-    return held
+            data.appendleft((value.bit_generator, path, depth))
+            continue
+        if issubclass(kind, _KINDS):
+            found.append((path, value))
+            continue
+        leads: list[_Lead] = []
+        if issubclass(kind, _CONTAINERS):
+            leads, left_out = _items(value, kind)
+            if left_out:
+                long.append((value, path, depth))
+        for step, child in [*leads, *_leads(value, kind)]:
+            if not (id(child) in seen or is_leaf(child)):
+                (code if _is(child, _CODE) else data).append((child, path + step, depth + 1))
+    return HeldGenerators(sorted(found, key=lambda pair: pair[0]), cuts)
 
 
-_Entry = tuple[Any, str, int, int, Any]
-_CODE = (type, types.FunctionType, property, staticmethod, classmethod)
+def _resume(long: list[_Entry], found: list[tuple[str, Any]], queue: deque[_Entry]) -> bool:
+    """Take up the other items of long containers in which there is a generator."""
+    for place in [*long]:
+        value, path, depth = place
+        if any(where.startswith(path) for where, _ in found):
+            long.remove(place)
+            items, _ = _items(value, type(value), whole=True)
+            queue.extend((item, path + step, depth + 1) for step, item in items)
+    return bool(queue)
 
 
-def _name(root: object) -> str:
-    return getattr(type(root), "__name__", "?")
+def _is(value: Any, kinds: Any) -> bool:
+    """Do as `isinstance` does, and ask no ``__class__`` of the user's."""
+    return issubclass(type(value), kinds)
 
 
-def _reseeder(value: Any) -> _Reseed | None:
-    """Give the function that reseeds a generator; None if ``value`` is none that can be."""
+def is_leaf(value: Any) -> bool:
+    """Whether nothing is to be found in there."""
     kind = type(value)
-    if issubclass(kind, torch.Generator):
+    if kind in _PLAIN or issubclass(kind, _LEAF_KINDS):
+        return True
+    return issubclass(kind, np.ndarray) and value.dtype != object
+
+
+def _items(value: Any, kind: type, whole: bool = False) -> tuple[list[_Lead], bool]:
+    """Give the items of a container, and whether some were left out because it is long."""
+    array = issubclass(kind, np.ndarray)
+    pairs = (
+        dict.items(value) if issubclass(kind, dict) else enumerate(value.flat if array else value)
+    )
+    most = (
+        ALIKE
+        if not whole and (value.size if array else len(value)) > MAX_ITEMS
+        else MAX_OBJECTS + 1
+    )
+    counts: dict[type, int] = {}
+    leads, left_out = [], False
+    for key, item in islice(pairs, MAX_OBJECTS + 1):
+        kind_of_item = type(item)
+        if kind_of_item not in _PLAIN:
+            count = counts[kind_of_item] = counts.get(kind_of_item, 0) + 1
+            if count > most:
+                left_out = True
+            else:
+                step = f"[{key!r}]" if type(key) in (str, int) else "[?]"
+                leads.append(("{}" if issubclass(kind, (set, frozenset)) else step, item))
+    return leads, left_out
+
+
+def _leads(value: Any, kind: type) -> Iterator[_Lead]:
+    """Give what an object that is no container leads to, each with the step that leads there."""
+    root = root_of(kind)
+    if kind is types.FunctionType:
+        yield from _of_function(value)
+    elif issubclass(kind, type):
+        yield from _of_class(value)
+    elif issubclass(kind, torch.utils.data.DataLoader):
+        # What it makes is its own; the dataset may be used besides.
+        yield from (("." + name, vars(value).get(name)) for name in ("dataset", "collate_fn"))
+    elif kind is threading.local or not (
+        root in _OPAQUE or (root == "lit_loader" and hasattr(kind, "__next__"))
+    ):
+        for name in _PARTS.get(kind, ()):
+            yield f".{name}", getattr(value, name)
+        for name, item in list((instance_dict(value, kind) or {}).items()):
+            yield f".{name}", item
+        for base in kind.__mro__:
+            yield "", base
+            for name, slot in base.__dict__.items() if "__slots__" in base.__dict__ else ():
+                if type(slot) is types.MemberDescriptorType:
+                    with contextlib.suppress(AttributeError):  # never assigned
+                        yield f".{name}", slot.__get__(value, kind)
+
+
+_PARTS: dict[type, tuple[str, ...]] = {
+    functools.partial: ("func", "args", "keywords"),
+    types.MethodType: ("__self__", "__func__"),
+    types.BuiltinFunctionType: ("__self__",),  # rng.normal, say
+    staticmethod: ("__func__",),
+    classmethod: ("__func__",),
+    property: ("fget", "fset"),
+}
+
+
+def instance_dict(value: Any, kind: type) -> dict[str, Any] | None:
+    """Give the ``__dict__`` of an object that is neither function nor class, if it has one."""
+    if kind is types.FunctionType or issubclass(kind, type):
+        return None
+    try:
+        reads = threading.local if issubclass(kind, threading.local) else object
+        attributes = reads.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None
+    return attributes if type(attributes) is dict else None
+
+
+def root_of(code: Any) -> str:
+    """Give the package that a class or function is of."""
+    module = getattr(code, "__module__", None)
+    return module.partition(".")[0] if isinstance(module, str) else ""
+
+
+def _of_class(kind: type) -> Iterator[_Lead]:
+    """Give the members of a class; of an installed package its methods, and generators."""
+    if (root := root_of(kind)) in CLOSED:
+        return
+    for name, member in list(type.__dict__["__dict__"].__get__(kind).items()):
+        if name not in ("__dict__", "__weakref__") and (
+            not _is_library(root) or _is(member, (*_CODE[1:], *_KINDS))
+        ):
+            yield f".{name}", member
+
+
+def _of_function(function: types.FunctionType) -> Iterator[_Lead]:
+    """Give what a function was given, and the globals that it names."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield f"<{name}>", cell.cell_contents
+        except ValueError:
+            continue  # never assigned
+    for given in (function.__defaults__, function.__kwdefaults__):
+        yield "<defaults>", given
+    if function.__dict__:
+        yield "", function.__dict__
+    if root_of(function) not in CLOSED:
+        names = _names(function.__code__)
+        yield from _of_namespace(function.__globals__, names, function)
+        for name in sorted(names & sys.modules.keys()):  # imported by its own code
+            yield from _of_module(sys.modules[name], f"<global {name}>", names, function)
+
+
+def _of_namespace(
+    namespace: dict[str, Any], names: frozenset[str], function: types.FunctionType, step: str = ""
+) -> Iterator[_Lead]:
+    for name in sorted(names & namespace.keys()):
+        value, place = namespace[name], f"{step}.{name}" if step else f"<global {name}>"
+        if _is(value, types.ModuleType):
+            if step.count(".") < 2:
+                yield from _of_module(value, place, names, function)
+        elif _is(value, _KINDS):
+            if step or _loads(function.__code__, name):
+                yield place, value
+        elif not (
+            _is_library(root_of(function)) or (_is(value, type) and _is_library(root_of(value)))
+        ):
+            yield place, value
+
+
+def _of_module(
+    module: types.ModuleType, step: str, names: frozenset[str], function: types.FunctionType
+) -> Iterator[_Lead]:
+    """Give what a function that knows a module, and these names, may get from it."""
+    namespace = object.__getattribute__(module, "__dict__")
+    root = str(namespace.get("__name__")).partition(".")[0]
+    if root not in CLOSED and not _is_library(root):
+        yield from _of_namespace(namespace, names, function, step)
+
+
+@functools.cache
+def _is_library(root: str) -> bool:
+    """Whether a package is an installed one, and not the user's own."""
+    file = getattr(sys.modules.get(root), "__file__", None) or ""
+    return "site-packages" in file or "dist-packages" in file
+
+
+@functools.lru_cache(maxsize=100_000)
+def _names(code: types.CodeType) -> frozenset[str]:
+    """Give the names (of globals, attributes, imports) in a function and those defined in it."""
+    inner = (_names(each) for each in code.co_consts if isinstance(each, types.CodeType))
+    return frozenset(code.co_names).union(*inner)
+
+
+def _loads(code: types.CodeType, name: str) -> bool:
+    """Whether a function loads a global of this name, and has not only an attribute that is so.
+
+    Asked of generators alone: one of the program's own must not be set.
+    """
+    return any(  # reach: the names of two instructions
+        each.argval == name and each.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+        for each in dis.get_instructions(code)
+    ) or any(_loads(each, name) for each in code.co_consts if isinstance(each, types.CodeType))
+
+
+def _reseeder(value: Any) -> Callable[[int], object]:
+    """Give the function that reseeds a generator."""
+    if _is(value, torch.Generator):
         return value.manual_seed  # type: ignore[no-any-return]
-    if issubclass(kind, random.Random):
+    if _is(value, random.Random):
         return value.seed  # type: ignore[no-any-return]
-    if issubclass(kind, np.random.SeedSequence):
+    if _is(value, np.random.SeedSequence):
         return functools.partial(np.random.SeedSequence.__init__, value)
-    if issubclass(kind, np.random.BitGenerator):
-        return functools.partial(_reseed_bits, value)
-    if issubclass(kind, np.random.RandomState):
-        return functools.partial(_reseed_random_state, value)
-    return None
+    reseed = _reseed_bits if _is(value, np.random.BitGenerator) else _reseed_random_state
+    return functools.partial(reseed, value)
 
 
 def has_seed(generator: Any) -> bool:
     """Whether a generator is known to be made with a seed, and not from the system's entropy."""
-    if issubclass(type(generator), torch.Generator):
+    if _is(generator, torch.Generator):
         return True  # a new one has a seed that is always the same
-    sequence = getattr(generator, "seed_seq", generator)
-    if type(sequence) is not np.random.SeedSequence:
-        return False
-    entropy = sequence.entropy
-    return not isinstance(entropy, int) or entropy < 2**64
+    entropy = getattr(getattr(generator, "seed_seq", generator), "entropy", 0)
+    return not isinstance(entropy, int) or 0 < entropy < 2**64
 
 
 def _reseed_bits(bits: Any, seed: int) -> None:

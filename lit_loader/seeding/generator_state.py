@@ -26,7 +26,7 @@ from lit_loader.seeding.generator_lock import Turn
 from lit_loader.seeding.seeds import seed_streams
 
 __all__ = [
-    *("Loan", "OwnStreams", "Rewind", "Rewound", "numpy_state", "preserved", "set_children"),
+    *("Loan", "OwnStreams", "Rewind", "numpy_state", "preserved", "set_children"),
     *("state_reader", "tape"),
 ]
 
@@ -40,34 +40,7 @@ def preserved() -> AbstractContextManager[None]:
     reserve, and ``torch.initial_seed()``; also when the body raises. The body must seed before it
     draws. Other threads that borrow the generators wait meanwhile. May be nested.
     """
-    return _Lent(None)
-
-
-class _Lent(AbstractContextManager[None]):
-    """A loan as a context.
-
-    Not contextlib's, made of a generator: one whose entering a signal handler's exception breaks
-    off would put the generators back when it is collected, in the midst of whatever else is done.
-    """
-
-    def __init__(self, own: OwnStreams | None) -> None:
-        self._loan = Loan(own)
-
-    def __enter__(self) -> None:
-        try:
-            self._loan.begin()
-        except BaseException:
-            self._end()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        self._end()
-
-    def _end(self) -> None:
-        try:
-            self._loan.end()
-        finally:  # an exception out of a signal handler may have come in between
-            self._loan.end()
+    return Loan()
 
 
 class OwnStreams:
@@ -90,14 +63,11 @@ class OwnStreams:
         they were when it is entered again. Outside, the global generators are as if there were no
         body, exactly as with `preserved`; those of accelerators are not touched.
         """
-        return _Lent(self)
+        return Loan(self)
 
     def install(self) -> None:
         """Set the global generators to where these are."""
-        if self._inside is None:
-            seed_streams(self._seed)
-        else:
-            _install(self._inside)
+        _install(self._inside) if self._inside else seed_streams(self._seed)
 
     def capture(self, spare: Any) -> None:
         """Note where these are now.
@@ -110,11 +80,12 @@ class OwnStreams:
         self._inside = inside if inside.bits is not spare else inside._replace(bits=None)
 
 
-class Loan:
+class Loan(AbstractContextManager[None]):
     """The global generators of the process, lent to one thread.
 
-    For ``try`` and ``finally``, where exceptions of the user's come through: what contextlib makes
-    of a generator sets their traceback, which frozen ones do not take. `preserved` is a context.
+    A context; or by `begin` and `end` in ``try`` and ``finally``. Not contextlib's, which sets the
+    traceback of exceptions (frozen ones do not take it), and would end when it is collected if an
+    exception out of a signal handler breaks off its beginning.
 
     Args:
         own: Whose generators they are meanwhile; None: the body seeds them itself.
@@ -153,6 +124,19 @@ class Loan:
                 _spares.append(self._spare)
         self._turn.end()
 
+    def __enter__(self) -> None:
+        try:
+            self.begin()
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.end()
+        finally:  # an exception out of a signal handler may have come in between
+            self.end()
+
 
 class _Streams(NamedTuple):
     python: Any
@@ -182,42 +166,24 @@ def _install(streams: _Streams) -> None:
     random.setstate(streams.python)
 
 
-class _Known(NamedTuple):
-    bits: Any
-    memory: bytes
-    state: dict[str, Any]
-
-
-_known: _Known | None = None
+_known: tuple[Any, bytes, dict[str, Any]] = (None, b"", {})
 
 
 def numpy_state(bits: Any) -> dict[str, Any]:
     """Read the state of NumPy's global generator, whose bit generator this is."""
     global _known
-    known, memory = _known, _memory(bits)
-    # A normal deviate in reserve may be used up without a word being drawn.
-    if (
-        known is not None
-        and memory is not None
-        and known.bits is bits
-        and known.memory == memory
-        and not known.state["has_gauss"]
-    ):
-        return known.state
+    memory = b""
+    if type(bits) is np.random.MT19937 and _memory_is_the_state():
+        memory = ctypes.string_at(bits.ctypes.state_address, _TWISTER_BYTES)
+        # A normal deviate in reserve may be used up without a word being drawn.
+        if _known[0] is bits and _known[1] == memory and not _known[2]["has_gauss"]:
+            return _known[2]
     state: dict[str, Any] = _numpy.get_state(legacy=False)
-    key = state["state"].get("key")
-    if isinstance(key, np.ndarray):
+    if isinstance(key := state["state"].get("key"), np.ndarray):
         # What puts it back goes through the words one by one: 2 us for a list, 36 for an array.
         state["state"]["key"] = key.tolist()
-    _known = None if memory is None else _Known(bits, memory, state)
+    _known = (bits, memory, state) if memory else (None, b"", {})
     return state
-
-
-def _memory(bits: Any) -> bytes | None:
-    """Copy the memory of a Mersenne Twister: equal copies are equal states; None: of another."""
-    if type(bits) is not np.random.MT19937 or not _memory_is_the_state():
-        return None
-    return ctypes.string_at(bits.ctypes.state_address, _TWISTER_BYTES)
 
 
 _TWISTER_BYTES = 624 * 4 + 4
@@ -232,32 +198,41 @@ def _memory_is_the_state() -> bool:
             bits.random_raw(draws, output=False)
             memory = ctypes.string_at(bits.ctypes.state_address, _TWISTER_BYTES)
             state: Any = bits.state["state"]
-            words = np.append(state["key"], np.uint32(state["pos"])).astype(np.uint32)
-            if memory != words.tobytes():
+            if memory != np.append(state["key"], state["pos"]).astype(np.uint32).tobytes():
                 return False
     except Exception:
         return False
     return True
 
 
-class Rewind:
+class Rewind(AbstractContextManager[None]):
     """Takes random generators back to a mark: the three global ones, and others at will.
 
-    Made to be marked before every sample that may fail: 45 us for the global generators.
+    Made to be marked before every sample that may fail: 45 us for the global generators. As a
+    context it leaves them where they were.
 
     Args:
         held: Further generators, of the kinds that `seeding/find_generators.py` finds. One that
             has no state (``random.SystemRandom``) is left alone.
+        *tapes: Read and write the states of others.
+        seed: Seeds them for the context, which finds them as they are without.
     """
 
-    def __init__(self, held: Iterable[object] = ()) -> None:
+    def __init__(
+        self,
+        held: Iterable[object] = (),
+        *tapes: _Tape,
+        seed: Callable[[], object] = lambda: None,
+    ) -> None:
         self._tapes: list[_Tape] = [
+            *tapes,
             (random.getstate, random.setstate),
             (partial(_numpy.get_state, legacy=False), _numpy.set_state),
             (torch.default_generator.get_state, torch.default_generator.set_state),
         ]
         self._tapes += [found for each in held if (found := tape(each)) is not None]
         self._marks: list[Any] = []
+        self._seed = seed
 
     def mark(self) -> None:
         """Note where the generators are."""
@@ -268,28 +243,16 @@ class Rewind:
         for (_, write), mark in zip(self._tapes, self._marks, strict=True):
             write(mark)
 
-
-class Rewound(AbstractContextManager[None]):
-    """A context after which random generators are where they were.
-
-    Args:
-        held: Those besides the global ones: see `Rewind`.
-        seed: Seeds them for the body, which finds them as they are without.
-    """
-
-    def __init__(self, held: Iterable[object], seed: Callable[[], object] = lambda: None) -> None:
-        self._rewind, self._seed = Rewind(held), seed
-
     def __enter__(self) -> None:
-        self._rewind.mark()
+        self.mark()
         try:
             self._seed()
         except BaseException:
-            self._rewind.back()
+            self.back()
             raise
 
     def __exit__(self, *_: object) -> None:
-        self._rewind.back()
+        self.back()
 
 
 def state_reader(generator: Any) -> Callable[[], Any] | None:

@@ -200,10 +200,15 @@ class Progress:
         """
         if not indexed:
             return self._at if self._at >= 0 else None
+        return self.position if self._one_by_one or self._under_way is not None else None
+
+    @property
+    def position(self) -> int:
+        """That of the sample that is being read."""
         if self._under_way is not None:
             left, count = self._under_way
             return count - length_hint(left) - 1
-        return self._words[self._row + POSITION] if self._one_by_one else None
+        return self._words[self._row + POSITION]
 
 
 class EarlyProgress(Progress):

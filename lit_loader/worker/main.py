@@ -129,7 +129,6 @@ class _Worker:
             links.num_workers,
             links.seed,
             unpack,
-            self._progress.beat,
         )
         self._loader, self._shards, self._broken = maker.loader, maker.shards, maker.broken
         if maker.spec is not None:

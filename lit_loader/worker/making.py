@@ -37,7 +37,6 @@ class BatchMaker:
         num_workers: How many there are.
         seed: Its own seed.
         unpack: Gives the user's objects.
-        beat: Called now and then while generators are searched for.
 
     Attributes:
         spec: What is made; None: it could not be unpacked.
@@ -53,7 +52,6 @@ class BatchMaker:
         num_workers: int,
         seed: int,
         unpack: Callable[[], BatchSpec],
-        beat: Callable[[], object] = lambda: None,
     ) -> None:
         self._who = who
         self.spec: BatchSpec | None = None
@@ -64,7 +62,7 @@ class BatchMaker:
         try:
             seed_worker(seed)
             spec = self.spec = unpack()
-            reading.shard_asked = False  # in the parent, perhaps, of which this process is a fork
+            reading.leave()  # what the parent was reading, of which this process may be a fork
             kind = ProcessInfo if spec.num_shards else WorkerInfo
             show(kind(id=worker, num_workers=num_workers, seed=seed, dataset=spec.dataset))
             collate_privately()
@@ -74,7 +72,7 @@ class BatchMaker:
             where = "while its dataset was copied"
             if spec.num_shards:
                 reading.shard_asked = False  # by a worker, not by a reader
-                self.loader = self.shards = ShardLoader(spec, spec.watch(beat))
+                self.loader = self.shards = ShardLoader(spec, spec.watch())
             else:
                 self.loader = BatchLoader(spec, worker, num_workers)
         except BaseException as error:
@@ -102,6 +100,7 @@ class BatchMaker:
                 indices, number, epoch, seed, progress
             )
         finally:
+            reading.maker = None
             turn.end()
 
     def failure(

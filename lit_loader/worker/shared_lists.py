@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from lit_loader.memory.shared_list import SharedList, shared
-from lit_loader.seeding.plain_data import instance_dict, is_leaf
+from lit_loader.seeding.find_generators import instance_dict, is_leaf
 
 __all__ = ["LONG", "SharedLists"]
 

@@ -145,7 +145,7 @@ def test_batches_are_those_of_a_clean_run(
 def test_rewind_takes_every_generator_back(behind: Any) -> None:
     draws = Draws()
     held = find_generators(draws)
-    assert len(held.generators) == len(held) == len(held.paths) == 8
+    assert len(held.generators) == len(held.paths) == 8
     rewind = Rewind(held.generators)
     state = torch.get_rng_state()
     with preserved():

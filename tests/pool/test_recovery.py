@@ -30,7 +30,6 @@ from lit_loader.errors import WorkerDiedError, WorkerRestartWarning, WorkerTimeo
 from lit_loader.memory import arena as arena_module
 from lit_loader.pool import healer
 from lit_loader.pool.worker_pool import WorkerPool
-from lit_loader.seeding import find_generators
 from lit_loader.transport.status_board import Stage
 from tests.parity.tools import PROMPT, Gate, wait_gone
 from tests.support.faults import (
@@ -410,29 +409,6 @@ def test_slow_is_not_hanging() -> None:
     with told(0):
         loader = DataLoader(Call(sample, 12), batch_size=6, num_workers=2, timeout=0.7)
         assert ints(loader) == list(range(12))
-
-
-@pytest.mark.usefixtures("by_fork")
-@pytest.mark.parametrize("kind", ["map", "stream", "shards"])
-def test_our_search_for_generators_is_no_sample(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may take longer than ``timeout``, on a loaded machine."""
-    leads, begun = find_generators.leads, list[int]()
-
-    def slow(*arguments: Any) -> Any:
-        if begun:
-            wait(0.002)
-        return leads(*arguments)
-
-    monkeypatch.setattr(find_generators, "leads", slow)
-    monkeypatch.setattr(find_generators, "_BEAT", 16)
-    dataset = Counting(12) if kind != "map" else Call(int, 12)
-    dataset.parts = [array.array("b") for _ in range(1000)]  # type: ignore[union-attr]
-    options = {"num_shards": 2} if kind == "shards" else {}
-    loader = DataLoader(
-        dataset, num_workers=1, timeout=0.5, worker_init_fn=begun.append, **options
-    )  # fmt: skip
-    with told(0):
-        assert len(ints(loader)) == 12
 
 
 @pytest.mark.parametrize("pin", [False, True], ids=["", "pin"])

@@ -72,6 +72,20 @@ def test_worker_info(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (seen.id, seen.num_workers, seen.seed, seen.dataset) == (1, 2, 3, [4])
 
 
+@pytest.mark.skipif(not hasattr(torch_worker, "_RNG"), reason="this torch has none")
+def test_the_generators_of_worker_info() -> None:
+    """batch/worker_info.py: what WorkerInfo.rng is an object of."""
+    names = ("random_generator", "torch_generator", "numpy_generator")
+    assert tuple(inspect.signature(torch_worker._RNG).parameters) == names
+    assert "rng" in inspect.signature(torch_worker.WorkerInfo).parameters
+
+
+def test_instructions_that_load_a_global() -> None:
+    """seeding/find_generators.py: the names that `dis` has for them."""
+    assert find_generators._loads(test_collate_rules.__code__, "torch")
+    assert not find_generators._loads(test_collate_rules.__code__, "default_collate")
+
+
 def test_collate_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     """batch/collate.py: torch's table of rules, and the functions in it that ours stand for."""
     table = torch_collate.default_collate_fn_map

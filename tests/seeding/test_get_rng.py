@@ -1,0 +1,357 @@
+"""`lit_loader.get_rng`: what is drawn follows from (seed, epoch, index), whoever reads."""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import signal
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data._utils import worker as torch_worker
+
+import lit_loader
+from lit_loader import CachedDataset, DataLoader, MixtureStream, OptionError, get_rng
+from lit_loader.context import reading
+from tests.support.remote_threads import ThreadWorkers
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+LENGTH, SIZE = 20, 3
+OPTIONS: dict[str, Any] = {"batch_size": SIZE, "shuffle": True, "seed": 7}
+
+
+class Noisy(Dataset[Tensor]):
+    """Sample ``i`` is ``i`` and what two transforms draw for it."""
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.tensor([float(index), get_rng().random(), get_rng().random()])
+
+
+class Killed(Noisy):
+    """Ends the first worker that comes to some index."""
+
+    def __init__(self, folder: Path) -> None:
+        self.mark = folder / "killed"
+
+    def __getitem__(self, index: int) -> Tensor:
+        get_rng().random(5)
+        if index == 11 and get_worker_info() is not None and not self.mark.exists():
+            self.mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+class Flaky(Noisy):
+    """Some samples fail at first, after they have drawn; one always."""
+
+    def __init__(self, times: int, bad: int = -1) -> None:
+        self.times, self.bad = times, bad
+        self.tries: dict[int, int] = {}
+
+    def __getitem__(self, index: int) -> Tensor:
+        sample = super().__getitem__(index)
+        self.tries[index] = self.tries.get(index, 0) + 1
+        if index == self.bad or (index % 4 == 1 and self.tries[index] <= self.times):
+            raise OSError
+        return sample
+
+
+def epochs(dataset: Any, workers: int = 0, count: int = 2, **options: Any) -> list[bytes]:
+    with DataLoader(dataset, num_workers=workers, **{**OPTIONS, **options}) as loader:
+        return [content(batch) for _ in range(count) for batch in loader]
+
+
+def content(batch: Any) -> bytes:
+    return batch.numpy().tobytes()  # type: ignore[no-any-return]
+
+
+def by_index(batches: list[bytes]) -> dict[float, bytes]:
+    """The samples of one epoch."""
+    rows = np.concatenate([np.frombuffer(each, np.float32) for each in batches]).reshape(-1, 3)
+    return {row[0]: row.tobytes() for row in rows}
+
+
+@functools.cache
+def reference() -> list[bytes]:
+    return epochs(Noisy())
+
+
+def test_draws_differ_between_samples_epochs_seeds_and_calls() -> None:
+    rows = np.concatenate([np.frombuffer(each, np.float32) for each in reference()])
+    drawn = rows.reshape(-1, 3)[:, 1:]
+    assert len(set(drawn.ravel().tolist())) == 2 * 2 * LENGTH
+    assert epochs(Noisy(), seed=8) != reference()
+
+
+@pytest.mark.parametrize(
+    ("workers", "method"), [(1, None), (3, "fork"), (2, "spawn"), (2, "forkserver")]
+)
+def test_workers_and_start_methods(workers: int, method: str | None) -> None:
+    assert epochs(Noisy(), workers, multiprocessing_context=method) == reference()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("seeding", ["sample", "worker"])
+def test_the_kind_of_seeding_does_not_matter(seeding: str, workers: int) -> None:
+    assert epochs(Noisy(), workers, seeding=seeding) == reference()
+
+
+def test_batch_size_order_and_ranks_do_not_matter() -> None:
+    expected = by_index(reference()[: -(-LENGTH // SIZE)])
+    assert by_index(epochs(Noisy(), count=1, batch_size=5, shuffle=False)) == expected
+    single = epochs(Noisy(), 2, count=1, batch_size=None, sampler=range(LENGTH), shuffle=False)
+    assert by_index(single) == expected
+    found = {}
+    for rank in range(2):
+        found |= by_index(epochs(Noisy(), count=1, num_replicas=2, rank=rank, shard_tail="keep"))
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    "kind", [tuple, torch.tensor, np.array, lambda batch: dict.fromkeys(batch)]
+)
+def test_indices_of_any_kind(kind: Callable[[list[int]], Any]) -> None:
+    batches = [kind([3, 1, 2]), kind([5, 4])]
+    expected = by_index(reference()[: -(-LENGTH // SIZE)])
+    loader = DataLoader(Noisy(), batch_sampler=batches, seed=7)
+    found = by_index([content(batch) for batch in loader])
+    assert found == {index: expected[index] for index in (1, 2, 3, 4, 5)}
+
+
+def test_a_sample_that_comes_twice() -> None:
+    loader = DataLoader(Noisy(), batch_sampler=[[3, 3], [4, 3]], seed=7)
+    (first, second), (_, third) = [batch.tolist() for batch in loader]
+    assert first == second == third
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_resume_in_mid_epoch(workers: int) -> None:
+    with DataLoader(Noisy(), num_workers=2 - workers, **OPTIONS) as loader:
+        iterator = iter(loader)
+        taken = [content(next(iterator)) for _ in range(3)]
+        state = loader.state_dict()
+    with DataLoader(Noisy(), num_workers=workers, **OPTIONS) as loader:
+        loader.load_state_dict(state)
+        rest = [content(batch) for _ in range(2) for batch in loader]
+    assert taken + rest == reference()
+
+
+def test_a_worker_that_is_killed(tmp_path: Path) -> None:
+    expected = epochs(Killed(tmp_path))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", lit_loader.WorkerRestartWarning)
+        assert epochs(Killed(tmp_path), 2) == expected
+    assert (tmp_path / "killed").exists()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("seeding", ["batch", "sample"])
+def test_another_attempt_draws_the_same(seeding: str, workers: int) -> None:
+    options = {"sample_retries": 3, "retry_backoff": 0, "seeding": seeding}
+    assert epochs(Flaky(2), workers, **options) == reference()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_replacement_draws_what_it_would_by_itself(workers: int) -> None:
+    options = {"on_sample_error": "replace", "count": 1}
+    found = by_index(epochs(Flaky(0, bad=5), workers, **options))
+    expected = by_index(reference()[: -(-LENGTH // SIZE)])
+    assert found == {index: row for index, row in expected.items() if index != 5}
+
+
+def test_on_another_machine(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        found = epochs(Noisy(), 1, remote_workers=1, remote=ThreadWorkers(tmp_path))
+    assert found == reference()
+
+
+def noisy_collate(samples: list[Tensor]) -> Tensor:
+    return torch.stack(samples) + get_rng().random() + get_rng().random()
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("seeding", ["batch", "sample"])
+def test_collate_functions_draw_by_the_number_of_the_batch(seeding: str, workers: int) -> None:
+    options = {"collate_fn": noisy_collate, "seeding": seeding}
+    expected = epochs(Noisy(), **options)
+    assert epochs(Noisy(), workers, **options) == expected
+    shifts = [
+        np.frombuffer(noisy, np.float32)[0] - np.frombuffer(plain, np.float32)[0]
+        for noisy, plain in zip(expected, reference(), strict=True)
+    ]
+    assert len({round(float(shift), 4) for shift in shifts}) == len(shifts)
+
+
+class Together(Noisy):
+    """Reads a batch at once, in threads of its own."""
+
+    def __getitems__(self, indices: list[int]) -> list[Tensor]:
+        samples: list[Any] = [None] * len(indices)
+
+        def read(place: int, index: int) -> None:
+            draw = [get_rng(index).random() for _ in range(2)]
+            samples[place] = torch.tensor([float(index), *draw])
+
+        threads = [threading.Thread(target=read, args=each) for each in enumerate(indices)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return samples
+
+
+@pytest.mark.parametrize("options", [{}, {"seeding": "sample"}, {"sample_retries": 1}])
+def test_an_index_that_is_given(options: dict[str, Any]) -> None:
+    assert epochs(Together(), 2, **options) == reference()
+
+
+class OneForAll(Noisy):
+    def __getitems__(self, indices: list[int]) -> list[Tensor]:
+        return [torch.tensor([float(index), get_rng().random()]) for index in indices]
+
+
+@pytest.mark.parametrize("options", [{}, {"sample_retries": 1}])
+def test_a_batch_that_is_read_at_once(options: dict[str, Any]) -> None:
+    expected = epochs(OneForAll())
+    assert epochs(OneForAll(), 2, **options) == expected
+    rows = np.concatenate([np.frombuffer(each, np.float32) for each in expected]).reshape(-1, 2)
+    assert len(set(rows[:, 1].tolist())) == 2 * LENGTH
+
+
+class Stream(IterableDataset[Tensor]):
+    """Shuffles alike in all readers, takes its share, and draws for each sample."""
+
+    def __init__(self, number: int = 0) -> None:
+        self.number, self.at, self.start = number, 0, 0
+
+    def __iter__(self) -> Iterator[Tensor]:
+        order = get_rng().permutation(LENGTH)
+        index, count = lit_loader.get_shard()
+        mine = order[index::count]
+        start, self.start = self.start, 0
+        for self.at in range(start, len(mine)):
+            draws = [get_rng().random(), get_rng().random(), float(self.number)]
+            self.at += 1
+            yield torch.tensor([float(mine[self.at - 1]), *draws])
+
+
+class Stateful(Stream):
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.start = state["at"]
+
+
+STREAM: dict[str, Any] = {"shuffle": None, "num_shards": 3}
+STREAMS: dict[str, Callable[[], Any]] = {
+    "plain": Stream,
+    "stateful": Stateful,
+    "mixture": lambda: MixtureStream([Stream(0), Stream(1)], [0.5, 0.5], seed=1),
+}
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+@pytest.mark.parametrize("workers", [1, 3])
+def test_streams(kind: str, workers: int) -> None:
+    expected = epochs(STREAMS[kind](), **STREAM)
+    assert epochs(STREAMS[kind](), workers, **STREAM) == expected
+    rows = np.concatenate([np.frombuffer(each, np.float32) for each in expected]).reshape(-1, 4)
+    # Up to its first sample all readers draw alike.
+    assert len({tuple(row) for row in rows[:, 1:3].tolist()}) >= len(rows) - 2 * 2 * 2
+    if kind == "plain":
+        assert sorted(rows[:, 0].tolist()) == sorted([*range(LENGTH)] * 2)
+
+
+@pytest.mark.filterwarnings("ignore:Stream has no state_dict")
+@pytest.mark.parametrize("stop", [1, 2, 4, 6])
+@pytest.mark.parametrize("kind", STREAMS)
+def test_a_stream_that_is_resumed(kind: str, stop: int) -> None:
+    expected = epochs(STREAMS[kind](), **STREAM)
+    options = {**OPTIONS, **STREAM}
+    with DataLoader(STREAMS[kind](), num_workers=2, **options) as loader:
+        iterator = iter(loader)
+        taken = [content(next(iterator)) for _ in range(stop)]
+        state = loader.state_dict()
+    with DataLoader(STREAMS[kind](), **options) as loader:
+        loader.load_state_dict(state)
+        assert taken + [content(b) for _ in range(2) for b in loader] == expected
+
+
+def test_outside_of_a_loader(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "maker", None)  # other tests make batches by hand
+
+    def outside() -> list[float]:
+        torch.manual_seed(3)
+        return [get_rng().random(), get_rng(5).random()]
+
+    first = outside()
+    assert outside() == first
+    assert first[0] != first[1]
+    next(iter(DataLoader(Noisy(), check_exactness=1)))
+    assert outside() == first
+
+
+class Nested(Noisy):
+    """Iterates a loader for each sample, in the midst of its own draws."""
+
+    def __getitem__(self, index: int) -> Tensor:
+        first = get_rng().random()
+        list(DataLoader(Noisy(), batch_size=10))
+        return torch.tensor([float(index), first, get_rng().random()])
+
+
+def test_a_loader_within_a_dataset() -> None:
+    assert epochs(Nested()) == reference()
+
+
+def test_a_cache_keeps_nothing_that_was_drawn() -> None:
+    with pytest.raises(OptionError, match=r"asks for lit_loader\.get_rng\(\)"):
+        list(DataLoader(CachedDataset(Noisy(), "1 MB")))
+
+
+class AsksTorch(Noisy):
+    def __getitem__(self, index: int) -> Tensor:
+        info = get_worker_info()
+        rng = info.rng  # type: ignore[union-attr]
+        draws = torch.rand((), generator=rng.torch_generator), rng.random_generator.random()
+        same = rng.numpy_generator is get_rng()
+        return torch.tensor([float(index), *map(float, draws), float(same)])
+
+
+@pytest.mark.skipif(not hasattr(torch_worker, "_RNG"), reason="this torch has no WorkerInfo.rng")
+def test_the_generators_of_torchs_worker_info() -> None:
+    found = epochs(AsksTorch(), 1)
+    assert epochs(AsksTorch(), 3) == found
+    rows = np.concatenate([np.frombuffer(each, np.float32) for each in found]).reshape(-1, 4)
+    assert len(set(rows[:, 1:3].ravel().tolist())) == 2 * 2 * LENGTH
+    assert (rows[:, 3] == 1).all()
+
+
+def test_global_generators_are_left_alone() -> None:
+    """Who asks for a generator changes nothing for who draws from the global ones."""
+
+    class Both(Noisy):
+        def __init__(self, asks: bool) -> None:
+            self.asks = asks
+
+        def __getitem__(self, index: int) -> Tensor:
+            if self.asks:
+                get_rng().random()
+            return torch.tensor([random.random(), float(np.random.rand()), float(torch.rand(()))])
+
+    assert epochs(Both(True)) == epochs(Both(False))
