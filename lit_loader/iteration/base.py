@@ -11,11 +11,10 @@ leaves no trace. That first ``next()`` fixes the epoch and where in it to begin.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar
 
 from lit_loader.batch.batch_spec import BatchSpec, BatchWithReport
-from lit_loader.batch.sample_errors import SampleError, SampleErrorLog
+from lit_loader.batch.sample_errors import SampleErrorLog
 from lit_loader.errors import LoaderError
 from lit_loader.iteration.torch_surface import TorchSurface
 from lit_loader.ranks.shard_tail import ShardTail
@@ -24,8 +23,6 @@ from lit_loader.seeding.generator_lock import Turn
 from lit_loader.seeding.generator_watch import GeneratorWatch
 from lit_loader.statistics.recorder import Recorder
 from lit_loader.system.interrupts import is_interruption
-from lit_loader.transport.loader_page import LoaderPage
-from lit_loader.transport.own_page import ShownHere
 
 __all__ = ["BatchObserver", "Host", "LoaderIterator"]
 
@@ -49,10 +46,6 @@ class Host(Protocol):
 
     recorder: Recorder
     """Collects what batches have cost."""
-
-    @property
-    def shown(self) -> Shown:
-        """What tells viewers in other processes of the loader."""
 
     promised: int | None
     """Samples of an iterable dataset, once ``len(loader)`` has asked for them."""
@@ -98,19 +91,6 @@ class Host(Protocol):
 
     def warn_of_broken_promise(self, promised: int, samples: int) -> None:
         """Warn that an iterable dataset gives more samples than its length says."""
-
-
-class Shown(Protocol):
-    """What tells viewers in other processes of a loader (`pool/shown_loader.py`)."""
-
-    def begin(self, page: LoaderPage, start: EpochStart, size: tuple[int, int]) -> None:
-        """Tell that an iterator has the workers of this page, which are so many."""
-
-    def here(self, start: EpochStart) -> ShownHere:
-        """Give what tells of an epoch whose batches this process makes."""
-
-    def errors(self, errors: Sequence[SampleError]) -> None:
-        """Tell of samples that could not be read."""
 
 
 class BatchObserver(Protocol):
@@ -267,8 +247,8 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         recorder = self._host.recorder
         recorder.sample_errors += len(errors)
         recorder.sample_retries += made.retries
-        if errors:
-            self._host.shown.errors(errors)
+        for error in errors:
+            recorder.note("bad sample", str(error))
         self.sample_errors.record(number, errors, made.retries)
         if made.omitted:
             self.sample_errors.omit(number, made.errors)

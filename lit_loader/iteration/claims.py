@@ -11,7 +11,7 @@ The loader answers with new workers, or with its persistent ones
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from lit_loader.checkpoint.reader_states import Shards
 from lit_loader.iteration.base import Host
@@ -19,6 +19,7 @@ from lit_loader.iteration.outstanding import OutstandingTasks
 from lit_loader.pool.worker_pool import WorkerPool
 from lit_loader.sampling.epoch_batches import UpcomingBatch
 from lit_loader.statistics.records import BatchRecord
+from lit_loader.transport.loader_page import LoaderPage
 
 __all__ = ["Claim", "PoolHost", "Release", "WorkerRequest"]
 
@@ -85,6 +86,9 @@ class PoolHost(Host, Protocol):
     @property
     def size(self) -> tuple[int, int]:
         """How many workers there are to be, and how many batches may be outstanding."""
+
+    def show(self, page: LoaderPage, iterator: Any) -> None:
+        """Write down, for viewers in other processes, what the loader is at."""
 
     def make_do(self, workers: int) -> None:
         """Have no more workers than these, in the epochs to come too: no more can be started."""

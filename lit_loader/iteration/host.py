@@ -17,6 +17,7 @@ import dataclasses
 import math
 import os
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -42,8 +43,8 @@ from lit_loader.iteration.internals import DEFAULT_PREFETCH, ITERATED, LoaderInt
 from lit_loader.iteration.memory_use import memory_use
 from lit_loader.iteration.multi_process import MultiProcessIterator
 from lit_loader.iteration.persistent_workers import temporary
+from lit_loader.iteration.shown import ShownLoader
 from lit_loader.iteration.torch_surface import run_patches
-from lit_loader.pool.shown_loader import ShownLoader
 from lit_loader.pool.worker_pool import MOST_WORKERS, WorkerPool
 from lit_loader.ranks.shard_tail import ShardTail, least_depth, tail_of
 from lit_loader.remote.starter import RemoteWorkers
@@ -55,9 +56,11 @@ from lit_loader.sampling.unsharded import advice_if_unsharded
 from lit_loader.seeding.generator_watch import GeneratorWatch
 from lit_loader.statistics.elsewhere import Elsewhere
 from lit_loader.statistics.records import BatchRecord, LoaderStatistics
-from lit_loader.system.interrupts import HeldBack
+from lit_loader.system.interrupts import HeldBack, let_handlers_through
 from lit_loader.system.processors import usable_processors
 from lit_loader.system.start_method import default_context
+from lit_loader.transport import loader_page
+from lit_loader.transport.loader_page import LoaderPage
 from lit_loader.tuning.num_workers import why_not_resized
 from lit_loader.tuning.turns import TURNS
 
@@ -77,7 +80,7 @@ class LoaderHost:
         self._internals = internals
         self.recorder, self.auto, self._turn = internals.recorder, internals.auto, internals.turn
         self.max_sample_errors, self.promised = loader.max_sample_errors, internals.promised
-        self.shown = ShownLoader(loader, internals)
+        self._shown = ShownLoader(loader, internals)
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -400,6 +403,17 @@ class LoaderHost:
         if auto is self._internals.auto and auto.decide(workers, name, *bounds):
             self._internals.resize(*self.size)
 
+    def show(self, page: LoaderPage, iterator: MultiProcessIterator[Any]) -> None:
+        """Write down, for viewers in other processes, what the loader is at."""
+        now = time.monotonic_ns()
+        page.due = now + loader_page.EVERY
+        try:
+            figures = self._shown.figures(self.statistics(False), self._depth, now)
+        except Exception as error:  # of the user's: the repr of a slow sample's index
+            let_handlers_through(error)
+            return
+        page.write(figures, iterator.ready, now)
+
     def make_do(self, workers: int) -> None:
         """Have no more workers than these: no more can be started."""
         if self._internals.auto is not None:
@@ -427,7 +441,6 @@ class LoaderHost:
         internals = self._internals
         with self.lock, HeldBack(), contextlib.ExitStack() as steps:
             steps.callback(internals.workers.close)  # the last step, whatever the others raise
-            steps.callback(self.shown.close)
             for iterator in list(internals.iterators):
                 steps.callback(iterator.close)
 

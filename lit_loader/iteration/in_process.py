@@ -25,8 +25,8 @@ from lit_loader.sampling.reader_turns import first_turn, next_turn
 from lit_loader.seeding.generator_state import Loan, OwnStreams
 from lit_loader.statistics.records import BatchRecord
 from lit_loader.system.interrupts import let_handlers_through
-from lit_loader.transport.own_page import ShownHere
 from lit_loader.transport.remote_error import describe_batch
+from lit_loader.transport.status_board import Progress
 
 __all__ = ["InProcessIterator"]
 
@@ -55,7 +55,7 @@ class InProcessIterator(LoaderIterator[T_co]):
         super().__init__(host)
         self._pin = pin
         self._spec = spec or host.spec
-        self._shown: ShownHere
+        self._progress = Progress()
         self._loader: _Making | None = None
         self._begun: set[int] = set()  # readers of an iterable dataset that go on by themselves
         self._streams: OwnStreams | None = None
@@ -71,7 +71,7 @@ class InProcessIterator(LoaderIterator[T_co]):
     def _next(self, start: EpochStart) -> T_co:
         self._asked = time.monotonic_ns()
         loader = self._loader or self._begin(start)
-        self._progress, tail = self._shown.asked(self._asked), self._tail
+        tail = self._tail
         while True:
             if tail is not None and not tail.admits(start.position, self._hold):
                 raise self._end(start)
@@ -101,7 +101,6 @@ class InProcessIterator(LoaderIterator[T_co]):
     def _end(self, start: EpochStart) -> Exception:
         for note in [] if self._loader is None else self._loader.end_epoch():
             self._host.tell(note)
-        self._shown.rest()
         return super()._end(start)
 
     def _clocked(self, loader: _Making, start: EpochStart, number: int, batch: Any) -> T_co:
@@ -138,7 +137,6 @@ class InProcessIterator(LoaderIterator[T_co]):
             )
         )
         self._given = given
-        self._shown.gave(given, given - asked)
         return batch  # type: ignore[no-any-return]
 
     def _on_collate(self) -> None:
@@ -234,7 +232,7 @@ class InProcessIterator(LoaderIterator[T_co]):
         start.position.failed(number, number % (start.position.num_readers or 1))
 
     def _begin(self, start: EpochStart) -> _Making:
-        self._shown, spec = self._host.shown.here(start), self._spec()
+        spec = self._spec()
         loader: _Making
         if spec.num_shards:
             loader = ShardLoader(spec, self._host.generators(spec))

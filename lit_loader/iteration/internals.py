@@ -35,8 +35,6 @@ from lit_loader.seeding.generator_watch import GeneratorWatch
 from lit_loader.seeding.seeds import BaseSeed
 from lit_loader.statistics.recorder import Recorder
 from lit_loader.system.weak_sets import members
-from lit_loader.transport.loader_page import LoaderPage
-from lit_loader.transport.own_page import OwnPage
 from lit_loader.tuning.auto_workers import AutoWorkers
 from lit_loader.tuning.giving_way import LoaderTurn
 
@@ -50,8 +48,7 @@ ITERATED: Final[ContextVar[object]] = ContextVar("ITERATED", default=None)
 that a program calls by itself has new ones, as with torch's: it wants the dataset as it is now."""
 
 _OF_THE_PROCESS: Final = (
-    *("lock", "lock_pid", "workers", "iterators", "latest", "watch", "page", "own_page", "turn"),
-    "talks",
+    *("lock", "lock_pid", "workers", "iterators", "latest", "watch", "shown", "turn", "talks"),
 )
 
 
@@ -82,9 +79,7 @@ class LoaderInternals:
         reads_again: Whether resuming reads again what has been given out before.
         advice_at_start: What to warn of when the next epoch begins.
         role: What the loader is for, as messages to the user name it; "": not known.
-        page: What viewers are shown of the workers that were used last; None: there were none.
-        own_page: Where they are shown batches that are made without workers; None: nowhere.
-        first_here: When the first of these was asked for, in nanoseconds; 0: none was.
+        shown: What the rates that viewers are shown began with, and these (`iteration/shown.py`).
         resizes: Counts how often the number of workers was changed while they live.
         workers: Those that outlive an iterator.
         iterators: With workers, all that are alive.
@@ -121,9 +116,7 @@ class LoaderInternals:
         self.iterators: weakref.WeakSet[MultiProcessIterator[Any]] = weakref.WeakSet()
         self.latest: Callable[[], Any] = _none
         self.watch: GeneratorWatch | None = None
-        self.page: LoaderPage | None = None
-        self.own_page: OwnPage | None = None
-        self.first_here = 0
+        self.shown: tuple[Any, ...] = (0, 0, 0.0, 0.0, None, None)
         self.talks = Talks()
         self.turn = LoaderTurn(self)
 

@@ -37,6 +37,7 @@ from lit_loader.pool.pipes import PoolClosed
 from lit_loader.pool.worker_pool import WorkerPool
 from lit_loader.sampling.epochs import EpochStart
 from lit_loader.system.interrupts import HeldBack, is_interruption
+from lit_loader.transport.loader_page import GIVEN, SINCE
 from lit_loader.transport.messages import position_of
 
 __all__ = ["MultiProcessIterator"]
@@ -104,7 +105,7 @@ class MultiProcessIterator(LoaderIterator[T_co]):
             self._leave_behind()
         asked = time.monotonic_ns()
         if self._session is not None:
-            self._session.page.asked(asked)
+            self._session.page.row[SINCE] = asked
         while True:
             try:
                 ready = self._advance(start)
@@ -194,7 +195,11 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         self._host.note(record, self.pool, again)
         self._given = given
         if self._session is not None:
-            self._session.page.gave(given, given - asked)
+            page = self._session.page
+            page.row[GIVEN] += 1
+            page.row[SINCE] = -given
+            if given >= page.due:
+                self._host.show(page, self)
 
     def _advance(self, start: EpochStart) -> Delivery | None:
         """Keep the workers busy until the next batch, or error, is there; None: all are out."""
@@ -269,6 +274,8 @@ class MultiProcessIterator(LoaderIterator[T_co]):
                     self._reissue(start, session.pool)
                 self._feed.adopt()
             session.start()
+            if not session.page.due:  # one that hangs at its first batch is seen, too
+                self._host.show(session.page, self)
             session.new = True
         session.new = False
         return session
@@ -290,7 +297,7 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         outstanding.token, outstanding.seed = pool.token, start.seed
         healer.assigned = outstanding.tasks
         pool.patient = bool(self._timeout)
-        self._host.shown.begin(pool.page, start, self._host.size)
+        pool.page.begin_epoch(start.epoch, start.position.now().delivered)
         pipeline = DeliveryPipeline(pool, outstanding.buffer, self._pin, self._device, healer)
         self._session = Session(self, pool, pipeline, claim.release, outstanding, start.epoch)
         return self._session
@@ -332,6 +339,7 @@ class MultiProcessIterator(LoaderIterator[T_co]):
         self._restarts_noted = healer.restarts
         while healer.notices:
             notice = healer.notices.popleft()
+            self._host.recorder.note("restart", str(notice))
             if isinstance(notice, FewerWorkers):
                 self._host.make_do(notice.workers)
             warnings.warn(notice, WorkerRestartWarning, stacklevel=stacklevel)

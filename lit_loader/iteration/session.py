@@ -55,13 +55,7 @@ class Session:
         self._finalizer = weakref.finalize(iterator, self._end, reusable=True, unnoticed=True)
 
     def start(self) -> None:
-        """Begin to deliver; what is outstanding has been sent.
-
-        How many batches are ready is shown now, and kept up by counting from then on.
-        """
-        outstanding = self._outstanding
-        given = 0 if outstanding.given is None else 1
-        self.page.balance(len(outstanding.tasks) - given)
+        """Begin to deliver; what is outstanding has been sent."""
         self.pipeline.start()
 
     def hold(self, wait: bool) -> bool | None:
@@ -93,7 +87,7 @@ class Session:
                 else:
                     following = outstanding.hand_on()
                 if not self.pool.elsewhere:
-                    self.page.rest(following is not None)
+                    self.page.rest()
                 self._release(reusable, following)
 
 

@@ -21,11 +21,12 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
 __all__ = [
-    "MADE_AT",
+    "MADE",
     "ROW",
     "ROW_BYTES",
+    "ROW_WORDS",
     "VOIDABLE",
-    "WORKERS_AT",
+    "WORKERS",
     "BoardRow",
     "Cancelled",
     "EarlyProgress",
@@ -37,18 +38,20 @@ __all__ = [
     "node_of",
 ]
 
-_WORDS: Final = 16  # two cache lines a row: rows of different workers never share one
-_TOKEN, _, _WORKERS = range(3)
+ROW_WORDS: Final = 16
+"""Words of a row: two cache lines, so that rows of different workers never share one."""
+
+_TOKEN, _, WORKERS = range(3)
+"""Of the parent's row; others are in `transport/loader_page.py`."""
+
 _STAGE, _NUMBER, _POSITION, _SINCE, _VOID = range(5)
-_MADE, _PID, _STARTED, _STACKS, _INDICES = range(5, 10)  # and two words after the last
-_NODE_BYTES: Final = 8 * (_WORDS - _INDICES)
+MADE, _PID, _STARTED, _STACKS, _INDICES = range(5, 10)  # and two words after the last
+_NODE_BYTES: Final = 8 * (ROW_WORDS - _INDICES)
 # In the place of a descriptor for stacks: a name follows, and no indices; or a relay's credit.
 _ELSEWHERE, _RELAY = -1, -2
 _PACK_INDICES: Final = struct.Struct("@3q").pack_into  # native: a word at a time
 
-ROW_BYTES: Final = _WORDS * 8
-WORKERS_AT: Final = _WORKERS * 8
-MADE_AT: Final = _MADE * 8
+ROW_BYTES: Final = ROW_WORDS * 8
 ROW: Final = struct.Struct("@12q")
 """How a viewer reads a row: the words above."""
 
@@ -110,7 +113,7 @@ def credit_of(row: bytes) -> int | None:
 
 def board_bytes(num_workers: int) -> int:
     """Bytes of a board for ``num_workers`` workers."""
-    return (num_workers + 1) * _WORDS * 8
+    return (num_workers + 1) * ROW_WORDS * 8
 
 
 class Cancelled(Exception):
@@ -154,8 +157,8 @@ class Progress:
         "token",
     )
 
-    def __init__(self, words: memoryview | None = None, row: int = _WORDS) -> None:
-        self._words = memoryview(bytearray(2 * _WORDS * 8)).cast("q") if words is None else words
+    def __init__(self, words: memoryview | None = None, row: int = ROW_WORDS) -> None:
+        self._words = memoryview(bytearray(2 * ROW_WORDS * 8)).cast("q") if words is None else words
         self._position, self._since = row + _POSITION, row + _SINCE
         self.each = True
         self._quick = False
@@ -270,7 +273,7 @@ class EarlyProgress(Progress):
             Cancelled: The worker is to leave.
         """
         words = self._words
-        if (self._position - _POSITION) // _WORDS > words[_WORKERS]:
+        if (self._position - _POSITION) // ROW_WORDS > words[WORKERS]:
             raise Cancelled
         self.token = words[_TOKEN]
         super().step(position)
@@ -304,21 +307,21 @@ class StatusBoard:
             place: The task's; no other of the worker's last :data:`VOIDABLE` ones has its bit.
             off: Whether it is called off.
         """
-        at, bit = (worker + 1) * _WORDS + _VOID, 1 << place % VOIDABLE
+        at, bit = (worker + 1) * ROW_WORDS + _VOID, 1 << place % VOIDABLE
         self._words[at] = self._words[at] | bit if off else self._words[at] & ~bit
 
     def is_called_off(self, worker: int, place: int) -> bool:
         """Whether a task sent to ``worker`` is not wanted any more."""
-        return bool(self._words[(worker + 1) * _WORDS + _VOID] >> place % VOIDABLE & 1)
+        return bool(self._words[(worker + 1) * ROW_WORDS + _VOID] >> place % VOIDABLE & 1)
 
     @property
     def workers(self) -> int:
         """How many workers there are to be: those with this number and higher ones leave."""
-        return self._words[_WORKERS]
+        return self._words[WORKERS]
 
     @workers.setter
     def workers(self, value: int) -> None:
-        self._words[_WORKERS] = value
+        self._words[WORKERS] = value
 
     def rest(self, worker: int) -> None:
         """Write that ``worker`` has nothing in hand."""
@@ -330,28 +333,28 @@ class StatusBoard:
 
     def clear(self, worker: int) -> None:
         """Put a worker's row back to its beginning; only its tasks are counted on."""
-        row = (worker + 1) * _WORDS
+        row = (worker + 1) * ROW_WORDS
         self._words[row + _PID] = self._words[row + _STACKS] = self._words[row + _VOID] = 0
         self.enter(worker, Stage.STARTING, -1)
 
     def launched(self, worker: int, pid: int) -> None:
         """Write, in the parent, that a process has been started for ``worker``."""
-        row = (worker + 1) * _WORDS
+        row = (worker + 1) * ROW_WORDS
         self._words[row + _STARTED] = time.monotonic_ns()
         self._words[row + _PID] = pid
 
     def shows_stacks(self, worker: int, fd: int) -> None:
         """Write where ``worker`` writes its stacks when it is asked to; -1: nowhere."""
-        self._words[(worker + 1) * _WORDS + _STACKS] = fd + 1
+        self._words[(worker + 1) * ROW_WORDS + _STACKS] = fd + 1
 
     def reads(self, worker: int, number: int, offset: int, nbytes: int) -> None:
         """Write where the indices of task ``number`` lie, until its batch takes their place."""
-        place = 8 * ((worker + 1) * _WORDS + _INDICES)
+        place = 8 * ((worker + 1) * ROW_WORDS + _INDICES)
         _PACK_INDICES(self._memory, place, number, offset, nbytes)
 
     def is_elsewhere(self, worker: int, node: str) -> None:
         """Write that what ``worker`` stands for is on another machine; "": it is not known yet."""
-        row = (worker + 1) * _WORDS
+        row = (worker + 1) * ROW_WORDS
         start = 8 * (row + _INDICES)
         name = node.encode(errors="replace")[:_NODE_BYTES].ljust(_NODE_BYTES, b"\0")
         self._memory[start : start + _NODE_BYTES] = name
@@ -359,17 +362,17 @@ class StatusBoard:
 
     def is_relay(self, worker: int, credit: int) -> None:
         """Write that ``worker`` hands tasks over to others, and at how many it can be together."""
-        row = (worker + 1) * _WORDS
+        row = (worker + 1) * ROW_WORDS
         self._words[row + _INDICES] = credit
         self._words[row + _STACKS] = _RELAY
 
     def count(self, worker: int) -> None:
         """Count a task that ``worker`` has sent the result of."""
-        self._words[(worker + 1) * _WORDS + _MADE] += 1
+        self._words[(worker + 1) * ROW_WORDS + MADE] += 1
 
     def enter(self, worker: int, stage: int, number: int) -> int:
         """Write that ``worker`` is in ``stage`` of task ``number`` from now on; returns "now"."""
-        words, row = self._words, (worker + 1) * _WORDS
+        words, row = self._words, (worker + 1) * ROW_WORDS
         words[row + _STAGE] = stage
         words[row + _NUMBER] = number
         words[row + _POSITION] = 0
@@ -378,15 +381,15 @@ class StatusBoard:
 
     def progress(self, worker: int) -> Progress:
         """Give ``worker`` what it reports its samples by."""
-        return Progress(self._words, (worker + 1) * _WORDS)
+        return Progress(self._words, (worker + 1) * ROW_WORDS)
 
     def early_progress(self, worker: int) -> EarlyProgress:
         """Give ``worker`` what it reports those by that are read before their epoch begins."""
-        return EarlyProgress(self._words, (worker + 1) * _WORDS)
+        return EarlyProgress(self._words, (worker + 1) * ROW_WORDS)
 
     def read(self, worker: int) -> BoardRow:
         """Copy a worker's row."""
-        row = (worker + 1) * _WORDS
+        row = (worker + 1) * ROW_WORDS
         return BoardRow(*self._words[row : row + 4].tolist())
 
     def release(self) -> None:

@@ -278,6 +278,7 @@ class _Worker:
         # A batch that failed, or was omitted, has not been through all stages.
         times += times[-1:] * (4 - len(times))
         began, fetched, collated, encoded = times
+        self._board.count(self._id)
         self._send(
             Reply(
                 status,
@@ -296,7 +297,6 @@ class _Worker:
                 *self._clock.used(),
             )
         )
-        self._board.count(self._id)
 
     def _send(self, message: Message) -> None:
         os.write(self._results, pack(message))
