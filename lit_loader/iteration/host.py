@@ -43,7 +43,6 @@ from lit_loader.iteration.internals import DEFAULT_PREFETCH, ITERATED, LoaderInt
 from lit_loader.iteration.memory_use import memory_use
 from lit_loader.iteration.multi_process import MultiProcessIterator
 from lit_loader.iteration.persistent_workers import temporary
-from lit_loader.iteration.shown import ShownLoader
 from lit_loader.iteration.torch_surface import run_patches
 from lit_loader.pool.worker_pool import MOST_WORKERS, WorkerPool
 from lit_loader.ranks.shard_tail import ShardTail, least_depth, tail_of
@@ -80,7 +79,6 @@ class LoaderHost:
         self._internals = internals
         self.recorder, self.auto, self._turn = internals.recorder, internals.auto, internals.turn
         self.max_sample_errors, self.promised = loader.max_sample_errors, internals.promised
-        self._shown = ShownLoader(loader, internals)
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -408,7 +406,8 @@ class LoaderHost:
         now = time.monotonic_ns()
         page.due = now + loader_page.EVERY
         try:
-            figures = self._shown.figures(self.statistics(False), self._depth, now)
+            told = self.statistics(False), self._depth, page.row[loader_page.EPOCH], now
+            figures = self._internals.shown.figures(self._loader, self._internals, *told)
         except Exception as error:  # of the user's: the repr of a slow sample's index
             let_handlers_through(error)
             return

@@ -24,6 +24,7 @@ from lit_loader.checkpoint.reader_states import Shards
 from lit_loader.describe import program_stacklevel
 from lit_loader.iteration.multi_process import MultiProcessIterator
 from lit_loader.iteration.persistent_workers import PersistentWorkers
+from lit_loader.iteration.shown import ShownLoader
 from lit_loader.pool.pipes import PoolClosed
 from lit_loader.pool.worker_pool import WorkerPool
 from lit_loader.ranks.job_store import Talks
@@ -79,7 +80,7 @@ class LoaderInternals:
         reads_again: Whether resuming reads again what has been given out before.
         advice_at_start: What to warn of when the next epoch begins.
         role: What the loader is for, as messages to the user name it; "": not known.
-        shown: What the rates that viewers are shown began with, and these (`iteration/shown.py`).
+        shown: What viewers in other processes are told.
         resizes: Counts how often the number of workers was changed while they live.
         workers: Those that outlive an iterator.
         iterators: With workers, all that are alive.
@@ -116,7 +117,7 @@ class LoaderInternals:
         self.iterators: weakref.WeakSet[MultiProcessIterator[Any]] = weakref.WeakSet()
         self.latest: Callable[[], Any] = _none
         self.watch: GeneratorWatch | None = None
-        self.shown: tuple[Any, ...] = (0, 0, 0.0, 0.0, None, None)
+        self.shown = ShownLoader()
         self.talks = Talks()
         self.turn = LoaderTurn(self)
 

@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from torch.utils.data import Dataset
 
-from lit_loader.iteration.internals import LoaderInternals
 from lit_loader.statistics.records import LoaderStatistics
 from lit_loader.statistics.verdict import verdict
 from lit_loader.system.interrupts import let_handlers_through
@@ -29,42 +28,58 @@ _LENGTH: Final = 200
 
 
 class ShownLoader:
-    """Gives what is shown of a loader while one iterator has its workers.
+    """Gives what is shown of a loader; knows what it has shown before, and not the loader."""
 
-    Args:
-        loader: The loader.
-        internals: The same loader's.
-    """
+    def __init__(self) -> None:
+        self._before = 0, LoaderStatistics()
+        self._rate: float | None = None
+        self._share: float | None = None
+        self._length: tuple[int | None, int | None] = None, None
 
-    def __init__(self, loader: Any, internals: LoaderInternals) -> None:
-        self._loader = loader
-        self._internals = internals
-        self._fixed: dict[str, Any] = {}
-
-    def figures(self, statistics: LoaderStatistics, depth: int, now: int) -> dict[str, Any]:
+    def figures(
+        self,
+        loader: Any,
+        internals: Any,
+        statistics: LoaderStatistics,
+        depth: int,
+        epoch: int,
+        now: int,
+    ) -> dict[str, Any]:
         """Give the figures, by the names that `top/snapshot.py` has for them.
 
         Args:
-            statistics: The loader's.
+            loader: The loader.
+            internals: The same loader's.
+            statistics: The same loader's.
             depth: Batches that may be asked for ahead.
+            epoch: The epoch.
             now: The moment, by ``time.monotonic_ns()``.
         """
-        loader, internals = self._loader, self._internals
-        batches, waited, seconds = statistics.batches, statistics.waited, statistics.seconds
-        then, before, waited_before, seconds_before, *rates = internals.shown
+        then, before = self._before
         if now - then >= loader_page.EVERY:
             if then:
-                rates = [
-                    (batches - before) / max((now - then) / 1e9, 1e-9),
-                    (waited - waited_before) / max(seconds - seconds_before, 1e-9),
-                ]
-            internals.shown = now, batches, waited, seconds, *rates
-        self._fixed = fixed = self._fixed or self._options()
+                seconds = statistics.seconds - before.seconds
+                self._rate = (statistics.batches - before.batches) / max((now - then) / 1e9, 1e-9)
+                self._share = (statistics.waited - before.waited) / max(seconds, 1e-9)
+            self._before = now, statistics
+        plan = internals.plan
+        rank, ranks = internals.replica or (0, 1)
+        if plan is not None:
+            rank, ranks = plan.rank, plan.num_replicas
+        if self._length[0] != epoch:  # it is a sampler's of the user's, perhaps
+            self._length = epoch, _length(plan)
+        size = loader.batch_size
         return {
-            **fixed,
+            "role": internals.role,
+            "dataset": _name(loader.dataset)[:_LENGTH],
+            "options": internals.describe(loader)[:_LENGTH],
+            "batch_size": size if isinstance(size, int) else None,
+            "length": self._length[1],
+            "rank": rank,
+            "ranks": ranks,
             "ahead": depth,
-            "batches_per_second": rates[0],
-            "wait_share": rates[1],
+            "batches_per_second": self._rate,
+            "wait_share": self._share,
             "restarts": statistics.worker_restarts,
             "bad_samples": statistics.sample_errors,
             "statistics": str(statistics),
@@ -75,24 +90,6 @@ class ShownLoader:
                 persistent_workers=loader.persistent_workers,
             ),
             "events": list(internals.recorder.events),
-        }
-
-    def _options(self) -> dict[str, Any]:
-        """What does not change while an iterator has the workers."""
-        loader, internals = self._loader, self._internals
-        plan = internals.plan
-        rank, ranks = internals.replica or (0, 1)
-        if plan is not None:
-            rank, ranks = plan.rank, plan.num_replicas
-        size = loader.batch_size
-        return {
-            "role": internals.role,
-            "dataset": _name(loader.dataset)[:_LENGTH],
-            "options": internals.describe(loader)[:_LENGTH],
-            "batch_size": size if isinstance(size, int) else None,
-            "length": _length(plan),
-            "rank": rank,
-            "ranks": ranks,
         }
 
 
