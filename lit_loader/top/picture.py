@@ -11,8 +11,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
 
 from rich.columns import Columns
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lit_loader.statistics.sentences import duration
-from lit_loader.top.snapshot import Loader, Rank, Training, Worker
+from lit_loader.top.snapshot import Loader, Training, Worker
 
 __all__ = ["KEYS", "picture"]
 
@@ -30,13 +30,12 @@ KEYS: Final = "q quit   ↑ ↓ choose a worker   s show its Python stack   c cl
 _SIDE_BY_SIDE: Final = 66
 """Columns that a table of workers needs at least."""
 
-_WIDE: Final = 76, 90
-"""From which on there is room for its pids, for what the system says."""
+_ROWS: Final = 8
+"""Workers of a loader that are shown where the height is limited."""
 
 _EVENTS: Final = 3
 _FINDINGS: Final = 6
 _STYLES: Final = {"dead": "bold red", "idle": "dim", "starting": "cyan", "worker_init_fn": "cyan"}
-_LEFT: Final = ("loader", "stage", "")
 _OLD: Final = 2.0
 """Seconds from which on the age of a loader's figures is remarked upon."""
 
@@ -60,14 +59,12 @@ def picture(
     parts: list[RenderableType] = []
     for training in trainings:
         parts += [_title(training, width), _loaders(training, width)]
-        told = [*_sentences(training)]
         if len(trainings) == 1:
-            told += [*_stacks(training), *_events(training, width)]
-            lines = [line for text in told for line in text.plain.split("\n")]
-            used = sum(1 + len(line) // width for line in lines) + keys
-            room = None if height is None else height - used
-            parts += [Text(""), *_workers(training, width, room, chosen), Text("")]
-        parts += told
+            rows = None if height is None else _ROWS
+            parts += [Text(""), *_workers(training, width, rows, chosen), Text("")]
+        parts += _sentences(training)
+        if len(trainings) == 1:
+            parts += [*_stacks(training), *_events(training, width)]
     if len(trainings) > 1:
         parts.append(Text("lit-loader-top PID shows the workers of one", style="dim"))
     last = [Text(KEYS, style="dim")] if keys else []
@@ -115,6 +112,10 @@ def _share(share: float | None) -> str:
     return "–" if share is None else f"{share:.0%}"
 
 
+def _rate(rate: float | None) -> str:
+    return "–" if rate is None else f"{rate:,.1f}" if rate < 100 else f"{rate:,.0f}"
+
+
 def _title(training: Training, width: int) -> Text:
     when = time.strftime("%H:%M:%S")
     title = Text(no_wrap=True, overflow="ellipsis")
@@ -124,37 +125,26 @@ def _title(training: Training, width: int) -> Text:
     return title.append(f"  {when}", style="dim")
 
 
-def _table(columns: Sequence[str], widest: int = 40) -> Table:
-    """A table without lines; what is left of its columns' names is left in them."""
+_Column = tuple[str, int, Callable[[Any], str | Text]]
+"""Its name, how wide the table must be for it, what is in its cells."""
+
+
+def _table(first: Sequence[str], columns: Sequence[_Column], width: int) -> Table:
+    """A table with those columns for which there is room."""
     table = Table(box=None, header_style="underline", pad_edge=False, padding=(0, 1))
-    for name in columns:
-        left = name in _LEFT
+    for name in [*first, *(name for name, least, _ in columns if width >= least)]:
         table.add_column(
             name,
-            justify="left" if left else "right",
-            no_wrap=name not in ("ready", "wait", "/s"),
+            justify="left" if name in ("loader", "stage", "") else "right",
+            no_wrap=True,
             overflow="ellipsis",
-            max_width=widest if name == "loader" else None,
+            max_width=None if name != "loader" else 40 if width >= 100 else 20,
         )
     return table
 
 
-def _loaders(training: Training, width: int) -> Table:
-    """A line for each loader of each rank."""
-    ranks, wide = len(training.ranks) > 1, width >= 100
-    columns = ["rank", "pid"] if ranks else []
-    columns += ["loader", "epoch", "batch", "/s", "wait", "ready"]
-    columns += ["of how many", "workers", "shared"] if wide else []
-    columns += ["restarts", "bad"] if not ranks or wide else []
-    table = _table(columns, 40 if wide else 20)
-    for rank in training.ranks:
-        first = [_count(rank.rank), str(rank.pid)] if ranks else []
-        for loader in rank.loaders:
-            cells = _loader_cells(loader, wide)
-            table.add_row(*first, *cells[: len(columns) - len(first)])
-        if not rank.loaders:
-            table.add_row(*first, Text("no loader at this moment", style="dim"))
-    return table
+def _cells(of: Loader | Worker, columns: Sequence[_Column], width: int) -> list[str | Text]:
+    return [cell(of) for _, least, cell in columns if width >= least]
 
 
 def _name(loader: Loader) -> Text:
@@ -162,69 +152,92 @@ def _name(loader: Loader) -> Text:
     return text.append(f"{' ' if loader.role else ''}{_plain(loader.dataset)}", style="default")
 
 
-def _loader_cells(loader: Loader, wide: bool) -> list[RenderableType]:
-    if loader.problem is not None:
-        return [Text("?", style="yellow")]
-    wait = Text(_share(loader.wait_share))
+def _wait(loader: Loader) -> Text:
     if loader.state == "waiting" and (loader.state_seconds or 0) >= 1:
-        wait = Text(f"for {duration(loader.state_seconds or 0)}", style="bold red")
-    elif loader.state == "idle":
-        wait = Text("idle", style="dim")
-    elif (loader.wait_share or 0) >= 0.1:
-        wait.stylize("yellow")
-    of = "" if loader.length is None else f"/{loader.length:,}"
-    rate = loader.batches_per_second
-    cells: list[RenderableType] = [_name(loader), str(loader.epoch), f"{loader.batches:,}{of}"]
-    cells.append("–" if rate is None else f"{rate:,.1f}" if rate < 100 else f"{rate:,.0f}")
-    cells += [wait, f"{loader.ready}/{loader.ahead}"]
-    if wide:
-        elsewhere = f"+{len(loader.nodes)} nodes" if loader.remote_workers else ""
-        cells += [_count(loader.batch_size), f"{loader.num_workers}{elsewhere}"]
-        cells.append(_bytes(loader.shared_memory))
-    for number, style in ((loader.restarts, "red"), (loader.bad_samples, "yellow")):
-        cells.append(Text(f"{number:,}", style=style if number else "dim"))
-    return cells
+        return Text(f"for {duration(loader.state_seconds or 0)}", style="bold red")
+    if loader.state == "idle":
+        return Text("idle", style="dim")
+    return Text(_share(loader.wait_share), "yellow" if (loader.wait_share or 0) >= 0.1 else "")
+
+
+_LOADER: Final[Sequence[_Column]] = (
+    ("loader", 0, _name),
+    ("epoch", 0, lambda each: str(each.epoch)),
+    ("batch", 0, lambda each: f"{each.batches:,}" + (f"/{each.length:,}" if each.length else "")),
+    ("/s", 0, lambda each: _rate(each.batches_per_second)),
+    ("wait", 0, _wait),
+    ("ready", 0, lambda each: f"{each.ready}/{each.ahead}"),
+    ("of how many", 100, lambda each: _count(each.batch_size)),
+    ("workers", 100, lambda each: f"{each.num_workers}{_elsewhere(each)}"),
+    ("shared", 100, lambda each: _bytes(each.shared_memory)),
+    ("restarts", 70, lambda each: _fault(each.restarts, "red")),
+    ("bad", 70, lambda each: _fault(each.bad_samples, "yellow")),
+)
+
+
+def _fault(number: int, style: str) -> Text:
+    return Text(f"{number:,}", style if number else "dim")
+
+
+def _elsewhere(loader: Loader) -> str:
+    return f"+{len(loader.nodes)} nodes" if loader.remote_workers else ""
+
+
+def _loaders(training: Training, width: int) -> Table:
+    """A line for each loader of each rank."""
+    ranks = len(training.ranks) > 1
+    room = width - 20 if ranks and width < 100 else width
+    table = _table(("rank", "pid") if ranks else (), _LOADER, room)
+    for rank in training.ranks:
+        first = [_count(rank.rank), str(rank.pid)] if ranks else []
+        for loader in rank.loaders:
+            known = loader.problem is None
+            cells = _cells(loader, _LOADER, room) if known else [Text("?", "yellow")]
+            table.add_row(*first, *cells)
+        if not rank.loaders:
+            table.add_row(*first, Text("no loader at this moment", style="dim"))
+    return table
+
+
+_WORKER: Final[Sequence[_Column]] = (
+    ("pid", 76, lambda each: "–" if each.pid is None else str(each.pid)),
+    ("stage", 0, lambda each: f"{each.stage} {_plain(each.node or '').partition('.')[0]}".strip()),
+    ("batch", 0, lambda each: _count(each.batch)),
+    ("sample", 0, lambda each: _count(each.sample)),
+    ("index", 0, lambda each: "–" if each.index is None else str(each.index)),
+    ("for", 0, lambda each: "–" if each.seconds is None else duration(each.seconds)),
+    ("cpu", 0, lambda each: _share(each.cpu)),
+    ("memory", 0, lambda each: _bytes(each.memory)),
+    ("made", 90, lambda each: f"{each.made:,}"),
+    ("", 90, lambda each: each.doing or ""),
+)
 
 
 def _workers(
-    training: Training, width: int, room: int | None, chosen: int | None
+    training: Training, width: int, rows: int | None, chosen: int | None
 ) -> list[RenderableType]:
-    """The workers of each loader, side by side where several fit, on so many lines about."""
+    """The workers of each loader; side by side where several fit."""
     pairs = [(rank, loader) for rank in training.ranks for loader in rank.loaders]
-    known = [pair for pair in pairs if pair[1].problem is None]
+    known = [(rank, loader) for rank, loader in pairs if loader.problem is None]
     beside = min(max(1, width // _SIDE_BY_SIDE), max(1, len(known)))
-    each = width // beside - (beside > 1)
-    below = max(1, -(-len(known) // beside))
-    rows = None if room is None else max(2, (room - 4 - len(pairs)) // below - 3)
-    tables = [
-        _worker_table(rank, loader, each, rows, chosen, len(known) > 1) for rank, loader in known
-    ]
-    return [Columns(tables, padding=(0, 1))] if beside > 1 else [*tables]
+    tables: list[RenderableType] = []
+    for rank, loader in known:
+        table = _worker_table(loader, width // beside - (beside > 1), rows, chosen)
+        if len(known) > 1:
+            number = "" if rank.rank is None else f"rank {rank.rank}  "
+            table.title, table.title_justify = Text(number).append_text(_name(loader)), "left"
+        tables.append(table)
+    return [Columns(tables, padding=(0, 1))] if beside > 1 else tables
 
 
-def _worker_table(
-    rank: Rank, loader: Loader, width: int, rows: int | None, chosen: int | None, named: bool
-) -> Table:
-    pids, system = (width >= least for least in _WIDE)
-    columns = ["worker", "pid"] if pids else ["worker"]
-    columns += ["stage", "batch", "sample", "index", "for", "cpu", "memory"]
-    table = _table([*columns, "made", ""] if system else columns)
-    if named:
-        number = "" if rank.rank is None else f"rank {rank.rank}  "
-        table.title, table.title_justify = Text(number).append_text(_name(loader)), "left"
+def _worker_table(loader: Loader, width: int, rows: int | None, chosen: int | None) -> Table:
+    table = _table(("worker",), _WORKER, width)
     shown = _notable(loader.workers, rows)
     for worker in shown:
         mark = "›" if chosen is not None and worker.pid == chosen else ""
-        node = f" {_plain(worker.node).partition('.')[0]}" if worker.node else ""
-        cells = [f"{mark}{worker.worker}"]
-        cells += ["–" if worker.pid is None else str(worker.pid)] if pids else []
-        cells += [f"{worker.stage}{node}", _count(worker.batch), _count(worker.sample)]
-        cells.append("–" if worker.index is None else str(worker.index))
-        cells.append("–" if worker.seconds is None else duration(worker.seconds))
-        cells += [_share(worker.cpu), _bytes(worker.memory)]
-        cells += [f"{worker.made:,}", worker.doing or ""] if system else []
         style = _STYLES.get(worker.stage, "bold yellow" if worker.stalled else "")
-        table.add_row(*cells, style=style)
+        cells = _cells(worker, _WORKER, width)
+        table.add_row(f"{mark}{worker.worker}", *cells, style=style)
     if len(shown) < len(loader.workers):
         table.caption = Text(f"and {len(loader.workers) - len(shown)} more", style="dim")
     return table
@@ -254,10 +267,10 @@ def _sentences(training: Training) -> Iterator[Text]:
             for text in texts[:_FINDINGS]:
                 yield Text(f"▲ {where}{_plain(text)}", style="yellow")
             if loader.verdict:
-                yield Text(f"  {where}so far: {_plain(loader.verdict)}")
+                text = f"  {where}so far: {_plain(loader.verdict)}"
                 if loader.age >= _OLD:
-                    text = f"  {where}figures of {duration(loader.age)} ago; workers are live"
-                    yield Text(text, style="dim")
+                    text += f" (figures of {duration(loader.age)} ago; workers are live)"
+                yield Text(text)
 
 
 def _stacks(training: Training) -> Iterator[Text]:

@@ -13,18 +13,8 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 __all__ = [
-    "Process",
-    "caught",
-    "command_of",
-    "descendants",
-    "doing",
-    "environment_of",
-    "files_of",
-    "inner_pid",
-    "memory_of",
-    "own_pids",
-    "read_process",
-    "user_of",
+    *("Process", "caught", "command_of", "descendants", "doing", "environment_of", "files_of"),
+    *("inner_pid", "memory_of", "own_pids", "read_process", "user_of"),
 ]
 
 _TICK: Final = 1 / os.sysconf("SC_CLK_TCK")
