@@ -83,7 +83,7 @@ def _carrying(
     began = time.perf_counter()
     os.write(writing, pack(Task(0, 0, 0, 0, 0, 0, 0, 0)))
     unpack(os.read(reading, SIZE))
-    unpack_indices(np.frombuffer(pack_indices(indices), np.uint8))
+    unpack_indices(pack_indices(indices))
     at, nbytes = encode(batch, writer)
     os.write(writing, pack(Reply(Status.DONE, *[0] * 14)))
     unpack(os.read(reading, SIZE))

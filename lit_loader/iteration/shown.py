@@ -39,7 +39,7 @@ class ShownLoader:
     def figures(
         self,
         loader: Any,
-        internals: Any,
+        core: Any,
         statistics: LoaderStatistics,
         depth: int,
         epoch: int,
@@ -49,7 +49,7 @@ class ShownLoader:
 
         Args:
             loader: The loader.
-            internals: The same loader's.
+            core: The same loader's.
             statistics: The same loader's.
             depth: Batches that may be asked for ahead.
             epoch: The epoch.
@@ -62,17 +62,14 @@ class ShownLoader:
                 self._rate = (statistics.batches - before.batches) / max((now - then) / 1e9, 1e-9)
                 self._share = (statistics.waited - before.waited) / max(seconds, 1e-9)
             self._before = now, statistics
-        plan = internals.plan
-        rank, ranks = internals.replica or (0, 1)
-        if plan is not None:
-            rank, ranks = plan.rank, plan.num_replicas
+        rank, ranks = core.replica
         if self._length[0] != epoch:  # it is a sampler's of the user's, perhaps
-            self._length = epoch, _length(plan)
+            self._length = epoch, _length(core.plan)
         size = loader.batch_size
         return {
-            "role": internals.role,
+            "role": core.role,
             "dataset": _name(loader.dataset)[:_LENGTH],
-            "options": internals.describe(loader)[:_LENGTH],
+            "options": core.describe()[:_LENGTH],
             "batch_size": size if isinstance(size, int) else None,
             "length": self._length[1],
             "rank": rank,
@@ -89,7 +86,7 @@ class ShownLoader:
                 cores=_cores(),
                 persistent_workers=loader.persistent_workers,
             ),
-            "events": list(internals.recorder.events),
+            "events": list(core.recorder.events),
         }
 
 

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 from lit_loader import DataLoader
 from lit_loader.batch.placement import faster_in_process
 from lit_loader.batch.tensor_table import table_of
-from lit_loader.iteration import host as host_module
+from lit_loader.iteration import core as core_module
 from lit_loader.iteration.base import LoaderIterator
 from lit_loader.iteration.in_process import InProcessIterator
 from tests.parity.tools import wait_gone
@@ -79,7 +79,7 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
     """Where the batches of a loader with workers are made."""
     if request.param != "chosen":
         here = request.param == "here"
-        monkeypatch.setattr(host_module, "faster_in_process", lambda *arguments: here)
+        monkeypatch.setattr(core_module, "faster_in_process", lambda *arguments: here)
     return request.param
 
 
@@ -231,7 +231,7 @@ def check_as_torch(dataset: Any, num_workers: int) -> None:
 def num_workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """0, and 1 with the batches made in either place."""
     here = request.param == "here"
-    monkeypatch.setattr(host_module, "faster_in_process", lambda *arguments: here)
+    monkeypatch.setattr(core_module, "faster_in_process", lambda *arguments: here)
     return int(request.param != "without workers")
 
 
@@ -473,7 +473,7 @@ def test_workers_are_started_where_they_are_needed(option: str) -> None:
     loader = DataLoader(TensorDataset(torch.arange(4)), num_workers=1, **{option: value})
     iterator = iter(loader)
     next(iterator)
-    pids = list(iterator._session.pool.pids)
+    pids = list(iterator.pool.pids)
     del iterator
     wait_gone(pids)
 

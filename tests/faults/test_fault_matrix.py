@@ -321,7 +321,7 @@ def test_while_it_gives_way(cell: Cell, pinned: None, tmp_path: Path) -> None:
         ) as loader,
     ):  # fmt: skip
         warnings.simplefilter("always")
-        auto, turn = loader._internals.auto, loader._internals.turn
+        auto, turn = loader._core.auto, loader._core.turn
         assert auto is not None
         auto.begin_with(3)
         for batches in expected:

@@ -95,16 +95,16 @@ def test_remote_workers_are_nobody_here(tmp_path: Path, monkeypatch: pytest.Monk
     expected = [frozen(batch) for batch in lit_loader.DataLoader(Drawn(), 4, seed=3)]
     other = lit_loader.DataLoader(Drawn(), 4, num_workers=1, persistent_workers=True)
     with auto(Drawn(), remote) as loader, other:
-        loader._internals.auto.begin_with(3)
+        loader._core.auto.begin_with(3)
         settled = False
         while not settled:
             for _ in loader:
-                [pool] = loader._internals.pools()
+                [pool] = loader._core.pools()
                 settled = settled or pool.settled
         loader.set_epoch(0)
         batches = iter(loader)
         found = [frozen(next(batches))]
-        turn, before = loader._internals.turn, pool.pids
+        turn, before = loader._core.turn, pool.pids
         assert len(before) == 4  # and the relay
         memory = loader.statistics(memory=True).memory
         assert memory is not None and len(memory.workers) == 4

@@ -55,13 +55,13 @@ def made(
         dataset, batch_size=2, shuffle=not stream, seed=7, num_workers=num_workers, **options
     )
     if num_workers == "auto":
-        assert loader._internals.auto is not None
-        loader._internals.auto.begin_with(WORKERS)
+        assert loader._core.auto is not None
+        loader._core.auto.begin_with(WORKERS)
     return loader
 
 
 def pids(loader: DataLoader[Any]) -> list[int]:
-    return [pid for pool in loader._internals.pools() for pid in pool.pids]
+    return [pid for pool in loader._core.pools() for pid in pool.pids]
 
 
 def is_held(lock: Any) -> bool:
@@ -75,7 +75,7 @@ def is_held(lock: Any) -> bool:
 def validated(loader: DataLoader[Any], other: DataLoader[Any]) -> list[Any]:
     """Iterate the other loader until this one's workers, but one, have left; returns its epochs."""
     before, found = pids(loader), []
-    turn = loader._internals.turn
+    turn = loader._core.turn
     while not turn.parked:
         found.append(outcomes(other))
     while not turn.settle():  # spawned ones take seconds to end
@@ -96,7 +96,7 @@ def trained(loader: DataLoader[Any], other: DataLoader[Any], every: int) -> list
             found[0] += outcomes([batch])
             if number % every == 0:
                 found[1] += validated(loader, other)
-                assert loader._internals.turn.parked
+                assert loader._core.turn.parked
     return found
 
 
@@ -145,7 +145,7 @@ def test_they_come_back() -> None:
         for _ in range(2):
             validated(loader, other)
             next(iterator)
-            assert not loader._internals.turn.parked
+            assert not loader._core.turn.parked
             assert loader.statistics().num_workers == WORKERS
             until(lambda: next(iterator) is not None and len(pids(loader)) == WORKERS)
 
@@ -158,13 +158,13 @@ def test_an_epoch_begun_ahead_is_adopted(tmp_path: Path) -> None:
         DataLoader(dataset, num_workers="auto", persistent_workers=True) as loader,
         made(24) as other,
     ):
-        assert loader._internals.auto is not None
-        loader._internals.auto.begin_with(WORKERS)
+        assert loader._core.auto is not None
+        loader._core.auto.begin_with(WORKERS)
         for epoch in range(1, 4):
             assert ints(loader) == list(range(12))
             validated(loader, other)
             until(lambda epoch=epoch: dataset.times() == epoch * 12 + 2 * WORKERS)
-            pool = loader._internals.workers.pool
+            pool = loader._core.pool
             assert pool is not None
             (first,) = pool.pids
         iterator = iter(loader)
@@ -183,14 +183,14 @@ def test_numbers_that_were_asked_for_stay() -> None:
         next(iterator)
         for _ in range(4):
             outcomes(other)
-        assert not loader._internals.turn.parked
+        assert not loader._core.turn.parked
     with made(num_workers=2) as loader, made(24, 1, persistent_workers=True) as other:
         iterator = iter(loader)
         next(iterator)
         before = pids(loader)
         for _ in range(4):
             outcomes(other)
-        assert pids(loader) == before and not loader._internals.turn.parked
+        assert pids(loader) == before and not loader._core.turn.parked
     with made() as loader, made(24, 2) as other:
         found = trained(loader, other, 15)
         assert found == expected(found, 24)
@@ -206,7 +206,7 @@ def test_a_user_resizes_one_that_is_parked() -> None:
         found += outcomes([next(iterator)])
         until(lambda: found.extend(outcomes([next(iterator)])) or len(pids(loader)) == 2)
         outcomes(other)
-        assert len(pids(loader)) == 2 and not loader._internals.turn.parked
+        assert len(pids(loader)) == 2 and not loader._core.turn.parked
         assert found + outcomes(iterator) == outcomes(made(num_workers=0))
 
 
@@ -265,15 +265,15 @@ def test_workers_die_while_they_leave(gate: Gate, tmp_path: Path) -> None:
         return index
 
     with DataLoader(Call(wait, 4000), num_workers="auto") as loader, made(24) as other:
-        assert loader._internals.auto is not None
-        loader._internals.auto.begin_with(WORKERS)
+        assert loader._core.auto is not None
+        loader._core.auto.begin_with(WORKERS)
         iterator = iter(loader)
         found: list[int] = []
         until(lambda: found.append(int(next(iterator))) or len(pids(loader)) == WORKERS)
         (tmp_path / "written").write_text(str(len(found) + 2))
         (tmp_path / "written").rename(closed)
         found += [int(next(iterator)), int(next(iterator))]
-        while not loader._internals.turn.parked:
+        while not loader._core.turn.parked:
             outcomes(other)
         leaving = pids(loader)[1:]
         for pid in leaving:
@@ -300,10 +300,10 @@ def test_one_that_another_thread_waits_in(gate: Gate) -> None:
         found.append(int(next(iterator)))
         thread = threading.Thread(target=lambda: found.extend(ints(iterator)))
         thread.start()
-        until(lambda: is_held(loader._internals.lock))
+        until(lambda: is_held(loader._core.lock))
         for _ in range(4):
             outcomes(other)
-            assert not loader._internals.turn.parked
+            assert not loader._core.turn.parked
         gate.open()
         thread.join()
         assert found == [0, 1, 2, 3]

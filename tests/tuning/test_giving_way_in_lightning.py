@@ -61,12 +61,12 @@ class Counted(Callback):
         loaders = {"train": trainer.train_dataloader, "val": trainer.val_dataloaders}
         loaders = {name: loader for name, loader in loaders.items() if loader is not None}
         other = loaders.get("val" if mine == "train" else "train")
-        if not self.parks or other is None or not other._internals.turn.parked:
+        if not self.parks or other is None or not other._core.turn.parked:
             return
-        while not other._internals.turn.settle():
+        while not other._core.turn.settle():
             os.sched_yield()
-        assert len([pid for pool in other._internals.pools() for pid in pool.pids]) == 1
-        pools = [pool for each in loaders.values() for pool in each._internals.pools()]
+        assert len([pid for pool in other._core.pools() for pid in pool.pids]) == 1
+        pools = [pool for each in loaders.values() for pool in each._core.pools()]
         workers = {pid for pool in pools for pid in pool.pids}
         alive = children() - self.others
         assert workers <= alive and len(alive - workers) <= 2  # each loader's launcher
