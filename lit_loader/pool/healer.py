@@ -390,11 +390,11 @@ def _signal_name(number: int) -> str:
 def _doing(row: BoardRow, assigned: Mapping[int, Any]) -> str:
     """Say what a worker is at: ``fetching sample 2 (index 17) of batch 3, indices [...]``."""
     if row.number < 0:
-        return doing(row.stage, None, None)
+        return doing(row.stage, None)
     indices = assigned.get(row.number, _DONE)  # the consumer's thread may take it away just now
     if indices is _DONE:
         return f"done with batch {position_of(row.number)}"
     batch = f"batch {position_of(row.number)}, {describe_indices(indices)}"
-    known = isinstance(indices, list) and row.position < len(indices)
+    known = isinstance(indices, list) and 0 <= row.position < len(indices)
     index = indices[row.position] if known else NOT_KNOWN
     return doing(row.stage, batch, row.position, index)

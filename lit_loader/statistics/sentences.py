@@ -38,13 +38,13 @@ def counted(number: int, one: str, several: str) -> str:
     return f"{number} {one if number == 1 else several}"
 
 
-def doing(stage: int, batch: str | None, position: int | None, index: Any = NOT_KNOWN) -> str:
+def doing(stage: int, batch: str | None, position: int = -1, index: Any = NOT_KNOWN) -> str:
     """Say what a worker is at: ``fetching index 17 (sample 2 of batch 3)``.
 
     Args:
         stage: One of `Stage`.
         batch: Which batch it has; None: none.
-        position: Position in the batch of the sample that is being fetched.
+        position: Position in the batch of the sample that is being fetched; -1: not known.
         index: That sample's.
     """
     name = Stage.NAMES[stage]
@@ -52,5 +52,7 @@ def doing(stage: int, batch: str | None, position: int | None, index: Any = NOT_
         return name
     if stage != Stage.FETCHING:
         return f"{name} ({batch})"
+    if position < 0:
+        return f"fetching {batch}"
     sample = f"sample {position} of {batch}"
     return f"fetching {sample}" if index is NOT_KNOWN else f"fetching index {index!r} ({sample})"

@@ -49,7 +49,8 @@ def _stalled(worker: Worker, loader: Loader) -> str:
     batch = None if worker.batch is None else f"batch {worker.batch}"
     index = NOT_KNOWN if worker.index is None else worker.index
     stage = worker.stage  # a relay's is none of the board's
-    at = doing(STAGES.index(stage), batch, worker.sample, index) if stage in STAGES else stage
+    sample = -1 if worker.sample is None else worker.sample
+    at = doing(STAGES.index(stage), batch, sample, index) if stage in STAGES else stage
     text = f"worker {worker.worker} has been {at} for {duration(worker.seconds or 0)}"
     if worker.doing:
         text += f", {worker.doing}"

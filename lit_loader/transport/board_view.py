@@ -53,7 +53,7 @@ class WorkerRow(NamedTuple):
     Attributes:
         stage: One of :class:`lit_loader.transport.status_board.Stage`.
         number: Of its task, -1 for none.
-        position: Position in the batch of the sample that is being fetched.
+        position: Position in the batch of the sample that is being fetched; -1: not known.
         since: ``time.monotonic_ns()`` when the stage, or sample, began; 0 before the worker ran.
         void: Bits of the tasks that are not wanted.
         made: Tasks done under this worker's number.
@@ -160,8 +160,8 @@ def read_board(fd: int) -> BoardView:
         words[loader_page.SINCE],
         words[loader_page.EPOCH],
         given - words[loader_page.BASE],
-        # A second copy of a task, say, counts until the next page.
-        max(0, min(ready, page["loader"]["ahead"])),
+        # A second copy of a task, say, counts until the next page; what is being made is not ready.
+        max(0, min(ready, page["loader"]["ahead"] - len({row.batch for row in rows} - {None}))),
         page,
         rows,
     )

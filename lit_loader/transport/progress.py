@@ -81,7 +81,7 @@ class Progress:
         words, row = self._words, self._row
         words[row + STAGE] = _FETCHING
         words[row + NUMBER] = number
-        words[row + POSITION] = 0
+        words[row + POSITION] = -1  # not known, until a sample is announced
         words[row + SINCE] = self.began = _clock()
         self.fetched = self.collated = self.slowest = self.slowest_at = 0
         self._last = self._at = -1

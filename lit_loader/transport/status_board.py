@@ -84,7 +84,7 @@ class BoardRow(NamedTuple):
     Attributes:
         stage: One of :class:`Stage`.
         number: Batch number of the task, -1 for none.
-        position: Position in the batch of the sample that is being fetched.
+        position: Position in the batch of the sample that is being fetched; -1: not known.
         since: ``time.monotonic_ns()`` when the stage, or sample, began; 0 before the worker ran.
     """
 

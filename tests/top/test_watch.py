@@ -160,6 +160,29 @@ def test_a_loader_without_workers_is_not_seen() -> None:
     assert files_of(os.getpid()) == {}
 
 
+def test_no_other_sample_is_named_than_that_which_hangs() -> None:
+    """Quick samples are not announced; then it is not known which one a batch is at."""
+    gate, end = os.pipe()
+
+    class Quick:
+        def __len__(self) -> int:
+            return 40
+
+        def __getitem__(self, index: int) -> int:
+            return len(os.read(gate, 1)) if index == 37 else index
+
+    with DataLoader(Quick(), batch_size=4, num_workers=1) as loader:
+        batches = iter(loader)
+        for _ in range(8):
+            next(batches)
+        [worker] = until(lambda found: found.workers[0].batch == 9).workers
+        assert (worker.sample, worker.index) in ((None, None), (1, 37))
+        os.write(end, b"x")
+        assert [batch.tolist() for batch in batches] == [[32, 33, 34, 35], [36, 1, 38, 39]]
+    os.close(gate)
+    os.close(end)
+
+
 def test_a_worker_that_has_died(loader: DataLoader[Any]) -> None:
     iterator = iter(loader)
     next(iterator)
