@@ -27,8 +27,7 @@ from lit_loader.cache.entry import MISSING, Bytes, pack
 from lit_loader.cache.folder import Folder
 from lit_loader.cache.mapped import Indexed, MappedDataset
 from lit_loader.cache.shared_store import CacheFigures, Counter, Note, SharedStore
-from lit_loader.config.checks import filled_text, memory_size, path
-from lit_loader.config.kinds import check_dataset
+from lit_loader.config.checks import check_dataset, filled_text, memory_size, path
 from lit_loader.context import reading
 from lit_loader.describe import class_name, public, short_repr
 from lit_loader.errors import OptionError, TransportError

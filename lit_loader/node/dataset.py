@@ -21,8 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from lit_loader.config.checks import filled_text, seconds
-from lit_loader.config.kinds import is_dataset
+from lit_loader.config.checks import filled_text, is_dataset, seconds
 from lit_loader.describe import message_of, public, short_repr
 from lit_loader.errors import LoaderError, OptionError, TransportError
 from lit_loader.node import files
