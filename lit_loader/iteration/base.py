@@ -189,8 +189,8 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         recorder = self._core.recorder
         recorder.sample_errors += len(errors)
         recorder.sample_retries += made.retries
-        if errors:
-            self._core.shown.errors(errors)
+        for error in errors:
+            recorder.note("bad sample", str(error))
         self.sample_errors.record(number, errors, made.retries)
         if made.omitted:
             self.sample_errors.omit(number, made.errors)

@@ -21,6 +21,7 @@ import dataclasses
 import math
 import os
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -47,9 +48,9 @@ from lit_loader.iteration.epoch_run import EpochRun
 from lit_loader.iteration.exactness_check import ExactnessCheck, made_by_pool, made_here
 from lit_loader.iteration.in_process import InProcessIterator
 from lit_loader.iteration.pipeline import Pipeline, Release
+from lit_loader.iteration.shown import ShownLoader
 from lit_loader.iteration.torch_surface import run_patches
 from lit_loader.pool.pipes import PoolClosed
-from lit_loader.pool.shown_loader import ShownLoader
 from lit_loader.pool.worker_pool import MOST_WORKERS, WorkerPool
 from lit_loader.ranks.job_store import Talks
 from lit_loader.ranks.shard_tail import ShardTail, least_depth, tail_of
@@ -66,13 +67,13 @@ from lit_loader.seeding.seeds import BaseSeed
 from lit_loader.statistics.elsewhere import Elsewhere
 from lit_loader.statistics.recorder import Recorder
 from lit_loader.statistics.records import BatchRecord, LoaderStatistics, MemoryUse
-from lit_loader.system.interrupts import HeldBack
+from lit_loader.system.interrupts import HeldBack, let_handlers_through
 from lit_loader.system.process_memory import own_memory
 from lit_loader.system.processors import usable_processors
 from lit_loader.system.start_method import default_context
 from lit_loader.system.weak_sets import members
+from lit_loader.transport import loader_page
 from lit_loader.transport.loader_page import LoaderPage
-from lit_loader.transport.own_page import OwnPage
 from lit_loader.tuning.auto_workers import AutoWorkers
 from lit_loader.tuning.num_workers import check_resize, why_not_resized
 
@@ -86,8 +87,8 @@ ITERATED: Final[ContextVar[object]] = ContextVar("ITERATED", default=None)
 program calls by itself has new ones, as with torch's: it wants the dataset as it is now."""
 
 _OF_THE_PROCESS: Final = (
-    *("begun", "_lent", "_loader", "_lock", "pool", "_table", "first_here", "latest", "own_page"),
-    *("page", "pid", "runs", "talks", "_watch"),
+    *("begun", "_lent", "_loader", "_lock", "pool", "_table", "latest"),
+    *("pid", "runs", "_shown", "talks", "_watch"),
 )
 
 
@@ -123,9 +124,6 @@ class LoaderCore:
         runs: The iterators with workers that are alive.
         latest: Gives the iterator that was made last, while it is alive.
         talks: With the other ranks, on the ends of its epochs.
-        page: What they are shown of the workers that were used last; None: there were none.
-        own_page: Where they are shown batches that are made without workers; None: nowhere.
-        first_here: When the first of these was asked for, in nanoseconds; 0: none was.
         pool: The persistent workers; None: there are none now.
         begun: What they are at for the next epoch; None: nothing.
     """
@@ -167,14 +165,7 @@ class LoaderCore:
         self.latest: Callable[[], Any] = _none
         self._watch: GeneratorWatch | None = None
         self.talks = Talks()
-        self.page: LoaderPage | None = None
-        self.own_page: OwnPage | None = None
-        self.first_here = 0
-
-    @property
-    def shown(self) -> ShownLoader:
-        """What tells viewers in other processes of the loader."""
-        return ShownLoader(self.loader, self)
+        self._shown = ShownLoader()
 
     def __getstate__(self) -> dict[str, Any]:
         state = {name: part for name, part in vars(self).items() if name not in _OF_THE_PROCESS}
@@ -599,7 +590,6 @@ class LoaderCore:
         """End the workers, and the iterators that have some."""
         with self.lock, HeldBack(), contextlib.ExitStack() as steps:
             steps.callback(self._end_workers)  # the last step, whatever the others raise
-            steps.callback(self.shown.close)
             for run in self.alive():
                 steps.callback(run.close)
 
@@ -702,6 +692,18 @@ class LoaderCore:
                 why_so_many="" if auto is None else auto.setting.reason,
             )
         return dataclasses.replace(statistics, **figures_of(self.loader.dataset))
+
+    def show(self, page: LoaderPage, run: EpochRun[Any]) -> None:
+        """Write down, for viewers in other processes, what the loader is at."""
+        now = time.monotonic_ns()
+        page.due = now + loader_page.EVERY
+        try:
+            told = self.statistics(False), self._depth, page.row[loader_page.EPOCH], now
+            figures = self._shown.figures(self.loader, self, *told)
+        except Exception as error:  # of the user's: the repr of a slow sample's index
+            let_handlers_through(error)
+            return
+        page.write(figures, run.ready, now)
 
     # --- warnings ---
 

@@ -33,6 +33,7 @@ from lit_loader.pool.worker_pool import WorkerPool
 from lit_loader.sampling.epochs import EpochStart
 from lit_loader.statistics.records import BatchRecord
 from lit_loader.system.interrupts import HeldBack, is_interruption
+from lit_loader.transport.loader_page import GIVEN, SINCE
 from lit_loader.transport.messages import position_of
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class EpochRun(LoaderIterator[T_co]):
             self._leave_behind()
         asked, pool = time.monotonic_ns(), self.line.pool
         if pool is not None:
-            pool.page.asked(asked)
+            pool.page.row[SINCE] = asked
         while True:
             try:
                 ready = self._advance(start)
@@ -163,7 +164,11 @@ class EpochRun(LoaderIterator[T_co]):
             self._core.note(record, pool, again)
             self._given = given
             if pool is not None:
-                pool.page.gave(given, given - asked)
+                page = pool.page
+                page.row[GIVEN] += 1
+                page.row[SINCE] = -given
+                if given >= page.due:
+                    self._core.show(page, self)
             return batch  # type: ignore[no-any-return]
 
     def _broken_off(self, start: EpochStart, error: BaseException) -> None:
@@ -303,7 +308,7 @@ class EpochRun(LoaderIterator[T_co]):
             line.pin, line.device = self._pin, self._device
             healer.assigned = line.tasks
             pool.patient = bool(self._timeout)
-            self._core.shown.begin(pool.page, start, self._core.size)
+            pool.page.begin_epoch(start.epoch, start.position.now().delivered)
             if resizes != self._core.resizes:  # meanwhile, and these were not found
                 self.resize(*self._core.size)
             if isinstance(feed, ReaderFeed):
@@ -317,6 +322,8 @@ class EpochRun(LoaderIterator[T_co]):
                     line.submit_again()
                 feed.adopt(line)
             line.start()
+            if not pool.page.due:  # one that hangs at its first batch is seen, too
+                self._core.show(pool.page, self)
             line.new = True
         line.new = False
 
@@ -336,6 +343,7 @@ class EpochRun(LoaderIterator[T_co]):
         self._restarts_noted = healer.restarts
         while healer.notices:
             notice = healer.notices.popleft()
+            self._core.recorder.note("restart", str(notice))
             if isinstance(notice, FewerWorkers):
                 self._core.make_do(notice.workers)
             warnings.warn(notice, WorkerRestartWarning, stacklevel=stacklevel)

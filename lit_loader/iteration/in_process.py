@@ -25,7 +25,7 @@ from lit_loader.sampling.epochs import EpochStart
 from lit_loader.seeding.generator_state import Loan, OwnStreams
 from lit_loader.statistics.records import BatchRecord
 from lit_loader.system.interrupts import let_handlers_through
-from lit_loader.transport.own_page import ShownHere
+from lit_loader.transport.progress import Progress
 from lit_loader.transport.remote_error import describe_batch
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class InProcessIterator(LoaderIterator[T_co]):
         super().__init__(core)
         self._pin = pin
         self._spec = spec or core.spec
-        self._shown: ShownHere
+        self._progress = Progress()
         self._loader: _Making | None = None
         self._begun: set[int] = set()  # readers of an iterable dataset that go on by themselves
         self._streams: OwnStreams | None = None
@@ -74,7 +74,7 @@ class InProcessIterator(LoaderIterator[T_co]):
     def _next(self, start: EpochStart) -> T_co:
         self._asked = time.monotonic_ns()
         loader = self._loader or self._begin(start)
-        self._progress, tail = self._shown.asked(self._asked), self._tail
+        tail = self._tail
         while True:
             if tail is not None and not tail.admits(start.position, self._hold):
                 raise self._end(start)
@@ -100,10 +100,6 @@ class InProcessIterator(LoaderIterator[T_co]):
         if tail is not None:
             tail.given(start.position)
         return self._clocked(loader, start, number, batch)
-
-    def _end(self, start: EpochStart) -> Exception:
-        self._shown.rest()
-        return super()._end(start)
 
     def _clocked(self, loader: _Making, start: EpochStart, number: int, batch: Any) -> T_co:
         """Pin the batch, and record what it has cost."""
@@ -139,7 +135,6 @@ class InProcessIterator(LoaderIterator[T_co]):
             )
         )
         self._given = given
-        self._shown.gave(given, given - asked)
         return batch  # type: ignore[no-any-return]
 
     def _hold(self, wait: bool) -> bool | None:
@@ -229,7 +224,7 @@ class InProcessIterator(LoaderIterator[T_co]):
         start.position.failed(number, number % (start.position.num_readers or 1))
 
     def _begin(self, start: EpochStart) -> _Making:
-        self._shown, spec = self._core.shown.here(start), self._spec()
+        spec = self._spec()
         loader: _Making
         if spec.num_shards:
             loader = ShardLoader(spec, self._core.generators(spec))

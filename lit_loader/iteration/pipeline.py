@@ -101,7 +101,6 @@ class Pipeline:
     def start(self) -> None:
         """Begin to pin, where that is to be done."""
         assert self.pool is not None
-        self.pool.page.balance(len(self.tasks) - (self.given is not None))
         pin = self.pin
         if pin is not None:
             with HeldBack():  # a thread that has started is one that is known
@@ -133,7 +132,7 @@ class Pipeline:
                 else:
                     self.handed_on = bool(self.tasks)
                 if not pool.elsewhere:
-                    pool.page.rest(self.handed_on)
+                    pool.page.rest()
                 release, self._release = self._release, None  # which holds the loader's core
                 if release is not None:
                     release(self, reusable)

@@ -32,6 +32,7 @@ from lit_loader.errors import (
 )
 from lit_loader.pool.outcome import Outcome, WorkerDeath, unborn
 from lit_loader.pool.worker_pool import WorkerPool
+from lit_loader.statistics.sentences import NOT_KNOWN, doing
 from lit_loader.system.cgroups import MemoryLimits, memory_limits
 from lit_loader.transport.messages import position_of
 from lit_loader.transport.remote_error import describe_indices
@@ -169,7 +170,6 @@ class Healer:
             if self._iterable:
                 raise error from None
             self.restarts += 1
-            pool.page.restarted(message)
             pool.replace(death.worker, skip_task=number)
             return Outcome(number, error=error)
         self._replace(pool, death, self._budget.charge(death, fault, message))
@@ -178,7 +178,6 @@ class Healer:
     def _replace(self, pool: WorkerPool, death: WorkerDeath, notice: str) -> None:
         self.restarts += 1
         self.notices.append(notice)
-        pool.page.restarted(notice)
         pool.replace(death.worker)
 
 
@@ -390,15 +389,12 @@ def _signal_name(number: int) -> str:
 
 def _doing(row: BoardRow, assigned: Mapping[int, Any]) -> str:
     """Say what a worker is at: ``fetching sample 2 (index 17) of batch 3, indices [...]``."""
-    stage = Stage.NAMES[row.stage]
     if row.number < 0:
-        return stage
+        return doing(row.stage, None)
     indices = assigned.get(row.number, _DONE)  # the consumer's thread may take it away just now
     if indices is _DONE:
         return f"done with batch {position_of(row.number)}"
     batch = f"batch {position_of(row.number)}, {describe_indices(indices)}"
-    if row.stage == Stage.FETCHING and row.position >= 0:
-        if isinstance(indices, list) and row.position < len(indices):
-            return f"fetching index {indices[row.position]!r} (sample {row.position} of {batch})"
-        return f"fetching sample {row.position} of {batch}"
-    return f"{stage} ({batch})"
+    known = isinstance(indices, list) and 0 <= row.position < len(indices)
+    index = indices[row.position] if known else NOT_KNOWN
+    return doing(row.stage, batch, row.position, index)

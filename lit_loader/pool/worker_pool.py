@@ -204,8 +204,8 @@ class WorkerPool:
                 arena = Arena(size, in_flight, slot_bytes=slot_bytes, budget=memory_budget)
                 self._arena, self.divide = arena, arena.divide
                 self._in_flight = in_flight
-                board, self.page = StatusBoard(arena.board), LoaderPage(arena.board)
-                self._board, self.page.in_flight = board, self._tasks
+                board = self._board = StatusBoard(arena.board)
+                self.page = LoaderPage(arena.board, 0 if remote is None else relay + 1)
                 own = self._own = PoolResources(arena, board, self.page)
                 self._finalizer = weakref.finalize(self, own.close, unnoticed=True)
                 own.stacks.open()
@@ -437,12 +437,9 @@ class WorkerPool:
             wanted = self._is_wanted(task)
             if not wanted or reply.status == Status.DROPPED:
                 self._arena.release(slot, used=not reply.began)  # one that nobody has begun
-                if reply.status != Status.DROPPED:
-                    self.page.drop(1)
-                elif wanted and not task.copies:
+                if reply.status == Status.DROPPED and wanted and not task.copies:
                     self._put_back([task])
             else:
-                self.page.received += 1
                 self._ready.append((task, reply, slot))
                 del self._tasks[task.number]
                 for second in task.copies:
@@ -541,7 +538,6 @@ class WorkerPool:
         """
         if in_flight is not None:
             self._in_flight = in_flight
-            self.page.depth(in_flight)
         self.num_workers = num_workers
         self._due = True
         if not self.closed:
@@ -653,8 +649,8 @@ class WorkerPool:
         """
         self._read_all()
         with HeldBack(), self._lock:
-            if skip_task is not None and self._tasks.pop(skip_task, None) is not None:
-                self.page.drop(-1)
+            if skip_task is not None:
+                self._tasks.pop(skip_task, None)
             self._give_back(worker)
             if self._workers.is_wanted(worker):
                 self._workers.launch([worker], self.token)

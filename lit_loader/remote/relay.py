@@ -345,8 +345,8 @@ class Relay:
         worker = self._worker if member is None else self._rows + member.place
         what = (made.at, made.nbytes, made.samples, job.began, made.fetch, made.collate)
         slowest = (made.slowest, made.slowest_at)
-        self._send(Reply(status, worker, slot, offset, *what, made.encode, *slowest))
         self._board.count(worker)
+        self._send(Reply(status, worker, slot, offset, *what, made.encode, *slowest))
 
     def lost(self, ticket: int, reason: str, to_blame: bool) -> None:
         """An order will not be done: another worker is to have it, unless it has ended several."""

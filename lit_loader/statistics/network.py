@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from lit_loader.statistics.records import LoaderStatistics
+from lit_loader.statistics.sentences import duration
 
 __all__ = ["came_from", "network_limits", "remote_busy"]
 
@@ -47,7 +48,7 @@ def network_limits(statistics: LoaderStatistics) -> str:
     text = f"remote workers were only {100 * busy:.0f} % busy: "
     if rate < WIDE and each < SMALL:
         return text + (
-            f"a batch of {_size(each)} is {_milliseconds(way)} on its way or waiting for it: raise "
+            f"a batch of {_size(each)} is {duration(way)} on its way or waiting for it: raise "
             "remote.in_flight, or make larger batches"
         )
     return text + (
@@ -69,16 +70,12 @@ def came_from(statistics: LoaderStatistics) -> list[str]:
     return [
         f"{100 * share:.0f} % of the batches ({_size(statistics.remote_nbytes)}) came from "
         f"{workers} remote worker{'' if workers == 1 else 's'} ({listed}"
-        f"{', …' if len(named) > 4 else ''}), each {_milliseconds(way)} in transit"
+        f"{', …' if len(named) > 4 else ''}), each {duration(way)} in transit"
     ]
 
 
 def _number(value: float) -> str:
     return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{1e3 * seconds:.0f} ms" if seconds >= 0.01 else f"{1e3 * seconds:.2g} ms"
 
 
 def _size(nbytes: float) -> str:

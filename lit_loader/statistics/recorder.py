@@ -12,6 +12,8 @@ asked for or the list is long.
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -34,6 +36,11 @@ WINDOW: Final = 1024
 
 SLOW_SAMPLES: Final = 5
 """Slowest samples that are remembered."""
+
+EVENTS: Final = 7
+"""What has happened last: so many restarts and bad samples are remembered, and so much of each."""
+
+_TEXT: Final = 450
 
 STRAGGLER: Final = 5
 """Times as long as the mean of the others in its batch that a sample takes to be a straggler."""
@@ -105,6 +112,7 @@ class Recorder:
         last: The record of the batch given out last, or None.
         elsewhere: The workers that are on other machines; None: there are none.
         nodes: Which machine each of those is on, by its place among them.
+        events: The last restarts and bad samples: seconds since 1970, the kind, the text.
         listener: Called with every full window of records, and by `flush` with the rest; or None.
     """
 
@@ -113,6 +121,7 @@ class Recorder:
         self.last: BatchRecord | None = None
         self.elsewhere: Elsewhere | None = None
         self.nodes: dict[int, str] = {}
+        self.events: deque[tuple[float, str, str]] = deque(maxlen=EVENTS)
         self.listener: Callable[[Sequence[BatchRecord]], object] | None = None
         self._records: list[BatchRecord] = []
         self._stages = Stopwatch(len(STAGES))
@@ -125,6 +134,10 @@ class Recorder:
     def __reduce__(self) -> tuple[type[Recorder], tuple[()]]:
         # A listener belongs to the loop that is watched, and records to the loader that made them.
         return Recorder, ()
+
+    def note(self, kind: str, text: str) -> None:
+        """Remember, for viewers, what has happened."""
+        self.events.append((time.time(), kind, text[:_TEXT]))
 
     def add(self, record: BatchRecord) -> None:
         """Add the record of a batch, when it is given out."""

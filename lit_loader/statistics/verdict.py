@@ -19,6 +19,7 @@ from typing import Final
 
 from lit_loader.statistics.network import came_from, network_limits
 from lit_loader.statistics.records import LoaderStatistics, StageTimes
+from lit_loader.statistics.sentences import counted, duration, percent
 
 __all__ = ["verdict"]
 
@@ -83,7 +84,7 @@ def verdict(
         ]
     else:
         parts = [
-            f"the trainer waited {_percent(fraction)} of the time",
+            f"the trainer waited {percent(fraction)} of the time",
             _cause(statistics, num_workers, cores, persistent_workers),
         ]
     parts += came_from(statistics)
@@ -110,7 +111,7 @@ def _cause(
         if found:
             return found
     return (
-        f"workers were only {_percent(_busy(statistics, everywhere))} busy, and the training "
+        f"workers were only {percent(_busy(statistics, everywhere))} busy, and the training "
         "process was not held up either: raise prefetch_factor, so that more batches are ready "
         "when the trainer asks"
     )
@@ -125,13 +126,13 @@ def _startup(statistics: LoaderStatistics, num_workers: int, persistent_workers:
         return ""
     share = statistics.startup / statistics.waited
     if statistics.starts == 1:
-        text = f"{_percent(share)} of that for the first batch ({_duration(statistics.startup)})"
+        text = f"{percent(share)} of that for the first batch ({duration(statistics.startup)})"
         if num_workers:
             text += ": starting workers takes that long, which matters less the longer a run is"
         return text
     each = statistics.startup / statistics.starts
-    text = f"{_percent(share)} of that for the first batches of {statistics.starts} epochs"
-    text += f" ({_duration(each)} each)"
+    text = f"{percent(share)} of that for the first batches of {statistics.starts} epochs"
+    text += f" ({duration(each)} each)"
     if num_workers and persistent_workers:
         text += ": workers begin an epoch with nothing ready, which matters less in longer ones"
     elif num_workers:
@@ -147,7 +148,7 @@ def _no_workers(statistics: LoaderStatistics, num_workers: int) -> str:
     stage = max(own, key=own.__getitem__)
     share = own[stage] / max(sum(own.values()), 1e-9)
     where = _PLACES.get(stage, "copying batches into page-locked memory")
-    text = f"it loads the data itself, {_percent(share)} of that {where}: set num_workers"
+    text = f"it loads the data itself, {percent(share)} of that {where}: set num_workers"
     return text + (_slowest(statistics) if stage == "fetch" else "")
 
 
@@ -158,7 +159,7 @@ def _stragglers(statistics: LoaderStatistics) -> str:
         return ""
     share = statistics.stragglers / statistics.fetch.total
     return (
-        f"a few slow samples were {_percent(share)} of the time in __getitem__: make these "
+        f"a few slow samples were {percent(share)} of the time in __getitem__: make these "
         f"cheaper, or raise prefetch_factor{_slowest(statistics)}"
     )
 
@@ -175,10 +176,10 @@ def _workers(statistics: LoaderStatistics, num_workers: int, cores: int | None) 
         if most.busy_fraction < BUSY or num_workers == 1 or others > MOST * most.busy_fraction:
             return ""
         return (
-            f"worker {most.worker} was {_percent(most.busy_fraction)} busy, the others "
-            f"{_percent(others)}: give the workers equal shares"
+            f"worker {most.worker} was {percent(most.busy_fraction)} busy, the others "
+            f"{percent(others)}: give the workers equal shares"
         )
-    text = f"workers were {_percent(busy)} busy, {_percent(share)} of it {_PLACES[stage]}: "
+    text = f"workers were {percent(busy)} busy, {percent(share)} of it {_PLACES[stage]}: "
     if statistics.why_so_many:
         text += _CHEAPER[stage]
     elif statistics.nodes:
@@ -199,28 +200,28 @@ def _parent(statistics: LoaderStatistics) -> str:
         share = sum(own.values()) / statistics.seconds
         if share < BUSY:
             return ""
-        busy = _percent(min(share, 1.0))
+        busy = percent(min(share, 1.0))
         return f"the pin-memory thread was {busy} busy, mostly {_IN_PARENT[stage]}"
     share = statistics.decode.total / statistics.waited
-    return f"{_percent(share)} of that {_IN_PARENT['decode']}" if share >= MOST else ""
+    return f"{percent(share)} of that {_IN_PARENT['decode']}" if share >= MOST else ""
 
 
 def _chosen(statistics: LoaderStatistics, cores: int | None) -> list[str]:
     """How many workers were found to be right, and why: what ``num_workers="auto"`` has done."""
     if not statistics.why_so_many:
         return []
-    workers = _counted(statistics.num_workers, "worker", "workers")
-    of = "" if cores is None else f" on {_counted(cores, 'processor', 'processors')}"
+    workers = counted(statistics.num_workers, "worker", "workers")
+    of = "" if cores is None else f" on {counted(cores, 'processor', 'processors')}"
     text = f"{workers}{of} in the end: {statistics.why_so_many}"
     if statistics.processor_fraction:
         queued = statistics.queued_fraction
         computing = min(statistics.processor_fraction, 1 - queued)
-        text += f" (workers computed for {_percent(computing)} of their time"
+        text += f" (workers computed for {percent(computing)} of their time"
         if queued >= LITTLE:
-            text += f", waited for a processor for {_percent(queued)}"
+            text += f", waited for a processor for {percent(queued)}"
         storage = 1 - computing - queued
         if storage >= LITTLE:
-            text += f", for storage or network {_percent(storage)}"
+            text += f", for storage or network {percent(storage)}"
         text += ")"
     return [text]
 
@@ -232,7 +233,7 @@ def _transfer(statistics: LoaderStatistics, transfer: StageTimes | None) -> list
     if share < MUCH:
         return []
     advice = "" if statistics.pin.total else "; on an accelerator pin_memory=True makes it cheaper"
-    return [f"bringing batches to the device took {_percent(share)} of the time{advice}"]
+    return [f"bringing batches to the device took {percent(share)} of the time{advice}"]
 
 
 def _cache(statistics: LoaderStatistics) -> list[str]:
@@ -240,12 +241,12 @@ def _cache(statistics: LoaderStatistics) -> list[str]:
     asked = statistics.cache_hits + statistics.cache_misses
     if not asked:
         return []
-    text = f"{_percent(statistics.cache_hits / asked)} of the samples came from the cache"
+    text = f"{percent(statistics.cache_hits / asked)} of the samples came from the cache"
     if statistics.cache_lacking:
         made = _made(statistics)
         share = made["fetch"] / max(sum(made.values()), 1e-9)
         text += (
-            f", and reading samples was {_percent(share)} of the work on batches: "
+            f", and reading samples was {percent(share)} of the work on batches: "
             f"{statistics.cache_lacking / 1e9:.2g} GB more memory would hold all"
         )
     return [text]
@@ -254,10 +255,10 @@ def _cache(statistics: LoaderStatistics) -> list[str]:
 def _accidents(statistics: LoaderStatistics) -> list[str]:
     parts = []
     if statistics.worker_restarts:
-        replaced = _counted(statistics.worker_restarts, "worker had", "workers had")
+        replaced = counted(statistics.worker_restarts, "worker had", "workers had")
         parts.append(f"{replaced} to be replaced")
     if statistics.sample_errors:
-        parts.append(_counted(statistics.sample_errors, "sample", "samples") + " could not be read")
+        parts.append(counted(statistics.sample_errors, "sample", "samples") + " could not be read")
     return parts
 
 
@@ -273,19 +274,5 @@ def _busy(statistics: LoaderStatistics, num_workers: int) -> float:
 
 def _slowest(statistics: LoaderStatistics) -> str:
     named = [s for s in statistics.slowest_samples if s.index is not None]
-    listed = ", ".join(f"{s.index!r:.40} ({_duration(s.seconds)})" for s in named)
+    listed = ", ".join(f"{s.index!r:.40} ({duration(s.seconds)})" for s in named)
     return f"; slowest samples: {listed}" if listed else ""
-
-
-def _duration(seconds: float) -> str:
-    if seconds >= 1:
-        return f"{seconds:.1f} s"
-    return f"{seconds * 1e3:.0f} ms" if seconds >= 0.01 else f"{seconds * 1e3:.2g} ms"
-
-
-def _percent(part: float) -> str:
-    return f"{100 * part:.0f} %"
-
-
-def _counted(number: int, one: str, several: str) -> str:
-    return f"{number} {one if number == 1 else several}"

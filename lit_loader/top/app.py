@@ -9,12 +9,18 @@ Ctrl-C.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
+import os
+import re
+import select
 import sys
+import termios
 import time
-from collections.abc import Sequence
-from typing import Any, Final
+import tty
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, TextIO
 
 from lit_loader.top.discovery import NotFound
 from lit_loader.top.snapshot import Training, Worker
@@ -28,6 +34,10 @@ _RICH: Final = (
     f"{NAME} draws with rich, which is not installed: pip install 'lit_loader[top]' "
     "(--json does without)"
 )
+
+_KEY: Final = re.compile(r"\x1b[\[O].|.", re.DOTALL)
+_KEYS: Final = {"\x1b[A": -1, "\x1bOA": -1, "k": -1, "\x1b[B": 1, "\x1bOB": 1, "j": 1}
+"""Those that choose another worker, and how far away."""
 
 
 def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
@@ -61,7 +71,7 @@ def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
         type=float,
         default=1.0,
         metavar="SECONDS",
-        help="between two looks; rates are those of one interval (default: 1)",
+        help="between two looks (default: 1)",
     )
     options = parser.parse_args(given)
     if not 0 < options.interval <= 3600:
@@ -117,14 +127,7 @@ def _once(options: argparse.Namespace) -> int:
 
     console = Console()
     console.print(picture(trainings, console.width))
-    stalled = [
-        worker.pid
-        for training in trainings
-        for loader in training.loaders()
-        for worker in loader.workers
-        if worker.stalled
-    ]
-    if stalled and not options.stacks:
+    if not options.stacks and any(worker.stalled for worker in _workers(trainings)):
         print("add --stacks to see at which line the stalled workers are")
     return 0
 
@@ -132,7 +135,7 @@ def _once(options: argparse.Namespace) -> int:
 def _report(trainings: Sequence[Training], error: str | None = None) -> dict[str, Any]:
     """Give what ``--json`` prints: the fields of `top/snapshot.py`."""
     return {
-        "format": 1,
+        "format": 2,
         "time": time.time(),
         "error": error,
         "trainings": [dataclasses.asdict(training) for training in trainings],
@@ -143,58 +146,76 @@ def _live(options: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.live import Live
 
-    from lit_loader.top.keys import Keyboard
     from lit_loader.top.picture import picture
 
     console = Console()
     watch = Watch(options.pid)
     trainings = watch.look()
     chosen: int | None = None
-    ended: str | None = None
-    with Keyboard() as keyboard, Live(console=console, screen=True, auto_refresh=False) as live:
-        while True:
+    with _keyboard(), Live(console=console, screen=True, auto_refresh=False) as live:
+        until, pressed = time.monotonic() + options.interval, ""
+        while "q" not in pressed:
             size = console.size
             drawn = picture(trainings, size.width, size.height, chosen, keys=True)
             live.update(drawn, refresh=True)
-            began = time.monotonic()
-            key = " "
-            while key not in ("", "q", "s"):
-                key = keyboard.wait(began + options.interval - time.monotonic())
-                workers = _workers(trainings)
-                if key == "c":
+            pressed = _pressed(until - time.monotonic())
+            workers = _workers(trainings) if len(trainings) == 1 else []
+            for key in _KEY.findall(pressed):
+                if key in _KEYS:
+                    chosen = _next(workers, chosen, _KEYS[key])
+                if key in ("c", "s"):
                     watch.clear()
+                if key == "s":
+                    chosen = chosen or _suspect(workers)
+                    watch.asked = {chosen} if chosen is not None else set()
+            if not pressed or "s" in pressed or "c" in pressed:
+                until = time.monotonic() + options.interval
+                try:
+                    trainings = watch.look() or trainings
+                except NotFound as reason:
+                    ended = str(reason)
                     break
-                if key in ("up", "down") and workers:
-                    chosen = _next(workers, chosen, 1 if key == "down" else -1)
-                    break
-            if key == "q":
-                return 0
-            if key == "s":
-                chosen = chosen or _suspect(workers)
-                watch.clear()
-                watch.asked = {chosen} if chosen is not None else set()
-            elif key in ("up", "down"):
-                continue  # the same numbers, and rates, as before
-            try:
-                trainings = watch.look() or trainings
-            except NotFound as reason:
-                ended = str(reason)
-                break
+        else:
+            return 0
     console.print(picture(trainings, console.width))
     print(f"{NAME}: {ended}", file=sys.stderr)
     return 0
 
 
+@contextlib.contextmanager
+def _keyboard() -> Iterator[None]:
+    """Have the terminal give key by key, and leave it as it was."""
+    if not _terminal():
+        yield
+        return
+    before = termios.tcgetattr(sys.stdin)
+    tty.setcbreak(sys.stdin)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+def _terminal() -> list[TextIO]:
+    """Where keys come from, if there is a keyboard."""
+    return [sys.stdin] if sys.stdin is not None and sys.stdin.isatty() else []
+
+
+def _pressed(seconds: float) -> str:
+    """Wait for keys; "" if none comes, "q" if none ever will."""
+    if not select.select(_terminal(), [], [], max(0.0, seconds))[0]:
+        return ""
+    return os.read(sys.stdin.fileno(), 64).decode(errors="replace") or "q"
+
+
 def _workers(trainings: Sequence[Training]) -> list[Worker]:
-    """The workers that can be chosen, in the order in which they are shown."""
-    if len(trainings) != 1:
-        return []
-    loaders = trainings[0].loaders()
+    """The workers that have processes here, in the order in which they are shown."""
+    loaders = [loader for training in trainings for loader in training.loaders()]
     return [worker for loader in loaders for worker in loader.workers if worker.pid is not None]
 
 
 def _next(workers: Sequence[Worker], chosen: int | None, step: int) -> int | None:
-    pids = [worker.pid for worker in workers]
+    pids = [worker.pid for worker in workers] or [None]
     if chosen not in pids:
         return pids[0 if step > 0 else -1]
     return pids[(pids.index(chosen) + step) % len(pids)]

@@ -5,16 +5,16 @@
     /proc/*/fd ─▶ loaders' files, and who has them open ─▶ boards ─▶ owners: training processes
                                                                        ╰─ groups: trainings
 
-A loader's file is open in the training process and in all of its workers; the board in it says
-which one is the owner. Processes are one training if one of them has started the other, or a
-launcher has started both and has given them a place to meet.
+A loader's file is open in the training process and in all of its workers; the page in it says which
+one is the owner. Processes are one training if one of them has started the other, or a launcher has
+started both and has given them a place to meet.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from lit_loader.top import processes
@@ -30,9 +30,9 @@ _MEETING = (
 )
 """Variables by which launchers let ranks find each other."""
 
-NO_LOADER = (
-    "no loader found: no process of {user} has a lit_loader DataLoader at this moment "
-    "(one is seen from its first batch on; with num_workers=0, a second later)"
+WHICH = (
+    "lit_loader DataLoader with workers at this moment (one is seen from its first batch on; where "
+    "the training process makes the batches itself, py-spy dump --pid shows what it is at)"
 )
 
 
@@ -59,6 +59,22 @@ class Board(NamedTuple):
     problem: str | None
     pids: dict[int, int]
 
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[int]:
+        """Open the file, and give its descriptor.
+
+        Raises:
+            OSError: It is closed by now, and another file may lie under its path.
+        """
+        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            status = os.fstat(fd)
+            if (status.st_dev, status.st_ino) != self.key:
+                raise OSError(f"another file is at {self.path} by now")
+            yield fd
+        finally:
+            os.close(fd)
+
 
 def find_boards(pids: Iterable[int]) -> list[Board]:
     """Find the loaders whose files these processes have open."""
@@ -67,50 +83,31 @@ def find_boards(pids: Iterable[int]) -> list[Board]:
         with contextlib.suppress(OSError):
             for key, path in processes.files_of(pid).items():
                 holders.setdefault(key, {})[pid] = path
-    found = [_read(key, paths) for key, paths in holders.items()]
-    boards = [board for board in found if board is not None]
+    boards = [board for key, paths in holders.items() for board in _read(key, paths)]
     # A file that cannot be read is told of only where nothing else is: it may just be made.
     told = {board.owner: board for board in boards if board.view is None}
     told.update({board.owner: board for board in boards if board.view is not None})
     return [board for board in boards if board.view is not None or told[board.owner] is board]
 
 
-def _read(key: tuple[int, int], paths: dict[int, str]) -> Board | None:
+def _read(key: tuple[int, int], paths: dict[int, str]) -> Iterator[Board]:
     inner = {}
     for pid in paths:
         with contextlib.suppress(OSError):
             inner[processes.inner_pid(pid)] = pid
-    for path in paths.values():
+    for pid, path in sorted(paths.items()):
+        board = Board(key, path, pid, None, None, inner)
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            continue
-        try:
-            status = os.fstat(fd)
-            if (status.st_dev, status.st_ino) != key:
-                continue  # another file has come to lie under that descriptor
-            view = read_board(fd)
+            with board.opened() as fd:
+                view = read_board(fd)
         except OtherFormat as other:
-            owner = _eldest(paths)
-            if owner is None:
-                return None
-            return Board(key, path, owner, None, _explained(owner, other.format), inner)
+            yield board._replace(problem=_explained(pid, other.format))
+            return
         except OSError:
             continue
-        finally:
-            os.close(fd)
-        if view.pid not in inner:
-            return None  # the training has ended, and its workers are about to
-        return Board(key, path, inner[view.pid], view, None, inner)
-    return None
-
-
-def _eldest(pids: Iterable[int]) -> int | None:
-    ages = []
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            ages.append((processes.read_process(pid).started, pid))
-    return min(ages)[1] if ages else None
+        if view.page["pid"] in inner:  # else it has ended, and its workers are about to
+            yield board._replace(view=view, owner=inner[view.page["pid"]])
+        return
 
 
 def _explained(pid: int, found: int | None) -> str:
@@ -118,10 +115,9 @@ def _explained(pid: int, found: int | None) -> str:
         return (
             "this loader has given no batch yet, or is of a lit_loader from before lit-loader-top"
         )
-    try:
+    python = "its python"
+    with contextlib.suppress(OSError):
         python = os.readlink(f"/proc/{pid}/exe")
-    except OSError:
-        python = "its python"
     return (
         f"this loader is of another version of lit_loader (board format {found}): look at it by "
         f"that version's own viewer, {python} -m lit_loader.top {pid}"
@@ -192,14 +188,10 @@ def resolve(pid: int, boards: Iterable[Board]) -> int:
     for board in boards:
         if pid in board.pids.values():
             return board.owner
-    below = owners.intersection(processes.descendants(pid))
-    trainings = grouped(below)
+    trainings = grouped(owners.intersection(processes.descendants(pid)))
     if len(trainings) > 1:
         pids = ", ".join(str(group[0]) for group in trainings)
         raise NotFound(f"process {pid} ({name}) has started several trainings: name one, of {pids}")
-    if trainings:
-        return trainings[0][0]
-    raise NotFound(
-        f"process {pid} ({name}) has no lit_loader DataLoader at this moment (one is seen "
-        "from its first batch on; with num_workers=0, a second later)"
-    )
+    if not trainings:
+        raise NotFound(f"process {pid} ({name}) has no {WHICH}")
+    return trainings[0][0]

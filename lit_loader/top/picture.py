@@ -4,15 +4,15 @@
 
     training ─┬─ a table of its loaders, one line each, ranks below each other
               ├─ the workers of each, loaders side by side where there is room
-              ├─ what stands out; the stacks that were asked for
+              ├─ what stands out; what limits in the long run; the stacks that were asked for
               ╰─ the last restarts and bad samples
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
 
 from rich.columns import Columns
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -20,8 +20,8 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from lit_loader.top.findings import duration, who
-from lit_loader.top.snapshot import Event, Loader, Rank, Training, Worker
+from lit_loader.statistics.sentences import duration
+from lit_loader.top.snapshot import Loader, Training, Worker
 
 __all__ = ["KEYS", "picture"]
 
@@ -30,30 +30,14 @@ KEYS: Final = "q quit   ↑ ↓ choose a worker   s show its Python stack   c cl
 _SIDE_BY_SIDE: Final = 66
 """Columns that a table of workers needs at least."""
 
+_ROWS: Final = 8
+"""Workers of a loader that are shown where the height is limited."""
+
 _EVENTS: Final = 3
 _FINDINGS: Final = 6
 _STYLES: Final = {"dead": "bold red", "idle": "dim", "starting": "cyan", "worker_init_fn": "cyan"}
-
-
-def _plain(text: str) -> str:
-    """Leave out what a terminal would take for a command."""
-    return "".join(sign if sign.isprintable() else " " for sign in text)
-
-
-def _bytes(nbytes: int | None) -> str:
-    if nbytes is None:
-        return "–"
-    if nbytes < 10 << 30:
-        return f"{nbytes / 2**20:,.0f} MB" if nbytes >= 10 << 20 else f"{nbytes / 2**20:.1f} MB"
-    return f"{nbytes / 2**30:,.1f} GB"
-
-
-def _share(share: float | None) -> str:
-    return "–" if share is None else f"{share:.0%}"
-
-
-def _count(number: float | None) -> str:
-    return "–" if number is None else f"{number:,}"
+_OLD: Final = 2.0
+"""Seconds from which on the age of a loader's figures is remarked upon."""
 
 
 def picture(
@@ -76,9 +60,9 @@ def picture(
     for training in trainings:
         parts += [_title(training, width), _loaders(training, width)]
         if len(trainings) == 1:
-            room = None if height is None else height - _lines_besides(training, keys)
-            parts += [Text(""), *_workers(training, width, room, chosen), Text("")]
-        parts += [*_findings(training)]
+            rows = None if height is None else _ROWS
+            parts += [Text(""), *_workers(training, width, rows, chosen), Text("")]
+        parts += _sentences(training)
         if len(trainings) == 1:
             parts += [*_stacks(training), *_events(training, width)]
     if len(trainings) > 1:
@@ -107,57 +91,60 @@ class _Cut:
         yield from self._last
 
 
-def _lines_besides(training: Training, keys: bool) -> int:
-    """About how many lines all takes but the workers; long ones are cut by the terminal."""
-    loaders = training.loaders()
-    findings = sum(min(_FINDINGS, len(loader.findings)) for loader in loaders)
-    stacks = sum(
-        3 + 2 * len(worker.stack or ()) for loader in loaders for worker in loader.workers
-        if worker.stack is not None or worker.stack_problem
-    )  # fmt: skip
-    events = min(_EVENTS, sum(len(loader.events) for loader in loaders))
-    return 8 + len(loaders) + 2 * findings + stacks + 2 * events + keys
+def _plain(text: str) -> str:
+    """Leave out what a terminal would take for a command."""
+    return "".join(sign if sign.isprintable() else " " for sign in text)
+
+
+def _bytes(nbytes: int | None) -> str:
+    if nbytes is None:
+        return "–"
+    if nbytes < 10 << 30:
+        return f"{nbytes / 2**20:,.0f} MB" if nbytes >= 10 << 20 else f"{nbytes / 2**20:.1f} MB"
+    return f"{nbytes / 2**30:,.1f} GB"
+
+
+def _count(number: int | None) -> str:
+    return "–" if number is None else f"{number:,}"
+
+
+def _share(share: float | None) -> str:
+    return "–" if share is None else f"{share:.0%}"
+
+
+def _rate(rate: float | None) -> str:
+    return "–" if rate is None else f"{rate:,.1f}" if rate < 100 else f"{rate:,.0f}"
 
 
 def _title(training: Training, width: int) -> Text:
     when = time.strftime("%H:%M:%S")
-    command = _plain(training.command)
     title = Text(no_wrap=True, overflow="ellipsis")
     title.append(f"pid {training.pid}", style="bold")
-    title.append(f"  {command}")
+    title.append(f"  {_plain(training.command)}")
     title.truncate(max(10, width - len(when) - 2), overflow="ellipsis", pad=True)
-    title.append(f"  {when}", style="dim")
-    return title
+    return title.append(f"  {when}", style="dim")
 
 
-def _loaders(training: Training, width: int) -> Table:
-    """A line for each loader of each rank."""
-    ranks = len(training.ranks) > 1
-    wide = width >= 100
-    table = Table(box=None, header_style="underline", pad_edge=False, padding=(0, 1), expand=False)
-    if ranks:
-        table.add_column("rank", justify="right")
-        table.add_column("pid", justify="right")
-    table.add_column("loader", overflow="ellipsis", no_wrap=True, max_width=40 if wide else 20)
-    table.add_column("epoch", justify="right")
-    table.add_column("batch", justify="right", no_wrap=True)
-    table.add_column("/s", justify="right")
-    table.add_column("wait", justify="right")
-    table.add_column("ready", justify="right")
-    if wide:
-        table.add_column("of how many", justify="right")
-        table.add_column("workers", justify="right")
-        table.add_column("shared", justify="right", no_wrap=True)
-    if not ranks or wide:
-        table.add_column("restarts", justify="right")
-        table.add_column("bad", justify="right")
-    for rank in training.ranks:
-        first = [_count(rank.rank), str(rank.pid)] if ranks else []
-        for loader in rank.loaders:
-            table.add_row(*first, *_loader_cells(loader, wide, not ranks or wide))
-        if not rank.loaders:
-            table.add_row(*first, Text("no loader at this moment", style="dim"))
+_Column = tuple[str, int, Callable[[Any], str | Text]]
+"""Its name, how wide the table must be for it, what is in its cells."""
+
+
+def _table(first: Sequence[str], columns: Sequence[_Column], width: int) -> Table:
+    """A table with those columns for which there is room."""
+    table = Table(box=None, header_style="underline", pad_edge=False, padding=(0, 1))
+    for name in [*first, *(name for name, least, _ in columns if width >= least)]:
+        table.add_column(
+            name,
+            justify="left" if name in ("loader", "stage", "") else "right",
+            no_wrap=True,
+            overflow="ellipsis",
+            max_width=None if name != "loader" else 40 if width >= 100 else 20,
+        )
     return table
+
+
+def _cells(of: Loader | Worker, columns: Sequence[_Column], width: int) -> list[str | Text]:
+    return [cell(of) for _, least, cell in columns if width >= least]
 
 
 def _name(loader: Loader) -> Text:
@@ -165,102 +152,95 @@ def _name(loader: Loader) -> Text:
     return text.append(f"{' ' if loader.role else ''}{_plain(loader.dataset)}", style="default")
 
 
-def _loader_cells(loader: Loader, wide: bool, faults: bool) -> list[RenderableType]:
-    if loader.problem is not None:
-        return [Text("?", style="yellow")]
-    wait = Text(_share(loader.wait_share))
+def _wait(loader: Loader) -> Text:
     if loader.state == "waiting" and (loader.state_seconds or 0) >= 1:
-        wait = Text(f"for {duration(loader.state_seconds or 0)}", style="bold red")
-    elif loader.state == "idle":
-        wait = Text("idle", style="dim")
-    elif (loader.wait_share or 0) >= 0.1:
-        wait.stylize("yellow")
-    of = "" if loader.length is None else f"/{loader.length:,}"
-    rate = loader.batches_per_second
-    cells: list[RenderableType] = [
-        _name(loader),
-        str(loader.epoch),
-        f"{loader.batches:,}{of}",
-        "–" if rate is None else f"{rate:,.1f}" if rate < 100 else f"{rate:,.0f}",
-        wait,
-        f"{loader.ready}/{loader.ahead}",
-    ]
-    if wide:
-        elsewhere = f"+{len(loader.nodes)} nodes" if loader.remote_workers else ""
-        cells += [_count(loader.batch_size), f"{loader.num_workers}{elsewhere}"]
-        cells.append(_bytes(loader.shared_memory))
-    if faults:
-        for number, style in ((loader.restarts, "red"), (loader.bad_samples, "yellow")):
-            cells.append(Text(f"{number:,}", style=style if number else "dim"))
-    return cells
+        return Text(f"for {duration(loader.state_seconds or 0)}", style="bold red")
+    if loader.state == "idle":
+        return Text("idle", style="dim")
+    return Text(_share(loader.wait_share), "yellow" if (loader.wait_share or 0) >= 0.1 else "")
+
+
+_LOADER: Final[Sequence[_Column]] = (
+    ("loader", 0, _name),
+    ("epoch", 0, lambda each: str(each.epoch)),
+    ("batch", 0, lambda each: f"{each.batches:,}" + (f"/{each.length:,}" if each.length else "")),
+    ("/s", 0, lambda each: _rate(each.batches_per_second)),
+    ("wait", 0, _wait),
+    ("ready", 0, lambda each: f"{each.ready}/{each.ahead}"),
+    ("of how many", 100, lambda each: _count(each.batch_size)),
+    ("workers", 100, lambda each: f"{each.num_workers}{_elsewhere(each)}"),
+    ("shared", 100, lambda each: _bytes(each.shared_memory)),
+    ("restarts", 70, lambda each: _fault(each.restarts, "red")),
+    ("bad", 70, lambda each: _fault(each.bad_samples, "yellow")),
+)
+
+
+def _fault(number: int, style: str) -> Text:
+    return Text(f"{number:,}", style if number else "dim")
+
+
+def _elsewhere(loader: Loader) -> str:
+    return f"+{len(loader.nodes)} nodes" if loader.remote_workers else ""
+
+
+def _loaders(training: Training, width: int) -> Table:
+    """A line for each loader of each rank."""
+    ranks = len(training.ranks) > 1
+    room = width - 20 if ranks and width < 100 else width
+    table = _table(("rank", "pid") if ranks else (), _LOADER, room)
+    for rank in training.ranks:
+        first = [_count(rank.rank), str(rank.pid)] if ranks else []
+        for loader in rank.loaders:
+            known = loader.problem is None
+            cells = _cells(loader, _LOADER, room) if known else [Text("?", "yellow")]
+            table.add_row(*first, *cells)
+        if not rank.loaders:
+            table.add_row(*first, Text("no loader at this moment", style="dim"))
+    return table
+
+
+_WORKER: Final[Sequence[_Column]] = (
+    ("pid", 76, lambda each: "–" if each.pid is None else str(each.pid)),
+    ("stage", 0, lambda each: f"{each.stage} {_plain(each.node or '').partition('.')[0]}".strip()),
+    ("batch", 0, lambda each: _count(each.batch)),
+    ("sample", 0, lambda each: _count(each.sample)),
+    ("index", 0, lambda each: "–" if each.index is None else str(each.index)),
+    ("for", 0, lambda each: "–" if each.seconds is None else duration(each.seconds)),
+    ("cpu", 0, lambda each: _share(each.cpu)),
+    ("memory", 0, lambda each: _bytes(each.memory)),
+    ("made", 90, lambda each: f"{each.made:,}"),
+    ("", 90, lambda each: each.doing or ""),
+)
 
 
 def _workers(
-    training: Training, width: int, room: int | None, chosen: int | None
+    training: Training, width: int, rows: int | None, chosen: int | None
 ) -> list[RenderableType]:
     """The workers of each loader; side by side where several fit."""
-    known = [
-        (rank, loader)
-        for rank in training.ranks
-        for loader in rank.loaders
-        if loader.problem is None
-    ]
+    pairs = [(rank, loader) for rank in training.ranks for loader in rank.loaders]
+    known = [(rank, loader) for rank, loader in pairs if loader.problem is None]
     beside = min(max(1, width // _SIDE_BY_SIDE), max(1, len(known)))
-    each = width // beside - (beside > 1)
-    rows = None if room is None else max(2, room // max(1, -(-len(known) // beside)) - 4)
-    tables = [
-        _worker_table(rank, loader, each, rows, chosen, len(known) > 1) for rank, loader in known
-    ]
-    return [Columns(tables, padding=(0, 1))] if beside > 1 else [*tables]
+    tables: list[RenderableType] = []
+    for rank, loader in known:
+        table = _worker_table(loader, width // beside - (beside > 1), rows, chosen)
+        if len(known) > 1:
+            number = "" if rank.rank is None else f"rank {rank.rank}  "
+            table.title, table.title_justify = Text(number).append_text(_name(loader)), "left"
+        tables.append(table)
+    return [Columns(tables, padding=(0, 1))] if beside > 1 else tables
 
 
-def _worker_table(
-    rank: Rank, loader: Loader, width: int, rows: int | None, chosen: int | None, named: bool
-) -> Table:
-    table = Table(
-        box=None, header_style="underline", pad_edge=False, padding=(0, 1), title_justify="left"
-    )
-    if named:
-        number = "" if rank.rank is None else f"rank {rank.rank}  "
-        table.title = Text(number).append_text(_name(loader))
-    wide = width >= 76
-    table.add_column("worker", justify="right")
-    if wide:
-        table.add_column("pid", justify="right")
-    table.add_column("stage", no_wrap=True, overflow="ellipsis")
-    table.add_column("batch", justify="right")
-    table.add_column("sample", justify="right")
-    table.add_column("index", justify="right")
-    table.add_column("for", justify="right", no_wrap=True)
-    table.add_column("cpu", justify="right")
-    table.add_column("memory", justify="right", no_wrap=True)
-    if width >= 90:
-        table.add_column("made", justify="right")
-        table.add_column("", no_wrap=True, overflow="ellipsis")
+def _worker_table(loader: Loader, width: int, rows: int | None, chosen: int | None) -> Table:
+    table = _table(("worker",), _WORKER, width)
     shown = _notable(loader.workers, rows)
     for worker in shown:
         mark = "›" if chosen is not None and worker.pid == chosen else ""
         style = _STYLES.get(worker.stage, "bold yellow" if worker.stalled else "")
-        stage = worker.stage
-        if worker.node:
-            stage = f"{stage} {_plain(worker.node).partition('.')[0]}"
-        number = "–" if worker.worker < 0 else str(worker.worker)
-        cells = [f"{mark}{number}", *([_plain_pid(worker)] if wide else []), stage]
-        cells += [_count(worker.batch), _count(worker.sample)]
-        cells.append("–" if worker.index is None else str(worker.index))
-        cells.append("–" if worker.seconds is None else duration(worker.seconds))
-        cells += [_share(worker.cpu), _bytes(worker.memory)]
-        if width >= 90:
-            cells += [f"{worker.made:,}", worker.doing or ""]
-        table.add_row(*cells, style=style)
+        cells = _cells(worker, _WORKER, width)
+        table.add_row(f"{mark}{worker.worker}", *cells, style=style)
     if len(shown) < len(loader.workers):
-        more = len(loader.workers) - len(shown)
-        table.caption = Text(f"and {more} more", style="dim")
+        table.caption = Text(f"and {len(loader.workers) - len(shown)} more", style="dim")
     return table
-
-
-def _plain_pid(worker: Worker) -> str:
-    return "–" if worker.pid is None else str(worker.pid)
 
 
 def _notable(workers: Sequence[Worker], rows: int | None) -> Sequence[Worker]:
@@ -269,59 +249,54 @@ def _notable(workers: Sequence[Worker], rows: int | None) -> Sequence[Worker]:
         return workers
 
     def rank(worker: Worker) -> tuple[bool, bool, bool, float]:
-        busy = worker.stage != "idle"
-        return worker.stage != "dead", not worker.stalled, not busy, -(worker.seconds or 0)
+        idle = worker.stage == "idle"
+        return worker.stage != "dead", not worker.stalled, idle, -(worker.seconds or 0)
 
     return sorted(sorted(workers, key=rank)[:rows], key=lambda worker: worker.worker)
 
 
-def _findings(training: Training) -> list[RenderableType]:
-    found: list[RenderableType] = []
-    loaders = training.loaders()
+def _sentences(training: Training) -> Iterator[Text]:
+    """What stands out in each loader, what it says itself, and how old its figures are."""
+    several = len(training.loaders()) > 1
     for rank in training.ranks:
         for loader in rank.loaders:
-            where = ""
-            if len(loaders) > 1:
-                rank_of = "" if rank.rank is None else f"rank {rank.rank}"
-                names = [rank_of, loader.role or loader.dataset]
-                where = ", ".join(name for name in names if name) + ": "
-            texts = [loader.problem] if loader.problem is not None else loader.findings
+            names = ["" if rank.rank is None else f"rank {rank.rank}"]
+            names.append(loader.role or loader.dataset)
+            where = ", ".join(name for name in names if name) + ": " if several else ""
+            texts = loader.findings if loader.problem is None else [loader.problem]
             for text in texts[:_FINDINGS]:
-                found.append(Text(f"▲ {where}{_plain(text)}", style="yellow"))
-    return found
+                yield Text(f"▲ {where}{_plain(text)}", style="yellow")
+            if loader.verdict:
+                text = f"  {where}so far: {_plain(loader.verdict)}"
+                if loader.age >= _OLD:
+                    text += f" (figures of {duration(loader.age)} ago; workers are live)"
+                yield Text(text)
 
 
-def _stacks(training: Training) -> list[RenderableType]:
-    found: list[RenderableType] = []
-    for loader in training.loaders():
-        for worker in loader.workers:
-            if worker.stack is None and worker.stack_problem is None:
-                continue
-            when = time.strftime("%H:%M:%S", time.localtime(worker.stack_time))
-            text = Text()
-            text.append(f"\nPython stack of {who(worker)}, at {when}\n", style="bold")
-            if worker.stack_problem is not None:
-                text.append(f"  {_plain(worker.stack_problem)}\n", style="yellow")
-            elif not worker.stack:
-                text.append("  there is no Python code in it\n", style="dim")
-            for frame in worker.stack or ():
-                mark, style = ("▶ ", "bold reverse yellow") if frame.user else ("  ", "default")
-                where = f"{mark}{frame.file}:{frame.line} in {frame.function}"
-                text.append(f"{_plain(where)}\n", style=style)
-                if frame.code:
-                    text.append(f"      {_plain(frame.code)}\n", style=style)
-            found.append(text)
-    return found
+def _stacks(training: Training) -> Iterator[Text]:
+    for worker in [each for loader in training.loaders() for each in loader.workers]:
+        if worker.stack is None and worker.stack_problem is None:
+            continue
+        when = time.strftime("%H:%M:%S", time.localtime(worker.stack_time))
+        text = Text(f"\nPython stack of worker {worker.worker}, at {when}\n", style="bold")
+        if worker.stack_problem is not None:
+            text.append(f"  {_plain(worker.stack_problem)}\n", style="not bold yellow")
+        elif not worker.stack:
+            text.append("  there is no Python code in it\n", style="not bold dim")
+        for frame in worker.stack or ():
+            mark, style = ("▶ ", "bold reverse yellow") if frame.user else ("  ", "not bold")
+            where = f"{mark}{frame.file}:{frame.line} in {frame.function}"
+            text.append(f"{_plain(where)}\n", style=style)
+            if frame.code:
+                text.append(f"      {_plain(frame.code)}\n", style=style)
+        yield text
 
 
-def _events(training: Training, width: int) -> list[RenderableType]:
-    events: list[Event] = [event for loader in training.loaders() for event in loader.events]
-    events.sort(key=lambda event: event.time)
-    found: list[RenderableType] = []
-    for event in events[-_EVENTS:]:
+def _events(training: Training, width: int) -> Iterator[Text]:
+    events = [event for loader in training.loaders() for event in loader.events]
+    for event in sorted(events, key=lambda event: event.time)[-_EVENTS:]:
         when = time.strftime("%H:%M:%S", time.localtime(event.time))
         text = Text(f"{when} {event.kind}: ", style="red" if event.kind == "restart" else "yellow")
         text.append(_plain(event.text), style="default")
         text.truncate(2 * width - 10, overflow="ellipsis")
-        found.append(text)
-    return found
+        yield text

@@ -13,24 +13,35 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 __all__ = [
-    "Process",
-    "caught",
-    "command_of",
-    "descendants",
-    "environment_of",
-    "files_of",
-    "inner_pid",
-    "memory_of",
-    "own_pids",
-    "read_process",
-    "user_of",
-    "waits_in",
+    *("Process", "caught", "command_of", "descendants", "doing", "environment_of", "files_of"),
+    *("inner_pid", "memory_of", "own_pids", "read_process", "user_of"),
 ]
 
 _TICK: Final = 1 / os.sysconf("SC_CLK_TCK")
 
 _FILE: Final = "/memfd:lit_loader (deleted)"
 """What ``/proc`` shows a loader's shared file as."""
+
+_DOING: Final = {
+    "R": "computing",
+    "S": "asleep",
+    "D": "waiting for a disk or the network, not to be interrupted",
+    "T": "stopped by a signal",
+    "t": "stopped by a debugger",
+}
+_WAITS: Final = {
+    "futex": "waiting for a lock, or another thread",
+    "pipe": "waiting for a pipe",
+    "nanosleep": "sleeping",
+    "nfs": "waiting for a network file system",
+    "rpc": "waiting for a network file system",
+    "sk_": "waiting for the network",
+    "tcp": "waiting for the network",
+    "inet": "waiting for the network",
+    "poll": "waiting for a file, a pipe or the network",
+    "wait4": "waiting for a process",
+}
+"""What functions of the kernel that a process waits in mean, by a part of their name."""
 
 
 class Process(NamedTuple):
@@ -42,7 +53,7 @@ class Process(NamedTuple):
         name: Of its program, shortened.
         state: The kernel's letter: ``R``, ``S``, ``D``, ``T``, ``Z``.
         cpu: Seconds of processors that it has used.
-        started: Ticks after the start of the machine: tells it from another one of its number.
+        started: Ticks after the start of the machine.
     """
 
     pid: int
@@ -52,20 +63,19 @@ class Process(NamedTuple):
     cpu: float
     started: int
 
+    @property
+    def key(self) -> tuple[int, int]:
+        """What no other process has: numbers are used again."""
+        return self.pid, self.started
+
 
 def read_process(pid: int) -> Process:
     """Look at a process."""
     with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
         head, _, rest = file.read().rpartition(")")
     fields = rest.split()
-    return Process(
-        pid,
-        int(fields[1]),
-        head.partition("(")[2],
-        fields[0],
-        (int(fields[11]) + int(fields[12])) * _TICK,
-        int(fields[19]),
-    )
+    cpu = (int(fields[11]) + int(fields[12])) * _TICK
+    return Process(pid, int(fields[1]), head.partition("(")[2], fields[0], cpu, int(fields[19]))
 
 
 def own_pids() -> Iterator[int]:
@@ -127,18 +137,19 @@ def caught(pid: int, signal: int) -> bool:
     return bool(int(_status(pid)["SigCgt"], 16) >> (signal - 1) & 1)
 
 
+def _words(pid: int, name: str) -> list[str]:
+    with open(f"/proc/{pid}/{name}", "rb") as file:
+        return [word.decode(errors="replace") for word in file.read().rstrip(b"\0").split(b"\0")]
+
+
 def command_of(pid: int) -> str:
     """The command line of a process."""
-    with open(f"/proc/{pid}/cmdline", "rb") as file:
-        words = file.read().rstrip(b"\0").split(b"\0")
-    return " ".join(word.decode(errors="replace") for word in words)
+    return " ".join(_words(pid, "cmdline"))
 
 
 def environment_of(pid: int) -> dict[str, str]:
     """The environment that a process was started with."""
-    with open(f"/proc/{pid}/environ", "rb") as file:
-        entries = file.read().split(b"\0")
-    pairs = (entry.decode(errors="replace").partition("=") for entry in entries)
+    pairs = (entry.partition("=") for entry in _words(pid, "environ"))
     return {name: value for name, _, value in pairs}
 
 
@@ -151,10 +162,10 @@ def user_of(pid: int) -> str:
         return f"user {uid}"
 
 
-def waits_in(pid: int) -> str:
-    """The function of the kernel that a process waits in; "": in none, or it is not told."""
-    try:
-        with open(f"/proc/{pid}/wchan") as file:
-            return file.read().strip("0\n")
-    except OSError:
-        return ""
+def doing(process: Process) -> str | None:
+    """Say what the system says that a process is at; None: nothing."""
+    where = ""
+    with contextlib.suppress(OSError), open(f"/proc/{process.pid}/wchan") as file:
+        where = file.read() if process.state == "S" else ""
+    waits = (text for part, text in _WAITS.items() if part in where)
+    return next(waits, _DOING.get(process.state))

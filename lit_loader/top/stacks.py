@@ -12,6 +12,7 @@ was given to another process meanwhile is never hit.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -52,26 +53,23 @@ def ask(pid: int, fd: int) -> str:
     Raises:
         NoStacks: It has ended, or does not answer.
     """
-    try:
-        pidfd = os.pidfd_open(pid)
+    with contextlib.ExitStack() as ends:
         try:
+            pidfd = os.pidfd_open(pid)
+            ends.callback(os.close, pidfd)
             path = f"/proc/{pid}/fd/{fd}"
             prepared = fd >= 0 and os.readlink(path) == f"/memfd:{SHOWN} (deleted)"
             if not (prepared and processes.caught(pid, SHOW_SIGNAL)):
                 raise NoStacks("this process writes no stacks when it is asked")
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                begin = os.fstat(file).st_size
-                signal.pidfd_send_signal(pidfd, SHOW_SIGNAL)
-                return _written(pid, file, begin)
-            finally:
-                os.close(file)
-        finally:
-            os.close(pidfd)
-    except (ProcessLookupError, FileNotFoundError):
-        raise NoStacks("it has just ended") from None
-    except OSError as error:
-        raise NoStacks(f"it cannot be asked ({error})") from None
+            ends.callback(os.close, file)
+            begin = os.fstat(file).st_size
+            signal.pidfd_send_signal(pidfd, SHOW_SIGNAL)
+            return _written(pid, file, begin)
+        except (ProcessLookupError, FileNotFoundError):
+            raise NoStacks("it has just ended") from None
+        except OSError as error:
+            raise NoStacks(f"it cannot be asked ({error})") from None
 
 
 def _written(pid: int, file: int, begin: int) -> str:
@@ -100,15 +98,12 @@ def parse(text: str, pid: int) -> list[Frame]:
         The lines of the thread that makes batches, from the innermost one to where the loader calls
         the user's code; all of them, if it is at the loader's own.
     """
-    threads = [
-        frames
-        for part in re.split(r"\n(?=(?:Current thread|Thread) )", text)
-        if (frames := [_frame(match, pid) for match in _FRAME.finditer(part)])
-    ]
+    parts = re.split(r"\n(?=(?:Current thread|Thread) )", text)
+    threads = [[_frame(match, pid) for match in _FRAME.finditer(part)] for part in parts]
+    threads = [thread for thread in threads if thread]
     if not threads:
         return []
-    mains = [thread for thread in threads if _loader_of(thread)]
-    thread = (mains or threads)[0]
+    thread = next((thread for thread in threads if _loader_of(thread)), threads[0])
     own = _loader_of(thread)
     theirs = [n for n, frame in enumerate(thread) if own and frame.file.startswith(own)]
     shown = thread[: theirs[0]] if theirs and theirs[0] else thread
@@ -123,26 +118,15 @@ def parse(text: str, pid: int) -> list[Frame]:
 
 def _loader_of(thread: list[Frame]) -> str:
     """The folder of the package that this worker runs, with a slash; "": it is another thread."""
-    for frame in thread:
-        if frame.function == "worker_main":
-            return frame.file.removesuffix("worker/main.py")
-    return ""
+    mains = (frame.file for frame in thread if frame.function == "worker_main")
+    return next(mains, "").removesuffix("worker/main.py")
 
 
 def _frame(match: re.Match[str], pid: int) -> Frame:
-    file, line, function = match.groups()
-    number = int(line) if line.isdigit() else 0
-    return Frame(file, number, function, _code(file, number, pid))
-
-
-def _code(file: str, number: int, pid: int) -> str:
-    """Read a line of a source file, as the worker sees it; "" if that is not possible."""
+    """A line of a stack, with the text of its source as the worker sees it, if it can be read."""
+    file, number, function = match.groups()
+    frame = Frame(file, int(number) if number.isdigit() else 0, function)
     path = Path(f"/proc/{pid}/root{file}" if file.startswith("/") else f"/proc/{pid}/cwd/{file}")
-    try:
-        with path.open(encoding="utf-8", errors="replace") as source:
-            for place, text in enumerate(source, 1):
-                if place == number:
-                    return text.strip()
-    except OSError:
-        pass
-    return ""
+    with contextlib.suppress(OSError), path.open(encoding="utf-8", errors="replace") as source:
+        frame.code = next((text.strip() for n, text in enumerate(source, 1) if n == frame.line), "")
+    return frame

@@ -20,7 +20,7 @@ import time
 from typing import Final, NamedTuple
 
 __all__ = [
-    "MADE_AT",
+    "MADE",
     "NUMBER",
     "POSITION",
     "ROW",
@@ -31,7 +31,6 @@ __all__ = [
     "TOKEN",
     "VOIDABLE",
     "WORKERS",
-    "WORKERS_AT",
     "BoardRow",
     "Stage",
     "StatusBoard",
@@ -43,15 +42,13 @@ __all__ = [
 ROW_WORDS: Final = 16  # two cache lines a row: rows of different workers never share one
 TOKEN, _, WORKERS = range(3)
 STAGE, NUMBER, POSITION, SINCE, _VOID = range(5)
-_MADE, _PID, _STARTED, _STACKS, _INDICES = range(5, 10)  # and two words after the last
+MADE, _PID, _STARTED, _STACKS, _INDICES = range(5, 10)  # and two words after the last
 _NODE_BYTES: Final = 8 * (ROW_WORDS - _INDICES)
 # In the place of a descriptor for stacks: a name follows, and no indices; or a relay's credit.
 _ELSEWHERE, _RELAY = -1, -2
 _PACK_INDICES: Final = struct.Struct("@3q").pack_into  # native: a word at a time
 
 ROW_BYTES: Final = ROW_WORDS * 8
-WORKERS_AT: Final = WORKERS * 8
-MADE_AT: Final = _MADE * 8
 ROW: Final = struct.Struct("@12q")
 """How a viewer reads a row: the words above."""
 
@@ -87,7 +84,7 @@ class BoardRow(NamedTuple):
     Attributes:
         stage: One of :class:`Stage`.
         number: Batch number of the task, -1 for none.
-        position: Position in the batch of the sample that is being fetched.
+        position: Position in the batch of the sample that is being fetched; -1: not known.
         since: ``time.monotonic_ns()`` when the stage, or sample, began; 0 before the worker ran.
     """
 
@@ -213,7 +210,7 @@ class StatusBoard:
 
     def count(self, worker: int) -> None:
         """Count a task that ``worker`` has sent the result of."""
-        self._words[(worker + 1) * ROW_WORDS + _MADE] += 1
+        self._words[(worker + 1) * ROW_WORDS + MADE] += 1
 
     @property
     def words(self) -> memoryview:

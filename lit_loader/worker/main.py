@@ -219,6 +219,8 @@ class _Worker:
         # A batch that failed, or was omitted, has not been through all stages.
         collated = progress.collated or now
         fetched = progress.fetched or collated
+        if status != Status.DROPPED:
+            board.count(self._id)
         self._send(
             Reply(
                 status,
@@ -237,7 +239,6 @@ class _Worker:
                 *((0, 0) if self._clock is None else self._clock.used()),
             )
         )
-        board.count(self._id)
         progress.idle(now)
 
     def _encode_elsewhere(

@@ -21,10 +21,9 @@ from torch.utils.data import IterableDataset
 
 from lit_loader import DataLoader
 from lit_loader.accelerator import pin_memory
-from lit_loader.pool import shown_loader
 from lit_loader.seeding import generator_lock
 from lit_loader.system.interrupts import HeldBack, is_interruption, let_handlers_through
-from lit_loader.transport import own_page
+from lit_loader.transport import loader_page
 from tests.support.samples import Counting
 from tests.support.striking import Strike, Struck, StruckHard
 
@@ -109,7 +108,7 @@ class Case:
     Args:
         given: Batches given before; of ``epochs`` epochs.
         what: ``"next"``, ``"close"`` or ``"drop"``: what is interrupted.
-        shown: Whether viewers see a loader without workers at once, and not after a second.
+        shown: Whether a page for viewers is written with every batch, not with the first alone.
     """
 
     def __init__(
@@ -129,9 +128,7 @@ class Case:
     def run(self, strike: Strike) -> tuple[list[Any], BaseException | None]:
         """Two epochs after those before, with a strike in the first; what was given and raised."""
         with pytest.MonkeyPatch.context() as patch:
-            if self.shown:
-                patch.setattr(own_page, "AFTER", -1)
-                patch.setattr(shown_loader, "AFTER", -1)
+            patch.setattr(loader_page, "EVERY", 0 if self.shown else 1 << 62)
             return self._run(strike)
 
     def _run(self, strike: Strike) -> tuple[list[Any], BaseException | None]:
@@ -258,9 +255,9 @@ CASES = {
     "in process, iterable": Case(Counting, num_workers=0),
     "in process, iterable's end": Case(functools.partial(Counting, LENGTH), 8, num_workers=0),
     "in process, stateful": Case(Stateful, num_workers=0),
-    "in process, shown": Case(num_workers=0, given=0, shown=True),
     "first": Case(given=0),
     "middle": Case(),
+    "middle, shown": Case(shown=True),
     "last": Case(given=LENGTH - 1),
     "end": Case(given=LENGTH),
     "failing": Case(Damaged),
@@ -276,7 +273,7 @@ CASES = {
     "pinned": Case(pin_memory=True),
     "pinned, first": Case(given=0, pin_memory=True),
     "closing": Case(what="close"),
-    "closing, in process": Case(what="close", num_workers=0, shown=True),
+    "closing, in process": Case(what="close", num_workers=0),
     "closing, persistent": Case(what="close", persistent_workers=True),
     "closing, pinned": Case(what="close", pin_memory=True, persistent_workers=True),
     "dropping": Case(what="drop"),

@@ -109,7 +109,7 @@ class Rig:
         self.board = StatusBoard(self.arena.board)
         self.board.token, self.board.workers = 1, 1
         self.page = LoaderPage(self.arena.board)
-        self.page.describe("", "", 1, (0, 1), 1)
+        self.page.write({"ahead": 1}, 0, 0)
         self.results, results = os.pipe()
         tasks, self.tasks = os.pipe()
         payload = os.memfd_create("payload")

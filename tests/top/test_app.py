@@ -14,8 +14,9 @@ import pytest
 from rich.console import Console
 
 import lit_loader
+from lit_loader.statistics.sentences import duration
 from lit_loader.top import app, discovery, processes, snapshot, stacks, watch
-from lit_loader.top.findings import duration, findings
+from lit_loader.top.findings import STAGES, findings
 from lit_loader.top.picture import picture
 from lit_loader.top.snapshot import Event, Frame, Loader, Rank, Training, Worker
 
@@ -44,7 +45,7 @@ def hung(**options: Any) -> Loader:
     [
         (
             hung(),
-            ["worker 1 has been reading index 4711 (sample 2 of batch 31) for 42 s, asleep, in "
+            ["worker 1 has been fetching index 4711 (sample 2 of batch 31) for 42 s, asleep, in "
              "caption (/u/data.py:9); the training has waited for this batch for 40 s"],
         ),
         (hung(batches=30), ["the training has waited for batch 30 for 40 s"]),
@@ -57,14 +58,13 @@ def hung(**options: Any) -> Loader:
             Loader(state="computing", state_seconds=200.0, ready=4),
             ["its own step for 3 min 20 s, and 4 batches are ready: it does not wait for the load"],
         ),
-        (Loader(state="computing", wait_share=0.38), ["the training waits 38% of the time: more"]),
         (Loader(state="computing", wait_share=0.01, state_seconds=0.1), []),
         (
             hung(workers=[Worker(0, 11, "dead", batch=3), *hung().workers[1:]]),
-            ["worker 0 (pid 11) has died", "worker 1 has been reading index 4711"],
+            ["worker 0 (pid 11) has died", "worker 1 has been fetching index 4711"],
         ),
     ],
-    ids=range(8),
+    ids=range(7),
 )  # fmt: skip
 def test_findings(loader: Loader, texts: list[str]) -> None:
     found = findings(loader)
@@ -74,7 +74,15 @@ def test_findings(loader: Loader, texts: list[str]) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(-0.1, "0.0 s"), (4.24, "4.2 s"), (42.4, "42 s"), (200, "3 min 20 s"), (7500, "2 h 5 min")],
+    [
+        (-0.1, "0 ms"),
+        (0.0042, "4.2 ms"),
+        (0.3, "300 ms"),
+        (4.24, "4.2 s"),
+        (42.4, "42 s"),
+        (200, "3 min 20 s"),
+        (7500, "2 h 5 min"),
+    ],
 )
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
@@ -116,8 +124,10 @@ def test_several_trainings_are_a_list() -> None:
         other = Training(
             9, "python \x1b[2Jother.py", "ann", [Rank(9, loaders=[Loader(problem="?!")])]
         )
-        console.print(picture([training(hung()), other], 100))
+        told = hung(verdict="workers were busy", age=9.0)
+        console.print(picture([training(told), other], 100))
     text = console.export_text()
+    assert "so far: workers were busy" in text and "figures of 9.0 s ago; workers are live" in text
     assert "pid 7" in text and "pid 9" in text and "▲ ?!" in text
     assert "\x1b" not in text and "4711" not in text
     assert "lit-loader-top PID shows the workers of one" in text
@@ -241,6 +251,8 @@ def test_a_worker_that_waits_for_work_has_no_line() -> None:
 def test_positions_are_those_of_tasks() -> None:
     from lit_loader.transport.board_view import _POSITION
     from lit_loader.transport.messages import position_of
+    from lit_loader.transport.status_board import Stage
 
     assert position_of((1 << 63) - 1) == _POSITION
+    assert len(STAGES) == len(Stage.NAMES)
     assert watch.STALLED > 0

@@ -93,7 +93,7 @@ def test_why_is_said(training: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     [seen] = look(training, asked=True)
     [loader] = seen.loaders()
     [finding] = loader.findings
-    assert "has been reading index 37 (sample 1 of batch 9) for" in finding
+    assert "has been fetching index 37 (sample 1 of batch 9) for" in finding
     assert f"in wait_for_storage ({PROGRAM}:" in finding
     assert "the training" in finding
 
@@ -131,7 +131,7 @@ def test_as_json(training: Any) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     ).stdout  # fmt: skip
     report = json.loads(out)
-    assert report["format"] == 1 and report["error"] is None
+    assert report["format"] == 2 and report["error"] is None
     [loader] = report["trainings"][0]["ranks"][0]["loaders"]
     assert loader["batches_per_second"] == 0 and 0.9 < loader["wait_share"] <= 1
     assert 37 in [worker["index"] for worker in loader["workers"]]

@@ -25,12 +25,19 @@ from lit_loader.top.processes import files_of
 from lit_loader.top.snapshot import Loader
 from lit_loader.top.stacks import NoStacks, ask
 from lit_loader.top.watch import Watch
+from lit_loader.transport import loader_page
 from lit_loader.transport.loader_page import FORMAT, MAGIC
 from lit_loader.transport.status_board import ROW_BYTES
 from tests.support.programs import start_program
 from tests.top.samples import Samples, loader_of
 
 pytestmark = pytest.mark.process
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page is written with every batch."""
+    monkeypatch.setattr(loader_page, "EVERY", 0)
 
 
 @pytest.fixture
@@ -68,7 +75,7 @@ def full(found: Loader) -> bool:
 
 
 def test_batches_are_counted(loader: DataLoader[Any]) -> None:
-    with pytest.raises(NotFound, match="has no lit_loader DataLoader at this moment"):
+    with pytest.raises(NotFound, match="has no lit_loader DataLoader with workers at"):
         seen()
     iterator = iter(loader)
     for given in range(1, 13):
@@ -104,7 +111,6 @@ def test_rates_are_of_what_has_changed(loader: DataLoader[Any]) -> None:
     next(iterator)
     view = Watch(os.getpid())
     [first] = view.look()[0].loaders()
-    assert first.batches_per_second is None and first.wait_share is None
     assert first.workers[0].cpu is None
     for _ in range(5):
         next(iterator)
@@ -112,8 +118,69 @@ def test_rates_are_of_what_has_changed(loader: DataLoader[Any]) -> None:
     assert second.batches_per_second is not None and second.batches_per_second > 0
     assert second.wait_share is not None and 0 <= second.wait_share <= 1
     assert second.workers[0].cpu is not None
-    [third] = view.look()[0].loaders()
-    assert third.batches_per_second == 0 and third.wait_share == 0
+    assert 0 <= second.age <= second.state_seconds + 1
+    assert second.verdict and second.statistics.startswith("6 batches (24 samples) in ")
+
+
+def test_between_two_pages_the_rows_are_live(
+    loader: DataLoader[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loader writes one page at its start, and none with the batches that follow soon."""
+    monkeypatch.setattr(loader_page, "EVERY", 1 << 62)
+    iterator = iter(loader)
+    for given in range(1, 13):
+        next(iterator)
+        found = until(full)
+        assert (found.batches, found.state) == (given, "computing")
+        assert found.statistics.startswith("0 batches ") and found.batches_per_second is None
+    assert found.age >= (found.state_seconds or 0)
+
+
+def test_a_page_is_written_once_a_second(
+    loader: DataLoader[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader_page, "EVERY", 1_000_000_000)
+    now = time.monotonic_ns()
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now)
+    told = []
+    for _ in range(2):
+        for _ in loader:
+            now += 300_000_000
+            told.append(int(seen().statistics.split()[0]))
+    assert told == [n for n in (0, 5, 9, 13, 17, 21) for _ in range(4)]
+
+
+def test_a_loader_without_workers_is_not_seen() -> None:
+    with (
+        DataLoader(range(8), batch_size=4) as loader,
+        pytest.raises(NotFound, match="makes the batches itself, py-spy dump --pid shows what"),
+    ):
+        for _ in loader:
+            seen()
+    assert files_of(os.getpid()) == {}
+
+
+def test_no_other_sample_is_named_than_that_which_hangs() -> None:
+    """Quick samples are not announced; then it is not known which one a batch is at."""
+    gate, end = os.pipe()
+
+    class Quick:
+        def __len__(self) -> int:
+            return 640
+
+        def __getitem__(self, index: int) -> int:
+            return len(os.read(gate, 1)) if index == 593 else index
+
+    with DataLoader(Quick(), batch_size=64, num_workers=1) as loader:
+        batches = iter(loader)
+        for _ in range(8):
+            next(batches)
+        [worker] = until(lambda found: found.workers[0].batch == 9).workers
+        assert (worker.sample, worker.index) in ((None, None), (17, 593))
+        os.write(end, b"x")
+        assert [int(batch[17]) for batch in batches] == [529, 1]
+    os.close(gate)
+    os.close(end)
 
 
 def test_a_worker_that_has_died(loader: DataLoader[Any]) -> None:
@@ -215,7 +282,9 @@ def test_a_process_that_is_none_of_a_training(tmp_path: Path) -> None:
     program.write_text("print('here', flush=True)\ninput()\n")
     with start_program(program, stdin=-1) as other:
         assert other.stdout is not None and other.stdout.readline() == "here\n"
-        with pytest.raises(NotFound, match=f"process {other.pid} .* has no lit_loader DataLoader"):
+        with pytest.raises(
+            NotFound, match=f"process {other.pid} .* has no lit_loader DataLoader with"
+        ):
             Watch(other.pid).look()
         # It would die of the signal, were it sent.
         with pytest.raises(NoStacks, match="this process writes no stacks when it is asked"):

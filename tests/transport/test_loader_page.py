@@ -1,16 +1,18 @@
-"""The page that a loader writes, as its reader finds it in a file."""
+"""The page that a loader writes, and its board, as their reader finds them in a file."""
 
 from __future__ import annotations
 
 import mmap
 import os
+import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from lit_loader.transport.board_view import OtherFormat, WorkerRow, read_board, read_index
-from lit_loader.transport.loader_page import BAD_SAMPLE, EVENTS, PAGE_BYTES, RESTART, LoaderPage
+from lit_loader.transport.loader_page import GIVEN, PAGE_BYTES, SINCE, LoaderPage
 from lit_loader.transport.messages import pack_indices, task_number
 from lit_loader.transport.progress import Progress
 from lit_loader.transport.status_board import ROW_WORDS, Stage, StatusBoard, board_bytes
@@ -30,8 +32,8 @@ class Shared:
         self.board, self.page = StatusBoard(memory), LoaderPage(memory)
         self.board.workers = WORKERS
 
-    def describe(self, dataset: str = "Images") -> None:
-        self.page.describe("train", dataset, 32, (1, 4), depth=6)
+    def write(self, ready: int = 0, **figures: Any) -> None:
+        self.page.write({"ahead": 6, **figures}, ready, time.monotonic_ns())
 
 
 @pytest.fixture
@@ -44,82 +46,90 @@ def shared() -> Iterator[Shared]:
 def test_what_is_written_is_read(shared: Shared) -> None:
     with pytest.raises(OtherFormat):
         read_board(shared.fd)
-    shared.describe()
-    shared.page.begin_epoch(3, 100, 250)
+    shared.page.begin_epoch(3, 100)
+    shared.write(dataset="Bilder, schön", verdict="all is well")
     view = read_board(shared.fd)
-    assert (view.pid, view.role, view.dataset) == (os.getpid(), "train", "Images")
-    assert (view.workers, view.depth, view.batch_size) == (WORKERS, 6, 32)
-    assert (view.rank, view.replicas, view.epoch, view.length) == (1, 4, 3, 250)
-    assert view.given - view.base == 100 and view.consumer > 0
-    assert view.events == [] and len(view.rows) == WORKERS
-    now = time.monotonic_ns()
-    shared.page.gave(now, 70)
-    shared.page.gave(now, 7)
+    assert view.page["pid"] == os.getpid()
+    assert view.page["loader"] == {"ahead": 6, "dataset": "Bilder, schön", "verdict": "all is well"}
+    assert (view.workers, view.epoch, view.batches) == (WORKERS, 3, 100)
+    assert 0 < view.since <= view.page["written"] and len(view.rows) == WORKERS
+    shared.page.row[GIVEN] += 2
+    shared.page.row[SINCE] = -7
     view = read_board(shared.fd)
-    assert (view.given - view.base, view.waited, view.consumer) == (102, 77, -now)
-    shared.page.asked(now + 1)
-    assert read_board(shared.fd).consumer == now + 1
-    shared.page.rest(kept=True)
-    assert read_board(shared.fd).consumer == 0
+    assert (view.batches, view.since) == (102, -7)
+    shared.page.begin_epoch(1 << 80, 5)
+    assert (read_board(shared.fd).epoch, read_board(shared.fd).batches) == ((1 << 63) - 1, 5)
+    shared.page.rest()
+    assert read_board(shared.fd).since == 0
 
 
-def test_ready_batches_follow_from_counters(shared: Shared) -> None:
-    shared.describe()
-    shared.page.begin_epoch(0, 0, -1)
+def test_ready_batches_follow_from_the_rows(shared: Shared) -> None:
+    shared.page.begin_epoch(0, 0)
     shared.board.count(0)
     shared.board.count(2)
-    shared.page.received = 1
-    shared.page.in_flight = [1, 2]
-    shared.page.balance(3)
+    shared.write(ready=2)
     assert read_board(shared.fd).ready == 2
     shared.board.count(1)
-    shared.page.settle()
-    assert shared.page.received == 3
-    shared.page.received = 1
     assert read_board(shared.fd).ready == 3
-    shared.page.gave(1, 0)
+    shared.page.row[GIVEN] += 1
     assert read_board(shared.fd).ready == 2
-    shared.page.drop(1)
-    assert read_board(shared.fd).ready == 1 and shared.page.received == 2
-    shared.page.drop(-1)
-    assert read_board(shared.fd).ready == 2 and shared.page.received == 2
-    shared.page.drop(1)
-    assert read_board(shared.fd)._replace(given=99).ready == 0
-    shared.page.rest(kept=True)
-    assert read_board(shared.fd).ready == 1
-    shared.page.rest(kept=False)
+    shared.page.row[GIVEN] += 5
+    assert read_board(shared.fd).ready == 0
+    shared.write(ready=99)
+    assert read_board(shared.fd).ready == 6
+    shared.page.rest()
     assert read_board(shared.fd).ready == 0
 
 
-def test_the_last_events_are_kept(shared: Shared) -> None:
-    shared.describe(dataset="é" * 500)
-    shared.page.restarted("x" * 5000)
-    shared.page.bad_samples([f"index {n}" for n in range(EVENTS)])
-    view = read_board(shared.fd)
-    assert (view.restarts, view.bad) == (1, EVENTS)
-    assert [event.text for event in view.events] == [f"index {n}" for n in range(EVENTS)]
-    assert {event.kind for event in view.events} == {BAD_SAMPLE}
-    shared.page.restarted("x" * 5000)
-    last = read_board(shared.fd).events[-1]
-    assert last.kind == RESTART and 400 < len(last.text) < 500
-    assert abs(last.time - time.time()) < 60
-    other = Shared()
-    other.describe()
-    other.page.follow(shared.page)
-    view = read_board(other.fd)
-    os.close(other.fd)
-    assert (view.restarts, view.bad, len(view.events)) == (2, EVENTS, EVENTS)
-    assert view.events[-1].text == last.text
+def test_a_reader_never_sees_half_a_page(shared: Shared) -> None:
+    """Whoever writes is read all the while; then it ends in the midst of a page."""
+    shared.write(text="", number=0)
+    ended = threading.Event()
+
+    def write() -> None:
+        for number in range(1, 2000):
+            shared.write(text="x" * (7 * number % 6000), number=number)
+        ended.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    last = 0
+    while not ended.is_set():
+        found = read_board(shared.fd).page["loader"]
+        assert len(found["text"]) == 7 * found["number"] % 6000 and found["number"] >= last
+        last = found["number"]
+    writer.join()
+    page = board_bytes(WORKERS)
+    written = os.pread(shared.fd, PAGE_BYTES, page)
+    # That which would be written next is the one that is not read.
+    for half in (0, PAGE_BYTES // 2):
+        os.pwrite(shared.fd, b"\xff" * 100, page + half)
+        if read_whole(shared) != 1999:
+            os.pwrite(shared.fd, written[half:][:100], page + half)
+    assert read_whole(shared) == 1999
+
+
+def read_whole(shared: Shared) -> int | None:
+    try:
+        number: int = read_board(shared.fd).page["loader"]["number"]
+        return number
+    except OtherFormat:
+        return None
+
+
+def test_what_is_too_long_is_left_out(shared: Shared) -> None:
+    shared.write(dataset="Images", events=[[0, "restart", "ü" * 450]] * 7, verdict="v" * 9000)
+    assert read_board(shared.fd).page["loader"] == {"ahead": 6, "dataset": "Images"}
 
 
 def test_after_its_end_it_writes_nowhere(shared: Shared) -> None:
-    shared.describe()
+    shared.write(number=1)
     before = read_board(shared.fd)
     shared.page.close()
-    shared.page.begin_epoch(1, 1, 1)
-    shared.page.gave(1, 1)
-    shared.page.restarted("late")
-    shared.describe("another")
+    shared.page.begin_epoch(1, 1)
+    shared.page.row[SINCE] = 5
+    shared.write(number=2)
+    shared.page.rest()
     assert read_board(shared.fd) == before
 
 
@@ -128,7 +138,7 @@ def row_of(shared: Shared, worker: int) -> WorkerRow:
 
 
 def test_rows(shared: Shared) -> None:
-    shared.describe()
+    shared.write()
     shared.board.launched(1, 77)
     shared.board.shows_stacks(1, 5)
     shared.board.enter(1, Stage.FETCHING, task_number(2, 9))
@@ -142,12 +152,12 @@ def test_rows(shared: Shared) -> None:
 
 
 def test_indices(shared: Shared) -> None:
-    shared.describe()
+    shared.write()
     packed = pack_indices([5, -6, 7])
     shared.map[SLOT : SLOT + len(packed)] = packed
     shared.board.reads(0, 9, SLOT, len(packed))
-    shared.board.enter(0, Stage.FETCHING, 9)
     progress = Progress(shared.board.words, ROW_WORDS)
+    shared.board.enter(0, Stage.FETCHING, 9)
     found = []
     for position in range(4):
         progress.step(position)
