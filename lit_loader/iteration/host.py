@@ -59,7 +59,6 @@ from lit_loader.system.interrupts import HeldBack
 from lit_loader.system.processors import usable_processors
 from lit_loader.system.start_method import default_context
 from lit_loader.tuning.num_workers import why_not_resized
-from lit_loader.tuning.turns import TURNS
 
 __all__ = ["LoaderHost"]
 
@@ -75,7 +74,7 @@ class LoaderHost:
     def __init__(self, loader: Any, internals: LoaderInternals) -> None:
         self._loader = loader
         self._internals = internals
-        self.recorder, self.auto, self._turn = internals.recorder, internals.auto, internals.turn
+        self.recorder, self.auto = internals.recorder, internals.auto
         self.max_sample_errors, self.promised = loader.max_sample_errors, internals.promised
         self.shown = ShownLoader(loader, internals)
 
@@ -365,9 +364,7 @@ class LoaderHost:
 
     def claim(self, request: WorkerRequest) -> Claim:
         """Give workers to an iterator, for it alone."""
-        self._turn.claim(begun=self._internals.workers.begun is not None)
-        workers = self._turn.workers(self._loader.num_workers)
-        workers = workers or (0 if self._remote else 1)  # 0: from the next one on
+        workers = self._loader.num_workers or (0 if self._remote else 1)  # 0: from the next one on
         start = partial(self._start_pool, request.seed, workers, self._remote)
         if not self._loader.persistent_workers:
             return temporary(start())
@@ -390,8 +387,6 @@ class LoaderHost:
     def note(self, record: BatchRecord, workers: WorkerPool | None, again: bool) -> None:
         """Record a batch that is given out; and have another number of workers, if that helps."""
         self.recorder.add(record)
-        if TURNS.whose is not self._turn or record.asked >= TURNS.due:
-            TURNS.look(self._turn, record.asked)
         auto = self.auto
         if auto is None or not auto.add(record, again) or workers is None:
             return
@@ -417,8 +412,8 @@ class LoaderHost:
                 ready=sum(iterator.ready for iterator in connected),
                 shared_memory=sum(pool.shared_memory for pool in pools),
                 memory=memory_use({*pools, self._internals.workers.pool}) if memory else None,
-                num_workers=self._turn.workers(self._loader.num_workers),
-                why_so_many="" if auto is None else self._turn.why(auto.setting.reason),
+                num_workers=self._loader.num_workers,
+                why_so_many="" if auto is None else auto.setting.reason,
             )
         return dataclasses.replace(statistics, **figures_of(self._loader.dataset))
 

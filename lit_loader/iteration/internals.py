@@ -38,7 +38,6 @@ from lit_loader.system.weak_sets import members
 from lit_loader.transport.loader_page import LoaderPage
 from lit_loader.transport.own_page import OwnPage
 from lit_loader.tuning.auto_workers import AutoWorkers
-from lit_loader.tuning.giving_way import LoaderTurn
 
 __all__ = ["DEFAULT_PREFETCH", "ITERATED", "LoaderInternals"]
 
@@ -50,7 +49,7 @@ ITERATED: Final[ContextVar[object]] = ContextVar("ITERATED", default=None)
 that a program calls by itself has new ones, as with torch's: it wants the dataset as it is now."""
 
 _OF_THE_PROCESS: Final = (
-    *("lock", "lock_pid", "workers", "iterators", "latest", "watch", "page", "own_page", "turn"),
+    *("lock", "lock_pid", "workers", "iterators", "latest", "watch", "page", "own_page"),
     "talks",
 )
 
@@ -90,7 +89,6 @@ class LoaderInternals:
         iterators: With workers, all that are alive.
         latest: Gives the one that was made last, while it is alive.
         talks: With the other ranks, on the ends of its epochs.
-        turn: By which it is known whether it is iterated, or another loader of this process.
     """
 
     def __init__(
@@ -125,7 +123,6 @@ class LoaderInternals:
         self.own_page: OwnPage | None = None
         self.first_here = 0
         self.talks = Talks()
-        self.turn = LoaderTurn(self)
 
     def __getstate__(self) -> dict[str, Any]:
         state = {name: part for name, part in vars(self).items() if name not in _OF_THE_PROCESS}
@@ -176,12 +173,12 @@ class LoaderInternals:
         """All of the loader's workers."""
         return {*filter(None, [*(each.pool for each in self.alive()), self.workers.pool])}
 
-    def adapt(self, wait: bool) -> None:
+    def adapt(self) -> None:
         """Do what a resize asks for, with the workers that no thread receives from."""
         pools = [*(each.unattended for each in self.alive()), self.workers.idle]
         with contextlib.suppress(PoolClosed):  # a signal's handler may close the loader
             for pool in filter(None, pools):
-                pool.adapt(wait)
+                pool.adapt()
 
     def make_plan(self, loader: Any) -> None:
         """Make the plan, and count the epochs from the first one."""

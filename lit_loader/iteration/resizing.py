@@ -13,12 +13,13 @@ that is being given workers just then compares the count of resizes (`iteration/
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from lit_loader.iteration.host import LoaderHost
 from lit_loader.iteration.internals import DEFAULT_PREFETCH, LoaderInternals
 from lit_loader.pool.worker_pool import MOST_WORKERS
-from lit_loader.tuning.giving_way import do_it_here
+from lit_loader.system.interrupts import HeldBack
 from lit_loader.tuning.num_workers import check_resize
 
 __all__ = ["resize"]
@@ -54,7 +55,27 @@ def resize(
     if num_workers == 0:
         host.end_idle_workers()
         return
-    internals.turn.parked = 0
     internals.resize(*host.size)
-    do_it_here(internals, host.lock)
+    _do_it_here(internals, host.lock)
     host.make_do(min((pool.num_workers for pool in internals.pools()), default=num_workers))
+
+
+def _do_it_here(internals: LoaderInternals, lock: threading.RLock) -> None:
+    """Have the processes started and ended now, if no one is in ``next()``."""
+    # Not this thread either, further up: a signal's handler may resize.
+    if _is_held_here(lock) or not lock.acquire(blocking=False):
+        return
+    try:
+        with HeldBack():
+            internals.adapt()
+    finally:
+        lock.release()
+
+
+def _is_held_here(lock: threading.RLock) -> bool:
+    """Whether this very thread holds a lock."""
+    try:
+        threading.Condition(lock).notify_all()
+    except RuntimeError:
+        return False
+    return True
