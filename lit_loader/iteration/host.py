@@ -58,7 +58,6 @@ from lit_loader.statistics.records import BatchRecord, LoaderStatistics
 from lit_loader.system.interrupts import HeldBack
 from lit_loader.system.processors import usable_processors
 from lit_loader.system.start_method import default_context
-from lit_loader.tuning.num_workers import why_not_resized
 
 __all__ = ["LoaderHost"]
 
@@ -155,7 +154,14 @@ class LoaderHost:
 
     def why_not_resized(self) -> str | None:
         """Say why the number of workers cannot be changed while they live; None: it can be."""
-        return why_not_resized(self.iterable, self.shards is not None, self.assigned)
+        if self.iterable and self.shards is None:
+            return (
+                "an IterableDataset without num_shards is read in shares, one for each of its "
+                "workers"
+            )
+        if self.assigned and self.shards is None:
+            return "with seeding='worker' the number of workers is part of the data"
+        return None
 
     @property
     def replica(self) -> tuple[int, int]:
@@ -392,7 +398,7 @@ class LoaderHost:
             return
         loader, name = self._loader, type(self._loader.dataset).__name__
         bounds = loader.memory_budget, self._readers
-        if auto is self._internals.auto and auto.decide(workers, name, *bounds):
+        if auto is self._internals.auto and auto.decide(record, workers, name, *bounds):
             self._internals.resize(*self.size)
 
     def make_do(self, workers: int) -> None:

@@ -16,11 +16,11 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from lit_loader.errors import OptionError
 from lit_loader.iteration.host import LoaderHost
 from lit_loader.iteration.internals import DEFAULT_PREFETCH, LoaderInternals
 from lit_loader.pool.worker_pool import MOST_WORKERS
 from lit_loader.system.interrupts import HeldBack
-from lit_loader.tuning.num_workers import check_resize
 
 __all__ = ["resize"]
 
@@ -41,12 +41,9 @@ def resize(
     """
     host = LoaderHost(loader, internals)
     running = internals.alive()
-    check_resize(
-        num_workers,
-        MOST_WORKERS,
-        host.why_not_resized(),
-        any(each.connected for each in running),
-    )
+    refused = _refused(num_workers, host, any(each.connected for each in running))
+    if refused is not None:
+        raise OptionError(refused)
     if prefetch_factor is None and num_workers and loader.prefetch_factor is None:
         prefetch_factor = DEFAULT_PREFETCH
     if prefetch_factor is not None:
@@ -58,6 +55,32 @@ def resize(
     internals.resize(*host.size)
     _do_it_here(internals, host.lock)
     host.make_do(min((pool.num_workers for pool in internals.pools()), default=num_workers))
+
+
+def _refused(num_workers: Any, host: LoaderHost, running: bool) -> str | None:
+    """Say why a loader cannot be resized to so many workers; None: it can be."""
+    reason, later = host.why_not_resized(), "which counts from the next epoch on"
+    if num_workers == "auto":
+        return (
+            "a loader is resized to a number of workers, got resize('auto'): set "
+            f"loader.num_workers = 'auto', {later}"
+        )
+    if reason is not None:
+        return (
+            f"{reason}, so it cannot be resized, got resize({num_workers}): set "
+            f"loader.num_workers = {num_workers}, {later}"
+        )
+    if num_workers > MOST_WORKERS:
+        return (
+            f"a loader is resized to at most {MOST_WORKERS} workers, got resize({num_workers}): "
+            "make a new loader if there are to be so many"
+        )
+    if num_workers == 0 and running:
+        return (
+            "there is an iterator whose batches workers make, and which needs one of them, got "
+            f"resize(0): resize to 1, or set loader.num_workers = 0, {later}"
+        )
+    return None
 
 
 def _do_it_here(internals: LoaderInternals, lock: threading.RLock) -> None:

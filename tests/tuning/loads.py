@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from lit_loader.statistics.records import BatchRecord
+from lit_loader.tuning.auto_workers import AutoWorkers
 from lit_loader.tuning.controller import Bounds, Controller, Setting
-from lit_loader.tuning.window import Load, Window
+from lit_loader.tuning.window import Load
 from tests.tuning.simulation import Draw, Loader, Machine, Work, draws
 
 FIXED = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 32, 40, 48)
@@ -147,9 +148,23 @@ def scenes(seed: int = 0) -> dict[str, Scene]:
         Scene("decoding, spawned", 8, decode, start=3),
         Scene("few batches an epoch", 8, Work(d(0.05, some), nothing, d(0.01, 0.1)), epoch=12),
         Scene("few sleeping ones an epoch", 2, Work(quick, d(0.05, some), d(0.01)), epoch=12),
-        Scene("now and then a long step", 8, Work(d(0.03, some), nothing, alternating(d(0.004), d(0.1), 20))),
-        Scene("bursts of slow batches", 8, Work(alternating(d(0.01, some), d(0.08, some), 60, 20), nothing, d(0.005)), warm=400),
-        Scene("bursts of slow reads", 4, Work(quick, alternating(d(0.01, some), d(0.1, some), 60, 20), d(0.005)), warm=400),
+        Scene(
+            "now and then a long step",
+            8,
+            Work(d(0.03, some), nothing, alternating(d(0.004), d(0.1), 20)),
+        ),
+        Scene(
+            "bursts of slow batches",
+            8,
+            Work(alternating(d(0.01, some), d(0.08, some), 60, 20), nothing, d(0.005)),
+            warm=400,
+        ),
+        Scene(
+            "bursts of slow reads",
+            4,
+            Work(quick, alternating(d(0.01, some), d(0.1, some), 60, 20), d(0.005)),
+            warm=400,
+        ),
     ]
     return {scene.name: scene for scene in found}
 
@@ -177,43 +192,49 @@ def fixed(name: str, workers: int, seed: int = 0) -> float:
     return _measured(machine, scene.warm)
 
 
+class Bounded(AutoWorkers):
+    """Keeps within a scene's bounds, and not this machine's."""
+
+    def __init__(self, controller: Any, bounds: Bounds) -> None:
+        super().__init__()
+        self._controller, self.bounds = controller, bounds
+
+    def _bounds(self, *arguments: Any) -> Bounds:
+        return self.bounds
+
+
 class Tuned:
-    """A loader set by a controller.
+    """A loader that sets its own number of workers.
 
     Attributes:
         decided: Batch, workers, prefetch factor and reason of each decision.
-        throughput: Batches per second, after the first 200.
+        throughput: Batches per second, after the scene's first ones.
     """
 
-    def __init__(self, machine: Machine, loader: Loader, controller: Any, bounds: Bounds) -> None:
-        self.machine, self.loader, self.controller = machine, loader, controller
-        self.bounds, self.throughput = bounds, 0.0
-        self.window = Window()
-        self.settled = False
+    def __init__(self, loader: Loader, controller: Any, bounds: Bounds) -> None:
+        self.loader, self.throughput = loader, 0.0
+        self.auto = Bounded(controller, bounds)
         self.decided: list[tuple[int, int, int, str]] = []
         loader.on_batch = self.on_batch
-        self._set()
+        self._set(controller.setting)
 
-    def _set(self) -> None:
-        setting = self.controller.setting
-        self.settled = False
+    @property
+    def settled(self) -> bool:
+        return self.loader.settled
+
+    @property
+    def num_workers(self) -> int:
+        return self.loader.workers
+
+    def _set(self, setting: Setting) -> None:
         self.loader.resize(setting.workers, setting.workers * setting.prefetch)
         self.decided.append((self.loader.given, setting.workers, setting.prefetch, setting.reason))
 
     def on_batch(self, record: BatchRecord) -> None:
-        now = self.machine.now
-        if not self.settled:
-            if not self.loader.settled:
-                return
-            self.settled = True
-            self.window.begin(round(now * 1e9))
-        self.window.add(record)
-        if len(self.window) < self.controller.window:
-            return
-        old = self.controller.setting
-        new = self.controller.decide(self.window.take(old.workers), self.bounds)
-        if (old.workers, old.prefetch) != (new.workers, new.prefetch):
-            self._set()
+        if self.auto.add(record):
+            setting = self.auto.decide(record, self, "a scene", None)
+            if setting is not None:
+                self._set(setting)
 
 
 def tuned(name: str, make: Callable[[], Any] = Controller, seed: int = 0) -> Tuned:
@@ -225,7 +246,7 @@ def fitted(scene: Scene, make: Callable[[], Any] = Controller) -> Tuned:
     """The first loader of a scene, set by a controller."""
     machine = scene.machine()
     bounds = Bounds(scene.processors / scene.ranks, scene.most, 1000)
-    first, *_ = [Tuned(machine, loader, make(), bounds) for loader in machine.loaders]
+    first, *_ = [Tuned(loader, make(), bounds) for loader in machine.loaders]
     first.throughput = _measured(machine, scene.warm)
     return first
 
@@ -250,9 +271,10 @@ class HillClimbing:
         return 16
 
     def decide(self, load: Load, bounds: Bounds) -> Setting:
-        if 1 / load.between < 1.01 * self._rate:
+        rate = 1 / load.between
+        if rate < 1.01 * self._rate:
             self._step = -self._step
-        self._rate = 1 / load.between
+        self._rate = rate
         workers = max(1, min(self.setting.workers + self._step, bounds.most))
         self.setting = Setting(workers, 2, "")
         return self.setting

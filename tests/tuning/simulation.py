@@ -212,7 +212,13 @@ class Machine:
             *(epoch, number, worker, 1, 0, round(began * 1e9), round(took * 1e9), 0, 0),
             *(round((began + took) * 1e9), round(loader.asked * 1e9)),
             *(round((self.now - loader.asked) * 1e9), 0, 0),
-            *(round(loader.step * 1e9) if number else 0, 0, None, round(computed * 1e9), round(queued * 1e9)),
+            *(
+                round(loader.step * 1e9) if number else 0,
+                0,
+                None,
+                round(computed * 1e9),
+                round(queued * 1e9),
+            ),
         )
         loader.given += 1
         loader.step, loader.stepping = loader.work.step(batch), True
