@@ -1,7 +1,7 @@
 """`DataLoader`: the public face, with the names, meaning and defaults of torch's.
 
 It holds the options as attributes, gives out iterators and takes and loads states. What it keeps
-for its iterators, and what they are given of it, is in `iteration/host.py`.
+for its iterators, and what they are given of it, is in `iteration/core.py`.
 
 It is a subclass of torch's class so that programs and type checkers know it for a loader, and
 rebuild, shard or wrap it as they do with torch's. Nothing of torch's machinery runs: every method
@@ -44,10 +44,8 @@ from lit_loader.config.ray_workers import RayWorkers
 from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError
 from lit_loader.iteration.base import LoaderIterator
-from lit_loader.iteration.host import LoaderHost
-from lit_loader.iteration.internals import DEFAULT_PREFETCH, ITERATED, LoaderInternals
+from lit_loader.iteration.core import DEFAULT_PREFETCH, ITERATED, LoaderCore
 from lit_loader.iteration.loader_checkpoint import load_state, take_state
-from lit_loader.iteration.resizing import resize
 from lit_loader.sampling.orders import epoch_number
 from lit_loader.sampling.shown_samplers import choose_samplers
 from lit_loader.seeding.seeds import BaseSeed
@@ -120,7 +118,7 @@ class DataLoader(_TorchLoader[T_co]):
     # (_DataLoader__initialized): programs that exchange samplers (timm's loaders) switch it off
     # for that, and on again.
     __initialized = False
-    _internals: LoaderInternals
+    _core: LoaderCore
 
     # torch's constructor is not called: it would set up torch's machinery.
     @known_keywords
@@ -172,7 +170,7 @@ class DataLoader(_TorchLoader[T_co]):
         config = config.with_samplers_for(dataset)
         # An object of its own: samplers hold it, and would hold the loader in a cycle otherwise.
         base_seed = BaseSeed(config.seed, config.generator, (config.num_replicas or 1) > 1)
-        self._internals = LoaderInternals(base_seed, config.replica, config.num_shards)
+        self._core = LoaderCore(self, base_seed, config.replica, config.num_shards)
 
         self.dataset = dataset
         for name, value in config.as_kwargs().items():
@@ -201,23 +199,22 @@ class DataLoader(_TorchLoader[T_co]):
             value = check_option(name, value)
         super().__setattr__(name, value)
         if name == "_DataLoader__initialized" and value:
-            self._internals.make_plan(self)
+            self._core.make_plan()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_internals": copy.copy(self._internals)}
+        return {**self.__dict__, "_core": copy.copy(self._core)}
 
-    @property
-    def _host(self) -> LoaderHost:
-        """What an iterator is given of this loader; not kept, for it holds the loader."""
-        return LoaderHost(self, self._internals)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._core.begin_in_this_process(self)
 
     @property
     def _iterator(self) -> Any:
         """The iterator that has the persistent workers; programs set it to None to end these."""
         if not self.persistent_workers:
             return None
-        connected = (each for each in self._internals.alive() if each.connected)
-        return next(connected, None) or self._host.of_idle_workers()
+        connected = (run for run in self._core.alive() if run.pool is not None)
+        return next(connected, None) or self._core.of_idle_workers()
 
     @_iterator.setter
     def _iterator(self, value: Any) -> None:
@@ -230,13 +227,13 @@ class DataLoader(_TorchLoader[T_co]):
 
     @property
     def _IterableDataset_len_called(self) -> Any:  # type: ignore[override]
-        return self._internals.promised
+        return self._core.promised
 
     def check_worker_number_rationality(self) -> None:
         """Warn if there are more workers than processors that this process may use."""
         advice = advice_if_too_many(self.num_workers)
-        if advice is not None and self._internals.auto is None:
-            self._internals.warn_once(advice)
+        if advice is not None and self._core.auto is None:
+            self._core.warn_once(advice)
 
     @property
     def multiprocessing_context(self) -> BaseContext | None:
@@ -267,11 +264,11 @@ class DataLoader(_TorchLoader[T_co]):
 
     @property
     def _copies_to(self) -> tuple[torch.device, Move] | None:
-        return self._internals.copies_to
+        return self._core.copies_to
 
     @_copies_to.setter
     def _copies_to(self, value: tuple[torch.device, Move] | None) -> None:
-        self._internals.copies_to = value
+        self._core.copies_to = value
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iterator loads; without, epochs count up by themselves.
@@ -289,10 +286,10 @@ class DataLoader(_TorchLoader[T_co]):
             OptionError: It is no whole number, or has more than 62 bits.
         """
         epoch = epoch_number(epoch)
-        self._internals.follow_samplers(self)
-        self._internals.epochs.set_epoch(epoch)
-        if self._internals.plan is not None:
-            self._internals.plan.sampler.tell(epoch)
+        self._core.follow_samplers()
+        self._core.epochs.set_epoch(epoch)
+        if self._core.plan is not None:
+            self._core.plan.sampler.tell(epoch)
 
     def __len__(self) -> int:
         """Batches of a full epoch (of this rank).
@@ -300,18 +297,18 @@ class DataLoader(_TorchLoader[T_co]):
         Raises:
             TypeError: The dataset or sampler has no length.
         """
-        self._internals.follow_samplers(self)
-        if self._internals.plan is not None:
-            return len(self._internals.plan)
+        self._core.follow_samplers()
+        if self._core.plan is not None:
+            return len(self._core.plan)
         samples: int = len(self.dataset)  # type: ignore[arg-type]
-        self._internals.promised = samples
+        self._core.promised = samples
         if self.batch_size is None:
             return samples
         whole, rest = divmod(samples, self.batch_size)
         return whole + (1 if rest and not self.drop_last else 0)
 
     def __iter__(self) -> LoaderIterator[Any]:
-        token = ITERATED.set(self._internals)
+        token = ITERATED.set(self._core)
         try:
             return self._get_iterator()
         finally:
@@ -322,7 +319,7 @@ class DataLoader(_TorchLoader[T_co]):
 
         Where a program calls it, and not ``iter(loader)``, persistent workers are started anew.
         """
-        return self._host.iterator()
+        return self._core.iterator()
 
     def commit(self, ahead: bool = False, within: bool = False) -> None:
         """Declare everything given out so far as used.
@@ -337,7 +334,7 @@ class DataLoader(_TorchLoader[T_co]):
             within: Whether the training loop's epoch goes on. If this loader has come to its end,
                 it has nothing more to give then, also after resuming; else its next epoch begins.
         """
-        self._internals.epochs.commit(ahead, within)
+        self._core.epochs.commit(ahead, within)
 
     def state_dict(self) -> dict[str, Any]:
         """Give the position in the data, for :meth:`load_state_dict`.
@@ -351,9 +348,9 @@ class DataLoader(_TorchLoader[T_co]):
             A new dict of primitives, less than 2 kB unless a sampler or an iterable dataset has a
             state of its own. It survives ``torch.load(weights_only=True)``.
         """
-        if self._internals.epochs.begun_without_commits and called_by_lightning():
-            self._internals.warn_once(ADVICE_WITHOUT_CALLBACK)
-        return take_state(self, self._internals)
+        if self._core.epochs.begun_without_commits and called_by_lightning():
+            self._core.warn_once(ADVICE_WITHOUT_CALLBACK)
+        return take_state(self, self._core)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken: the next iterator begins there.
@@ -367,12 +364,12 @@ class DataLoader(_TorchLoader[T_co]):
             StateError: The state does not fit, says which part and what to do.
         """
         self._loaded_state = state  # an attribute: a loader that Lightning rebuilds has it, too
-        internals = self._internals
-        if internals.reads_again:
-            epoch = internals.epochs.now().epoch
-            internals.warn_once(advice_on_reading_again(self.dataset, later_epoch=epoch > 0))
+        core = self._core
+        if core.reads_again:
+            epoch = core.epochs.now().epoch
+            core.warn_once(advice_on_reading_again(self.dataset, later_epoch=epoch > 0))
         # A callback restores what Lightning has restored once more, before the first batch.
-        internals.advice_at_start = ADVICE_WITHOUT_CALLBACK if called_by_lightning() else None
+        core.advice_at_start = ADVICE_WITHOUT_CALLBACK if called_by_lightning() else None
 
     @property
     def _loaded_state(self) -> Mapping[str, Any] | None:
@@ -380,7 +377,7 @@ class DataLoader(_TorchLoader[T_co]):
 
     @_loaded_state.setter
     def _loaded_state(self, state: Mapping[str, Any]) -> None:
-        load_state(self, self._internals, state)
+        load_state(self, self._core, state)
 
     def resize(self, num_workers: int, prefetch_factor: int | None = None) -> None:
         """Change the number of workers now, also while they are at work in the midst of an epoch.
@@ -398,7 +395,7 @@ class DataLoader(_TorchLoader[T_co]):
                 seeding="worker"), is refused, or is 0 while an iterator has workers.
         """
         workers = check_option("num_workers", num_workers)
-        resize(self, self._internals, workers, check_option("prefetch_factor", prefetch_factor))
+        self._core.resize(workers, check_option("prefetch_factor", prefetch_factor))
 
     def statistics(self, memory: bool = False) -> LoaderStatistics:
         """Say where the time went, since the loader was made: see `LoaderStatistics`.
@@ -406,7 +403,7 @@ class DataLoader(_TorchLoader[T_co]):
         Args:
             memory: Say what memory the loader takes, too. Without, it costs under a millisecond.
         """
-        return self._host.statistics(memory)
+        return self._core.statistics(memory)
 
     def close(self) -> None:
         """End the workers and let go of all that belongs to them; a second call does nothing.
@@ -414,7 +411,7 @@ class DataLoader(_TorchLoader[T_co]):
         Batches given out stay as they are. Iterators with workers that have not ended raise a
         LoaderError; one without workers goes on. The loader itself can be iterated anew.
         """
-        self._host.close()
+        self._core.close()
 
     def __enter__(self) -> DataLoader[T_co]:
         return self
@@ -423,9 +420,9 @@ class DataLoader(_TorchLoader[T_co]):
         self.close()
 
     def __repr__(self) -> str:
-        return self._internals.describe(self)
+        return self._core.describe()
 
 
 def recorder_of(loader: DataLoader[Any]) -> Recorder:
     """Give what collects a loader's records, for programs that watch them as they come."""
-    return loader._internals.recorder
+    return loader._core.recorder

@@ -32,14 +32,14 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 from lit_loader.batch.batch_mark import mark_of, place_of
 from lit_loader.batch.batch_spec import BatchSpec, BatchWithReport
-from lit_loader.batch.collate import Empty, default_collate
+from lit_loader.batch.collate import default_collate
 from lit_loader.batch.dataset_copies import DatasetCopies
 from lit_loader.batch.fetch import EndOfData, Fetcher, IterableFetcher, MapFetcher
 from lit_loader.batch.sample_errors import Attempts
@@ -58,8 +58,8 @@ from lit_loader.seeding.generator_state import Rewind, Rewound
 from lit_loader.seeding.generator_watch import GeneratorWatch
 from lit_loader.seeding.seeds import derive, extend, sample_seed, seed_globals
 from lit_loader.system.interrupts import let_handlers_through
+from lit_loader.transport.progress import Cancelled, Progress
 from lit_loader.transport.remote_error import ReaderShare
-from lit_loader.transport.status_board import Cancelled, Progress
 
 __all__ = ["BatchLoader"]
 
@@ -146,22 +146,14 @@ class BatchLoader:
         notes, self._watch.notes = self._watch.notes, []
         return notes
 
-    def take(
-        self,
-        indices: Any,
-        progress: Progress,
-        on_collate: Callable[[], None],
-        empty: Empty | None = None,
-    ) -> Any:
+    def take(self, indices: Any, progress: Progress) -> Any:
         """Make a batch by one indexing, where the dataset is a table.
 
         No code of the user's runs and nothing is drawn, so no generator need be seeded.
 
         Args:
             indices: The batch's indices.
-            progress: Notes the first sample.
-            on_collate: Called when the batch is made.
-            empty: Gives slot memory for large tensors.
+            progress: Notes the first sample, and when the batch is made.
 
         Returns:
             What :meth:`load` would; None: it is for that to make the batch, or to raise.
@@ -175,24 +167,15 @@ class BatchLoader:
             return None  # a bool, say, means another thing to a tensor
         progress.step(0)
         try:
-            batch = self._table.batch(indices, empty)
+            batch = self._table.batch(indices, progress.empty)
         except Exception as error:  # indices from the end, or out of range
             let_handlers_through(error)
             return None
         self.samples = len(indices)
-        on_collate()
+        progress.collating()
         return batch
 
-    def load(
-        self,
-        indices: Any,
-        number: int,
-        epoch: int,
-        seed: int,
-        progress: Progress,
-        on_collate: Callable[[], None] | None = None,
-        empty: Empty | None = None,
-    ) -> Any:
+    def load(self, indices: Any, number: int, epoch: int, seed: int, progress: Progress) -> Any:
         """Make the batch ``number``.
 
         Args:
@@ -202,8 +185,6 @@ class BatchLoader:
             epoch: The epoch.
             seed: Base seed of the epoch.
             progress: Notes each sample before it is read.
-            on_collate: Called when all are read.
-            empty: Gives slot memory for what the default collate stacks.
 
         Returns:
             The batch; a `BatchWithReport` for an iterable dataset, and where samples failed.
@@ -213,53 +194,61 @@ class BatchLoader:
             Cancelled: The batch is no longer wanted.
         """
         if not self._unwatched:
-            task = (indices, number, epoch, seed, progress)
-            return self._load_watched(task, on_collate, empty)
+            return self._load_watched((indices, number, epoch, seed, progress))
         self._unwatched -= 1
-        spec, begins = self._spec, self._fetcher is None
+        spec, fetcher = self._spec, self._fetcher
         # At every batch: loaders with num_workers=0 may take turns in one process.
-        reading.epoch, reading.shard, reading.aside = epoch, self._share, self._aside
-        reading.drawn = partial(self._mark_of, ())
+        reading.epoch, reading.shard = epoch, self._share
         if self._epoch != (seed, epoch):
             self._enter(seed, epoch)
-        if not begins:
-            self._reseed_batch(number)
-        elif spec.iterable:
+        if spec.iterable:
+            return self._load_next(indices, number, progress)
+        if fetcher is None:
+            fetcher = self._fetcher = self._new_map_fetcher()
+        self._reseed_batch(number)
+        samples = fetcher.fetch(indices, progress)
+        if samples is OMITTED:
+            self.samples = 0
+            return self._with_report(None, None, None, False, omitted=True)
+        batch = self._collate(samples, number, progress)
+        if self._attempts.errors or self._attempts.retries:
+            return self._with_report(batch, None, None, False)
+        return batch
+
+    def _load_next(self, indices: Any, number: int, progress: Progress) -> BatchWithReport:
+        """Make the next batch of an iterable dataset; see :meth:`load`."""
+        spec, begins = self._spec, self._fetcher is None
+        reading.aside, reading.drawn = self._aside, partial(self._mark_of, ())
+        if spec.num_shards:  # else as it has always been
+            reading.beginning = self._beginning
+        if begins:
             self._watch.refresh()  # type: ignore[union-attr]
-            if spec.num_shards:  # else as it has always been
-                reading.beginning = self._beginning
             self._fetcher = _ENDED  # if iter(dataset) raises, there is nothing to go on with
             self._fetcher = self._open(indices or ReadPoint(), number, progress)
         else:
-            self._fetcher = self._new_map_fetcher()
             self._reseed_batch(number)
-        assert self._fetcher is not None
-        state = None
-        if spec.iterable and isinstance(self._fetcher, IterableFetcher):
-            if spec.num_shards:
-                reading.beginning = self._beginning
-            state = self._fetcher.state()
-        samples = self._fetcher.fetch(indices, progress)
-        mark = self._mark_of(samples, state) if spec.iterable else None
+        fetcher = self._fetcher
+        assert fetcher is not None
+        state = fetcher.state() if isinstance(fetcher, IterableFetcher) else None
+        samples = fetcher.fetch(indices, progress)
+        mark = self._mark_of(samples, state)
         if samples is OMITTED:
             self.samples = 0
             return self._with_report(None, state, mark, begins, omitted=True)
+        batch = self._collate(samples, number, progress)
+        return self._with_report(batch, state, mark, begins)
+
+    def _collate(self, samples: Any, number: int, progress: Progress) -> Any:
+        spec = self._spec
         self.samples = len(samples) if spec.batched else 1
-        if on_collate is not None:
-            on_collate()
+        progress.collating()
         if spec.seeding == "sample":
             self._reseed_batch(number)  # for collate_fn, whatever the samples have drawn before
         if self._collates_into_slot:
-            batch = default_collate(samples, empty)
-        else:
-            batch = spec.collate_fn(samples)
-        if spec.iterable or self._attempts.errors or self._attempts.retries:
-            return self._with_report(batch, state, mark, begins)
-        return batch
+            return default_collate(samples, progress.empty)
+        return spec.collate_fn(samples)
 
-    def _load_watched(
-        self, task: tuple[Any, int, int, int, Progress], on_collate: Any, empty: Empty | None
-    ) -> Any:
+    def _load_watched(self, task: tuple[Any, int, int, int, Progress]) -> Any:
         """Do as :meth:`load` does, and look for generators that the batch has made."""
         watch = self._watch
         if watch is None:
@@ -269,12 +258,15 @@ class BatchLoader:
             watch.begin_batch()
         begins = self._fetcher is None
         self._unwatched = 1
-        batch = self.load(*task, on_collate, empty)
+        batch = self.load(*task)
         watch = self._watch or watch  # another, if a copy of the dataset had to be taken
         if again and watch.end_batch():
             # It has made a generator (on first use) that was not seeded for it.
             self._unwatched = 1
+            progress, empty = task[-1], task[-1].empty
+            progress.empty = None  # what it gives lies behind the first one
             batch = self.load(*task)
+            progress.empty = empty
             watch.end_again()
         if begins and self._spec.iterable:
             watch.begun_to_iterate()

@@ -7,13 +7,11 @@ elsewhere, so that the two can be timed apart.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Protocol
 
 from lit_loader.checkpoint.stateful import Opened
-from lit_loader.transport.status_board import Progress
+from lit_loader.transport.progress import Progress
 
 __all__ = ["EndOfData", "Fetcher", "IterableFetcher", "MapFetcher"]
 
@@ -48,7 +46,6 @@ class MapFetcher:
         self._before_sample = before_sample
         # A dataset may set __getitems__ to None to say that it has none.
         self._many = getattr(dataset, "__getitems__", None)
-        self._get = partial(operator.getitem, dataset)
 
     def fetch(self, indices: Any, progress: Progress) -> Any:
         """Return ``[dataset[i] for i in indices]``, or ``dataset[indices]`` if not batched."""
@@ -59,7 +56,7 @@ class MapFetcher:
         if self._many is not None:
             progress.step(0)
             return self._many(indices)
-        return progress.read(self._get, indices)
+        return progress.read_all(self._dataset, indices)
 
     def _one(self, index: Any, progress: Progress) -> Any:
         progress.step(0)

@@ -20,21 +20,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import torch
 
 from lit_loader.batch.batch_loader import BatchLoader
 from lit_loader.batch.batch_spec import BatchSpec
-from lit_loader.batch.collate import Empty
 from lit_loader.batch.dataset_copies import DatasetCopies
 from lit_loader.batch.fetch import EndOfData
 from lit_loader.batch.worker_info import WorkerInfo, show, shown
 from lit_loader.checkpoint.position import ReadPoint
 from lit_loader.seeding.generator_watch import GeneratorWatch
+from lit_loader.transport.progress import Progress
 from lit_loader.transport.remote_error import ReaderShare
-from lit_loader.transport.status_board import Progress
 
 __all__ = ["ShardLoader"]
 
@@ -97,10 +95,10 @@ class ShardLoader:
             progress: Notes each sample before it is read.
         """
         reader, epoch, seed = self._ended.popleft()
-        progress.begin()
+        progress.begin(-1)
         try:
             loader = self._open(reader, fresh=self._told_epoch)
-            batch = self._make(loader, _START, reader, epoch, seed, progress, None, None)
+            batch = self._make(loader, _START, reader, epoch, seed, progress)
         except BaseException:
             return
         self._begun[reader] = _Begun(epoch, seed, loader, batch)
@@ -115,26 +113,11 @@ class ShardLoader:
         shard = number % spec.num_readers * spec.num_replicas + spec.rank
         return ReaderShare(shard, spec.num_shards)
 
-    def take(
-        self,
-        indices: Any,
-        progress: Progress,
-        on_collate: Callable[[], None],
-        empty: Empty | None = None,
-    ) -> Any:
+    def take(self, indices: Any, progress: Progress) -> Any:
         """Give None: a batch of an iterable dataset is for :meth:`load` to make."""
         return None
 
-    def load(
-        self,
-        indices: Any,
-        number: int,
-        epoch: int,
-        seed: int,
-        progress: Progress,
-        on_collate: Callable[[], None] | None = None,
-        empty: Empty | None = None,
-    ) -> Any:
+    def load(self, indices: Any, number: int, epoch: int, seed: int, progress: Progress) -> Any:
         """Make the batch ``number``.
 
         Args:
@@ -144,8 +127,6 @@ class ShardLoader:
             epoch: The epoch.
             seed: Base seed of the epoch.
             progress: Notes each sample before it is read.
-            on_collate: Called when all are read.
-            empty: Gives slot memory for what the default collate stacks.
 
         Raises:
             EndOfData: The reader has no more.
@@ -158,8 +139,7 @@ class ShardLoader:
                 self._readers[reader] = begun.loader
                 self._next[reader] = number + self._spec.num_readers
                 self.samples = begun.loader.samples
-                if on_collate is not None:
-                    on_collate()
+                progress.collating()
                 return begun.batch
         if indices is not None:
             self._readers[reader] = None if indices.ended else self._open(reader)
@@ -168,7 +148,7 @@ class ShardLoader:
         if loader is None:
             raise EndOfData
         try:
-            batch = self._make(loader, indices, number, epoch, seed, progress, on_collate, empty)
+            batch = self._make(loader, indices, number, epoch, seed, progress)
         except EndOfData:
             self._readers[reader] = None  # with its copy of the dataset
             if self._spec.ahead:
@@ -185,8 +165,6 @@ class ShardLoader:
         epoch: int,
         seed: int,
         progress: Progress,
-        on_collate: Callable[[], None] | None,
-        empty: Empty | None,
     ) -> Any:
         """Make a reader's batch; see :meth:`load`."""
         share, count = self.whose(number)
@@ -196,7 +174,7 @@ class ShardLoader:
         before = shown()
         try:
             show(WorkerInfo(id=share, num_workers=count, seed=own_seed, dataset=loader.dataset))
-            batch = loader.load(indices, number, epoch, seed, progress, on_collate, empty)
+            batch = loader.load(indices, number, epoch, seed, progress)
             if self._alike is None and indices is not None:  # it has been opened just now
                 self._alike = loader.holds(self._generators)
             return batch

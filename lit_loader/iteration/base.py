@@ -1,7 +1,7 @@
 """`LoaderIterator`: what ``iter(loader)`` gives; one pass over the data, as the consumer sees it.
 
 Its two kinds make the batches in this process (`iteration/in_process.py`) or have workers make them
-(`iteration/multi_process.py`). Here is what they share: the order of steps in ``next()``, the
+(`iteration/epoch_run.py`). Here is what they share: the order of steps in ``next()``, the
 position that a checkpoint remembers, the end of the epoch, the count of what could not be read.
 
 Nothing starts before the first ``next()``: ``iter()`` is free, and an iterator that is thrown away
@@ -10,24 +10,21 @@ leaves no trace. That first ``next()`` fixes the epoch and where in it to begin.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Sequence
-from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, Protocol, TypeVar
 
-from lit_loader.batch.batch_spec import BatchSpec, BatchWithReport
-from lit_loader.batch.sample_errors import SampleError, SampleErrorLog
+from lit_loader.batch.batch_spec import BatchWithReport
+from lit_loader.batch.sample_errors import SampleErrorLog
 from lit_loader.errors import LoaderError
 from lit_loader.iteration.torch_surface import TorchSurface
 from lit_loader.ranks.shard_tail import ShardTail
 from lit_loader.sampling.epochs import EpochStart
 from lit_loader.seeding.generator_lock import Turn
-from lit_loader.seeding.generator_watch import GeneratorWatch
-from lit_loader.statistics.recorder import Recorder
 from lit_loader.system.interrupts import is_interruption
-from lit_loader.transport.loader_page import LoaderPage
-from lit_loader.transport.own_page import ShownHere
 
-__all__ = ["BatchObserver", "Host", "LoaderIterator"]
+if TYPE_CHECKING:
+    from lit_loader.iteration.core import LoaderCore
+
+__all__ = ["BatchObserver", "LoaderIterator"]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -35,82 +32,6 @@ _NO_END: Final = (
     "a StopIteration came up in the midst of an epoch, and would have passed for its end: the "
     "traceback above shows where; nothing is lost, the next next() gives the batch"
 )
-
-
-class Host(Protocol):
-    """What every iterator needs of its loader."""
-
-    @property
-    def lock(self) -> threading.RLock:
-        """Held in every ``next()``: iterators of one loader share workers."""
-
-    max_sample_errors: int | None
-    """Bad samples that an epoch may have; None: any number."""
-
-    recorder: Recorder
-    """Collects what batches have cost."""
-
-    @property
-    def shown(self) -> Shown:
-        """What tells viewers in other processes of the loader."""
-
-    promised: int | None
-    """Samples of an iterable dataset, once ``len(loader)`` has asked for them."""
-
-    def __len__(self) -> int:
-        """Batches of an epoch."""
-
-    def spec(self) -> BatchSpec:
-        """The dataset and functions that a batch is made with."""
-
-    def generators(self, spec: BatchSpec) -> GeneratorWatch:
-        """What is known of the generators that a spec's dataset holds in this process."""
-
-    def begin_epoch(self) -> EpochStart:
-        """Begin the epoch that comes next."""
-
-    def tail(self, start: EpochStart) -> ShardTail | None:
-        """Begin to agree with other ranks on a stream's end; None: there is no need."""
-
-    def tell(self, note: str) -> None:
-        """Warn the user, once, of what was noticed while a batch was made."""
-
-    def warn_of_ignored_share(self) -> None:
-        """Warn, once, that an iterable dataset gives every reader the same samples."""
-
-    # --- for programs of torch's world: iteration/torch_surface.py ---
-
-    @property
-    def loader(self) -> Any:
-        """The loader, whose options they ask for."""
-
-    def base_seed(self) -> int:
-        """The seed that epochs are seeded by."""
-
-    def pids(self, iterator: Any) -> list[int]:
-        """The processes of the workers that are an iterator's, or idle."""
-
-    def restart(self, iterator: Any) -> None:
-        """Let an iterator be as one that is new."""
-
-    def end_idle_workers(self) -> None:
-        """End the persistent workers that no iterator has."""
-
-    def warn_of_broken_promise(self, promised: int, samples: int) -> None:
-        """Warn that an iterable dataset gives more samples than its length says."""
-
-
-class Shown(Protocol):
-    """What tells viewers in other processes of a loader (`pool/shown_loader.py`)."""
-
-    def begin(self, page: LoaderPage, start: EpochStart, size: tuple[int, int]) -> None:
-        """Tell that an iterator has the workers of this page, which are so many."""
-
-    def here(self, start: EpochStart) -> ShownHere:
-        """Give what tells of an epoch whose batches this process makes."""
-
-    def errors(self, errors: Sequence[SampleError]) -> None:
-        """Tell of samples that could not be read."""
 
 
 class BatchObserver(Protocol):
@@ -139,9 +60,10 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
     _draws = False
     """Whether the global random generators are needed, of which other threads wait for a turn."""
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
-        self.sample_errors = SampleErrorLog(host.max_sample_errors)
+    def __init__(self, core: LoaderCore) -> None:
+        self._core = core
+        self._data_loader = core.loader  # which lives as long as it is iterated
+        self.sample_errors = SampleErrorLog(core.max_sample_errors)
         self._start: EpochStart | None = None
         self._tail: ShardTail | None = None
         self._due = True  # whether it is not known yet if there is one
@@ -150,7 +72,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         self._samples = 0
         self._noted = -1  # the batch whose errors were noted last
         # What len(loader) has promised so far: list(loader) asks for the length after this.
-        self._promised = host.promised
+        self._promised = core.promised
 
     def __iter__(self) -> LoaderIterator[T_co]:
         return self
@@ -163,13 +85,13 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             # Before the loader's own lock: a dataset that iterates this loader has that order, too.
             if mine is not None:
                 mine.take()
-            with self._host.lock:
+            with self._core.lock:
                 if self._ended:
                     raise StopIteration
                 start = self._start
                 if start is None or self._due:  # an interrupted one goes on with its epoch
-                    start = self._start = start or self._host.begin_epoch()
-                    self._tail = self._host.tail(start)
+                    start = self._start = start or self._core.begin_epoch()
+                    self._tail = self._core.tail(start)
                     self._due = False
                 self._settle(start)
                 asked = True
@@ -200,7 +122,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
                         mine.end()
 
     def __len__(self) -> int:
-        return len(self._host)
+        return len(self._core)
 
     def __repr__(self) -> str:
         where = "not begun"
@@ -212,7 +134,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
                 if self._ended
                 else f"{given:,} {'batch' if given == 1 else 'batches'} given out"
             )
-        return f"<{type(self).__name__} of {self._host!r}: {where}>"
+        return f"<{type(self).__name__} of {self._core!r}: {where}>"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -234,7 +156,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
 
     def _take_back(self) -> None:
         """After an exception from outside: give again what it has kept from the consumer."""
-        with self._host.lock:
+        with self._core.lock:
             if self._start is not None:
                 self._start.position.take_back()
 
@@ -264,21 +186,21 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             return  # it has been taken back, and is given again
         self._noted = number
         errors = self.sample_errors.new(made.errors)
-        recorder = self._host.recorder
+        recorder = self._core.recorder
         recorder.sample_errors += len(errors)
         recorder.sample_retries += made.retries
         if errors:
-            self._host.shown.errors(errors)
+            self._core.shown.errors(errors)
         self.sample_errors.record(number, errors, made.retries)
         if made.omitted:
             self.sample_errors.omit(number, made.errors)
         for note in made.notes:
-            self._host.tell(note)
+            self._core.tell(note)
 
     def _count(self, samples: int) -> None:
         """Note the samples of a batch of an iterable dataset that is about to be given out."""
         self._samples += samples
         if self._promised is not None and self._samples > self._promised:
             # Once for an iterator; torch warns of it again at every batch that follows.
-            self._host.warn_of_broken_promise(self._promised, self._samples)
+            self._core.warn_of_broken_promise(self._promised, self._samples)
             self._promised = None

@@ -25,9 +25,8 @@ from lit_loader.pool.outcome import Outcome, WorkerDeath
 from lit_loader.pool.worker_pool import WorkerPool
 from lit_loader.sampling.epochs import EpochStart
 from lit_loader.seeding.generator_state import preserved
-from lit_loader.transport.codec import decode
 from lit_loader.transport.messages import position_of, task_number
-from lit_loader.transport.status_board import Progress
+from lit_loader.transport.progress import Progress
 
 __all__ = ["ExactnessCheck", "Made", "made_by_pool", "made_here"]
 
@@ -189,8 +188,5 @@ def _received(pool: WorkerPool, timeout: float) -> Outcome:
 
 
 def _batch(outcome: Outcome) -> Any:
-    if outcome.failure is not None:
-        return outcome.failure.error()
-    assert outcome.memory is not None
-    batch = decode(outcome.memory, outcome.at, outcome.nbytes)
-    return batch.batch if type(batch) is BatchWithReport else batch
+    outcome.unpack()
+    return outcome.batch if outcome.error is None else outcome.error

@@ -1,7 +1,7 @@
 """`InProcessIterator`: makes each batch when it is asked for, in the consumer's own process.
 
 Used by the loader where ``num_workers=0``, and where workers would only be in the way
-(`batch/placement.py`).
+(`batch/tensor_table.py`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lit_loader.batch.batch_loader import BatchLoader
 from lit_loader.batch.batch_spec import BatchSpec, BatchWithReport
@@ -19,7 +19,7 @@ from lit_loader.batch.shard_loader import ShardLoader
 from lit_loader.batch.worker_info import show, shown
 from lit_loader.context import reading
 from lit_loader.errors import WorkerError
-from lit_loader.iteration.base import Host, LoaderIterator
+from lit_loader.iteration.base import LoaderIterator
 from lit_loader.sampling.epochs import EpochStart
 from lit_loader.sampling.reader_turns import first_turn, next_turn
 from lit_loader.seeding.generator_state import Loan, OwnStreams
@@ -27,6 +27,9 @@ from lit_loader.statistics.records import BatchRecord
 from lit_loader.system.interrupts import let_handlers_through
 from lit_loader.transport.own_page import ShownHere
 from lit_loader.transport.remote_error import describe_batch
+
+if TYPE_CHECKING:
+    from lit_loader.iteration.core import LoaderCore
 
 __all__ = ["InProcessIterator"]
 
@@ -41,20 +44,20 @@ class InProcessIterator(LoaderIterator[T_co]):
     threads wait meanwhile, unless they read tables: the generators are one resource of the process.
 
     Args:
-        host: The loader.
+        core: The loader's.
         pin: Pins a batch, or None.
-        spec: Gives, at the first ``next()``, what batches are made by; None: the host does.
+        spec: Gives, at the first ``next()``, what batches are made by; None: the core does.
     """
 
     def __init__(
         self,
-        host: Host,
+        core: LoaderCore,
         pin: Callable[[Any], Any] | None,
         spec: Callable[[], BatchSpec] | None = None,
     ) -> None:
-        super().__init__(host)
+        super().__init__(core)
         self._pin = pin
-        self._spec = spec or host.spec
+        self._spec = spec or core.spec
         self._shown: ShownHere
         self._loader: _Making | None = None
         self._begun: set[int] = set()  # readers of an iterable dataset that go on by themselves
@@ -64,7 +67,7 @@ class InProcessIterator(LoaderIterator[T_co]):
         self._number = 0
         self._task: Any = None
         self._drawn = -1  # the batch that the task is of
-        self._asked = self._fetched = 0
+        self._asked = 0
         self._draws = True
         self._held: deque[tuple[int, Any, Exception | None, int]] = deque()
 
@@ -87,7 +90,7 @@ class InProcessIterator(LoaderIterator[T_co]):
                 reader = number % start.position.num_readers
                 start.position.read(reader, made.state, made.mark)
                 if made.ignores_share:
-                    self._host.warn_of_ignored_share()
+                    self._core.warn_of_ignored_share()
                 self._count(loader.samples)
             else:
                 start.position.delivered(number)
@@ -100,7 +103,7 @@ class InProcessIterator(LoaderIterator[T_co]):
 
     def _end(self, start: EpochStart) -> Exception:
         for note in [] if self._loader is None else self._loader.end_epoch():
-            self._host.tell(note)
+            self._core.tell(note)
         self._shown.rest()
         return super()._end(start)
 
@@ -113,8 +116,8 @@ class InProcessIterator(LoaderIterator[T_co]):
             batch = self._pin(batch)
             given = time.monotonic_ns()
         progress, indices = self._progress, self._task
-        fetched, asked = self._fetched, self._asked
-        self._host.recorder.add(
+        fetched, asked = progress.fetched, self._asked
+        self._core.recorder.add(
             BatchRecord(
                 epoch=start.epoch,
                 number=number,
@@ -141,10 +144,6 @@ class InProcessIterator(LoaderIterator[T_co]):
         self._shown.gave(given, given - asked)
         return batch  # type: ignore[no-any-return]
 
-    def _on_collate(self) -> None:
-        self._fetched = time.monotonic_ns()
-        self._progress.finish(self._fetched)
-
     def _hold(self, wait: bool) -> bool | None:
         """Make a batch ahead of its turn: see `Hold` in `ranks/shard_tail.py`."""
         loader, start = self._loader, self._start
@@ -166,7 +165,7 @@ class InProcessIterator(LoaderIterator[T_co]):
         number, batch, error, samples = self._held.popleft()
         assert self._loader is not None
         self._loader.samples = samples
-        self._fetched = self._asked
+        self._progress.fetched = self._asked
         if error is None:
             return number, batch
         self._failed(start, number)
@@ -183,19 +182,17 @@ class InProcessIterator(LoaderIterator[T_co]):
         Ahead of its turn, nothing is noted in the position.
         """
         task = self._next_task(start)
-        self._progress.begin()
+        self._progress.begin(-1)
         number = self._number
         self._number += 1
-        batch = loader.take(task, self._progress, self._on_collate)
+        batch = loader.take(task, self._progress)
         if batch is not None:
             return number, batch
         self._place, self._loan = (reading.leave(), shown()), Loan(self._streams)
         try:
             try:
                 self._loan.begin()
-                return number, loader.load(
-                    task, number, start.epoch, start.seed, self._progress, self._on_collate
-                )
+                return number, loader.load(task, number, start.epoch, start.seed, self._progress)
             finally:
                 self._return_loan()
         except EndOfData:
@@ -234,12 +231,12 @@ class InProcessIterator(LoaderIterator[T_co]):
         start.position.failed(number, number % (start.position.num_readers or 1))
 
     def _begin(self, start: EpochStart) -> _Making:
-        self._shown, spec = self._host.shown.here(start), self._spec()
+        self._shown, spec = self._core.shown.here(start), self._spec()
         loader: _Making
         if spec.num_shards:
-            loader = ShardLoader(spec, self._host.generators(spec))
+            loader = ShardLoader(spec, self._core.generators(spec))
         else:
-            loader = BatchLoader(spec, watch=self._host.generators(spec))
+            loader = BatchLoader(spec, watch=self._core.generators(spec))
         self._loader = loader
         self._draws = not loader.reads_table
         if spec.seeding == "worker":

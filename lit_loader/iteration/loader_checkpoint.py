@@ -16,83 +16,83 @@ from torch.utils.data import DistributedSampler
 from lit_loader.checkpoint.fingerprint import Fingerprint, fingerprint_of
 from lit_loader.checkpoint.forgetful import has_methods
 from lit_loader.checkpoint.loader_state import LoaderState
-from lit_loader.iteration.internals import LoaderInternals
+from lit_loader.iteration.core import LoaderCore
 from lit_loader.sampling.orders import ShuffledSampler
 from lit_loader.sampling.shown_samplers import SHUFFLED, order_name
 
 __all__ = ["load_state", "take_state"]
 
 
-def take_state(loader: Any, internals: LoaderInternals) -> dict[str, Any]:
+def take_state(loader: Any, core: LoaderCore) -> dict[str, Any]:
     """Give the state of a loader as a new dict of primitives.
 
     Args:
         loader: The loader.
-        internals: Its own.
+        core: Its own.
     """
-    plan = internals.plan
+    plan = core.plan
     if plan is not None and has_methods(loader.dataset):
-        internals.warn_once(
+        core.warn_once(
             f"{type(loader.dataset).__name__} has state_dict and load_state_dict, which are not "
             "called: a map-style dataset is read by whichever worker is free, so that each sample "
             "must follow from its index, get_epoch() and the random generators alone"
         )
-    position = internals.epochs.now()
+    position = core.epochs.now()
     if plan is not None and plan.sampler.wanders:
-        internals.warn_once(
+        core.warn_once(
             f"the order of {type(plan.source).__name__} changes from epoch to epoch and is not "
             "part of the state: resumed in a later epoch, the sampler may give another order; give "
             "it state_dict and load_state_dict, or make its order a function of set_epoch's epoch"
         )
     batches = position.batches
     samples = batches if plan is None else plan.samples_after(batches)
-    fingerprint = _fingerprint(loader, internals, position.seed)
-    return LoaderState.at(position, samples, fingerprint, internals.shards).to_dict()
+    fingerprint = _fingerprint(loader, core, position.seed)
+    return LoaderState.at(position, samples, fingerprint, core.shards).to_dict()
 
 
-def load_state(loader: Any, internals: LoaderInternals, state: Mapping[str, Any]) -> None:
+def load_state(loader: Any, core: LoaderCore, state: Mapping[str, Any]) -> None:
     """Let a loader's next iterator begin where a state was taken; refused, it changes nothing.
 
     Args:
         loader: The loader.
-        internals: Its own.
+        core: Its own.
         state: What `take_state` gave, of this loader or of another one.
 
     Raises:
         StateError: The state does not fit.
     """
-    internals.follow_samplers(loader)
+    core.follow_samplers()
     loaded = LoaderState.from_dict(state)
-    internals.reads_again = False
-    base_seed, plan = internals.base_seed, internals.plan
+    core.reads_again = False
+    base_seed, plan = core.base_seed, core.plan
     # Where no seed was chosen, the state's is taken over: the data goes on as it would have.
     adopted = None if base_seed.chosen else loaded.seed
     seed = base_seed.given() if adopted is None else adopted
-    fingerprint = _fingerprint(loader, internals, seed)
+    fingerprint = _fingerprint(loader, core, seed)
     # So is the kind of shuffled order: where there are ranks it is DistributedSampler's.
     order = loaded.fingerprint.get("order")
     if {order, fingerprint["order"]} <= SHUFFLED:
         fingerprint["order"] = order
     with_workers = loader.num_workers > 0
-    position = loaded.to_position(fingerprint, plan, with_workers, internals.shards)
-    internals.reads_again = loaded.reads_again
+    position = loaded.to_position(fingerprint, plan, with_workers, core.shards)
+    core.reads_again = loaded.reads_again
     if adopted is not None:
         base_seed.resumed = adopted
     if plan is not None and isinstance(plan.source, ShuffledSampler):
         plan.source.as_distributed = order == DistributedSampler.__name__
-    internals.epochs.load(position)
+    core.epochs.load(position)
 
 
-def _fingerprint(loader: Any, internals: LoaderInternals, seed: int) -> Fingerprint:
+def _fingerprint(loader: Any, core: LoaderCore, seed: int) -> Fingerprint:
     """What a position in the data depends on."""
     try:
         length: int | None = len(loader.dataset)
     except (TypeError, NotImplementedError):
         length = None
-    plan = internals.plan
+    plan = core.plan
     common: Fingerprint = {"dataset_length": length, "seed": seed, "seeding": loader.seeding}
     if plan is None:
-        rank, replicas = internals.replica or (None, 1)
+        rank, replicas = core.given_replica or (None, 1)
         own: Fingerprint = {
             "order": order_name(loader.sampler),
             "batch_size": loader.batch_size,
@@ -100,8 +100,8 @@ def _fingerprint(loader: Any, internals: LoaderInternals, seed: int) -> Fingerpr
             "rank": rank if replicas != 1 else None,
             "num_workers": max(1, loader.num_workers),
         }
-        if internals.num_shards:
-            own |= {"rank": None, "num_workers": None, "num_shards": internals.num_shards}
+        if core.num_shards:
+            own |= {"rank": None, "num_workers": None, "num_shards": core.num_shards}
     else:
         own = {
             "order": order_name(plan.source),

@@ -60,7 +60,8 @@ class TorchSurface(_BaseDataLoaderIter):
     `LoaderIterator`.
     """
 
-    _host: Any
+    _core: Any
+    _data_loader: Any
     _start: EpochStart | None
     _due: bool
     _promised: int | None
@@ -69,11 +70,11 @@ class TorchSurface(_BaseDataLoaderIter):
 
         def __getattr__(self, name: str) -> Any:
             if name in _OPTIONS:
-                return getattr(self._host.loader, _OPTIONS[name])
+                return getattr(self._data_loader, _OPTIONS[name])
             if name == "_IterableDataset_len_called":
                 return self._promised
             if name == "_base_seed":
-                return self._host.base_seed() if self._start is None else self._start.seed
+                return self._core.base_seed() if self._start is None else self._start.seed
             raise AttributeError(
                 f"{type(self).__name__} has no {name}: if torch's iterators have it, it belongs to "
                 "torch's way of making batches, which lit_loader does not use"
@@ -108,13 +109,13 @@ class TorchSurface(_BaseDataLoaderIter):
 
     def _next_index(self) -> Any:
         """Leave a batch out; returns its indices."""
-        with self._host.lock:
+        with self._core.lock:
             if not self._due:
                 raise LoaderError(
                     "_sampler_iter can be taken from before the first batch only: workers are at "
                     "those that follow"
                 )
-            start = self._start = self._start or self._host.begin_epoch()
+            start = self._start = self._start or self._core.begin_epoch()
             if start.batches is None:  # an endless sampler, which leads nowhere: as with torch
                 return next(iter(self._index_sampler))
             batches, position = start.batches, start.position
@@ -133,16 +134,16 @@ class TorchSurface(_BaseDataLoaderIter):
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         """Begin the next epoch with this object, by the same workers if they are persistent."""
         if not first_iter:  # as torch's constructor says
-            self._host.restart(self)
+            self._core.restart(self)
 
     @property
     def _workers(self) -> list[Any]:
         """The processes that make batches for it, if there are some now."""
-        return [*filter(None, map(_Worker.of, self._host.pids(self)))]
+        return [*filter(None, map(_Worker.of, self._core.pids(self)))]
 
     def _shutdown_workers(self) -> None:
         """End the workers, persistent ones too."""
-        self._host.end_idle_workers()
+        self._core.end_idle_workers()
 
 
 class _Ahead(Iterator[Any]):

@@ -87,8 +87,8 @@ class BaseDataModule(LightningDataModule):
         if split == "predict":
             options["batch_sampler"] = wrappable_by_lightning(options["batch_sampler"])
         loader = DataLoader(dataset, **options)
-        loader._internals.role = split
-        auto = loader._internals.auto
+        loader._core.role = split
+        auto = loader._core.auto
         if auto is not None and self.trainer is not None:
             auto.ranks = self.trainer.num_devices
         if self.device_prefetch and self.trainer is not None:

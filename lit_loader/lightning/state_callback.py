@@ -190,7 +190,7 @@ class LoaderStateCallback(Callback):
         self._has_begun = ahead
         if ahead:
             for loader in loaders:
-                loader._internals.epochs.begun_for(_epoch(trainer))
+                loader._core.epochs.begun_for(_epoch(trainer))
         else:
             self._set_epoch(trainer)
         self._commit(ahead)
@@ -240,7 +240,7 @@ class LoaderStateCallback(Callback):
     def _leave_epoch(trainer: Trainer, loader: DataLoader[Any], state: Mapping[str, Any]) -> None:
         """Give up where a loader was when others ended the epoch, as a later fetch would."""
         if not _is_iterable(loader):
-            loader._internals.epochs.set_epoch(_epoch(trainer))
+            loader._core.epochs.set_epoch(_epoch(trainer))
         elif state["batches"]:
             loader.set_epoch(state["epoch"] + 1)
 
@@ -275,7 +275,7 @@ class LoaderStateCallback(Callback):
         for loader in self._loaders:
             if iterable or not _is_iterable(loader):
                 # Not loader.set_epoch: Lightning tells the program's own samplers itself.
-                loader._internals.epochs.set_epoch(_epoch(trainer))
+                loader._core.epochs.set_epoch(_epoch(trainer))
 
     def _commit(self, ahead: bool, within: bool = False) -> None:
         for loader in self._loaders:
@@ -284,7 +284,7 @@ class LoaderStateCallback(Callback):
 
 def auto_workers_of(loader: DataLoader[Any]) -> AutoWorkers | None:
     """What sets a loader's number of workers; None: a number was given."""
-    return loader._internals.auto
+    return loader._core.auto
 
 
 def workers_found(loader: DataLoader[Any]) -> int:

@@ -171,7 +171,7 @@ class Healer:
             self.restarts += 1
             pool.page.restarted(message)
             pool.replace(death.worker, skip_task=number)
-            return Outcome(number, None, 0, 0, None, error=error)
+            return Outcome(number, error=error)
         self._replace(pool, death, self._budget.charge(death, fault, message))
         return None
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import time
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_loader.transport.messages import Reply
+from lit_loader.batch.batch_spec import BatchWithReport
+from lit_loader.errors import TransportError
+from lit_loader.system.interrupts import let_handlers_through
+from lit_loader.transport.codec import Divide, decode
+from lit_loader.transport.messages import Reply, Status, position_of
 from lit_loader.transport.remote_error import RemoteError
 from lit_loader.transport.status_board import BoardRow
 from lit_loader.worker.starters import Loss
@@ -15,31 +20,79 @@ from lit_loader.worker.starters import Loss
 __all__ = ["FewerWorkers", "Outcome", "WorkerDeath", "unborn"]
 
 
-class Outcome(NamedTuple):
-    """What became of a task.
+class Outcome:
+    """What became of a task: the one record of a batch, filled on its way to the consumer.
+
+    Neither batch, memory, failure nor error: the reader of an iterable dataset has ended.
 
     Attributes:
         number: The task's.
-        memory: The batch's slot (uint8, to be kept while the batch is in use), or None.
-        at: Offset of the batch's descriptor in ``memory``.
-        nbytes: Bytes of the descriptor.
-        failure: What went wrong in the worker, or None. Neither memory nor failure: the worker's
-            share of an iterable dataset has ended.
-        samples: Samples of the batch.
-        error: What the parent itself raises in the batch's place, or None.
-        result: The worker's message, or None.
-        arrived: ``time.monotonic_ns()`` when it was read.
+        reply: The worker's message; None: the parent itself gives the task up.
+        memory: The batch's slot (uint8), until the batch is decoded.
+        failure: What went wrong in the worker, or None.
+        error: What is raised in the batch's place, or None.
+        arrived: ``time.monotonic_ns()`` when the reply was read.
+        batch: The batch, when it is decoded; perhaps pinned, or on its device.
+        made: What came with the batch, or None.
+        decode: Nanoseconds that it took to rebuild the batch.
+        pin: Nanoseconds that it took to copy it into page-locked memory.
     """
 
-    number: int
-    memory: NDArray[np.uint8] | None
-    at: int
-    nbytes: int
-    failure: RemoteError | None
-    samples: int = 0
-    error: BaseException | None = None
-    result: Reply | None = None
-    arrived: int = 0
+    __slots__ = (
+        *("arrived", "batch", "decode", "error", "failure"),
+        *("made", "memory", "number", "pin", "reply"),
+    )
+
+    def __init__(
+        self,
+        number: int,
+        reply: Reply | None = None,
+        memory: NDArray[np.uint8] | None = None,
+        failure: RemoteError | None = None,
+        error: BaseException | None = None,
+    ) -> None:
+        self.number = number
+        self.reply = reply
+        self.memory = memory
+        self.failure = failure
+        self.error = error
+        self.arrived = time.monotonic_ns()
+        self.batch: Any = None
+        self.made: BatchWithReport | None = None
+        self.decode = self.pin = 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether this reader of an iterable dataset has nothing more to give."""
+        return self.reply is not None and self.reply.status == Status.ENDED
+
+    def unpack(self, divide: Divide | None = None) -> None:
+        """Rebuild the batch, or the exception in its place.
+
+        Args:
+            divide: Says whether the batch's parts are to lie elsewhere than in its slot.
+        """
+        memory, reply = self.memory, self.reply
+        if memory is None or reply is None:
+            if self.failure is not None and self.error is None:
+                self.error = self.failure.error()
+            return
+        began, self.memory = time.monotonic_ns(), None
+        try:
+            batch = decode(memory, reply.at, reply.nbytes, divide)
+        except Exception as error:
+            let_handlers_through(error)
+            self.error = TransportError(
+                f"batch {position_of(self.number)} cannot be rebuilt in the training process: "
+                f"{error}"
+            )
+            self.error.__cause__ = error
+            return
+        if type(batch) is BatchWithReport:
+            self.made = batch._replace(batch=None)  # what is pinned is another object
+            batch = batch.batch
+        self.batch = batch
+        self.decode = time.monotonic_ns() - began
 
 
 class WorkerDeath(Exception):

@@ -146,6 +146,10 @@ class Pipes:
             return []
         return [unpack(data, start) for start in range(0, len(data), SIZE)]
 
+    def there(self) -> bool:
+        """Whether something has happened that :meth:`wait` would tell of."""
+        return bool(self._poll.poll(0))
+
     def wait(self, timeout: float | None) -> bool:
         """Wait for something to happen.
 

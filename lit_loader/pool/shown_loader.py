@@ -58,7 +58,10 @@ class Internals(Protocol):
     page: LoaderPage | None
     own_page: OwnPage | None
     first_here: int
-    replica: tuple[int, int] | None
+
+    @property
+    def replica(self) -> tuple[int, int]:
+        """Which of the replicas this process is, and how many share the data."""
 
     @property
     def plan(self) -> Plan | None:
@@ -121,7 +124,7 @@ class ShownLoader:
                 internals.role,
                 _name(loader.dataset),
                 loader.batch_size if isinstance(loader.batch_size, int) else 0,
-                internals.replica or (0, 1) if plan is None else (plan.rank, plan.num_replicas),
+                internals.replica,
                 size[1],
             )
             if internals.page is not None:

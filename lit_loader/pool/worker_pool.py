@@ -38,7 +38,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
 from typing import Any, Final
@@ -105,11 +105,34 @@ class _Copy:
 
     def __init__(self, task: _Task, worker: int, slot: Slot, place: int) -> None:
         self.task = task
-        self.worker = worker
+        self.worker = worker  # its number; not the object, which refers to this one
         self.slot = slot
         self.space: Slot | None = None  # a larger one that was granted
         self.place = place
         self.off = False
+
+
+class _Worker:
+    """What is known of one worker, from its start to its end.
+
+    Attributes:
+        queue: What it has been sent and has not replied to, the earliest first.
+        owed: How many of these are not called off.
+        credit: Tasks that it may have; None: as many as are in flight for each worker.
+        places: Tasks that it was sent so far.
+        awaited: Whether it has not begun the epoch of this token.
+        leaving: Whether it is sent no more tasks.
+    """
+
+    __slots__ = ("awaited", "credit", "leaving", "number", "owed", "places", "queue")
+
+    def __init__(self, number: int, places: int, relays: bool) -> None:
+        self.number = number
+        self.queue: deque[_Copy] = deque()
+        self.owed = 0
+        self.credit = 0 if relays else None  # the relay says it itself
+        self.places = places  # goes on from the worker before: its bits on the board do
+        self.awaited = self.leaving = False
 
 
 class WorkerPool:
@@ -164,14 +187,11 @@ class WorkerPool:
         self._tasks: dict[int, _Task] = {}
         self._unassigned: deque[_Task] = deque()
         self._copies: dict[int, _Copy] = {}  # by the offset of their slot
-        self._queues: dict[int, deque[_Copy]] = {}  # of the workers that there are
-        self._credits: dict[int, int] = {}  # of the relay, which says it itself
-        self._leaving: set[int] = set()
-        self._places: dict[int, int] = {}  # how many tasks each was sent
+        self._hands: dict[int, _Worker] = {}  # the workers that there are
+        self._places: dict[int, int] = {}  # tasks that the one before with this number was sent
         self._elsewhere = 0 if remote is None else remote.count
         self._ready: deque[tuple[_Task, Reply, Slot]] = deque()  # done, and not received yet
-        self._awaited: set[int] = set()  # who has not begun the epoch of this token
-        self._owed: dict[int, int] = {}  # copies of each that are not called off
+        self._awaited = 0  # how many workers have not begun the epoch of this token
         self._begun = 1  # the token that the tasks are of; another one is shown when they are not
         self._point: Callable[[int], Any] | None = None
         self._due = self._resized = False
@@ -225,56 +245,49 @@ class WorkerPool:
         task = _Task(number, b"" if indices is None else pack_indices(indices), epoch, seed)
         with self._lock:
             self._tasks[number] = task
-            worker = self._worker_for(task)
-            if worker is None or (self._unassigned and self._homes is None):
+            worker = None
+            if not self._unassigned or self._homes is not None:
+                worker = self._worker_for(task)
+            if worker is None:
                 self._unassigned.append(task)
             else:
                 self._assign(task, worker)
 
-    def _worker_for(self, task: _Task) -> int | None:
+    def _worker_for(self, task: _Task) -> _Worker | None:
         """The worker that a task is to be sent to now; None: it has to wait."""
-        queues = self._queues
         if self._homes is not None:
-            home = self._homes.home(position_of(task.number))
-            return home if home in queues else None
-        found, most, owed = None, 0, self._owed
+            return self._hands.get(self._homes.home(position_of(task.number)))
+        found, most = None, 0
         usual = max(1, -(-(self._in_flight - self._elsewhere) // max(1, self.num_workers)))
-        for worker, queue in queues.items():
-            credit = self._credits.get(worker, usual) if self._credits else usual
+        for worker in self._hands.values():
+            credit = usual if worker.credit is None else worker.credit
             # What is called off is dropped soon; if not, it is not to add up.
-            room = min(credit - owed.get(worker, 0), _DROPPED_SOON * credit - len(queue))
-            if room > most and worker not in self._leaving:
+            room = min(credit - worker.owed, _DROPPED_SOON * credit - len(worker.queue))
+            if room > most and not worker.leaving:
                 found, most = worker, room
         return found
 
-    def _assign(self, task: _Task, worker: int) -> None:
+    def _assign(self, task: _Task, worker: _Worker) -> None:
         """Send a copy of a task to a worker."""
         if self._homes is not None:
             turn = position_of(task.number)
             if self._homes.send(turn) and self._point is not None and not task.packed:
                 task.packed = pack_indices(self._point(self._homes.whose(turn)))
         packed = task.packed
-        slot = self._arena.acquire(len(packed))
+        nbytes = len(packed)
+        slot = self._arena.acquire(nbytes)
+        offset = slot.offset
         if packed:
-            slot.view[: len(packed)] = packed
-        self._places[worker] = place = self._places.get(worker, 0) + 1
-        copy = _Copy(task, worker, slot, place)
-        self._copies[slot.offset] = copy
-        self._queues[worker].append(copy)
-        self._owed[worker] = self._owed.get(worker, 0) + 1
-        task.copies.append(slot.offset)
+            slot.view[:nbytes] = packed
+        worker.places = place = worker.places + 1
+        self._copies[offset] = copy = _Copy(task, worker.number, slot, place)
+        worker.queue.append(copy)
+        worker.owed += 1
+        task.copies.append(offset)
+        number, epoch, seed = task.number, task.epoch, task.seed
         self._pipes.send(
-            worker,
-            Task(
-                self.token,
-                task.number,
-                task.epoch,
-                task.seed,
-                slot.offset,
-                slot.capacity,
-                len(packed),
-                place,
-            ),
+            worker.number,
+            Task(self.token, number, epoch, seed, offset, slot.capacity, nbytes, place),
         )
 
     def _assign_waiting(self) -> None:
@@ -293,24 +306,22 @@ class WorkerPool:
 
     def _copy_for_the_idle(self) -> None:
         """Give workers that have nothing a second copy of what is queued behind another task."""
-        if self._homes is not None or all(self._queues.values()) or len(self._queues) < 2:
+        if self._homes is not None or len(self._hands) < 2:
+            return
+        idle = [w for w in [*self._hands.values()] if not w.queue and not w.leaving]
+        if not idle or self._pipes.there():
             return
         with self._lock:
-            relay, leaving = self._workers.relay, self._leaving
-            for worker, queue in self._queues.items():
-                if (
-                    queue
-                    or worker in leaving
-                    or worker == relay
-                    or worker in self._workers.starting
-                ):
+            starting, relay = self._workers.starting, self._workers.relay
+            for worker in idle:
+                if worker.number == relay or worker.number in starting:
                     continue
                 behind = [
                     copy.task
-                    for other, queue_of in self._queues.items()
-                    if other != relay  # which has all of them under way
-                    for place, copy in enumerate(queue_of)
-                    if (place or copy.worker in self._workers.starting)
+                    for other in self._hands.values()
+                    if other.number != relay  # which has all of them under way
+                    for place, copy in enumerate(other.queue)
+                    if (place or other.number in starting)
                     and len(copy.task.copies) == 1
                     and self._is_wanted(copy.task)
                 ]
@@ -323,10 +334,11 @@ class WorkerPool:
 
     def _call_off(self, copy: _Copy) -> None:
         """Let a worker drop a copy that it has not begun."""
-        if not copy.off and len(self._queues[copy.worker]) <= VOIDABLE:
+        worker = self._hands[copy.worker]
+        if not copy.off and len(worker.queue) <= VOIDABLE:
             copy.off = True
-            self._owed[copy.worker] -= 1
-            self._board.call_off(copy.worker, copy.place, True)
+            worker.owed -= 1
+            self._board.call_off(worker.number, copy.place, True)
 
     def _is_wanted(self, task: _Task) -> bool:
         return self._tasks.get(task.number) is task and self.token == self._begun
@@ -343,25 +355,20 @@ class WorkerPool:
             WorkerDeath: A worker is gone. What it and the others had finished came out before.
         """
         ready = self._ready
-        if ready and not (self.patient and self._awaited):
-            return self._outcome(*ready.popleft())
         deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
+        while not ready or (self.patient and self._awaited):
             if self._due:
                 self._bring_about()
             if self._pipes.blocked:
                 with self._lock:
                     self._pipes.flush()
-            if self._dead is None:
-                for message in self._pipes.read():
-                    self._handle(message)
-                held = self.patient and self._awaited
-                if (held or not ready) and not self._wait(deadline):
-                    return None
-            else:
+            if self._dead is not None:
                 self._see_to_the_dead()
-            if ready and not (self.patient and self._awaited):
-                return self._outcome(*ready.popleft())
+            elif self._wait(deadline):
+                self._read_all()
+            else:
+                return None
+        return self._outcome(*ready.popleft())
 
     def _wait(self, deadline: float | None) -> bool:
         """Wait for messages; False: the time is up, or somebody wants this thread to look up."""
@@ -372,8 +379,7 @@ class WorkerPool:
             if self._pipes.wait(None if until is None else max(0.0, until - time.monotonic())):
                 return True
         except Ended as ended:
-            self._dead = ended.sentinel
-            self._read_all()  # its, and what others had finished, comes out before
+            self._dead = ended.sentinel  # what it and others had finished comes out before
             return True
         if workers.starting:
             workers.look_at_starting()
@@ -388,7 +394,7 @@ class WorkerPool:
         sentinel, self._dead = self._dead, None
         assert sentinel is not None
         death = self._workers.death_of(sentinel)
-        if death.worker not in self._leaving or death.exitcode != 0:
+        if not self._hands[death.worker].leaving or death.exitcode != 0:
             raise death
         self._part_with(death.worker)
 
@@ -401,25 +407,29 @@ class WorkerPool:
         elif type(message) is Up:
             self._came_up(message)
         elif type(message) is Resumed and message.token == self.token:
-            self._awaited.discard(message.worker)
+            self._has_resumed(self._hands[message.worker])
             if not self._awaited:
                 self.trim()
+
+    def _has_resumed(self, worker: _Worker) -> None:
+        self._awaited -= worker.awaited
+        worker.awaited = False
 
     def _settle(self, reply: Reply) -> None:
         """Close a copy's account; what is the first of a task still wanted is ready."""
         with self._lock:
             copy = self._copies.pop(reply.slot)
-            queue = self._queues[copy.worker]
-            if queue[0] is copy:
-                queue.popleft()
+            worker, task, slot = self._hands[copy.worker], copy.task, copy.slot
+            if worker.queue[0] is copy:
+                worker.queue.popleft()
             else:
-                queue.remove(copy)
+                worker.queue.remove(copy)
             if copy.off:
-                self._board.call_off(copy.worker, copy.place, False)
+                self._board.call_off(worker.number, copy.place, False)
             else:
-                self._owed[copy.worker] -= 1
-            task, slot, other = copy.task, copy.slot, copy.space
-            if other is not None:
+                worker.owed -= 1
+            if copy.space is not None:
+                other = copy.space
                 if reply.offset == other.offset:
                     slot, other = other, slot
                 self._arena.release(other, used=False)
@@ -431,14 +441,12 @@ class WorkerPool:
                     self.page.drop(1)
                 elif wanted and not task.copies:
                     self._put_back([task])
-                if self._unassigned:
-                    self._assign_waiting()
-                return
-            self.page.received += 1
-            self._ready.append((task, reply, slot))
-            del self._tasks[task.number]
-            for second in task.copies:
-                self._call_off(self._copies[second])
+            else:
+                self.page.received += 1
+                self._ready.append((task, reply, slot))
+                del self._tasks[task.number]
+                for second in task.copies:
+                    self._call_off(self._copies[second])
             if self._unassigned:
                 self._assign_waiting()
 
@@ -446,23 +454,13 @@ class WorkerPool:
         """What has become of a task; the slot goes with its batch."""
         end = reply.at + reply.nbytes
         if reply.status == Status.DONE:
-            return Outcome(
-                task.number,
-                self._arena.lease(slot, end),
-                reply.at,
-                reply.nbytes,
-                None,
-                reply.samples,
-                None,
-                reply,
-                time.monotonic_ns(),
-            )
+            return Outcome(task.number, reply, self._arena.lease(slot, end))
         failure = None
         if reply.status == Status.FAILED:
             failure = RemoteError.unpack(slot.memory[reply.at : end].tobytes())
         # It is not known how much of its slot a batch that failed late has filled.
         self._arena.release(slot, used=failure is None)
-        return Outcome(task.number, None, 0, 0, failure)
+        return Outcome(task.number, reply, failure=failure)
 
     def _grant(self, need: Need) -> None:
         """Grant a worker the larger slot that its batch needs."""
@@ -516,13 +514,14 @@ class WorkerPool:
             self._read_all()  # of older tasks, so that viewers do not count them as ready
             for copy in self._copies.values():
                 copy.off = True
-            self._owed.clear()
             self._begun = self.token
             if self._homes is not None:
                 self._homes.forget_places()
-            self._awaited = set(self._queues) - self._leaving
-            for worker in self._awaited:
-                self._pipes.send(worker, Resume(self.token))
+            for worker in self._hands.values():
+                worker.owed, worker.awaited = 0, not worker.leaving
+                if worker.awaited:
+                    self._pipes.send(worker.number, Resume(self.token))
+            self._awaited = sum(worker.awaited for worker in self._hands.values())
 
     def trim(self) -> None:
         """Give the memory of slots back to the system that a new epoch will not need."""
@@ -554,10 +553,10 @@ class WorkerPool:
             return
         self._bring_about()
         deadline = time.monotonic() + (_MOMENT if wait else 0)
-        while self._leaving:
+        processes = self._own.processes
+        while leaving := [w for w, hand in self._hands.items() if hand.leaving]:
             self._read_all()
-            processes = self._own.processes
-            gone = [w for w in self._leaving if not processes[w].is_alive()]
+            gone = [w for w in leaving if not processes[w].is_alive()]
             for worker in gone:
                 if processes[worker].exitcode != 0:
                     return  # a death is left to the next receive
@@ -567,7 +566,7 @@ class WorkerPool:
                 continue
             if left <= 0:
                 return
-            wait_for([processes[worker].sentinel for worker in self._leaving], left)
+            wait_for([processes[worker].sentinel for worker in leaving], left)
 
     def _bring_about(self) -> None:
         """Start the workers that are missing, let those leave that are too many."""
@@ -577,9 +576,9 @@ class WorkerPool:
             if self.num_workers != workers.num_workers:
                 self._resized = True
                 self._board.workers = workers.num_workers = self.num_workers
-                for worker in self._queues:
-                    if not workers.is_wanted(worker) and worker not in self._leaving:
-                        self._leaving.add(worker)
+                for worker, hand in self._hands.items():
+                    if not workers.is_wanted(worker) and not hand.leaving:
+                        hand.leaving = True
                         self._pipes.send(worker, Stop())
         self._start_more()
 
@@ -595,11 +594,13 @@ class WorkerPool:
                     raise
                 self._make_do(error)
                 return
-            for worker in started:
-                self._queues[worker] = deque()
-                if worker == workers.relay:
-                    self._credits[worker] = 0
+            self._take_on(started)
             self._divide()
+
+    def _take_on(self, started: Iterable[int]) -> None:
+        for number in started:
+            places = self._places.get(number, 0)
+            self._hands[number] = _Worker(number, places, number == self._workers.relay)
 
     def _make_do(self, error: Exception) -> None:
         """Go on with the workers that there are: others were wanted, and cannot be started."""
@@ -617,16 +618,17 @@ class WorkerPool:
         """Divide readers among the workers that stay, and send what waits for a worker."""
         if self._homes is not None and self._resized:
             relay = self._workers.relay
-            able = [w for w in self._queues if w not in self._leaving and w != relay]
+            able = [w for w, hand in self._hands.items() if not hand.leaving and w != relay]
             if able:
                 self._homes.settle(able, self._workers.num_workers)
         self._assign_waiting()
 
     def _came_up(self, up: Up) -> None:
         self._workers.came_up(up.worker)
-        if up.worker in self._credits:
-            with self._lock:
-                self._credits[up.worker] = up.credit
+        with self._lock:
+            hand = self._hands[up.worker]
+            if hand.credit is not None:
+                hand.credit = up.credit
                 self._assign_waiting()
         self._start_more()
 
@@ -656,16 +658,14 @@ class WorkerPool:
             self._give_back(worker)
             if self._workers.is_wanted(worker):
                 self._workers.launch([worker], self.token)
-                self._queues[worker] = deque()
-                if worker == self._workers.relay:
-                    self._credits[worker] = 0
+                self._take_on([worker])
             self._divide()
         self._start_more()  # it may have been starting, and there is room for another now
 
     def _give_back(self, worker: int) -> None:
         """Close the accounts of a worker that is gone: nobody else knew of its slots."""
-        lost = []
-        for copy in self._queues.pop(worker):
+        lost, hand = [], self._hands.pop(worker)
+        for copy in hand.queue:
             del self._copies[copy.slot.offset]
             for slot in filter(None, (copy.slot, copy.space)):
                 self._arena.release(slot, used=False)
@@ -677,10 +677,8 @@ class WorkerPool:
         self._put_back(lost)
         if self._homes is not None:
             self._homes.lose(worker)
-        self._credits.pop(worker, None)
-        self._owed.pop(worker, None)
-        self._leaving.discard(worker)
-        self._awaited.discard(worker)
+        self._places[worker] = hand.places
+        self._has_resumed(hand)
         if self._own.processes[worker].sentinel == self._dead:
             self._dead = None  # seen to before it came to that; the number may be another's next
         self._workers.bury(worker)
@@ -694,7 +692,8 @@ class WorkerPool:
     def awaited_workers(self) -> dict[int, BoardRow]:
         """The workers that keep others waiting, and what each is doing."""
         with self._lock:
-            owing = [w for w, queue in self._queues.items() if queue and w != self._workers.relay]
+            relay = self._workers.relay
+            owing = [w for w, hand in self._hands.items() if hand.queue and w != relay]
             rows = {worker: self._board.read(worker) for worker in owing}
         return {worker: row for worker, row in rows.items() if self._workers.counts(row)}
 
@@ -719,7 +718,8 @@ class WorkerPool:
     @property
     def leaving(self) -> bool:
         """Whether more live than there are to be."""
-        return bool(self._leaving) or self.num_workers < self._workers.num_workers
+        leaving = any(hand.leaving for hand in [*self._hands.values()])
+        return leaving or self.num_workers < self._workers.num_workers
 
     @property
     def forks(self) -> bool:

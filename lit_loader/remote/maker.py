@@ -26,8 +26,8 @@ from lit_loader.remote.payload import unpack_spec
 from lit_loader.remote.versions import versions
 from lit_loader.transport.codec import SlotFull, SlotWriter, encode
 from lit_loader.transport.messages import Status, unpack_indices
+from lit_loader.transport.progress import Progress
 from lit_loader.transport.remote_error import RemoteError
-from lit_loader.transport.status_board import Progress
 from lit_loader.worker.making import BatchMaker
 
 __all__ = ["Maker"]
@@ -82,42 +82,26 @@ class Maker:
             return self._failed(order, maker.broken)
         assert loader is not None
         progress, indices = Progress(), None
-        times = [time.monotonic_ns()]
-
-        def on_collate() -> None:
-            now = time.monotonic_ns()
-            progress.finish(now)
-            times.append(now)
-
         try:
-            indices = unpack_indices(np.frombuffer(order.packed, np.uint8))
+            indices = unpack_indices(order.packed)
             writer = SlotWriter(self._scratch)
-            batch = loader.take(indices, progress, on_collate, writer.empty)
+            progress.empty = writer.empty
+            batch = loader.take(indices, progress)
             if batch is None:
-                batch = maker.load(
-                    indices,
-                    order.number,
-                    order.epoch,
-                    order.seed,
-                    progress,
-                    on_collate,
-                    writer.empty,
-                )
-            times.append(time.monotonic_ns())
+                batch = maker.load(indices, order.number, order.epoch, order.seed, progress)
+            progress.encoding()
             at, nbytes, used = self._encode(batch, writer)
-            times.append(time.monotonic_ns())
         except BaseException as error:
             return self._failed(order, maker.failure(error, order.number, indices, progress))
-        # A batch that was omitted has not been through all stages.
-        times += times[-1:] * (4 - len(times))
-        began, fetched, collated, encoded = times
+        encoded, collated = time.monotonic_ns(), progress.collated
+        fetched = progress.fetched or collated  # a batch that was omitted has not been collated
         return Made(
             Status.DONE,
             used,
             at,
             nbytes,
             loader.samples,
-            fetched - began,
+            fetched - progress.began,
             collated - fetched,
             encoded - collated,
             progress.slowest,

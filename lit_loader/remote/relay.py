@@ -279,8 +279,7 @@ class Relay:
     def _give(self, job: _Job) -> None:
         """Give a remote worker a task, or give it back."""
         task, member = job.task, self._crew.with_room()
-        off = self._board.is_called_off(self._worker, task.place)
-        if member is None or off or task.token != self._board.token:
+        if member is None or not self._board.wants(self._worker, task.token, task.place):
             self._show()  # first: the pool is not to send it here again
             self._reply(job, Status.DROPPED)
             return

@@ -60,6 +60,7 @@ class EpochBatches(Iterator[Any]):
     Attributes:
         position: Number of the batch that comes next.
         at: The same; -1 after an exception of a signal handler's, until :meth:`go_to`.
+        computed: Whether the order is the loader's own, which has neither state nor marks.
     """
 
     position: int
@@ -74,6 +75,7 @@ class EpochBatches(Iterator[Any]):
         state: Mapping[str, Any] | None = None,
     ) -> None:
         self._plan, self._epoch = plan, epoch
+        self.computed = isinstance(plan.source, EpochOrder)
         self.go_to(start, state)
 
     def __next__(self) -> Any:

@@ -90,24 +90,20 @@ def _quota(folder: Path) -> float | None:
 class ProcessorClock:
     """What this process has of the processors from a start on; to be made in its main thread.
 
-    Args:
-        on: Whether it measures (which takes some microseconds), or says 0 for everything.
+    Measuring takes some microseconds.
     """
 
-    def __init__(self, on: bool) -> None:
-        self._on = on
+    def __init__(self) -> None:
         self._schedstat: int | None = None
         self._began = (0, 0)
-        if on:
-            with contextlib.suppress(OSError, ValueError):  # Linux only, and not in every kernel
-                fd = os.open("/proc/self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-                _queued(fd)
-                self._schedstat = fd
+        with contextlib.suppress(OSError, ValueError):  # Linux only, and not in every kernel
+            fd = os.open("/proc/self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+            _queued(fd)
+            self._schedstat = fd
 
     def start(self) -> None:
         """Begin to measure."""
-        if self._on:
-            self._began = self._read()
+        self._began = self._read()
 
     def used(self) -> tuple[int, int]:
         """Processor time of all threads, and how long the main one has waited for a processor.
@@ -115,8 +111,6 @@ class ProcessorClock:
         Returns:
             Nanoseconds; the second is 0 where the kernel does not say.
         """
-        if not self._on:
-            return 0, 0
         used, queued = self._read()
         return used - self._began[0], queued - self._began[1]
 

@@ -26,9 +26,6 @@ from array import array
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 __all__ = [
     "NOT_TO_BE_HAD",
     "NOT_WANTED",
@@ -266,10 +263,9 @@ def pack_indices(indices: Any) -> bytes:
     return pickle.dumps(indices, pickle.HIGHEST_PROTOCOL) + _PICKLED
 
 
-def unpack_indices(packed: NDArray[np.uint8]) -> Any:
-    """Read what :func:`pack_indices` wrote; ``packed`` is not referred to afterwards."""
+def unpack_indices(data: bytes) -> Any:
+    """Read what :func:`pack_indices` wrote."""
     # The tag stands last, so that the integers begin where the slot does: aligned.
-    data = packed.tobytes()
     if data[-1:] == _INT64:
         indices = array("q")
         indices.frombytes(data[:-1])

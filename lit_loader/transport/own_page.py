@@ -19,7 +19,8 @@ from lit_loader.system.interrupts import HeldBack
 from lit_loader.system.shared_file import SharedFile, map_over, map_part, round_up
 from lit_loader.system.weak_sets import members
 from lit_loader.transport.loader_page import PAGE_BYTES, LoaderPage
-from lit_loader.transport.status_board import Progress, StatusBoard, board_bytes
+from lit_loader.transport.progress import Progress
+from lit_loader.transport.status_board import ROW_WORDS, StatusBoard, board_bytes
 
 __all__ = ["Beginner", "OwnPage", "ShownHere"]
 
@@ -66,7 +67,7 @@ class OwnPage:
         memory = memoryview(self._mapping)[: _BOARD + PAGE_BYTES]
         board = StatusBoard(memory)
         board.launched(0, os.getpid())
-        self.page, self.progress = LoaderPage(memory), board.progress(0)
+        self.page, self.progress = LoaderPage(memory), Progress(board.words, ROW_WORDS)
         _open.add(self)
 
     def close(self) -> None:

@@ -17,19 +17,22 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Iterable
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 __all__ = [
     "MADE_AT",
+    "NUMBER",
+    "POSITION",
     "ROW",
     "ROW_BYTES",
+    "ROW_WORDS",
+    "SINCE",
+    "STAGE",
+    "TOKEN",
     "VOIDABLE",
+    "WORKERS",
     "WORKERS_AT",
     "BoardRow",
-    "Cancelled",
-    "EarlyProgress",
-    "Progress",
     "Stage",
     "StatusBoard",
     "board_bytes",
@@ -37,17 +40,17 @@ __all__ = [
     "node_of",
 ]
 
-_WORDS: Final = 16  # two cache lines a row: rows of different workers never share one
-_TOKEN, _, _WORKERS = range(3)
-_STAGE, _NUMBER, _POSITION, _SINCE, _VOID = range(5)
+ROW_WORDS: Final = 16  # two cache lines a row: rows of different workers never share one
+TOKEN, _, WORKERS = range(3)
+STAGE, NUMBER, POSITION, SINCE, _VOID = range(5)
 _MADE, _PID, _STARTED, _STACKS, _INDICES = range(5, 10)  # and two words after the last
-_NODE_BYTES: Final = 8 * (_WORDS - _INDICES)
+_NODE_BYTES: Final = 8 * (ROW_WORDS - _INDICES)
 # In the place of a descriptor for stacks: a name follows, and no indices; or a relay's credit.
 _ELSEWHERE, _RELAY = -1, -2
 _PACK_INDICES: Final = struct.Struct("@3q").pack_into  # native: a word at a time
 
-ROW_BYTES: Final = _WORDS * 8
-WORKERS_AT: Final = _WORKERS * 8
+ROW_BYTES: Final = ROW_WORDS * 8
+WORKERS_AT: Final = WORKERS * 8
 MADE_AT: Final = _MADE * 8
 ROW: Final = struct.Struct("@12q")
 """How a viewer reads a row: the words above."""
@@ -110,170 +113,11 @@ def credit_of(row: bytes) -> int | None:
 
 def board_bytes(num_workers: int) -> int:
     """Bytes of a board for ``num_workers`` workers."""
-    return (num_workers + 1) * _WORDS * 8
-
-
-class Cancelled(Exception):
-    """The batch that is being made is no longer wanted."""
+    return (num_workers + 1) * ROW_WORDS * 8
 
 
 VOIDABLE: Final = 62
 """Tasks of a worker that can be called off one by one: bits of a word."""
-
-_QUICK: Final = 4_000
-"""Nanoseconds a sample below which it is not written when each began."""
-
-_HANDFUL: Final = 16
-
-
-class Progress:
-    """Where a reader notes the sample it is at, and learns whether the batch is still wanted.
-
-    Args:
-        words: The board; None for a reader that is not watched.
-        row: First word of the reader's row.
-
-    Attributes:
-        each: Whether each sample is announced, however quick they are: somebody looks at the time.
-        token: That of the epoch whose batch is being made.
-        slowest: Nanoseconds of the sample that has taken longest since :meth:`begin`.
-        slowest_at: Its position in the batch.
-    """
-
-    __slots__ = (
-        "_at",
-        "_last",
-        "_one_by_one",
-        "_position",
-        "_quick",
-        "_since",
-        "_words",
-        "each",
-        "slowest",
-        "slowest_at",
-        "token",
-    )
-
-    def __init__(self, words: memoryview | None = None, row: int = _WORDS) -> None:
-        self._words = memoryview(bytearray(2 * _WORDS * 8)).cast("q") if words is None else words
-        self._position, self._since = row + _POSITION, row + _SINCE
-        self.each = True
-        self._quick = False
-        self.token = 0
-        self.begin()
-
-    def begin(self) -> None:
-        """Begin a batch: forget the slowest sample."""
-        self.slowest = self.slowest_at = 0
-        self._last = self._at = -1
-        self._one_by_one = False
-
-    def step(self, position: int) -> None:
-        """Note that the sample at ``position`` of the batch comes next; called for every sample.
-
-        Raises:
-            Cancelled: The board shows another token.
-        """
-        words, now = self._words, time.monotonic_ns()
-        words[self._position] = position
-        words[self._since] = now
-        if words[_TOKEN] != self.token:
-            raise Cancelled
-        self.finish(now)
-        self._at, self._last = position, now
-
-    def beat(self) -> None:
-        """Note that work of the loader's own gets on, before a sample or after it."""
-        self._words[self._since] = time.monotonic_ns()
-
-    def finish(self, now: int) -> None:
-        """Note that the last sample has been read by ``now``."""
-        if self._at >= 0 and now - self._last > self.slowest:
-            self.slowest, self.slowest_at = now - self._last, self._at
-        self._at = -1
-
-    def read(self, get: Callable[[Any], Any], indices: Iterable[Any]) -> list[Any]:
-        """Read a batch's samples, announcing where it is.
-
-        Where the samples of the batch before were quick, it is not written when each began, and
-        the token is looked at by the handful: both would take as long as many a sample.
-
-        Args:
-            get: Gives the sample of an index.
-            indices: The batch's.
-
-        Raises:
-            Cancelled: The board shows another token.
-        """
-        # Spelled out: a call for each sample would take as long as many a sample.
-        words, place, since = self._words, self._position, self._since
-        token, clock, slowest = self.token, time.monotonic_ns, self.slowest
-        samples: list[Any] = []
-        append, began = samples.append, clock()
-        self._one_by_one = True
-        if self._quick and type(indices) is list:
-            words[since] = last = began
-            for start in range(0, len(indices), _HANDFUL):
-                if words[_TOKEN] != token:
-                    raise Cancelled
-                for position, index in enumerate(indices[start : start + _HANDFUL], start):
-                    words[place] = position
-                    append(get(index))
-                    now = clock()
-                    if now - last > slowest:
-                        self.slowest = slowest = now - last
-                        self.slowest_at = position
-                    last = now
-        else:
-            last = began
-            for position, index in enumerate(indices):
-                words[place] = position
-                words[since] = last
-                if words[_TOKEN] != token:
-                    raise Cancelled
-                append(get(index))
-                now = clock()
-                if now - last > slowest:
-                    self.slowest = slowest = now - last
-                    self.slowest_at = position
-                last = now
-        self._one_by_one = False
-        self._quick = not self.each and last - began < _QUICK * len(samples)
-        return samples
-
-    def reading(self, indexed: bool) -> int | None:
-        """Give the position of the sample that is being read; asked after an exception.
-
-        Args:
-            indexed: Whether the batch has indices; else the samples are an iterator's next ones.
-
-        Returns:
-            None if no sample is being read, or several at once (``__getitems__``).
-        """
-        if indexed:
-            return self._words[self._position] if self._one_by_one else None
-        return self._at if self._at >= 0 else None
-
-
-class EarlyProgress(Progress):
-    """Progress of a batch that is made before its epoch begins, and so its token.
-
-    It is not wanted any more when the worker is to leave, or all are to end.
-    """
-
-    __slots__ = ()
-
-    def step(self, position: int) -> None:
-        """Note a sample, as :meth:`Progress.step` does.
-
-        Raises:
-            Cancelled: The worker is to leave.
-        """
-        words = self._words
-        if (self._position - _POSITION) // _WORDS > words[_WORKERS]:
-            raise Cancelled
-        self.token = words[_TOKEN]
-        super().step(position)
 
 
 class StatusBoard:
@@ -290,11 +134,11 @@ class StatusBoard:
     @property
     def token(self) -> int:
         """That of the epoch whose tasks are wanted."""
-        return self._words[_TOKEN]
+        return self._words[TOKEN]
 
     @token.setter
     def token(self, value: int) -> None:
-        self._words[_TOKEN] = value
+        self._words[TOKEN] = value
 
     def call_off(self, worker: int, place: int, off: bool) -> None:
         """Write that a task sent to ``worker`` is not wanted any more; or forget that.
@@ -304,21 +148,25 @@ class StatusBoard:
             place: The task's; no other of the worker's last :data:`VOIDABLE` ones has its bit.
             off: Whether it is called off.
         """
-        at, bit = (worker + 1) * _WORDS + _VOID, 1 << place % VOIDABLE
+        at, bit = (worker + 1) * ROW_WORDS + _VOID, 1 << place % VOIDABLE
         self._words[at] = self._words[at] | bit if off else self._words[at] & ~bit
 
-    def is_called_off(self, worker: int, place: int) -> bool:
-        """Whether a task sent to ``worker`` is not wanted any more."""
-        return bool(self._words[(worker + 1) * _WORDS + _VOID] >> place % VOIDABLE & 1)
+    def wants(self, worker: int, token: int, place: int) -> bool:
+        """Whether a task of this token that was sent to ``worker`` is wanted still."""
+        words = self._words
+        return (
+            words[TOKEN] == token
+            and not words[(worker + 1) * ROW_WORDS + _VOID] >> place % VOIDABLE & 1
+        )
 
     @property
     def workers(self) -> int:
         """How many workers there are to be: those with this number and higher ones leave."""
-        return self._words[_WORKERS]
+        return self._words[WORKERS]
 
     @workers.setter
     def workers(self, value: int) -> None:
-        self._words[_WORKERS] = value
+        self._words[WORKERS] = value
 
     def rest(self, worker: int) -> None:
         """Write that ``worker`` has nothing in hand."""
@@ -330,28 +178,28 @@ class StatusBoard:
 
     def clear(self, worker: int) -> None:
         """Put a worker's row back to its beginning; only its tasks are counted on."""
-        row = (worker + 1) * _WORDS
+        row = (worker + 1) * ROW_WORDS
         self._words[row + _PID] = self._words[row + _STACKS] = self._words[row + _VOID] = 0
         self.enter(worker, Stage.STARTING, -1)
 
     def launched(self, worker: int, pid: int) -> None:
         """Write, in the parent, that a process has been started for ``worker``."""
-        row = (worker + 1) * _WORDS
+        row = (worker + 1) * ROW_WORDS
         self._words[row + _STARTED] = time.monotonic_ns()
         self._words[row + _PID] = pid
 
     def shows_stacks(self, worker: int, fd: int) -> None:
         """Write where ``worker`` writes its stacks when it is asked to; -1: nowhere."""
-        self._words[(worker + 1) * _WORDS + _STACKS] = fd + 1
+        self._words[(worker + 1) * ROW_WORDS + _STACKS] = fd + 1
 
     def reads(self, worker: int, number: int, offset: int, nbytes: int) -> None:
         """Write where the indices of task ``number`` lie, until its batch takes their place."""
-        place = 8 * ((worker + 1) * _WORDS + _INDICES)
+        place = 8 * ((worker + 1) * ROW_WORDS + _INDICES)
         _PACK_INDICES(self._memory, place, number, offset, nbytes)
 
     def is_elsewhere(self, worker: int, node: str) -> None:
         """Write that what ``worker`` stands for is on another machine; "": it is not known yet."""
-        row = (worker + 1) * _WORDS
+        row = (worker + 1) * ROW_WORDS
         start = 8 * (row + _INDICES)
         name = node.encode(errors="replace")[:_NODE_BYTES].ljust(_NODE_BYTES, b"\0")
         self._memory[start : start + _NODE_BYTES] = name
@@ -359,34 +207,31 @@ class StatusBoard:
 
     def is_relay(self, worker: int, credit: int) -> None:
         """Write that ``worker`` hands tasks over to others, and at how many it can be together."""
-        row = (worker + 1) * _WORDS
+        row = (worker + 1) * ROW_WORDS
         self._words[row + _INDICES] = credit
         self._words[row + _STACKS] = _RELAY
 
     def count(self, worker: int) -> None:
         """Count a task that ``worker`` has sent the result of."""
-        self._words[(worker + 1) * _WORDS + _MADE] += 1
+        self._words[(worker + 1) * ROW_WORDS + _MADE] += 1
+
+    @property
+    def words(self) -> memoryview:
+        """Give all of it, as 64-bit words, for `Progress`."""
+        return self._words
 
     def enter(self, worker: int, stage: int, number: int) -> int:
         """Write that ``worker`` is in ``stage`` of task ``number`` from now on; returns "now"."""
-        words, row = self._words, (worker + 1) * _WORDS
-        words[row + _STAGE] = stage
-        words[row + _NUMBER] = number
-        words[row + _POSITION] = 0
-        now = words[row + _SINCE] = time.monotonic_ns()
+        words, row = self._words, (worker + 1) * ROW_WORDS
+        words[row + STAGE] = stage
+        words[row + NUMBER] = number
+        words[row + POSITION] = 0
+        now = words[row + SINCE] = time.monotonic_ns()
         return now
-
-    def progress(self, worker: int) -> Progress:
-        """Give ``worker`` what it reports its samples by."""
-        return Progress(self._words, (worker + 1) * _WORDS)
-
-    def early_progress(self, worker: int) -> EarlyProgress:
-        """Give ``worker`` what it reports those by that are read before their epoch begins."""
-        return EarlyProgress(self._words, (worker + 1) * _WORDS)
 
     def read(self, worker: int) -> BoardRow:
         """Copy a worker's row."""
-        row = (worker + 1) * _WORDS
+        row = (worker + 1) * ROW_WORDS
         return BoardRow(*self._words[row : row + 4].tolist())
 
     def release(self) -> None:

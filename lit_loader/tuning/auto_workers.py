@@ -65,6 +65,7 @@ class AutoWorkers:
         self._controller = Controller(workers)
         self._window = Window()
         self._settled = False
+        self._latest = (-1, 0, 0)  # epoch and batch that is given out, and the moment
         self._changed = (-1, 0)  # epoch and batch at which it was decided last
         self._rest = 0  # batches that are not looked at
         self._due = 0  # batches in the window at which something is to be done
@@ -97,6 +98,7 @@ class AutoWorkers:
         Where readers that move to another worker read ``again`` what they have given, an epoch's
         next change waits until there are twice as many batches.
         """
+        self._latest = record.epoch, record.number, record.given
         if again and record.epoch == self._changed[0] and record.number < 2 * self._changed[1]:
             return False
         if self._rest:
@@ -106,7 +108,7 @@ class AutoWorkers:
         return len(self._window) >= self._due
 
     def decide(
-        self, record: BatchRecord, workers: Workers, name: str, budget: int | None, readers: int = 0
+        self, workers: Workers, name: str, budget: int | None, readers: int = 0
     ) -> Setting | None:
         """Say how many workers there are to be from now on; None: as many as before.
 
@@ -117,7 +119,7 @@ class AutoWorkers:
         if not self._settled:
             if workers.settled:  # what they take up from now on is work, and no start
                 self._settled, self._due = True, controller.window
-                window.begin(record.given)
+                window.begin(self._latest[2])
             return None
         if window.nanoseconds < LEAST:
             self._due += controller.window
@@ -136,7 +138,7 @@ class AutoWorkers:
             *(1e3 * load.worker, 1e3 * load.processor, 1e3 * load.queued),
             *(1e3 * load.step, 1e3 * load.wait),
         )
-        self._changed = record.epoch, record.number
+        self._changed = self._latest[:2]
         self._settled, self._due = False, 0
         return now
 

@@ -136,14 +136,10 @@ class Controller:
         full, expected = _crowded(load, bounds.processors)
         most = max(1, int(min(self._most, bounds.most)))
         wanted = min(keep_up, full, most)
-        if wanted == keep_up:
-            reason = "so many keep up with the consumer"
-        elif wanted == full:
-            reason = "so many keep the processors busy"
-        elif self._most <= wanted:
-            reason = f"more than {wanted} did not help"
-        else:
-            reason = f"more than {wanted} may not be"
+        reason = f"more than {wanted} {'did not help' if self._most <= wanted else 'may not be'}"
+        if wanted in (keep_up, full):
+            busy = "keep up with the consumer" if wanted == keep_up else "keep the processors busy"
+            reason = f"so many {busy}"
         if load.lacking and NEAR * wanted > now:
             return self._try(load, wanted, reason, min(wanted / now, expected))
         self._calm = self._calm + 1 if wanted < NEAR * now else 0

@@ -30,7 +30,6 @@ import torch
 
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.batch.fetch import EndOfData
-from lit_loader.batch.shard_loader import ShardLoader
 from lit_loader.errors import TransportError
 from lit_loader.memory.arena import ArenaMap
 from lit_loader.system.processors import ProcessorClock
@@ -54,8 +53,8 @@ from lit_loader.transport.messages import (
     unpack,
     unpack_indices,
 )
-from lit_loader.transport.remote_error import RemoteError
-from lit_loader.transport.status_board import Cancelled, Stage, StatusBoard
+from lit_loader.transport.progress import Cancelled, EarlyProgress, Progress
+from lit_loader.transport.status_board import ROW_WORDS, Stage, StatusBoard
 from lit_loader.worker.making import BatchMaker
 from lit_loader.worker.parent import follow_parent, yield_to_parent
 from lit_loader.worker.payload import NO_ROOM, Links, Payload
@@ -89,6 +88,10 @@ def worker_main(links: Links, payload: Payload) -> None:
         _Worker(links, payload).run()
 
 
+class _Broken(Exception):
+    """The worker's start went wrong."""
+
+
 class _Worker:
     """The loop and what it needs.
 
@@ -104,16 +107,14 @@ class _Worker:
             sys.exit(NO_ROOM)
         self._board = StatusBoard(self._arena.board)
         self._board.shows_stacks(self._id, show_stacks_when_asked())
-        self._progress = self._board.progress(self._id)
+        self._progress = Progress(self._board.words, (self._id + 1) * ROW_WORDS)
         self._progress.token = links.token
         self._writers: dict[int, SlotWriter] = {}
         self._tasks, self._results = links.control.fd, links.results.fd
         self._inbox: deque[Message] = deque()
         self._waiting = select.poll()
         self._waiting.register(self._tasks, select.POLLIN)
-        self._task: Task | None = None
-        self._times: list[int] = []
-        self._clock = ProcessorClock(on=False)
+        self._clock: ProcessorClock | None = None
         self._board.enter(self._id, Stage.INITIALISING, -1)
 
         def unpack() -> BatchSpec:
@@ -132,114 +133,129 @@ class _Worker:
         )
         self._loader, self._shards, self._broken = maker.loader, maker.shards, maker.broken
         if maker.spec is not None:
-            self._clock = ProcessorClock(on=maker.spec.timed)
+            self._clock = ProcessorClock() if maker.spec.timed else None
             self._progress.each = maker.spec.watched
 
     def run(self) -> None:
         """Serve until Stop."""
-        while True:
-            self._board.rest(self._id)
-            if self._shards is not None:
-                self._begin_ahead(self._shards)
-            message = self._receive()
-            if type(message) is Task:
-                try:
-                    self._serve(message)
-                except Cancelled:
-                    begun = self._times[0] if self._task is message else 0
-                    self._send(Reply(Status.DROPPED, self._id, message.slot, 0, 0, 0, 0, begun))
-            elif type(message) is Resume:
-                self._progress.token = message.token
-                if self._loader is not None:
-                    self._loader.begin_epoch()
-                self._send(Resumed(self._id, message.token))
-            elif type(message) is Stop:
-                break
+        self._progress.idle(time.monotonic_ns())
+        while self._serve(self._receive()):
+            pass
         self._board.leave(self._id)
         # What keeps the process from ending then (a thread of the dataset's) has so long for it.
         leaving = threading.Timer(LEAVE_GRACE, os._exit, (0,))
         leaving.daemon = True
         leaving.start()
 
-    def _begin_ahead(self, loader: ShardLoader) -> None:
-        """Begin the next epoch of readers that have ended, while nothing else is to be done."""
-        while loader.may_begin_ahead and not self._inbox and not self._waiting.poll(0):
-            loader.begin_ahead(self._board.early_progress(self._id))
-
     def _receive(self) -> Message:
         """Wait for the next message; the pipe's end is a Stop: the parent has given this one up."""
+        loader = self._shards
+        while (
+            loader is not None  # nothing else is to be done, so readers may begin the next epoch
+            and loader.may_begin_ahead
+            and not self._inbox
+            and not self._waiting.poll(0)
+        ):
+            row = (self._id + 1) * ROW_WORDS
+            loader.begin_ahead(EarlyProgress(self._board.words, row))
+            self._progress.idle(time.monotonic_ns())
         if self._inbox:
             return self._inbox.popleft()
         data = os.read(self._tasks, SIZE)
         return unpack(data) if data else Stop()
 
-    def _serve(self, task: Task) -> None:
-        """Make the task's batch, or write down why there is none.
+    def _serve(self, message: Message) -> bool:
+        """Do what a message asks for; returns whether to go on."""
+        if type(message) is Task:
+            self._make(message)
+        elif type(message) is Resume:
+            self._progress.token = message.token
+            if self._loader is not None:
+                self._loader.begin_epoch()
+            self._send(Resumed(self._id, message.token))
+        return type(message) is not Stop
 
-        Raises:
-            Cancelled: It is not wanted any more.
-        """
-        if self._board.is_called_off(self._id, task.place) or task.token != self._board.token:
-            raise Cancelled
-        self._task, loader = task, self._loader
-        self._times = [self._enter(Stage.FETCHING)]
-        self._clock.start()
-        self._progress.begin()
-        writer = self._writer(task.slot, task.capacity)
-        indices = None
-        if self._broken is not None:
-            self._fail(task, self._broken)
+    def _make(self, task: Task) -> None:
+        """Make the task's batch, or write down why there is none; and close its account."""
+        _, number, epoch, seed, slot, capacity, nbytes, _ = task
+        board, progress, loader = self._board, self._progress, self._loader
+        if not board.wants(self._id, task.token, task.place):
+            self._send(Reply(Status.DROPPED, self._id, slot, 0, 0, 0, 0))
             return
-        assert loader is not None
+        progress.begin(number)
+        if self._clock is not None:
+            self._clock.start()
+        writer = self._writers.get(slot) or self._writer(slot, capacity)
+        writer.start = writer.position = 0
+        offset, at, used, indices = slot, 0, 0, None
         try:
-            if task.nbytes:
-                indices = unpack_indices(writer.memory[: task.nbytes])
-            writer.reset()
-            batch = loader.take(indices, self._progress, self._on_collate, writer.empty)
+            if self._broken is not None:
+                raise _Broken
+            if nbytes:
+                indices = unpack_indices(writer.view[:nbytes].tobytes())
+                board.reads(self._id, number, slot, nbytes)
+            progress.empty = writer.empty
+            batch = loader.take(indices, progress)  # type: ignore[union-attr]
             if batch is None:
-                self._board.reads(self._id, task.number, task.slot, task.nbytes)
-                batch = self._maker.load(
-                    indices,
-                    position_of(task.number),
-                    task.epoch,
-                    task.seed,
-                    self._progress,
-                    self._on_collate,
-                    writer.empty,
-                )
-            self._times.append(self._enter(Stage.ENCODING))
-            offset, at, nbytes = self._encode(batch, task, writer)
-        except Cancelled:
-            raise
-        except EndOfData:
-            self._reply(task, Status.ENDED, task.slot, 0, 0)
-        except BaseException as error:
-            number = position_of(task.number)
-            self._fail(task, self._maker.failure(error, number, indices, self._progress))
-        else:
-            self._reply(task, Status.DONE, offset, at, nbytes)
-
-    def _on_collate(self) -> None:
-        now = self._enter(Stage.COLLATING)
-        self._progress.finish(now)
-        self._times.append(now)
-
-    def _enter(self, stage: int) -> int:
-        assert self._task is not None
-        return self._board.enter(self._id, stage, self._task.number)
-
-    def _encode(self, batch: Any, task: Task, writer: SlotWriter) -> tuple[int, int, int]:
-        """Write the batch into the task's slot, or into a larger one that the parent grants."""
-        offset = task.slot
-        while True:
+                batch = self._maker.load(indices, position_of(number), epoch, seed, progress)
+            progress.encoding()
             try:
-                return (offset, *encode(batch, writer))
+                at, used = encode(batch, writer)
             except SlotFull as full:
-                self._send(Need(self._id, task.slot, full.nbytes))
-                space = self._await_space(task)
-                offset = space.offset
-                writer = self._writer(space.offset, space.capacity)
-                writer.reset()
+                offset, at, used = self._encode_elsewhere(batch, task, full)
+            status = Status.DONE
+        except Cancelled:
+            status = Status.DROPPED
+        except EndOfData:
+            status = Status.ENDED
+        except BaseException as error:
+            status, offset = Status.FAILED, slot
+            failure = self._broken or self._maker.failure(
+                error, position_of(number), indices, progress
+            )
+            packed = failure.pack(capacity)
+            used = len(packed)
+            self._arena.memory(slot, capacity)[:used] = np.frombuffer(packed, np.uint8)
+        now = time.monotonic_ns()
+        # A batch that failed, or was omitted, has not been through all stages.
+        collated = progress.collated or now
+        fetched = progress.fetched or collated
+        self._send(
+            Reply(
+                status,
+                self._id,
+                slot,
+                offset,
+                at,
+                used,
+                0 if loader is None else loader.samples,
+                progress.began,
+                fetched - progress.began,
+                collated - fetched,
+                now - collated,
+                progress.slowest,
+                progress.slowest_at,
+                *((0, 0) if self._clock is None else self._clock.used()),
+            )
+        )
+        board.count(self._id)
+        progress.idle(now)
+
+    def _encode_elsewhere(
+        self, batch: Any, task: Task, full: SlotFull | None
+    ) -> tuple[int, int, int]:
+        """Write the batch into a larger slot, which the parent grants."""
+        while full is not None:
+            self._send(Need(self._id, task.slot, full.nbytes))
+            space = self._await_space(task)
+            writer = self._writer(space.offset, space.capacity)
+            writer.start = writer.position = 0
+            try:
+                at, nbytes = encode(batch, writer)
+                full = None
+            except SlotFull as again:
+                full = again
+        return space.offset, at, nbytes
 
     def _await_space(self, task: Task) -> Space:
         """Wait for the larger slot; what else comes is kept for later."""
@@ -265,38 +281,6 @@ class _Worker:
         if writer is None:
             writer = self._writers[offset] = SlotWriter(self._arena.memory(offset, capacity))
         return writer
-
-    def _fail(self, task: Task, error: RemoteError) -> None:
-        memory = self._arena.memory(task.slot, task.capacity)
-        packed = error.pack(task.capacity)
-        memory[: len(packed)] = np.frombuffer(packed, np.uint8)
-        self._reply(task, Status.FAILED, task.slot, 0, len(packed))
-
-    def _reply(self, task: Task, status: int, offset: int, at: int, nbytes: int) -> None:
-        """Close the account of a task: its slot is the parent's again."""
-        times = [*self._times, time.monotonic_ns()]
-        # A batch that failed, or was omitted, has not been through all stages.
-        times += times[-1:] * (4 - len(times))
-        began, fetched, collated, encoded = times
-        self._send(
-            Reply(
-                status,
-                self._id,
-                task.slot,
-                offset,
-                at,
-                nbytes,
-                0 if self._loader is None else self._loader.samples,
-                began,
-                fetched - began,
-                collated - fetched,
-                encoded - collated,
-                self._progress.slowest,
-                self._progress.slowest_at,
-                *self._clock.used(),
-            )
-        )
-        self._board.count(self._id)
 
     def _send(self, message: Message) -> None:
         os.write(self._results, pack(message))

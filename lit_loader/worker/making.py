@@ -15,15 +15,15 @@ from typing import Any
 
 from lit_loader.batch.batch_loader import BatchLoader
 from lit_loader.batch.batch_spec import BatchSpec
-from lit_loader.batch.collate import Empty, collate_privately
+from lit_loader.batch.collate import collate_privately
 from lit_loader.batch.shard_loader import ShardLoader
 from lit_loader.batch.worker_info import ProcessInfo, WorkerInfo, show
 from lit_loader.checkpoint.position import ReadPoint
 from lit_loader.context import reading
 from lit_loader.seeding.generator_lock import Turn
 from lit_loader.seeding.seeds import seed_worker
+from lit_loader.transport.progress import Progress
 from lit_loader.transport.remote_error import RemoteError, describe_batch
-from lit_loader.transport.status_board import Progress
 
 __all__ = ["BatchMaker"]
 
@@ -87,8 +87,6 @@ class BatchMaker:
         epoch: int,
         seed: int,
         progress: Progress,
-        on_collate: Callable[[], None],
-        empty: Empty,
     ) -> Any:
         """Make a batch by the user's code; `BatchLoader.load` says what goes in and comes out.
 
@@ -101,7 +99,7 @@ class BatchMaker:
         try:
             turn.take()  # a thread of the dataset's may iterate a loader
             return self.loader.load(  # type: ignore[union-attr]
-                indices, number, epoch, seed, progress, on_collate, empty
+                indices, number, epoch, seed, progress
             )
         finally:
             turn.end()

@@ -10,7 +10,7 @@ import torch
 from lit_loader import DataLoader
 from lit_loader.accelerator.device_copy import DeviceCopy, Staged, _mark
 from lit_loader.bench import device_copy
-from lit_loader.iteration import host as host_module
+from lit_loader.iteration import core as core_module
 from tests.support.samples import Call, Rows
 
 PIN = pytest.mark.parametrize("pin", [False, True], ids=["", "pinned"])
@@ -37,12 +37,13 @@ class Recorded:
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> type[Recorded]:
     Recorded.made = []
-    monkeypatch.setattr(host_module, "DeviceCopy", Recorded)
+    monkeypatch.setattr(core_module, "DeviceCopy", Recorded)
     return Recorded
 
 
 def ahead(dataset: Any, **options: Any) -> DataLoader[Any]:
-    loader: DataLoader[Any] = DataLoader(dataset, num_workers=2, **options)
+    # One worker: of two, an idle one may make a batch for the second time, which counts as ready.
+    loader: DataLoader[Any] = DataLoader(dataset, num_workers=1, **options)
     loader._copies_to = (torch.device("meta"), lambda batch, device: batch)
     return loader
 
@@ -50,8 +51,8 @@ def ahead(dataset: Any, **options: Any) -> DataLoader[Any]:
 @pytest.fixture
 def pinning(monkeypatch: pytest.MonkeyPatch) -> None:
     """An accelerator for the pin-memory thread; pinning is a copy."""
-    monkeypatch.setattr(host_module.pinning, "find_accelerator", lambda device: 0)
-    monkeypatch.setattr(host_module.pinning, "pin_batch", lambda batch: batch.clone())
+    monkeypatch.setattr(core_module.pinning, "find_accelerator", lambda device: 0)
+    monkeypatch.setattr(core_module.pinning, "pin_batch", lambda batch: batch.clone())
     monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
 
 
@@ -60,12 +61,12 @@ def pinning(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_there_is_staged_before_the_one_before_is_given(
     pin: bool, recorded: type[Recorded]
 ) -> None:
-    loader = ahead(Rows(12), batch_size=2, prefetch_factor=4, pin_memory=pin)
+    loader = ahead(Rows(12), batch_size=2, prefetch_factor=8, pin_memory=pin)
     iterator = iter(loader)
     found = [next(iterator)]
     # Until all of them are made, and pinned: the copies' order is then certain.
-    engine, taken = iterator._session.pipeline, iterator._outstanding.ready  # type: ignore[attr-defined]
-    while (engine._thread.pinned + len(taken) if pin else iterator.ready) < 5:  # type: ignore[attr-defined]
+    line = iterator.line  # type: ignore[attr-defined]
+    while (line._thread.pinned + len(line.ready) if pin else line.made) < 5:
         pass
     found += list(iterator)
     assert [int(batch[0, 0]) for batch in found] == [0, 2, 4, 6, 8, 10]
@@ -80,7 +81,7 @@ def test_what_is_there_is_staged_before_the_one_before_is_given(
 @PIN
 @pytest.mark.usefixtures("pinning")
 def test_a_batch_that_is_staged_is_not_delivered(pin: bool, recorded: type[Recorded]) -> None:
-    loader = ahead(Rows(12), batch_size=2, prefetch_factor=4, pin_memory=pin)
+    loader = ahead(Rows(12), batch_size=2, prefetch_factor=8, pin_memory=pin)
     iterator = iter(loader)
     for _ in range(3):
         next(iterator)
@@ -101,7 +102,7 @@ def test_an_error_ahead_comes_in_its_turn(pin: bool, recorded: type[Recorded]) -
             raise KeyError("two")
         return torch.tensor(index)
 
-    iterator = iter(ahead(Call(sample, 5), prefetch_factor=3, pin_memory=pin))
+    iterator = iter(ahead(Call(sample, 5), prefetch_factor=6, pin_memory=pin))
     assert int(next(iterator)) == 0
     while iterator.ready < 3:  # type: ignore[attr-defined]
         pass

@@ -138,7 +138,7 @@ def test_taking_a_state_starts_nothing_and_changes_nothing() -> None:
     with make("shuffle", num_workers=2) as watched, make("shuffle") as alone:
         for _ in range(3):
             watched.state_dict()
-        assert watched._internals.workers.pool is None
+        assert watched._core.pool is None
         got = []
         for batch in watched:
             got += digests([batch])

@@ -167,7 +167,7 @@ def test_killed_while_idle() -> None:
         prefetch_next_epoch=False,
     ) as loader:  # fmt: skip
         assert ints(loader) == list(range(40))
-        victim = loader._internals.workers.pool.pids[1]
+        victim = loader._core.pool.pids[1]
         os.kill(victim, signal.SIGKILL)
         with pytest.raises(
             WorkerDiedError, match=rf"worker 1 \(pid {victim}\) was killed by SIGKILL"
@@ -308,7 +308,7 @@ def test_a_persistent_worker_that_hangs_when_the_epoch_begins() -> None:
         for _ in loader:
             assert hanging.wait()
             break
-        pids = loader._internals.workers.pool.pids
+        pids = loader._core.pool.pids
         with pytest.raises(WorkerTimeoutError, match="did not get on within.*done with batch"):
             next(iter(loader))
         wait_gone(pids)

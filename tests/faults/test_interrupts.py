@@ -146,7 +146,7 @@ class Case:
             raised = getattr(self, self.what)(strike, loader, [iterator], found)
             assert signal.getsignal(signal.SIGINT) == strike._handle
         assert HeldBack.active is None
-        assert is_free(loader._host.lock)
+        assert is_free(loader._core.lock)
         assert not generator_lock._taken
         if self.what == "next":
             found += drained(iterator)

@@ -86,7 +86,7 @@ def test_persistent_workers_keep_their_processes(method: str) -> None:
     ) as loader:
         epochs = [set(ints(loader)) for _ in range(3)]
         assert len(set.union(*epochs)) == 1
-        assert epochs[0] == set(loader._internals.workers.pool.pids)
+        assert epochs[0] == set(loader._core.pool.pids)
     wait_gone(epochs[0])
 
 
@@ -119,10 +119,10 @@ def test_a_changed_number_of_workers(iterable: bool) -> None:
         for number in (1, 3, 2):
             loader.num_workers = number
             assert ints(loader) == list(range(12))
-            assert len(loader._internals.workers.pool.pids) == number
-        old = loader._internals.workers.pool.pids
+            assert len(loader._core.pool.pids) == number
+        old = loader._core.pool.pids
         assert ints(loader) == list(range(12))
-        assert loader._internals.workers.pool.pids == old
+        assert loader._core.pool.pids == old
 
 
 def test_lengths() -> None:
@@ -156,14 +156,14 @@ def test_an_iterator_whose_workers_were_taken_goes_on(iterable: bool, taken: int
     ) as loader:
         first = iter(loader)
         found = [int(next(first)) for _ in range(taken + 1)]
-        pids = loader._internals.workers.pool.pids
+        pids = loader._core.pool.pids
         second = iter(loader)
         assert [int(next(second)) for _ in range(taken + 1)] == list(range(taken + 1))
         assert worker_pids(second) == pids  # the newest one has the persistent workers
         assert found + ints(first) == list(range(30))
         assert ints(second) == list(range(taken + 1, 30))
         assert ints(loader) == list(range(30))
-        assert loader._internals.workers.pool.pids == pids
+        assert loader._core.pool.pids == pids
 
 
 def test_an_iterator_that_dies_late_leaves_its_successor_alone() -> None:
@@ -171,7 +171,7 @@ def test_an_iterator_that_dies_late_leaves_its_successor_alone() -> None:
     with DataLoader(range(40), num_workers=2, persistent_workers=True) as loader:
         first = iter(loader)
         next(first)
-        _, function, arguments, options = first._session._finalizer.peek()
+        _, function, arguments, options = first.line._finalizer.peek()
         second = iter(loader)
         next(second)
         in_thread(lambda: function(*arguments, **options))
@@ -262,9 +262,9 @@ def test_a_forked_child_takes_nothing_from_its_parent(persistent: bool, how: str
             if how == "close":
                 loader.close()
             elif how == "del":
-                iterator._session._finalizer()
-                if loader._internals.workers.pool is not None:
-                    loader._internals.workers.pool.cancel()
+                iterator.line._finalizer()
+                if loader._core.pool is not None:
+                    loader._core.pool.cancel()
                 holder.clear()
             gc.collect()
             return "done"
@@ -357,7 +357,7 @@ def test_workers_of_an_epoch_that_is_over(persistent: bool, iterable: bool, how:
             wait_gone(pids)
         else:
             assert all(psutil.pid_exists(pid) for pid in pids)
-            assert set(ints(loader)) <= set(loader._internals.workers.pool.pids)
+            assert set(ints(loader)) <= set(loader._core.pool.pids)
     wait_gone(pids)
 
 
@@ -391,7 +391,7 @@ def test_close(persistent: bool) -> None:
 def test_close_while_workers_start() -> None:
     loader = DataLoader(Call(lambda _: hang()), num_workers=2, persistent_workers=True)
     iterator = iter(loader)
-    iterator._start = loader._host.begin_epoch()
+    iterator._start = loader._core.begin_epoch()
     iterator._connect(iterator._start)
     pids = worker_pids(iterator)
     loader.close()
@@ -401,11 +401,11 @@ def test_close_while_workers_start() -> None:
 def test_the_with_block_closes() -> None:
     with DataLoader(range(9), num_workers=2, persistent_workers=True) as loader:
         assert ints(loader) == list(range(9))
-        pids = loader._internals.workers.pool.pids
+        pids = loader._core.pool.pids
     wait_gone(pids)
     with pytest.raises(LookupError), loader:
         next(iter(loader))
-        pids = loader._internals.workers.pool.pids
+        pids = loader._core.pool.pids
         raise LookupError
     wait_gone(pids)
 
@@ -448,7 +448,7 @@ def test_cancelled_work_stops_at_the_sample_it_is_in() -> None:
         batch_size=10_000, drop_last=False, sampler=[0, *range(1, 10_001)],
     ) as loader:  # fmt: skip
         iterator = iter(loader)
-        iterator._start = loader._host.begin_epoch()
+        iterator._start = loader._core.begin_epoch()
         engine = iterator._connect(iterator._start)
         iterator._dispatch(iterator._start, engine.pool)
         assert os.read(seen[0], 1) == b"!"
@@ -612,8 +612,8 @@ def test_an_interrupt_while_closing_leaves_nothing(monkeypatch: pytest.MonkeyPat
 
     loader = DataLoader(range(8), num_workers=2, persistent_workers=True)
     next(iter(loader))
-    assert loader._internals.workers.pool is not None
-    pids = set(loader._internals.workers.pool.pids)
+    assert loader._core.pool is not None
+    pids = set(loader._core.pool.pids)
     monkeypatch.setattr(resources, "end_processes", interrupted)
     with pytest.raises(KeyboardInterrupt):
         loader.close()

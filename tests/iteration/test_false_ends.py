@@ -61,14 +61,14 @@ def test_an_epoch_is_left_out_whose_batches_are_there() -> None:
         DataLoader(Call(int, 5), shuffle=True, seed=3) as single,
     ):
         assert ints(loader) == ints(single)
-        begun = loader._internals.workers.begun
+        begun = loader._core.begun
         assert begun is not None
         assert {task_number(1, 4), task_number(2, 0)} <= begun.tasks.keys()
         loader.set_epoch(2)
         single.set_epoch(2)
         iterator = iter(loader)
         found = [int(next(iterator))]
-        assert {*iterator._outstanding.tasks} <= {  # type: ignore[attr-defined]
+        assert {*iterator.line.tasks} <= {  # type: ignore[attr-defined]
             task_number(epoch, place) for epoch in (2, 3, 4) for place in range(5)
         }
         loader.resize(1)

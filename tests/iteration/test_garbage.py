@@ -23,7 +23,8 @@ import gc, sys
 import numpy as np, torch
 from lit_loader.memory import held_tensors
 from lit_loader.memory.arena import Arena, ArenaMap
-from lit_loader.transport.status_board import StatusBoard, board_bytes
+from lit_loader.transport.progress import Progress
+from lit_loader.transport.status_board import ROW_WORDS, StatusBoard, board_bytes
 from lit_loader.transport.codec import decode, encode
 from lit_loader.transport.slot_writer import SlotWriter
 
@@ -53,7 +54,7 @@ def work(tracer):
     sys.settrace(tracer)
     try:
         memory = Arena(board_bytes(2), 4, held, slot_bytes=1 << 16)
-        StatusBoard(memory.board).progress(1).step(3)
+        Progress(StatusBoard(memory.board).words, 2 * ROW_WORDS).step(3)
         copy = ArenaMap(memory.fd, memory.mapped, len(memory.board))
         for batch in BATCHES:
             slot = memory.acquire()

@@ -121,7 +121,7 @@ def test_a_killed_worker_loses_and_repeats_nothing(kind: str, kill_at: int) -> N
 
 
 def worker_pids(iterator: Any) -> list[int]:
-    return list(iterator._session.pool.pids)
+    return list(iterator.pool.pids)
 
 
 def test_another_number_of_workers_is_refused() -> None:

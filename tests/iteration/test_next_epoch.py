@@ -71,7 +71,7 @@ def many(length: int, **options: Any) -> DataLoader[Any]:
 
 def begun(loader: Any) -> set[int]:
     """Epochs that workers were asked for and nobody has taken over."""
-    kept = loader._internals.workers.begun
+    kept = loader._core.begun
     return set() if kept is None else {number >> 40 for number in kept.tasks}
 
 
@@ -130,7 +130,7 @@ def test_a_consumer_that_does_not_ask_for_the_end() -> None:
         for _ in range(4):
             iterator = iter(loader)
             assert plain(next(iterator) for _ in range(5)) == plain(reference)
-            pids = loader._internals.workers.pool.pids
+            pids = loader._core.pool.pids
             assert before in (None, pids)
             before = pids
 
@@ -278,7 +278,7 @@ def test_nothing_is_added_up() -> None:
         iterator = iter(loader)
         next(iterator)
         assert loader.statistics().shared_memory <= max(few, 12 * 4096)
-        assert len(loader._internals.workers.pool._arena._leases) <= 7
+        assert len(loader._core.pool._arena._leases) <= 7
 
 
 def test_closed_in_between() -> None:

@@ -57,7 +57,7 @@ def until(condition: Callable[[], Any]) -> None:
 
 
 def pool_of(loader: Any) -> WorkerPool:
-    pool = loader._internals.workers.pool
+    pool = loader._core.pool
     assert isinstance(pool, WorkerPool)
     return pool
 
@@ -378,7 +378,7 @@ def test_the_next_epochs_make_do_with_as_many(
                 loader.resize(3)
             elif how == "later":
                 loader.num_workers = 3
-                loader._internals.resize(3, 6)
+                loader._core._tell_size()
             assert found + ints(iterator) == list(range(60))
         assert loader.num_workers == 1
         pids = pool_of(loader).pids if persistent else []

@@ -58,8 +58,8 @@ class Spy(DataLoader[Any]):
     def __iter__(self) -> Any:
         self.note("iter")
         iterator = super().__iter__()
-        begin = iterator._host.begin_epoch
-        iterator._host.begin_epoch = lambda: (self.note("first next"), begin())[1]
+        begin = iterator._core.begin_epoch
+        iterator._core.begin_epoch = lambda: (self.note("first next"), begin())[1]
         self.__dict__.setdefault("iterators", []).append(weakref.ref(iterator))
         return iterator
 
@@ -176,7 +176,7 @@ def test_how_often_it_is_iterated(reload: int, tmp_path: Path) -> None:
 def test_an_iterator_that_is_thrown_away_starts_nothing() -> None:
     loader = DataLoader(Points(), 4, num_workers=2)
     iterators = [iter(loader) for _ in range(3)]
-    assert all(iterator._session is None for iterator in iterators)  # type: ignore[attr-defined]
+    assert all(iterator.pool is None for iterator in iterators)  # type: ignore[attr-defined]
 
 
 def test_canary_the_end_is_never_reached(tmp_path: Path) -> None:

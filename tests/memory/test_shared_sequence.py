@@ -148,7 +148,7 @@ def test_workers_do_not_copy_it() -> None:
     ) as loader:
         iterator = iter(loader)
         next(iterator)
-        [worker] = iterator._session.pool.pids  # type: ignore[attr-defined]
+        [worker] = iterator.pool.pids  # type: ignore[attr-defined]
         before = written_to(worker)
         assert sum(len(batch) for batch in iterator) == 200_000 - 500
         grown = written_to(worker) - before

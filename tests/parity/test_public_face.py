@@ -161,7 +161,7 @@ def test_no_cycle_keeps_a_loader_that_was_iterated() -> None:
     gc.collect()
     gc.disable()
     try:
-        parts = [weakref.ref(part) for part in (loader, loader._internals)]
+        parts = [weakref.ref(part) for part in (loader, loader._core)]
         del loader
         assert [part() for part in parts] == [None, None]
     finally:

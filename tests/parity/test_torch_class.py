@@ -278,8 +278,8 @@ def test_a_distributed_sampler_is_taken_for_what_it_says(
             sampler.set_epoch(epoch)
             assert ids(loader) == list(BatchSampler(sampler, 2, False))
             assert len(loader) == len(ids(TorchLoader(DATA, **options)))
-        assert loader._internals.base_seed() == 7
-        recipe = loader._host.spec()
+        assert loader._core.base_seed() == 7
+        recipe = loader._core.spec()
         assert (recipe.rank, recipe.num_replicas, recipe.own_order) == (rank, 3, True)
 
 
@@ -287,7 +287,7 @@ def test_a_sampler_and_ranks_that_contradict_each_other_are_refused() -> None:
     sampler = DistributedSampler(DATA, 3, 1)
     with pytest.raises(ValueError, match="the sampler shards for rank 1 of 3, but rank=0 and num_"):
         DataLoader(DATA, sampler=sampler, rank=0, num_replicas=2)
-    assert DataLoader(DATA, sampler=sampler, rank=1, num_replicas=3)._host.spec().num_replicas == 3
+    assert DataLoader(DATA, sampler=sampler, rank=1, num_replicas=3)._core.spec().num_replicas == 3
 
 
 SOURCES: dict[str, dict[str, Any]] = {
@@ -348,12 +348,12 @@ def test_ranks_that_are_seeded_differently_share_one_order(monkeypatch: Any) -> 
             seen += chain(*ids(loader))
     assert sorted(seen) == list(range(LENGTH))
     monkeypatch.setenv("PL_GLOBAL_SEED", "9")
-    assert DataLoader(DATA, rank=0, num_replicas=2)._internals.base_seed() == 9
-    assert DataLoader(DATA, rank=0, num_replicas=2, seed=4)._internals.base_seed() == 4
+    assert DataLoader(DATA, rank=0, num_replicas=2)._core.base_seed() == 9
+    assert DataLoader(DATA, rank=0, num_replicas=2, seed=4)._core.base_seed() == 4
     generator = torch.Generator().manual_seed(6)
-    assert DataLoader(DATA, rank=0, num_replicas=2, generator=generator)._internals.base_seed() == 6
+    assert DataLoader(DATA, rank=0, num_replicas=2, generator=generator)._core.base_seed() == 6
     sampler = DistributedSampler(DATA, 2, 0, seed=8)
-    assert DataLoader(DATA, sampler=sampler, generator=generator)._internals.base_seed() == 8
+    assert DataLoader(DATA, sampler=sampler, generator=generator)._core.base_seed() == 8
 
 
 def test_a_state_goes_from_ranks_to_one_process_and_back() -> None:

@@ -173,8 +173,8 @@ class Worker:
 
     def _look(self, task: Task) -> None:
         self.writing = task
-        called_off = self._board.is_called_off(self.links.worker, task.place)
-        self._next = self._drop if called_off or self._cancelled() else self._announce
+        wanted = self._board.wants(self.links.worker, task.token, task.place)
+        self._next = self._announce if wanted and not self._cancelled() else self._drop
 
     def _cancelled(self) -> bool:
         return self._board.token != self._token
@@ -195,7 +195,9 @@ class Worker:
         assert task.token == self._token, "a task of another epoch is wanted"
         slot = self._memory.memory(task.slot, task.capacity)
         if not self._turns:
-            assert unpack_indices(slot[: task.nbytes]) == [task.number], "indices were written over"
+            assert unpack_indices(slot[: task.nbytes].tobytes()) == [task.number], (
+                "indices were written over"
+            )
         else:
             self._read_on(task, slot)
         if nbytes_of(task.number) > task.capacity:
@@ -209,7 +211,9 @@ class Worker:
         """A reader goes on where it is open, or opens at the point that the task has."""
         reader = task.number % self._turns
         if task.nbytes:
-            assert unpack_indices(slot[: task.nbytes]) == reader, "it is another reader's point"
+            assert unpack_indices(slot[: task.nbytes].tobytes()) == reader, (
+                "it is another reader's point"
+            )
         else:
             assert self._places.get(reader, reader) == task.number, "a reader is elsewhere"
         self._places[reader] = task.number + self._turns

@@ -86,7 +86,7 @@ def until(condition: Callable[[], Any]) -> None:
 
 
 def pool_of(loader: Any) -> WorkerPool:
-    return loader._internals.workers.pool  # type: ignore[no-any-return]
+    return loader._core.pool  # type: ignore[no-any-return]
 
 
 def wait(seconds: float) -> None:
@@ -150,7 +150,7 @@ def test_a_request_to_all_counts_once() -> None:
         return index
 
     iterator = iter(DataLoader(Call(sample, 30), num_workers=4, max_worker_restarts=1))
-    iterator._start = iterator._host.begin_epoch()
+    iterator._start = iterator._core.begin_epoch()
     pool = iterator._connect(iterator._start).pool
     iterator._dispatch(iterator._start, pool)
     while len(pool.started) < 4:
@@ -390,7 +390,7 @@ def test_stopped_while_idle_in_mid_epoch() -> None:
     """Nothing is due from a worker that has no task; when there is one, it is missed."""
     iterator = iter(DataLoader(range(20), num_workers=1, timeout=0.5))
     found = [int(next(iterator))]
-    pool = iterator._session.pool
+    pool = iterator.pool
     until(lambda: pool.rows()[0].stage == Stage.IDLE and pool.unread == 2)  # all that it had
     os.kill(pool.pids[0], signal.SIGSTOP)
     with told(1) as texts:
@@ -694,7 +694,7 @@ def test_a_reader_is_killed_between_batches(stream: type[Shares], after: int) ->
         DataLoader(stream([4, 6], lambda reader, number: None), num_workers=2, prefetch_factor=1)
     )
     found = [int(next(iterator)) for _ in range(2 * after + 1)]
-    pool = iterator._session.pool
+    pool = iterator.pool
     until(lambda: pool.rows()[0].stage == Stage.IDLE and pool.rows()[0].since)
     os.kill(pool.pids[0], signal.SIGKILL)
     with warnings.catch_warnings(record=True) as caught:

@@ -189,7 +189,7 @@ SHOWN: list[tuple[Any, str]] = [
     ),
     (
         lambda: iter(DataLoader(Stream(), 2, num_workers=2)),
-        "<MultiProcessIterator of DataLoader(Stream, batch_size=2, num_workers=2): not begun>",
+        "<EpochRun of DataLoader(Stream, batch_size=2, num_workers=2): not begun>",
     ),
     (LoaderConfig, "LoaderConfig()"),
     (

@@ -30,7 +30,7 @@ from lit_loader.seeding import generator_watch
 from lit_loader.seeding.find_generators import find_generators
 from lit_loader.seeding.generator_state import preserved
 from lit_loader.seeding.generator_watch import EARLY, GeneratorWatch
-from lit_loader.transport.status_board import Progress
+from lit_loader.transport.progress import Progress
 from tests.support import held_elsewhere
 
 pytestmark = pytest.mark.usefixtures("by_fork")  # much of what may hold one cannot be pickled
@@ -284,7 +284,7 @@ def epoch(dataset: Drawing, workers: int, backwards: bool = False, **options: An
         if not backwards:
             loader.set_epoch(3)
             return [batch.tolist() for batch in loader]
-        one = BatchLoader(loader._host.spec())
+        one = BatchLoader(loader._core.spec())
         made = {}
         for number in reversed(range(LENGTH // BATCH)):
             indices = list(order[number * BATCH : (number + 1) * BATCH])

@@ -26,7 +26,7 @@ from torch.utils.data import Dataset, IterableDataset
 import lit_loader
 from lit_loader.transport import codec
 from lit_loader.transport.messages import Reply, Resumed, Status, Task, position_of
-from lit_loader.transport.status_board import Stage, StatusBoard
+from lit_loader.transport.progress import Progress
 from lit_loader.worker import main as worker
 from lit_loader.worker.making import BatchMaker
 from tests.support.samples import hang
@@ -188,8 +188,8 @@ def visit(point: str) -> None:
 def _install() -> None:
     """Put visits into the worker that this process is."""
     cls: Any = worker._Worker
-    receive, load, on_collate = cls._receive, BatchMaker.load, cls._on_collate
-    await_space, send, run, enter = cls._await_space, cls._send, cls.run, StatusBoard.enter
+    receive, load, collating = cls._receive, BatchMaker.load, Progress.collating
+    await_space, send, run, begin = cls._await_space, cls._send, cls.run, Progress.begin
 
     def _receive(self: Any) -> Any:
         visit("idle")
@@ -199,10 +199,10 @@ def _install() -> None:
             visit("taking")
         return message
 
-    def _enter(self: Any, row: int, stage: int, *rest: Any) -> Any:
-        if stage == Stage.FETCHING:
+    def _begin(self: Any, number: int) -> None:
+        if number >= 0:
             visit("announcing")
-        return enter(self, row, stage, *rest)
+        begin(self, number)
 
     def carry(self: Any, *arguments: Any) -> Any:
         batch = load(self, *arguments)
@@ -210,8 +210,8 @@ def _install() -> None:
             return [batch, lambda: 0]
         return batch
 
-    def _on_collate(self: Any, *arguments: Any) -> Any:
-        on_collate(self, *arguments)
+    def _collating(self: Any) -> None:
+        collating(self)
         visit("collating")
 
     def _await_space(self: Any, task: Any) -> Any:
@@ -235,10 +235,11 @@ def _install() -> None:
             visit("stopping")
 
     BatchMaker.load = carry  # type: ignore[method-assign]
-    for function in (_receive, _on_collate, _await_space, _send):
+    for function in (_receive, _await_space, _send):
         setattr(cls, function.__name__, function)
     cls.run = _run
-    StatusBoard.enter = _enter  # type: ignore[method-assign]
+    Progress.begin = _begin  # type: ignore[method-assign]
+    Progress.collating = _collating  # type: ignore[method-assign]
     codec._LENGTH = _Half(codec._LENGTH)  # type: ignore[assignment]
 
 

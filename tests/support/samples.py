@@ -139,7 +139,7 @@ def ints(batches: Iterable[Any]) -> list[int]:
 
 def worker_pids(iterator: Any) -> list[int]:
     """Process ids of the workers that serve an iterator."""
-    return list(iterator._session.pool.pids)
+    return list(iterator.pool.pids)
 
 
 def named_memory() -> set[str]:

@@ -314,9 +314,9 @@ class Lane:
         return next(iterator)
 
     def _note_pool(self, iterator: Any) -> None:
-        engine = getattr(iterator, "_session", None)
-        if engine is not None and self.pool() is not engine.pool:
-            self.pool = weakref.ref(engine.pool)
+        pool = getattr(iterator, "pool", None)
+        if pool is not None and self.pool() is not pool:
+            self.pool = weakref.ref(pool)
 
     def _check_held(self, batch: Any, before: str) -> None:
         assert digest(batch) == before, f"{self.name}: a batch that was held has changed"

@@ -95,7 +95,7 @@ def test_forks_without_end(loader: Any) -> None:
         batch = next(iterator)
         assert batch[0, 0] == 2 * number
     assert len(os.listdir("/proc/self/fd")) <= before + 1
-    assert loader._internals.workers.pool._arena.leased <= HELD_SLOTS + 8
+    assert loader._core.pool._arena.leased <= HELD_SLOTS + 8
 
 
 # Forks in several threads ----------------------------------------------------------------------

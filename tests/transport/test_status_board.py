@@ -6,11 +6,11 @@ import time
 
 import pytest
 
+from lit_loader.transport.progress import Cancelled, Progress
 from lit_loader.transport.status_board import (
     ROW_BYTES,
+    ROW_WORDS,
     VOIDABLE,
-    Cancelled,
-    Progress,
     Stage,
     StatusBoard,
     board_bytes,
@@ -39,7 +39,7 @@ def test_entering_a_stage() -> None:
 
 def test_progress_is_seen_and_starts_again_with_the_next_stage() -> None:
     board = new_board()
-    progress = board.progress(1)
+    progress = Progress(board.words, 2 * ROW_WORDS)
     board.enter(1, Stage.FETCHING, 4)
     progress.step(9)
     assert board.read(1).position == 9
@@ -51,7 +51,7 @@ def test_progress_is_seen_and_starts_again_with_the_next_stage() -> None:
 def test_another_token_cancels() -> None:
     board = new_board()
     board.token = 5
-    progress = board.progress(0)
+    progress = Progress(board.words, ROW_WORDS)
     progress.token = 5
     progress.step(0)
     board.token = 6
@@ -72,12 +72,12 @@ def test_tasks_are_called_off_one_by_one() -> None:
     board = new_board()
     for place in range(1, VOIDABLE + 1):
         board.call_off(1, place, True)
-        assert [p for p in range(1, VOIDABLE + 1) if board.is_called_off(1, p)] == [place]
-        assert not board.is_called_off(0, place) and not board.is_called_off(2, place)
+        assert [p for p in range(1, VOIDABLE + 1) if not board.wants(1, 0, p)] == [place]
+        assert board.wants(0, 0, place) and board.wants(2, 0, place)
         board.call_off(1, place, False)
     board.call_off(1, VOIDABLE, True)
     board.clear(1)
-    assert not board.is_called_off(1, VOIDABLE)
+    assert board.wants(1, 0, VOIDABLE) and not board.wants(1, 1, VOIDABLE)
 
 
 def test_clearing_a_row() -> None:

@@ -96,7 +96,7 @@ def test_slots_come_back() -> None:
     ) as loader:  # fmt: skip
         for _ in range(5):
             for _batch in loader:
-                arena = loader._internals.workers.pool._arena
+                arena = loader._core.pool._arena
                 assert arena.leased <= 5  # the one in our hands, and those under way
             del _batch
         assert arena.leased == 0
@@ -118,7 +118,7 @@ def test_an_epoch_leaves_only_warm_memory() -> None:
     """After a burst of kept batches the memory goes back when the next epoch begins."""
     with DataLoader(Rows(100, width=50_000), num_workers=2, persistent_workers=True) as loader:
         kept = list(loader)
-        fd = loader._internals.workers.pool._arena.fd
+        fd = loader._core.pool._arena.fd
         full = os.fstat(fd).st_blocks
         assert full * 512 > 30_000_000
         del kept
@@ -175,14 +175,14 @@ def test_a_new_epoch_while_workers_wait_for_a_larger_slot(
         num_workers=2, persistent_workers=True, timeout=30,
     ) as loader:  # fmt: skip
         iterator = iter(loader)
-        iterator._start = loader._host.begin_epoch()
+        iterator._start = loader._core.begin_epoch()
         engine = iterator._connect(iterator._start)
         iterator._dispatch(iterator._start, engine.pool)
         while len(asked) < 2:  # until both workers wait
             engine.pool.receive(0.01)
         pids = engine.pool.pids
         assert [batch[0, 0].item() for batch in loader] == list(range(16))
-        assert loader._internals.workers.pool.pids == pids
+        assert loader._core.pool.pids == pids
 
 
 def test_no_memory_for_a_larger_slot(small_slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,7 +314,7 @@ class TestNarrowPipes:
         loader = DataLoader(dataset, num_workers=2, prefetch_factor=600)
         iterator = iter(loader)
         next(iterator)
-        pool = iterator._session.pool
+        pool = iterator.pool
         poll = select.poll()
         poll.register(pool._pipes._results, select.POLLIN)
         assert poll.poll(30_000)

@@ -232,7 +232,7 @@ class Tuned:
 
     def on_batch(self, record: BatchRecord) -> None:
         if self.auto.add(record):
-            setting = self.auto.decide(record, self, "a scene", None)
+            setting = self.auto.decide(self, "a scene", None)
             if setting is not None:
                 self._set(setting)
 

@@ -22,8 +22,8 @@ from lit_loader.system.process_memory import memory_left, own_memory
 from lit_loader.system.processors import ProcessorClock, processors_of_this_rank
 from lit_loader.tuning import auto_workers
 from lit_loader.tuning.auto_workers import AutoWorkers
-from lit_loader.tuning.controller import Setting
-from lit_loader.tuning.estimate import Bounds, Load
+from lit_loader.tuning.controller import Bounds, Setting
+from lit_loader.tuning.window import Load
 
 
 class Drawing(Dataset[torch.Tensor]):
@@ -69,9 +69,6 @@ class Random:
         self.window = 3
         self.loads: list[tuple[Load, Bounds]] = []
 
-    def is_quiet(self, load: Load) -> bool:
-        return False
-
     def decide(self, load: Load, bounds: Bounds) -> Setting:
         self.loads.append((load, bounds))
         self.setting = Setting(
@@ -85,7 +82,7 @@ def by_chance(
 ) -> Random:
     monkeypatch.setattr(auto_workers, "LEAST", 0)
     controller = Random(seed, most)
-    auto = loader._internals.auto
+    auto = loader._core.auto
     assert auto is not None
     auto._controller = controller  # type: ignore[assignment]
     return controller
@@ -159,14 +156,14 @@ def test_it_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFi
 def test_copies_and_rebuilt_loaders_are_auto_again() -> None:
     loader = DataLoader(Drawing(), 4, num_workers="auto", persistent_workers=True)
     assert vars(loader)["num_workers"] == "auto"
-    auto = loader._internals.auto
+    auto = loader._core.auto
     assert auto is not None
     auto.begin_with(3)
     data = pytest.importorskip("lightning.fabric.utilities.data")
     copies = [copy.copy(loader), copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))]
     for again in [*copies, data._update_dataloader(loader, loader.sampler)]:
         assert vars(again)["num_workers"] == "auto"
-        assert again._internals.auto is not auto
+        assert again._core.auto is not auto
         assert again.num_workers in (2, 3)
     assert [again.num_workers for again in copies] == [3, 3, 3]
     assert "num_workers=auto, now 3" in repr(loader)
@@ -177,11 +174,11 @@ def test_a_number_may_take_its_place_and_the_other_way_round() -> None:
         iterator = iter(loader)
         first = [next(iterator).numpy().tobytes()]
         loader.resize(1)
-        assert (loader.num_workers, loader._internals.auto) == (1, None)
+        assert (loader.num_workers, loader._core.auto) == (1, None)
         first += [batch.numpy().tobytes() for batch in iterator]
         assert first == batches(DataLoader(Drawing(), 4, seed=3), 1)
         loader.num_workers = "auto"
-        assert loader._internals.auto is not None
+        assert loader._core.auto is not None
         assert len(batches(loader, 1)) == 60
         assert loader.statistics().processor_fraction > 0
 
@@ -225,7 +222,7 @@ def test_too_few_workers_that_can_be_started_are_a_bound() -> None:
 
     auto = AutoWorkers(5)
     auto.make_do(2)
-    assert auto._bounds(Two(), 0, None).most == 2
+    assert auto._bounds(Two(), 0, None, 0).most == 2
     assert (auto.setting.workers, auto.setting.reason) == (2, "more than 2 cannot be started")
 
 
@@ -254,12 +251,11 @@ def test_processors_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_a_process_has_of_memory_and_processors() -> None:
-    clock = ProcessorClock(on=True)
+    clock = ProcessorClock()
     clock.start()
     sum(range(100_000))
     used, queued = clock.used()
     assert used > 0 and queued >= 0
-    assert ProcessorClock(on=False).used() == (0, 0)
     mine = own_memory(os.getpid())
     assert mine is None or mine > 1 << 20
     assert own_memory(2**22 + 1) is None

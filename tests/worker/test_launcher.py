@@ -157,7 +157,7 @@ def test_the_launcher_is_killed_while_it_replaces_a_worker(
     with told() as texts, DataLoader(Call(slowly, 200), num_workers=2, timeout=30) as loader:
         iterator: Any = iter(loader)
         found = [int(next(iterator)) for _ in range(5)]
-        pool = iterator._session.pool
+        pool = iterator.pool
         kill_at(point, killed, monkeypatch)
         starter = pool._own.starter
         os.kill(starter.pid, signal.SIGKILL)  # the next one has the fault
@@ -198,7 +198,7 @@ def test_launcher_and_workers_are_killed_at_the_same_instant(order: str, persist
         for _ in range(2):
             iterator = iter(loader)
             found = [int(next(iterator)) for _ in range(5)]
-            pool = iterator._session.pool  # type: ignore[attr-defined]
+            pool = iterator.pool  # type: ignore[attr-defined]
             victims = [pool._own.starter.pid, *pool.pids]
             if order == "workers first":
                 victims.reverse()
@@ -253,7 +253,7 @@ def test_what_a_launcher_is_that_does_not_live() -> None:
     with DataLoader(Rows(40, 1), num_workers=2, persistent_workers=True) as loader:
         iterator = iter(loader)
         assert int(next(iterator)) == 0
-        pool = iterator._session.pool  # type: ignore[attr-defined]
+        pool = iterator.pool  # type: ignore[attr-defined]
         pids = pool.pids
         os.kill(pool._own.starter.pid, signal.SIGKILL)
         assert ints(iterator) == list(range(1, 40))
@@ -275,7 +275,7 @@ def test_a_loader_is_closed_soon_whose_launcher_is_stopped() -> None:
     with DataLoader(Rows(40, 1), num_workers=2, persistent_workers=True) as loader:
         iterator = iter(loader)
         next(iterator)
-        pool = iterator._session.pool  # type: ignore[attr-defined]
+        pool = iterator.pool  # type: ignore[attr-defined]
         pids, starter = pool.pids, pool._own.starter.pid
         with stopped(starter):
             begun = time.monotonic()
@@ -290,7 +290,7 @@ def test_a_worker_dies_while_its_launcher_is_stopped(monkeypatch: pytest.MonkeyP
     with told() as texts, DataLoader(Rows(40, 1), num_workers=2) as loader:
         iterator = iter(loader)
         found = [int(next(iterator))]
-        pool = iterator._session.pool  # type: ignore[attr-defined]
+        pool = iterator.pool  # type: ignore[attr-defined]
         with stopped(pool._own.starter.pid):
             os.kill(pool.pids[0], signal.SIGKILL)
             found += ints(iterator)
@@ -381,7 +381,7 @@ def test_a_start_that_alarms_fall_into(method: str, kept: bool) -> None:
         Slow(4, 1), num_workers=3, persistent_workers=True, multiprocessing_context=context
     ) as loader:
         list(loader)  # it has nothing to do for these workers, nor for others of their numbers
-        pool: Any = loader._internals.workers.pool
+        pool: Any = loader._core.pool
         spec = pool._own.starter._payload._spec
         starter = launcher.make_starter(context, pool._workers._links, spec)
         links = [pool._workers._links.of(worker, 3, 0, reading) for worker in (1, 2)]

@@ -1,7 +1,7 @@
-"""`TaskFeed`: the tasks that an iterator has workers do, in the order in which they are sent.
+"""`TaskFeed`: the tasks that a run has workers do, in the order in which they are sent.
 
-Used by `iteration/multi_process.py`, which takes a task whenever there is room for one. The feed
-notes it among the outstanding tasks, so that it is sent again if the workers are lost.
+Used by `iteration/epoch_run.py`, which takes a task whenever there is room for one. The feed notes
+it in the pipeline, so that it is sent again if the workers are lost.
 
 - :class:`SamplerFeed` gives what the sampler draws, leaving out what is delivered already; then the
   first batches of the epochs that follow, as far as the loader gives them.
@@ -16,7 +16,7 @@ from typing import Any
 
 from lit_loader.checkpoint.reader_states import Shards
 from lit_loader.errors import LoaderError
-from lit_loader.iteration.outstanding import OutstandingTasks
+from lit_loader.iteration.pipeline import Pipeline
 from lit_loader.sampling.epoch_batches import EpochBatches, UpcomingBatch
 from lit_loader.sampling.epochs import EpochStart
 from lit_loader.sampling.reader_turns import first_turn, next_turn
@@ -26,7 +26,7 @@ from lit_loader.transport.remote_error import ReaderShare
 
 __all__ = ["ReaderFeed", "SamplerFeed", "Task", "TaskFeed"]
 
-Task = tuple[int, int, Any]
+Task = tuple[int, Any, int]
 """A task's number, its epoch, and the indices; or where to begin, for a reader's first task."""
 
 
@@ -36,7 +36,6 @@ class SamplerFeed:
     Args:
         start: Where the epoch begins.
         batches: What the sampler draws.
-        outstanding: Where the tasks are noted.
         lookahead: Gives the batches of the epochs after one; None: nothing is made ahead.
 
     Attributes:
@@ -49,13 +48,12 @@ class SamplerFeed:
         self,
         start: EpochStart,
         batches: EpochBatches,
-        outstanding: OutstandingTasks,
         lookahead: Callable[[int], Iterator[UpcomingBatch] | None],
     ) -> None:
         self._start = start
         self._batches = batches
-        self._outstanding = outstanding
         self._lookahead = lookahead
+        self._own = batches.computed  # by the loader's own order, which has no state
         self._position = start.position.start.batches
         self.epoch_issued = False
         self.error: Exception | None = None
@@ -65,23 +63,23 @@ class SamplerFeed:
         """Whether nothing has been taken yet, and the first task is the epoch's first batch."""
         return self._position == 0 and not self._start.position.start.ahead
 
-    def take(self) -> Task | None:
+    def take(self, line: Pipeline) -> Task | None:
         """Give the next task to be sent, which is outstanding from now on; None: there is none."""
         while not self.epoch_issued:
-            task = self._draw()
+            task = self._draw(line)
             if task is not None:
                 return task
-        return None if self.error is not None else self._look_ahead()
+        return None if self.error is not None else self._look_ahead(line)
 
-    def adopt(self) -> None:
+    def adopt(self, line: Pipeline) -> None:
         """Take those tasks of the epoch that are outstanding already: they are not sent again."""
-        outstanding, epoch = self._outstanding, self._start.epoch
-        while not self.epoch_issued and task_number(epoch, self._position) in outstanding.tasks:
-            self._draw()
-        if outstanding.owed == len(outstanding.tasks):
-            outstanding.lookahead = None  # else this epoch is all issued, and the next begun
+        epoch = self._start.epoch
+        while not self.epoch_issued and task_number(epoch, self._position) in line.tasks:
+            self._draw(line)
+        if line.owed == len(line.tasks):
+            line.lookahead = None  # else this epoch is all issued, and the next begun
 
-    def restart(self) -> None:
+    def restart(self, line: Pipeline) -> None:
         """Begin anew after an end that was none: there is no such."""
 
     def check_end(self) -> None:
@@ -98,7 +96,7 @@ class SamplerFeed:
                 "fault of the loader; load_state_dict(state_dict()) goes on with the next batch"
             )
 
-    def _draw(self) -> Task | None:
+    def _draw(self, line: Pipeline) -> Task | None:
         """Draw the sampler's next batch; None: it is not to be sent, or there is none."""
         start, batches, position = self._start, self._batches, self._position
         if batches.at != position:
@@ -113,33 +111,32 @@ class SamplerFeed:
             self.error = error
             self.epoch_issued = True
             return None
-        start.position.drawn(position, batches.state(), batches.marks())
+        if not self._own:
+            start.position.drawn(position, batches.state(), batches.marks())
         if position in start.position.start.ahead:
             self._position = position + 1
             return None
-        outstanding = self._outstanding
         number = task_number(start.epoch, position)
-        begun = number in outstanding.tasks
+        begun = number in line.tasks
         # At once: nothing is called in between that a signal handler could raise in.
         if not begun:
-            outstanding.tasks[number] = indices
-        outstanding.owed += 1
+            line.tasks[number] = indices
+        line.owed += 1
         self._position = position + 1
-        return None if begun else (number, start.epoch, indices)
+        return None if begun else (number, indices, start.epoch)
 
-    def _look_ahead(self) -> Task | None:
+    def _look_ahead(self, line: Pipeline) -> Task | None:
         """Give the next batch of the epochs to come."""
-        outstanding = self._outstanding
-        if outstanding.lookahead is None:
-            outstanding.lookahead = self._lookahead(self._start.epoch)
-            if outstanding.lookahead is None:
+        if line.lookahead is None:
+            line.lookahead = self._lookahead(self._start.epoch)
+            if line.lookahead is None:
                 return None
-        coming = next(outstanding.lookahead, None)
+        coming = next(line.lookahead, None)
         if coming is None:
             return None
         number = task_number(coming.epoch, coming.position)
-        outstanding.tasks[number] = coming.indices
-        return number, coming.epoch, coming.indices
+        line.tasks[number] = coming.indices
+        return number, coming.indices, coming.epoch
 
 
 class ReaderFeed:
@@ -150,7 +147,6 @@ class ReaderFeed:
 
     Args:
         start: Where the epoch begins.
-        outstanding: Where the tasks are noted.
         num_readers: How many readers there are.
         shards: Which of all ranks' readers they are; None: they have no numbers among these.
 
@@ -164,7 +160,6 @@ class ReaderFeed:
     def __init__(
         self,
         start: EpochStart,
-        outstanding: OutstandingTasks,
         num_readers: int,
         shards: Shards | None,
     ) -> None:
@@ -172,7 +167,6 @@ class ReaderFeed:
         if shards is not None:
             self._shares = [ReaderShare(shard, shards.count) for shard in shards.mine]
         self._start = start
-        self._outstanding = outstanding
         self._num_readers = num_readers
         self._turn = 0
         self._rounds: list[int] = []  # the next one of each reader, where each goes at its own pace
@@ -180,12 +174,12 @@ class ReaderFeed:
         self.epoch_issued = False
         self.error: Exception | None = None
 
-    def restart(self) -> None:
+    def restart(self, line: Pipeline) -> None:
         """Begin where the batches delivered last have left the readers, or where they begin again.
 
         What had come in and is not delivered is made again: a reader has one place only.
         """
-        self._outstanding.clear()
+        line.clear()
         self.epoch_issued = False
         position = self._start.position
         points = [position.reader(reader) for reader in range(self._num_readers)]
@@ -200,10 +194,10 @@ class ReaderFeed:
     def check_end(self) -> None:
         """Readers end by themselves: nobody knows beforehand when."""
 
-    def take(self) -> Task | None:
+    def take(self, line: Pipeline) -> Task | None:
         """Give the next task to be sent, which is outstanding from now on; None: there is none."""
-        start, outstanding = self._start, self._outstanding
-        turn = None if self.epoch_issued else self._next_turn()
+        start = self._start
+        turn = None if self.epoch_issued else self._next_turn(line)
         if turn is None:
             self.epoch_issued = True
             return None
@@ -211,18 +205,18 @@ class ReaderFeed:
         first = self._first.pop(reader, None)
         number = task_number(start.epoch, turn)
         # At once: nothing is called in between that a signal handler could raise in.
-        outstanding.tasks[number] = self._shares[reader]  # for messages
-        outstanding.owed += 1
+        line.tasks[number] = self._shares[reader]  # for messages
+        line.owed += 1
         self._rounds[reader] += 1
         self._turn = turn + 1
-        return number, start.epoch, first
+        return number, first, start.epoch
 
-    def _next_turn(self) -> int | None:
+    def _next_turn(self, line: Pipeline) -> int | None:
         """The next turn in the order of the readers, or of one that has few batches under way."""
         position, readers = self._start.position, self._num_readers
-        if self._outstanding.in_order:
+        if line.in_order:
             return next_turn(position, self._turn)
-        asked = Counter(position_of(number) % readers for number in self._outstanding.tasks)
+        asked = Counter(position_of(number) % readers for number in line.tasks)
         found = None
         for reader in ((self._turn + place) % readers for place in range(readers)):
             point = position.reader(reader)

@@ -1,0 +1,768 @@
+"""`LoaderCore`: a loader's life: its plan, epochs, workers and records, from one iterator to the next.
+
+::
+
+    DataLoader ── _core ─▶ LoaderCore ──▶ InProcessIterator, or EpochRun ─▶ Pipeline ─▶ WorkerPool
+       options, which may be changed         an iterator holds the loader and its core:
+       at any time, are its attributes       a loader lives as long as it is iterated
+
+All that changes after a loader's construction is in here, and not set on the loader itself. The
+core does not hold the loader, so that no cycle delays the end of its workers. Persistent workers
+are lent to one run at a time, the one that was begun last; an earlier one that is used again has
+workers of its own. What they have begun of the next epoch is a :class:`Pipeline` that waits for
+that epoch's run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import os
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch.utils.data import IterableDataset
+
+from lit_loader.accelerator import pin_memory as pinning
+from lit_loader.accelerator.device_copy import DeviceCopy, Move
+from lit_loader.batch.batch_loader import BatchLoader
+from lit_loader.batch.batch_spec import BatchSpec
+from lit_loader.batch.sample_errors import TRANSIENT_ERRORS, Tolerance
+from lit_loader.batch.tensor_table import IN_PROCESS_BYTES, frozen
+from lit_loader.cache.figures import figures_of
+from lit_loader.checkpoint.reader_states import Shards
+from lit_loader.checkpoint.saved_by_lightning import taken_ahead_by_lightning
+from lit_loader.describe import program_stacklevel
+from lit_loader.errors import OptionError
+from lit_loader.iteration.base import LoaderIterator
+from lit_loader.iteration.epoch_run import EpochRun
+from lit_loader.iteration.exactness_check import ExactnessCheck, made_by_pool, made_here
+from lit_loader.iteration.in_process import InProcessIterator
+from lit_loader.iteration.pipeline import Pipeline, Release
+from lit_loader.iteration.torch_surface import run_patches
+from lit_loader.pool.pipes import PoolClosed
+from lit_loader.pool.shown_loader import ShownLoader
+from lit_loader.pool.worker_pool import MOST_WORKERS, WorkerPool
+from lit_loader.ranks.job_store import Talks
+from lit_loader.ranks.shard_tail import ShardTail, least_depth, tail_of
+from lit_loader.remote.starter import RemoteWorkers
+from lit_loader.sampling.batch_plan import BatchPlan
+from lit_loader.sampling.epoch_batches import UpcomingBatch, expected_batches, lookahead
+from lit_loader.sampling.epochs import Epochs, EpochStart
+from lit_loader.sampling.orders import EpochOrder
+from lit_loader.sampling.sharded_sampler import ShardedSampler
+from lit_loader.sampling.shown_samplers import ShownSamplers
+from lit_loader.sampling.stream_advice import broken_promise, ignored_share
+from lit_loader.sampling.unsharded import advice_if_unsharded
+from lit_loader.seeding.generator_watch import GeneratorWatch
+from lit_loader.seeding.seeds import BaseSeed
+from lit_loader.statistics.elsewhere import Elsewhere
+from lit_loader.statistics.recorder import Recorder
+from lit_loader.statistics.records import BatchRecord, LoaderStatistics, MemoryUse
+from lit_loader.system.interrupts import HeldBack
+from lit_loader.system.process_memory import own_memory
+from lit_loader.system.start_method import default_context
+from lit_loader.system.weak_sets import members
+from lit_loader.transport.loader_page import LoaderPage
+from lit_loader.transport.own_page import OwnPage
+from lit_loader.tuning.auto_workers import AutoWorkers
+
+__all__ = ["DEFAULT_PREFETCH", "ITERATED", "LoaderCore"]
+
+DEFAULT_PREFETCH: Final = 2
+"""Batches in flight for each worker, unless ``prefetch_factor`` says otherwise."""
+
+ITERATED: Final[ContextVar[object]] = ContextVar("ITERATED", default=None)
+"""The core of the loader whose ``__iter__`` runs: its workers go on. A ``_get_iterator()`` that a
+program calls by itself has new ones, as with torch's: it wants the dataset as it is now."""
+
+_OF_THE_PROCESS: Final = (
+    *("begun", "_lent", "_loader", "_lock", "pool", "_table", "first_here", "latest", "own_page"),
+    *("page", "pid", "runs", "talks", "_watch"),
+)
+
+
+def _none() -> None:
+    return None
+
+
+class LoaderCore:
+    """A loader's life. A copy of it has no workers.
+
+    Args:
+        loader: The loader; its attributes are its options, see `config/loader_config.py`.
+        base_seed: Its base seed.
+        replica: Its ``rank`` and ``num_replicas``, if these were given. Not read from the loader
+            later: subclasses keep numbers of their own under such names.
+        num_shards: Its ``num_shards``, likewise.
+
+    Attributes:
+        pid: The process whose this is; a forked child has the workers no more.
+        base_seed: As given.
+        num_shards: As given; 0: not given.
+        recorder: Collects what batches have cost.
+        plan: What each batch holds; None for an iterable dataset.
+        epochs: Which epoch comes next, and where in it.
+        promised: Samples of an iterable dataset, once ``len(loader)`` has asked for them.
+        copies_to: The device to copy batches to while the one before is computed on, and how.
+        auto: Sets the number of workers, with ``num_workers="auto"``; else None.
+        checked: Whether ``check_exactness`` has compared its batches.
+        reads_again: Whether resuming reads again what has been given out before.
+        advice_at_start: What to warn of when the next epoch begins.
+        role: What the loader is for, as messages to the user name it; "": not known.
+        resizes: Counts how often the number of workers was changed while they live.
+        runs: The iterators with workers that are alive.
+        latest: Gives the iterator that was made last, while it is alive.
+        talks: With the other ranks, on the ends of its epochs.
+        page: What they are shown of the workers that were used last; None: there were none.
+        own_page: Where they are shown batches that are made without workers; None: nowhere.
+        first_here: When the first of these was asked for, in nanoseconds; 0: none was.
+        pool: The persistent workers; None: there are none now.
+        begun: What they are at for the next epoch; None: nothing.
+    """
+
+    def __init__(
+        self,
+        loader: Any,
+        base_seed: BaseSeed,
+        replica: tuple[int, int] | None,
+        num_shards: int | None,
+    ) -> None:
+        self.base_seed = base_seed
+        self.given_replica = replica
+        self.num_shards = num_shards or 0
+        self.recorder = Recorder()
+        self.plan: BatchPlan | None = None
+        self._planned_for = ShownSamplers(None, None)
+        self.epochs = Epochs(None, base_seed)
+        self.promised: int | None = None
+        self.copies_to: tuple[torch.device, Move] | None = None
+        self.auto: AutoWorkers | None = None
+        self.checked = self.reads_again = False
+        self.advice_at_start: str | None = None
+        self.role = ""
+        self._warnings_given: set[str] = set()
+        self.resizes = 0
+        self.begin_in_this_process(loader)
+
+    def begin_in_this_process(self, loader: Any) -> None:
+        """Begin with what belongs to one process: no workers yet, no iterators."""
+        self._loader = weakref.ref(loader)
+        self._lock, self.pid = threading.RLock(), os.getpid()
+        self.pool: WorkerPool | None = None  # the persistent workers
+        self._table: Any = None  # in their stead: the dataset as it was when they would have begun
+        self.begun: Pipeline | None = None  # what the workers are at for the next epoch
+        self._lent: Callable[[], EpochRun[Any] | None] = _none  # to whom
+        self.runs: weakref.WeakSet[EpochRun[Any]] = weakref.WeakSet()
+        self.latest: Callable[[], Any] = _none
+        self._watch: GeneratorWatch | None = None
+        self.talks = Talks()
+        self.page: LoaderPage | None = None
+        self.own_page: OwnPage | None = None
+        self.first_here = 0
+
+    @property
+    def shown(self) -> ShownLoader:
+        """What tells viewers in other processes of the loader."""
+        return ShownLoader(self.loader, self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {name: part for name, part in vars(self).items() if name not in _OF_THE_PROCESS}
+        return {**state, "epochs": copy.copy(self.epochs), "auto": copy.copy(self.auto)}
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __repr__(self) -> str:
+        return repr(self.loader)
+
+    @property
+    def lock(self) -> threading.RLock:
+        """Held in every ``next()``, for iterators of one loader share workers."""
+        if self.pid != os.getpid():  # a forked child: a thread of the parent's may hold that one
+            self._lock, self.pid = threading.RLock(), os.getpid()
+        return self._lock
+
+    # --- options, as they are now ---
+
+    @property
+    def loader(self) -> Any:
+        """The loader; whoever asks holds it, or an iterator of it."""
+        loader = self._loader()
+        assert loader is not None
+        return loader
+
+    @property
+    def max_sample_errors(self) -> int | None:
+        """Bad samples that an epoch may have; None: any number."""
+        return self.loader.max_sample_errors  # type: ignore[no-any-return]
+
+    @property
+    def iterable(self) -> bool:
+        """Whether the dataset is an iterable one."""
+        return self.plan is None
+
+    @property
+    def assigned(self) -> bool:
+        """Whether a worker's tasks are its own, and no other could do them."""
+        return self.iterable or self.loader.seeding == "worker"
+
+    @property
+    def shards(self) -> Shards | None:
+        """Which readers of an iterable dataset are this rank's; None: there are no num_shards."""
+        rank, replicas = self.given_replica or (0, 1)
+        return Shards(rank, replicas, self.num_shards) if self.num_shards else None
+
+    @property
+    def replica(self) -> tuple[int, int]:
+        """This process's number among those that share the data, and how many they are."""
+        if self.plan is not None:
+            return self.plan.rank, self.plan.num_replicas
+        return self.given_replica or (0, 1)
+
+    @property
+    def _readers(self) -> int:
+        """This rank's readers of an iterable dataset; 0 for a map-style one."""
+        if not self.iterable:
+            return 0
+        shards = self.shards
+        return max(1, self.loader.num_workers) if shards is None else len(shards.mine)
+
+    @property
+    def _turns(self) -> int:
+        """Those who take turns in making batches; 0: any worker makes any."""
+        return (self._readers or self.loader.num_workers) if self.assigned else 0
+
+    @property
+    def _depth(self) -> int:
+        loader, auto = self.loader, self.auto
+        usual = DEFAULT_PREFETCH if auto is None else auto.setting.prefetch
+        depth: int = (loader.prefetch_factor or usual) * loader.num_workers
+        depth += 0 if self._remote is None else self._remote.count
+        return max(depth, least_depth(self.shards, loader.shard_tail))
+
+    @property
+    def _remote(self) -> RemoteWorkers | None:
+        count = 0 if self.iterable else self.loader.remote_workers
+        return RemoteWorkers(self.loader.remote, count, self.recorder.nodes) if count else None
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """How many workers there are to be, and how many batches may be outstanding."""
+        return self.loader.num_workers, self._depth
+
+    def why_not_resized(self) -> str | None:
+        """Say why the number of workers cannot be changed while they live; None: it can be."""
+        if self.shards is not None or not self.assigned:
+            return None
+        if self.iterable:
+            return (
+                "an IterableDataset without num_shards is read in shares, one for each of its "
+                "workers"
+            )
+        return "with seeding='worker' the number of workers is part of the data"
+
+    def describe(self) -> str:
+        """Give the loader's ``repr``: what it reads, in which batches, by how many workers."""
+        loader = self.loader
+        parts = [type(loader.dataset).__name__, f"batch_size={loader.batch_size}"]
+        if loader.batch_size is None and loader.batch_sampler is not None:
+            parts[-1] = f"batch_sampler={type(_behind(loader.batch_sampler)).__name__}"
+        elif self.plan is not None:
+            parts.append(f"sampler={type(_behind(loader.sampler)).__name__}")
+        auto = "" if self.auto is None else "auto, now "
+        parts.append(f"num_workers={auto}{loader.num_workers}")
+        if loader.remote_workers:
+            parts.append(f"remote_workers={loader.remote_workers}")
+        if loader.num_replicas is not None:
+            parts.append(f"rank={loader.rank} of num_replicas={loader.num_replicas}")
+        return f"{type(loader).__name__}({', '.join(parts)})"
+
+    # --- plan ---
+
+    def make_plan(self) -> None:
+        """Make the plan, and count the epochs from the first one."""
+        loader = self.loader
+        self._plan_for(ShownSamplers.of(loader.sampler, loader.batch_sampler))
+        self.epochs = Epochs(self.plan, self.base_seed)
+
+    def follow_samplers(self) -> None:
+        """Make the plan anew, for the next epoch, if the samplers have been changed."""
+        loader = self.loader
+        shown = ShownSamplers.of(loader.sampler, loader.batch_sampler)
+        if not shown.is_same(self._planned_for):
+            self._plan_for(shown)
+            self.epochs.replan(self.plan)
+
+    def _plan_for(self, shown: ShownSamplers) -> None:
+        loader, plan = self.loader, None
+        if not isinstance(loader.dataset, IterableDataset):
+            plan = shown.plan(loader.batch_size, self.base_seed, loader.dataset)
+        self.plan, self._planned_for = plan, shown
+
+    # --- iterators ---
+
+    def iterator(self) -> LoaderIterator[Any]:
+        """Make the iterator that the loader gives out."""
+        loader = self.loader
+        if loader.persistent_workers and ITERATED.get() is not self:
+            self._renew_workers()
+        made = self._make()
+        self.latest = weakref.ref(made)
+        run_patches(made, loader)
+        return made
+
+    def of_idle_workers(self) -> LoaderIterator[Any] | None:
+        """Give the iterator that had the idle workers; None: there are no such.
+
+        A loader does not hold its iterators: where that one is gone, it is another that has ended.
+        """
+        if self.pool is None and self._table is None:
+            return None
+        return self.latest() or self._make().as_ended()
+
+    def restart(self, iterator: LoaderIterator[Any]) -> None:
+        """Let an iterator be as one that is new, with the options that the loader has now."""
+        with self.lock:
+            if isinstance(iterator, EpochRun):
+                iterator.close()
+            made = self._make()
+            iterator.__class__, iterator.__dict__ = type(made), vars(made)
+            if isinstance(iterator, EpochRun):
+                self.runs.add(iterator)
+
+    def _make(self) -> LoaderIterator[Any]:
+        loader = self.loader
+        self.follow_samplers()
+        pin, device = None, None
+        if loader.pin_memory:
+            pin, device = pinning.choose(loader.pin_memory_device, self.warn_once)
+        if loader.remote_workers and self.iterable:
+            self.warn_once(
+                f"remote_workers={loader.remote_workers} make no batches of an IterableDataset: "
+                "its readers stay on this machine"
+            )
+        elif loader.remote_workers and self.recorder.elsewhere is None:
+            self.recorder.elsewhere = Elsewhere(MOST_WORKERS, self.recorder.nodes)
+        workers = loader.num_workers or loader.remote_workers
+        if workers == 0 or (loader.num_workers and pin is None and self._is_best_in_process()):
+            spec = self._spec_of_workers if workers else None
+            here: InProcessIterator[Any] = InProcessIterator(self, pin, spec)
+            here.observer = self._exactness_check(in_process=True)
+            return here
+        run: EpochRun[Any] = EpochRun(
+            self,
+            depth=self._depth,
+            in_order=loader.in_order,
+            turns=self._turns,
+            timeout=loader.timeout,
+            max_restarts=loader.max_worker_restarts,
+            budgeted=loader.memory_budget is not None,
+            copy=self.copies_to and DeviceCopy(*self.copies_to),
+            pin=pin,
+            device=device,
+        )
+        run.observer = self._exactness_check(in_process=False)
+        self.runs.add(run)
+        return run
+
+    def _is_best_in_process(self) -> bool:
+        """Whether batches are of a table, and so small that workers are only in the way."""
+        loader = self.loader
+        if loader.worker_init_fn is not None or self.copies_to is not None:
+            return False
+        table = self.spec().table()
+        size = 1 if self.plan is None else self.plan.size
+        return table is not None and table.nbytes(size) <= IN_PROCESS_BYTES
+
+    def _exactness_check(self, in_process: bool) -> ExactnessCheck | None:
+        """What compares the first batches with themselves made again; None: nothing does."""
+        loader = self.loader
+        if not loader.check_exactness or self.checked:
+            return None
+        if in_process and self.iterable:
+            self.warn_once(
+                "check_exactness needs num_workers of at least 1 for an IterableDataset: it would "
+                "be iterated twice in this process"
+            )
+            return None
+
+        def begin() -> BatchLoader:
+            spec = self.spec()
+            return BatchLoader(spec, watch=self.generators(spec))
+
+        remake = made_here(begin)
+        if not in_process:
+            workers = loader.num_workers if self.iterable else 0
+            # One worker serves all readers, where these are no workers.
+            workers = min(workers, 1) if self.num_shards else workers
+            remake = made_by_pool(self._start_pool, workers, loader.timeout)
+        note = partial(setattr, self, "checked", True)
+        return ExactnessCheck(
+            loader.check_exactness, remake, self.warn_once, note, from_start=self.iterable
+        )
+
+    # --- batches ---
+
+    def spec(self) -> BatchSpec:
+        """What a batch is made by."""
+        loader, plan = self.loader, self.plan
+        transient = loader.transient_errors
+        rank, num_replicas = self.replica
+        kept = loader.persistent_workers and loader.prefetch_next_epoch and self.num_shards
+        return BatchSpec(
+            dataset=loader.dataset,
+            iterable=self.iterable,
+            batch_size=loader.batch_size,
+            batched=loader.batch_sampler is not None,
+            drop_last=loader.drop_last,
+            collate_fn=loader.collate_fn,
+            worker_init_fn=loader.worker_init_fn,
+            seeding=loader.seeding,
+            reseed_fn=loader.reseed_fn,
+            rank=rank,
+            num_replicas=num_replicas,
+            tolerance=Tolerance(
+                policy=loader.on_sample_error,
+                limit=loader.max_sample_errors,
+                retries=loader.sample_retries,
+                backoff=loader.retry_backoff,
+                transient=TRANSIENT_ERRORS if transient is None else transient,
+            ),
+            own_order=plan is not None and isinstance(plan.source, EpochOrder),
+            timed=self.auto is not None,
+            watched=bool(loader.timeout),
+            remote_workers=loader.remote_workers,
+            share=loader.share,
+            num_shards=self.num_shards,
+            ahead=(loader.prefetch_factor or DEFAULT_PREFETCH) if kept else 0,
+        )
+
+    def _spec_of_workers(self) -> BatchSpec:
+        """The spec, with the table as workers would have it that were started now, or before."""
+        loader = self.loader
+        if self._table is None or not loader.persistent_workers:
+            self._table = frozen(loader.dataset)
+        return dataclasses.replace(self.spec(), dataset=self._table)
+
+    def generators(self, spec: BatchSpec) -> GeneratorWatch:
+        """Find the generators that are held in this process: once, and again what has changed."""
+        watch = self._watch = spec.watch_again(self._watch)
+        return watch
+
+    # --- epochs ---
+
+    def begin_epoch(self) -> EpochStart:
+        """Begin the epoch that comes next; called by an iterator at its first ``next()``."""
+        loader = self.loader
+        if self.given_replica is None:
+            shown = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+            advice = advice_if_unsharded(loader.dataset, shown, self.iterable, self.num_shards)
+            if advice is not None:
+                self.warn_once(advice)
+        advice, self.advice_at_start = self.advice_at_start, None
+        # Where Lightning takes a batch ahead, it does so before any callback comes to act.
+        if advice is not None and not taken_ahead_by_lightning():
+            self.warn_once(advice)
+        return self.epochs.begin(self._readers)
+
+    def tail(self, start: EpochStart) -> ShardTail | None:
+        """Begin to agree with other ranks on a stream's end; None: there is no need."""
+        return tail_of(self.loader, self.shards, self.talks, start.position)
+
+    def lookahead(self, epoch: int) -> Iterator[UpcomingBatch] | None:
+        """Foresee the batches of the epochs after this one; None: nothing is made ahead."""
+        loader, plan = self.loader, self.plan
+        ahead = loader.prefetch_next_epoch and loader.persistent_workers
+        # Assigned: generators go on from batch to batch.
+        return lookahead(plan, epoch) if ahead and plan is not None and not self.assigned else None
+
+    # --- workers ---
+
+    def claim(
+        self, run: EpochRun[Any], start: EpochStart, from_start: bool
+    ) -> tuple[WorkerPool, Release, Pipeline | None]:
+        """Give workers that know its epoch to a run, for it alone.
+
+        Args:
+            run: The run.
+            start: Where its epoch begins.
+            from_start: Whether it has sent no task and begins with the epoch's first batch, so that
+                it can go on with what the workers have begun of that.
+
+        Returns:
+            The workers, how to give them back, and what they are at already for this epoch.
+        """
+        remote = self._remote
+        workers = self.loader.num_workers or (0 if remote else 1)  # 0: from the next one on
+        holder = self._lent()
+        if not self.loader.persistent_workers or (holder is not None and run.superseded):
+            pool = self._start_pool(start.seed, workers, remote)
+            return pool, lambda line, reusable: pool.close(), None
+        if holder is not None:
+            holder.revoke()
+        begun, self.begun = self.begun, None
+        pool_now = self.pool
+        if pool_now is not None and not pool_now.closed and pool_now.num_workers == workers:
+            pool = pool_now
+            # A forgotten iterator is collected at any time, also when others have used the workers.
+            if begun is not None and not (
+                from_start
+                and begun.token == pool.token
+                and self.plan is not None
+                and begun.begins(start.epoch, start.seed, expected_batches(self.plan, start.epoch))
+            ):
+                begun = None
+            if begun is None:
+                pool.resume()
+            else:
+                pool.trim()
+        else:
+            begun = None
+            if pool_now is not None:
+                pool_now.close()
+            pool = self.pool = self._start_pool(start.seed, workers, remote)
+        lent = self._lent = weakref.ref(run)
+        token = pool.token
+
+        def release(line: Pipeline, reusable: bool) -> None:
+            if self._lent is lent:
+                self._lent = _none
+            if not reusable or self.pool is not pool:  # the loader has, or will have, others
+                pool.close()
+            elif line.handed_on:
+                self.begun = line
+            else:
+                pool.cancel(token)
+
+        return pool, release, begun
+
+    def _start_pool(
+        self, seed: int, num_workers: int, remote: RemoteWorkers | None = None
+    ) -> WorkerPool:
+        loader = self.loader
+        return WorkerPool(
+            self.spec(),
+            num_workers,
+            loader.multiprocessing_context or default_context(),
+            in_flight=self._depth,
+            seed=seed,
+            turns=self._turns,
+            memory_budget=loader.memory_budget,
+            remote=remote,
+        )
+
+    def _renew_workers(self) -> None:
+        """Let the next iterator start workers; one that has those of now keeps them as its own."""
+        if self._lent() is None:
+            self._end_workers()
+        self.pool = self._table = self.begun = None
+        self._lent = _none
+
+    def _end_workers(self) -> None:
+        pool, self.pool = self.pool, None
+        self.begun = self._table = None
+        if pool is not None:
+            pool.close()
+
+    def end_idle_workers(self) -> None:
+        """End the persistent workers that no iterator has."""
+        with self.lock:
+            if not any(run.pool for run in self.alive()):
+                self._end_workers()
+
+    def alive(self) -> list[EpochRun[Any]]:
+        """The iterators with workers that are alive; another thread may be making one."""
+        return members(self.runs)
+
+    def _idle(self) -> WorkerPool | None:
+        """The workers, if there are some that no iterator has."""
+        return self.pool if self._lent() is None else None
+
+    def pids(self, iterator: LoaderIterator[Any]) -> list[int]:
+        """The processes of the workers that are an iterator's, or idle."""
+        pool = iterator.pool if isinstance(iterator, EpochRun) else None
+        pool = pool or self._idle()
+        return [] if pool is None or pool.closed else pool.pids
+
+    def close(self) -> None:
+        """End the workers, and the iterators that have some."""
+        with self.lock, HeldBack(), contextlib.ExitStack() as steps:
+            steps.callback(self._end_workers)  # the last step, whatever the others raise
+            steps.callback(self.shown.close)
+            for run in self.alive():
+                steps.callback(run.close)
+
+    # --- how many workers ---
+
+    def set_auto(self, auto: bool) -> None:
+        """Have the number of workers set by what batches cost, or not."""
+        if auto != (self.auto is not None):
+            self.auto = AutoWorkers() if auto else None
+
+    def resize(self, num_workers: int, prefetch_factor: int | None) -> None:
+        """Change the number of workers at any moment; see ``DataLoader.resize``.
+
+        A batch does not depend on who makes it, so nothing else changes: what workers were asked
+        for stays outstanding, and comes in its turn. No thread waits for another: a run that is
+        being given workers just then compares the count of resizes.
+
+        Args:
+            num_workers: How many there are to be.
+            prefetch_factor: Batches in flight for each; None: as before.
+
+        Raises:
+            OptionError: The number is part of the data, or cannot be had now.
+        """
+        loader = self.loader
+        running = any(run.pool for run in self.alive())
+        _check_resize(num_workers, self.why_not_resized(), running)
+        if prefetch_factor is None and num_workers and loader.prefetch_factor is None:
+            prefetch_factor = DEFAULT_PREFETCH
+        if prefetch_factor is not None:
+            loader.prefetch_factor = prefetch_factor
+        loader.num_workers = num_workers
+        if num_workers == 0:
+            self.end_idle_workers()
+            return
+        self._tell_size()
+        self._resize_here()
+        pools = {*filter(None, [*(run.pool for run in self.alive()), self.pool])}
+        self.make_do(min((pool.num_workers for pool in pools), default=num_workers))
+
+    def _tell_size(self) -> None:
+        """Tell all that have workers how many there are to be, and how many batches ahead."""
+        self.resizes += 1  # before they are looked for: of one that is begun now, or found
+        size = self.size
+        for run in self.alive():
+            run.resize(*size)
+        pool = self.pool
+        if pool is not None:
+            pool.resize(*size)
+
+    def _resize_here(self) -> None:
+        """Have processes started and ended now, if no one is in ``next()``, who would see to it."""
+        # Not this thread either, further up: a signal's handler may resize.
+        if _is_held_here(self.lock) or not self.lock.acquire(blocking=False):
+            return
+        try:
+            with HeldBack(), contextlib.suppress(PoolClosed):  # a handler may close the loader
+                for pool in [*(run.unattended for run in self.alive()), self._idle()]:
+                    if pool is not None:
+                        pool.adapt()
+        finally:
+            self.lock.release()
+
+    def make_do(self, workers: int) -> None:
+        """Have no more workers than these: no more can be started."""
+        if self.auto is not None:
+            self.auto.make_do(workers)
+        elif workers < self.loader.num_workers:
+            self.loader.num_workers = workers
+
+    # --- records ---
+
+    def note(self, record: BatchRecord, pool: WorkerPool | None, again: bool) -> None:
+        """Record a batch that is given out; and have another number of workers, if that helps.
+
+        Args:
+            record: What it has cost.
+            pool: Who makes batches; None: they are gone.
+            again: Whether a reader that moves reads again what it has given.
+        """
+        self.recorder.add(record)
+        auto = self.auto
+        if auto is None or not auto.add(record, again) or pool is None:
+            return
+        loader, name = self.loader, type(self.loader.dataset).__name__
+        if auto.decide(pool, name, loader.memory_budget, self._readers):
+            self._tell_size()
+
+    def statistics(self, memory: bool) -> LoaderStatistics:
+        """Say where the time went, since the loader was made, and what memory it takes now."""
+        with self.lock:
+            auto = self.auto
+            connected = [run for run in self.alive() if run.pool is not None]
+            pools = {pool for run in connected if (pool := run.pool) is not None}
+            statistics = self.recorder.summary(
+                ready=sum(run.ready for run in connected),
+                shared_memory=sum(pool.shared_memory for pool in pools),
+                memory=_memory_use({*pools, self.pool}) if memory else None,
+                num_workers=self.loader.num_workers,
+                why_so_many="" if auto is None else auto.setting.reason,
+            )
+        return dataclasses.replace(statistics, **figures_of(self.loader.dataset))
+
+    # --- warnings ---
+
+    def warn_once(self, message: str, category: type[Warning] = UserWarning) -> None:
+        """Warn, at the line of the program that called the package; of the same thing once."""
+        if message not in self._warnings_given:
+            self._warnings_given.add(message)
+            warnings.warn(message, category, stacklevel=program_stacklevel())
+
+    def tell(self, note: str) -> None:
+        """Warn, once, of what was noticed while a batch was made."""
+        self.warn_once(f"{type(self.loader.dataset).__name__}: {note}")
+
+    def warn_of_broken_promise(self, promised: int, samples: int) -> None:
+        """Warn that an iterable dataset gives more samples than its length says."""
+        loader = self.loader
+        text = broken_promise(loader.dataset, promised, samples, loader.num_workers)
+        warnings.warn(text, stacklevel=program_stacklevel())
+
+    def warn_of_ignored_share(self) -> None:
+        """Warn, once, that an iterable dataset gives all of its readers the same."""
+        dataset, readers = self.loader.dataset, self._readers * self.replica[1]
+        self.warn_once(ignored_share(dataset, readers, self.shards is not None))
+
+
+def _memory_use(pools: set[WorkerPool | None]) -> MemoryUse:
+    """What memory a loader takes now, in its own process and in its workers."""
+    running = [pool for pool in pools if pool is not None and not pool.closed]
+    return MemoryUse(
+        parent=own_memory(),
+        arena=sum(pool.shared_memory for pool in running),
+        shared_data=sum(pool.shared_data for pool in running),
+        workers=tuple(own_memory(pid) for pool in running for pid in pool.pids),
+    )
+
+
+def _check_resize(num_workers: Any, reason: str | None, running: bool) -> None:
+    """Refuse a number of workers that a loader cannot be resized to, which may have some."""
+    text, later = "", "which counts from the next epoch on"
+    if num_workers == "auto":
+        text = "a loader is resized to a number of workers, got resize('auto'): set "
+        text += f"loader.num_workers = 'auto', {later}"
+    elif reason is not None:
+        text = f"{reason}, so it cannot be resized, got resize({num_workers}): set "
+        text += f"loader.num_workers = {num_workers}, {later}"
+    elif num_workers > MOST_WORKERS:
+        text = f"a loader is resized to at most {MOST_WORKERS} workers, got resize({num_workers}): "
+        text += "make a new loader if there are to be so many"
+    elif num_workers == 0 and running:
+        text = "there is an iterator whose batches workers make, and which needs one of them, got "
+        text += f"resize(0): resize to 1, or set loader.num_workers = 0, {later}"
+    if text:
+        raise OptionError(text)
+
+
+def _is_held_here(lock: threading.RLock) -> bool:
+    """Whether this very thread holds a lock."""
+    try:
+        threading.Condition(lock).notify_all()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _behind(sampler: object) -> object:
+    """What a share was taken of."""
+    return sampler.source if isinstance(sampler, ShardedSampler) else sampler

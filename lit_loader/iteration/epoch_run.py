@@ -1,0 +1,419 @@
+"""`EpochRun`: one pass over the data, whose batches worker processes make.
+
+::
+
+    sampler ─▶ feed ─tasks─▶ pipeline.submit … workers … pipeline.take ─▶ next()
+
+- **The feed** (`iteration/feeds.py`) is drawn from in ``next()``, at most ``depth`` batches ahead.
+- **The pipeline** (`iteration/pipeline.py`) has what is outstanding as indices. So workers can be
+  lost (a worker died, Ctrl-C in the middle of something, another iterator got them, the process was
+  forked) and the next ``next()`` goes on: it asks the loader for workers again and sends again what
+  had not come in; readers of an iterable dataset go back to their last batches.
+- **The edge of an epoch.** When all of its batches are sent, the first ones of the next epoch are,
+  as the loader expects them. The next epoch's run is given the pipeline as it is, if that begins
+  with what the run would send; else the workers begin anew.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from lit_loader.accelerator.device_copy import DeviceCopy, Staged
+from lit_loader.errors import LoaderError, WorkerRestartWarning
+from lit_loader.iteration.base import LoaderIterator
+from lit_loader.iteration.feeds import ReaderFeed, SamplerFeed, TaskFeed
+from lit_loader.iteration.pipeline import Pin, Pipeline, is_of
+from lit_loader.pool.healer import Healer
+from lit_loader.pool.outcome import FewerWorkers, Outcome
+from lit_loader.pool.pipes import PoolClosed
+from lit_loader.pool.worker_pool import WorkerPool
+from lit_loader.sampling.epochs import EpochStart
+from lit_loader.statistics.records import BatchRecord
+from lit_loader.system.interrupts import HeldBack, is_interruption
+from lit_loader.transport.messages import position_of
+
+if TYPE_CHECKING:
+    from lit_loader.iteration.core import LoaderCore
+
+__all__ = ["EpochRun"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class EpochRun(LoaderIterator[T_co]):
+    """``num_workers > 0``: batches made by worker processes.
+
+    Args:
+        core: The loader's.
+        depth: Batches that may be outstanding at the same time.
+        in_order: Whether batches come in the sampler's order, or as they are finished.
+        turns: Batch ``n`` is for reader ``n % turns``, or the worker of that number; 0: for any.
+        timeout: Seconds without progress after which a worker hangs; 0: never.
+        max_restarts: Workers that may be replaced after they died or hung.
+        budgeted: Whether the workers have a memory budget, which is to be asked before a task.
+        copy: Copies batches to an accelerator, or None.
+        pin: Pins a batch, or None.
+        device: Accelerator to make current in the pin-memory thread.
+
+    Attributes:
+        line: What workers were asked for.
+        superseded: Whether another iterator has got this one's workers.
+    """
+
+    def __init__(
+        self,
+        core: LoaderCore,
+        depth: int,
+        in_order: bool,
+        turns: int,
+        timeout: float,
+        max_restarts: int,
+        budgeted: bool,
+        copy: DeviceCopy | None,
+        pin: Pin | None,
+        device: int | None,
+    ) -> None:
+        super().__init__(core)
+        self._depth = depth
+        self._in_order, self._turns = in_order, turns
+        self._timeout = timeout
+        self._max_restarts = max_restarts
+        self._budgeted = budgeted
+        self._copy, self._pin, self._device = copy, pin, device
+        self._pid = core.pid
+        self._feed: TaskFeed | None = None
+        self._indices: Any = None  # of the batch given out last
+        self._closed, self._restarts_noted = False, 0
+        self._steady = False  # an exception has come, and nothing is in disorder
+        self._healer: Healer | None = None
+        self.line = Pipeline(in_order, turns, pin, device)
+        self.superseded = False
+
+    def _next(self, start: EpochStart) -> T_co:
+        if self._closed:
+            raise LoaderError(
+                "the loader was closed while this iterator was in use: iterate the loader anew"
+            )
+        if self._pid != self._core.pid:
+            self._leave_behind()
+        asked, pool = time.monotonic_ns(), self.line.pool
+        if pool is not None:
+            pool.page.asked(asked)
+        while True:
+            try:
+                ready = self._advance(start)
+            except BaseException as error:
+                self._broken_off(start, error)
+                raise
+            if ready is None:
+                self.disconnect(reusable=True)
+                # Only now the pin-memory thread cannot replace another worker.
+                self._note_restarts(4)
+                raise self._end(start)
+            if ready.error is not None:
+                try:
+                    raise ready.error
+                finally:
+                    del ready  # or its traceback would hold this frame, and this frame it
+            reply, made = ready.reply, ready.made
+            assert reply is not None
+            if start.batches is None:
+                self._count(reply.samples)
+            if made is not None:
+                if made.ignores_share:
+                    self._core.warn_of_ignored_share()
+                self._note_errors(position_of(ready.number), made)
+                if made.omitted:
+                    self.line.settle()
+                    continue
+            if self.observer is not None:
+                staged = isinstance(ready.batch, Staged)
+                shown = ready.batch.source if staged else ready.batch
+                indices = None if start.batches is None else self._indices
+                self._show(start, position_of(ready.number), indices, shown)
+            batch = ready.batch if self._copy is None else self._on_device(start, ready.batch)
+            # What the batch has cost, at the moment at which it is given out.
+            given, pool, indices = time.monotonic_ns(), self.line.pool, self._indices
+            at = reply.slowest_at
+            record = BatchRecord(
+                start.epoch,
+                position_of(ready.number),
+                reply.worker,
+                reply.samples,
+                reply.at + reply.nbytes,
+                reply.began,
+                reply.fetch,
+                reply.collate,
+                reply.encode,
+                ready.arrived,
+                asked,
+                given - asked - (0 if self._pin else ready.decode),  # or its thread has decoded it
+                ready.decode,
+                ready.pin,
+                asked - self._given if self._given else 0,
+                reply.slowest,
+                indices[at] if type(indices) is list and at < len(indices) else indices,
+                reply.processor,
+                reply.queued,
+            )
+            again = start.batches is None and made is not None and made.state is None
+            self._core.note(record, pool, again)
+            self._given = given
+            if pool is not None:
+                pool.page.gave(given, given - asked)
+            return batch  # type: ignore[no-any-return]
+
+    def _broken_off(self, start: EpochStart, error: BaseException) -> None:
+        """Bring things in order after an exception that is no batch's outcome."""
+        line = self.line
+        if is_interruption(error) and not self._tail and line.was_waiting():
+            # Nothing was broken into: the next ``next()`` goes on waiting.
+            self._steady = True
+            return
+        # Noted as given out, perhaps; but it does not come out.
+        start.position.take_back()
+        line.given = None
+        closed = line.pool is not None and line.pool.closed
+        # Also Ctrl-C in mid-message: it is not known what the pool's pipes then hold.
+        self.disconnect(reusable=False)
+        _end_with_the_program()
+        if isinstance(error, LoaderError):  # what was healed before it comes first
+            self._note_restarts(5)
+        elif isinstance(error, PoolClosed) or (closed and not is_interruption(error)):
+            raise LoaderError(
+                "the loader was closed while a batch was awaited: iterate the loader anew"
+            ) from None
+
+    def _on_device(self, start: EpochStart, batch: Any) -> Any:
+        """Give the batch on the device; and before that, queue the copy of the next one."""
+        assert self._copy is not None
+        staged = batch if isinstance(batch, Staged) else self._copy.stage(batch)
+        line = self.line
+        if not line.ready and line.pool is not None:
+            following = line.take_at_once()
+            if following is not None:
+                line.ready.append(following)
+        # One of the next epoch is left to that one's iterator.
+        if line.ready and (following := line.ready[0]).reply and following.error is None:
+            ended = following.ended or (following.made and following.made.omitted)
+            if is_of(start.epoch, following.number) and not ended:
+                if not isinstance(following.batch, Staged):
+                    following.batch = self._copy.stage(following.batch)
+        return self._copy.take(staged)
+
+    def _advance(self, start: EpochStart) -> Outcome | None:
+        """Keep the workers busy until the next batch, or error, is there; None: all are out."""
+        while True:
+            line, feed, tail = self.line, self._feed, self._tail
+            if feed is None or not feed.epoch_issued or line.owed:
+                if line.pool is None:
+                    self._connect(start)
+                    line, feed = self.line, self._feed
+                if len(line.tasks) < self._depth:
+                    self._dispatch(start)
+            assert feed is not None
+            if not line.owed:
+                if tail and tail.begins_again(start.position):
+                    feed.restart(line)
+                    continue
+                error, feed.error = feed.error, None
+                if error is not None:
+                    return Outcome(-1, error=error)
+                feed.check_end()
+                return None
+            if tail and not tail.admits(start.position, line.hold):
+                self.disconnect(reusable=True)
+                line.clear()
+                return None
+            ready = line.take_ready() if line.ready else None
+            if ready is None:
+                ready = line.take()
+                if not self._in_order and not is_of(start.epoch, ready.number):
+                    line.ready.append(ready)
+                    continue
+            healer = line.healer
+            if self._budgeted or healer.notices or healer.restarts > self._restarts_noted:
+                # Not lost where warnings are errors.
+                line.ready.appendleft(ready)
+                self._warn()
+                line.ready.popleft()
+            self._indices = line.tasks[ready.number]
+            self._note(start, ready)
+            line.given = ready.number
+            if not ready.ended:
+                if len(line.tasks) <= self._depth:
+                    self._dispatch(start)
+                if tail:
+                    tail.given(start.position)
+                return ready
+            line.settle()
+
+    def _note(self, start: EpochStart, ready: Outcome) -> None:
+        """Note in the position that a batch, or what takes its place, is given out."""
+        number, position, turns = position_of(ready.number), start.position, self._turns
+        if ready.error is not None:
+            position.failed(number, number % (turns or 1))
+        elif start.batches is not None:
+            position.delivered(number)
+        elif ready.ended:
+            position.exhausted(number % turns)
+        elif ready.made is None:
+            position.read(number % turns, None)
+        else:
+            position.read(number % turns, ready.made.state, ready.made.mark)
+
+    def _dispatch(self, start: EpochStart) -> None:
+        """Send tasks until ``depth`` are outstanding or there are no more."""
+        line, feed = self.line, self._feed
+        pool = line.pool
+        assert feed is not None and pool is not None
+        tasks, given = line.tasks, 0 if line.given is None else 1
+        while (undelivered := len(tasks) - given) < self._depth and not (
+            self._budgeted and pool.room(undelivered) <= 0
+        ):
+            task = feed.take(line)
+            if task is None:
+                return
+            line.submit(*task, start.seed)
+
+    def _connect(self, start: EpochStart) -> None:
+        """Have workers that know the epoch, and are at all that is outstanding."""
+        if self._feed is None:
+            if start.batches is None:
+                self._feed = ReaderFeed(start, self._turns, self._core.shards)
+            else:
+                self._feed = SamplerFeed(start, start.batches, self._core.lookahead)
+            self._healer = Healer(self._max_restarts, self._timeout or None, start.batches is None)
+        feed, healer = self._feed, self._healer
+        assert healer is not None
+        _end_with_the_program()
+        with HeldBack():  # what a handler raises comes when the workers are started, and are kept
+            resizes, before = self._core.resizes, self.line
+            pool, release, line = self._core.claim(self, start, feed.from_start)
+            try:
+                line = self.line = line or before
+                line.connect(pool, self, release)
+            except BaseException:
+                release(line, False)
+                raise
+            line.epoch, line.seed, line.healer = start.epoch, start.seed, healer
+            line.pin, line.device = self._pin, self._device
+            healer.assigned = line.tasks
+            pool.patient = bool(self._timeout)
+            self._core.shown.begin(pool.page, start, self._core.size)
+            if resizes != self._core.resizes:  # meanwhile, and these were not found
+                self.resize(*self._core.size)
+            if isinstance(feed, ReaderFeed):
+                pool.read_from(start.position.reader)
+                feed.restart(line)
+                healer.assigned = line.tasks
+                if self._tail:
+                    self._tail.restarted(start.position)
+            else:
+                if line is before:
+                    line.submit_again()
+                feed.adopt(line)
+            line.start()
+            line.new = True
+        line.new = False
+
+    def _warn(self) -> None:
+        """Warn of workers that were replaced, and of a budget that cannot be kept."""
+        self._note_restarts(6)
+        overrun = None if self.line.pool is None else self.line.pool.overrun()
+        if overrun is not None:
+            warnings.warn(overrun, RuntimeWarning, stacklevel=5)
+
+    def _note_restarts(self, stacklevel: int) -> None:
+        """Count the workers that were replaced, and warn of them."""
+        healer = self._healer
+        if healer is None:
+            return
+        self._core.recorder.worker_restarts += healer.restarts - self._restarts_noted
+        self._restarts_noted = healer.restarts
+        while healer.notices:
+            notice = healer.notices.popleft()
+            if isinstance(notice, FewerWorkers):
+                self._core.make_do(notice.workers)
+            warnings.warn(notice, WorkerRestartWarning, stacklevel=stacklevel)
+
+    def disconnect(self, reusable: bool) -> None:
+        """Give the workers back, if there are any; what has come in is kept.
+
+        Args:
+            reusable: Whether the workers may be used again.
+        """
+        with HeldBack():
+            self.line.end(reusable)
+            if self.line.handed_on:
+                self.line = Pipeline(self._in_order, self._turns, self._pin, self._device)
+
+    def resize(self, num_workers: int, depth: int) -> None:
+        """Change the number of workers and of batches that may be outstanding; from any thread."""
+        self._depth, pool = depth, self.line.pool
+        if pool is not None:
+            pool.resize(num_workers, depth)
+
+    @property
+    def unattended(self) -> WorkerPool | None:
+        """The workers, if there are some that only :meth:`__next__` receives from."""
+        return None if self._pin is not None else self.line.pool
+
+    def revoke(self) -> None:
+        """Give the workers to another iterator."""
+        if self.line.pool is not None:
+            self.superseded = True
+            self.disconnect(reusable=True)
+
+    def _settle(self, start: EpochStart) -> None:
+        start.position.settle()
+        line = self.line
+        if line.given is not None:  # its settle(), spelled out
+            line.tasks.pop(line.given, None)
+            line.owed -= 1
+            line.given = None
+
+    def _take_back(self) -> None:
+        with self._core.lock:
+            super()._take_back()
+            if self._steady:
+                self._steady = False
+                return
+            self.line.given = None
+            # What was not given has left the pool, or is somewhere on the way.
+            self.disconnect(reusable=False)
+
+    def close(self) -> None:
+        """End the iterator: its workers are given back, and it gives no more batches."""
+        self._closed = not self._ended
+        self.disconnect(reusable=True)
+        self.line.clear()
+
+    def _shutdown_workers(self) -> None:
+        self.close()
+        super()._shutdown_workers()
+
+    def _leave_behind(self) -> None:
+        """After a fork: the workers, and the memory of what has come in, are the parent's."""
+        self._pid = self._core.pid
+        self.disconnect(reusable=False)
+        self.line.forget_results()
+
+    @property
+    def ready(self) -> int:
+        """Batches that have been made and not asked for."""
+        return self.line.made
+
+    @property
+    def pool(self) -> WorkerPool | None:
+        """The workers at this iterator's disposal."""
+        return self.line.pool
+
+
+def _end_with_the_program() -> None:
+    """End a daemon's thread, quietly, when the program exits: the workers are gone, or going."""
+    if not threading.main_thread().is_alive() and threading.current_thread().daemon:
+        raise SystemExit
