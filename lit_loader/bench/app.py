@@ -1,7 +1,7 @@
 """The Hydra application: ``lit-loader-bench``, ``python -m lit_loader.bench``.
 
-Finds its configuration, ``conf/lit_loader/bench/default.yaml``, and turns what is wrong with the
-options into one line. torch, rich and matplotlib are imported in `runner`: ``--help`` stays quick.
+Finds its configuration, ``conf/lit_loader/bench/default.yaml``. torch, rich and matplotlib are
+imported in `runner`: ``--help`` stays quick.
 
 Exit codes: 0; 1: ratios are worse than those of ``check``; 2: options are refused; 130: Ctrl-C.
 """
@@ -22,10 +22,8 @@ from lit_loader.hydra.conf_folder import conf_folder
 
 __all__ = ["main"]
 
-CONFIG = "lit_loader/bench/default"
 
-
-@hydra.main(**MAIN_OPTIONS, config_path=str(conf_folder()), config_name=CONFIG)
+@hydra.main(**MAIN_OPTIONS, config_path=str(conf_folder()), config_name="lit_loader/bench/default")
 def main(cfg: DictConfig) -> None:
     """Measure what the configuration asks for; ends with the exit code."""
     from hydra.core.hydra_config import HydraConfig

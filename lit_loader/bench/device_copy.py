@@ -27,68 +27,37 @@ from typing import Any
 
 import torch
 
+from lit_loader.bench.datasets import Pool
 from lit_loader.loader import DataLoader
 
 
-class Blocks:
-    """Sample ``index`` is a block of bytes."""
+def _step(device: torch.device, milliseconds: float) -> Callable[[], None]:
+    """Make what keeps a device busy for a time, by multiplying matrices; it returns at once."""
+    matrix, times = torch.randn(2048, 2048, device=device), 20
 
-    def __init__(self, nbytes: int, length: int) -> None:
-        self.block = torch.zeros(nbytes, dtype=torch.uint8)
-        self.length = length
+    def step() -> None:
+        for _ in range(times):
+            torch.mm(matrix, matrix)
 
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return self.block
-
-
-class Step:
-    """Keeps a device busy for a time, by multiplying matrices.
-
-    Args:
-        device: The device.
-        milliseconds: How long.
-    """
-
-    def __init__(self, device: torch.device, milliseconds: float) -> None:
-        self._matrix = torch.randn(2048, 2048, device=device)
-        self._times = 20
-        self()  # the first one loads the library
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        self()
-        torch.cuda.synchronize()
-        took = (time.perf_counter() - began) * 1e3
-        self._times = max(1, round(self._times * milliseconds / took))
-
-    def __call__(self) -> None:
-        """Queue the work; returns at once."""
-        for _ in range(self._times):
-            torch.mm(self._matrix, self._matrix)
+    step()  # the first one loads the library
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    step()
+    torch.cuda.synchronize()
+    times = max(1, round(times * milliseconds / 1e3 / (time.perf_counter() - began)))
+    return step
 
 
-class Registered:
-    """Page-locks memory of the arena in place, each page once.
-
-    The pages stay locked until the process ends or the memory is unmapped.
-    """
-
-    def __init__(self) -> None:
-        self._until: dict[int, int] = {}
-
-    def __call__(self, batch: torch.Tensor) -> torch.Tensor:
-        """Lock the pages that the batch lies in; returns the batch."""
-        begin = batch.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
-        end = batch.data_ptr() + batch.nbytes
-        if self._until.get(begin, 0) < end:
-            runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-            code = runtime.cudaHostRegister(begin, end - begin, 0)
-            if int(code) != 0:
-                raise RuntimeError(f"cudaHostRegister of {end - begin} bytes failed: {code}")
-            self._until[begin] = end
-        return batch
+def _lock(batch: torch.Tensor, until: dict[int, int]) -> None:
+    """Page-lock memory of the arena in place, each page once, until the process ends."""
+    begin = batch.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+    end = batch.data_ptr() + batch.nbytes
+    if until.get(begin, 0) < end:
+        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        code = runtime.cudaHostRegister(begin, end - begin, 0)
+        if int(code) != 0:
+            raise RuntimeError(f"cudaHostRegister of {end - begin} bytes failed: {code}")
+        until[begin] = end  # where what is locked begins, to where it ends
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -103,18 +72,19 @@ def main(arguments: list[str] | None = None) -> int:
         print("no CUDA device: there is nothing to copy to, and nothing was measured")
         return 1
     device = torch.device("cuda", 0)
-    step = Step(device, options.step_ms)
-    data = Blocks(options.megabytes << 20, options.batches)
-    ways: dict[str, Callable[[], Iterator[Any]]] = {
-        "pageable": lambda: _batches(data, device, pin=False, ahead=False),
-        "pinned": lambda: _batches(data, device, pin=True, ahead=False),
-        "pinned, ahead": lambda: _batches(data, device, pin=True, ahead=True),
-        "registered, ahead": lambda: _batches(data, device, pin=False, ahead=True, lock=True),
+    step = _step(device, options.step_ms)
+    data = Pool(options.batches, torch.zeros(1, options.megabytes << 20, dtype=torch.uint8))
+    ways: dict[str, dict[str, bool]] = {
+        "pageable": {},
+        "pinned": {"pin": True},
+        "pinned, ahead": {"pin": True, "ahead": True},
+        "registered, ahead": {"ahead": True, "lock": True},
     }
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(options.rounds):
         for name, way in ways.items():
-            times[name].append(_time(way, step) / options.batches * 1e3)
+            seconds = _time(_batches(data, device, **way), step)
+            times[name].append(seconds / options.batches * 1e3)
     print(f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}")
     print(f"{options.megabytes} MiB a batch, {options.step_ms:g} ms a step; ms a batch")
     for name, found in times.items():
@@ -123,28 +93,24 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _batches(
-    data: Blocks, device: torch.device, pin: bool, ahead: bool, lock: bool = False
+    data: Pool, device: torch.device, pin: bool = False, ahead: bool = False, lock: bool = False
 ) -> Iterator[Any]:
-    locked: Callable[[Any], Any] = Registered() if lock else lambda batch: batch
+    until: dict[int, int] = {}
 
     def move(batch: Any, to: torch.device) -> Any:
-        return locked(batch).to(to, non_blocking=True)
+        if lock:
+            _lock(batch, until)
+        return batch.to(to, non_blocking=True)
 
     # One block a batch, uncollated: what is measured is the way, not the making.
-    with DataLoader[Any](
-        data,  # type: ignore[arg-type]
-        batch_size=None,
-        num_workers=2,
-        pin_memory=pin,
-    ) as loader:
+    with DataLoader[Any](data, batch_size=None, num_workers=2, pin_memory=pin) as loader:
         if ahead:
             loader.copy_ahead(device, move)
         for batch in loader:
             yield batch if ahead else move(batch, device)
 
 
-def _time(way: Callable[[], Iterator[Any]], step: Step) -> float:
-    batches = way()
+def _time(batches: Iterator[Any], step: Callable[[], None]) -> float:
     next(batches)  # the workers are up, and the first pages are touched
     torch.cuda.synchronize()
     began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""`LoaderCore`: a loader's life: its plan, epochs, workers and records, from one iterator to the next.
+"""`LoaderCore`: a loader's life, from one iterator to the next: plan, epochs, workers, records.
 
 ::
 

@@ -199,9 +199,9 @@ class EpochRun(LoaderIterator[T_co]):
         # One of the next epoch is left to that one's iterator.
         if line.ready and (following := line.ready[0]).reply and following.error is None:
             ended = following.ended or (following.made and following.made.omitted)
-            if is_of(start.epoch, following.number) and not ended:
-                if not isinstance(following.batch, Staged):
-                    following.batch = self._copy.stage(following.batch)
+            done = ended or isinstance(following.batch, Staged)
+            if is_of(start.epoch, following.number) and not done:
+                following.batch = self._copy.stage(following.batch)
         return self._copy.take(staged)
 
     def _advance(self, start: EpochStart) -> Outcome | None:

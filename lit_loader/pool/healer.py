@@ -397,7 +397,7 @@ def _doing(row: BoardRow, assigned: Mapping[int, Any]) -> str:
     if indices is _DONE:
         return f"done with batch {position_of(row.number)}"
     batch = f"batch {position_of(row.number)}, {describe_indices(indices)}"
-    if row.stage == Stage.FETCHING:
+    if row.stage == Stage.FETCHING and row.position >= 0:
         if isinstance(indices, list) and row.position < len(indices):
             return f"fetching index {indices[row.position]!r} (sample {row.position} of {batch})"
         return f"fetching sample {row.position} of {batch}"

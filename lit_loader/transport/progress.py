@@ -34,6 +34,9 @@ _QUICK: Final = 4_000
 """Nanoseconds a sample below which samples are neither announced nor timed one by one: that would
 take as long as many a sample."""
 
+_MANY: Final = 16
+"""Samples of a batch in which that would be felt."""
+
 _FETCHING, _COLLATING, _ENCODING, _IDLE = (  # read for each batch
     *(Stage.FETCHING, Stage.COLLATING, Stage.ENCODING, Stage.IDLE),
 )
@@ -136,16 +139,17 @@ class Progress:
     def read_all(self, dataset: Any, indices: Any) -> list[Any]:
         """Read a batch's samples: ``[dataset[index] for index in indices]``.
 
-        Where the samples of the batch before were quick, they are not announced: a message about a
-        dead worker names the batch then, and the next worker that makes it announces each.
+        Where they are many, and those of the batch before were quick, they are not announced: a
+        message about a dead worker names the batch then, and who makes it anew announces each.
 
         Raises:
             Cancelled: The board shows another token.
         """
-        if not self._quick or type(indices) is not list:
+        if not self._quick or type(indices) is not list or len(indices) < _MANY:
             return self.read(partial(getitem, dataset), indices)
         if self._words[TOKEN] != self.token:
             raise Cancelled
+        self._words[self._row + POSITION] = -1
         began, left = _clock(), iter(indices)
         self._under_way = left, len(indices)  # tells where it is, should an exception come
         samples = [dataset[index] for index in left]

@@ -449,12 +449,12 @@ def test_cancelled_work_stops_at_the_sample_it_is_in() -> None:
     ) as loader:  # fmt: skip
         iterator = iter(loader)
         iterator._start = loader._core.begin_epoch()
-        engine = iterator._connect(iterator._start)
-        iterator._dispatch(iterator._start, engine.pool)
+        iterator._connect(iterator._start)
+        iterator._dispatch(iterator._start)
         assert os.read(seen[0], 1) == b"!"
-        engine.pool.cancel()
+        iterator.pool.cancel()
         gate.open()
-        del engine
+
         assert len(next(iter(loader))) == 10_000
         os.set_blocking(seen[0], False)
         with pytest.raises(BlockingIOError):

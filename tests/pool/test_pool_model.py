@@ -407,7 +407,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert outcome.failure is None
         assert outcome.memory is not None
         content = content_of(self.pool.token, outcome.number)
-        self.held.append((outcome.number, content, outcome.memory[: outcome.nbytes]))
+        self.held.append((outcome.number, content, outcome.memory[: outcome.reply.nbytes]))
 
     @precondition(lambda self: self.held)
     @rule(which=st.integers(0, 100))

@@ -151,8 +151,9 @@ def test_a_request_to_all_counts_once() -> None:
 
     iterator = iter(DataLoader(Call(sample, 30), num_workers=4, max_worker_restarts=1))
     iterator._start = iterator._core.begin_epoch()
-    pool = iterator._connect(iterator._start).pool
-    iterator._dispatch(iterator._start, pool)
+    iterator._connect(iterator._start)
+    pool = iterator.pool
+    iterator._dispatch(iterator._start)
     while len(pool.started) < 4:
         assert pool.receive(0.0) is None  # those that are up let others start
     count = 0

@@ -6,7 +6,6 @@ complete by the first test.
 
 from __future__ import annotations
 
-import inspect
 import multiprocessing
 import os
 import pickle
@@ -48,12 +47,11 @@ REACHES = {
         "combined._iterator",
     },
     "batch/worker_info.py": {"torch.utils.data._utils", "torch_worker._worker_info"},
-    "bench/cluster/nodes.py": {"ray._private"},
 }  # fmt: skip
 
 OWN = re.compile(
     r"\b(self|cls|short|payload|state|module)\._\w+"
-    r"|\bloader\._(internals|host)\b|\w+\._(fields|make|replace)\b"
+    r"|\bloader\._(internals|host)\b|\w+\._(asdict|fields|make|replace)\b"
 )
 PRIVATE = re.compile(r"(?:\btorch\.utils\.data\._utils|\b\w+\._[a-zA-Z]\w*)")
 
@@ -66,14 +64,6 @@ def test_the_list_is_complete() -> None:
         if names:
             found[path.relative_to(PACKAGE).as_posix()] = names
     assert found == REACHES
-
-
-def test_figures_of_rays_object_stores() -> None:
-    """bench/cluster/nodes.py: what `ray memory --stats-only` is made of; the benchmark alone."""
-    internal = pytest.importorskip("ray._private.internal_api")
-    options = inspect.signature(internal.node_stats).parameters
-    assert {"node_manager_address", "node_manager_port", "include_memory_info"} <= options.keys()
-    assert callable(internal.get_state_from_address)
 
 
 def test_worker_info(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,12 +13,13 @@ def run_python(
     *command: str | Path,
     code: int = 0,
     python: str | Path = sys.executable,
+    timeout: float = 110,
     **environment: str,
 ) -> str:
     """Runs Python in `directory`, checks its exit code and returns all it printed."""
     done = subprocess.run(
         [str(python), *map(str, command)],
-        cwd=directory, timeout=110, text=True, stdin=subprocess.DEVNULL,
+        cwd=directory, timeout=timeout, text=True, stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         env={**os.environ, "COLUMNS": "160", **environment}, check=False,
     )  # fmt: skip

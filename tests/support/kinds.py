@@ -29,6 +29,7 @@ _UNSEEN: Final = (
     "bench/test_bench_app.py::test_check_of_ratios",
     "bench/test_bench_app.py::test_every_case_measures",
     "bench/test_bench_app.py::test_grid",
+    "bench/test_bench_app.py::test_reports_agree",
     "exactness/test_exactness.py::test_stopped_and_resumed_twice",
     "exactness/test_resume.py::test_every_kind_of_sampler_at_every_position",
     "hydra/test_hydra_groups.py::test_fragile_data",

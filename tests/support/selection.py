@@ -18,8 +18,6 @@ LONG: Final = (
     "cache/test_cached_dataset.py::test_workers_share_it[[]-spawn*",
     "exactness/test_cached.py::test_other_start_methods[[]spawn*",
     "batch/test_pad.py::test_through_a_worker[[]spawn*",
-    "bench/test_bench_app.py::test_every_case_measures[[]cache*",
-    "bench/test_bench_app.py::test_every_case_measures[[]growth*",
     "bench/test_bench_app.py::test_every_case_measures[[]decoding*",
     "bench/test_bench_app.py::test_every_case_measures[[]transport*",
     "exactness/test_exactness.py::test_batch_seeding_under_spawn_equals_one_process[[]batch*",

@@ -12,7 +12,8 @@ import pytest
 from lit_loader.transport.board_view import OtherFormat, WorkerRow, read_board, read_index
 from lit_loader.transport.loader_page import BAD_SAMPLE, EVENTS, PAGE_BYTES, RESTART, LoaderPage
 from lit_loader.transport.messages import pack_indices, task_number
-from lit_loader.transport.status_board import Stage, StatusBoard, board_bytes
+from lit_loader.transport.progress import Progress
+from lit_loader.transport.status_board import ROW_WORDS, Stage, StatusBoard, board_bytes
 
 WORKERS = 3
 SLOT = 1 << 16
@@ -146,7 +147,7 @@ def test_indices(shared: Shared) -> None:
     shared.map[SLOT : SLOT + len(packed)] = packed
     shared.board.reads(0, 9, SLOT, len(packed))
     shared.board.enter(0, Stage.FETCHING, 9)
-    progress = shared.board.progress(0)
+    progress = Progress(shared.board.words, ROW_WORDS)
     found = []
     for position in range(4):
         progress.step(position)

@@ -176,11 +176,11 @@ def test_a_new_epoch_while_workers_wait_for_a_larger_slot(
     ) as loader:  # fmt: skip
         iterator = iter(loader)
         iterator._start = loader._core.begin_epoch()
-        engine = iterator._connect(iterator._start)
-        iterator._dispatch(iterator._start, engine.pool)
+        iterator._connect(iterator._start)
+        iterator._dispatch(iterator._start)
         while len(asked) < 2:  # until both workers wait
-            engine.pool.receive(0.01)
-        pids = engine.pool.pids
+            iterator.pool.receive(0.01)
+        pids = iterator.pool.pids
         assert [batch[0, 0].item() for batch in loader] == list(range(16))
         assert loader._core.pool.pids == pids
 

@@ -1,1 +1,0 @@
-"""The cases: each file has ``rows(settings)``, the rows that it plans."""

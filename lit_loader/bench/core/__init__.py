@@ -1,1 +1,0 @@
-"""What every part of the benchmark shares: settings, names, results."""

@@ -1,1 +1,0 @@
-"""The datasets that are read."""

@@ -1,0 +1,257 @@
+"""Measures the user's own dataset over a grid of num_workers and prefetch_factor.
+
+Used by `bench/runner.py` where ``dataset._target_`` is given; the figures go to the report, and to
+`bench/advice.py`, which chooses a setting. Each setting is opened, gives its first batch, and loads
+for a while, epoch after epoch. The settings take turns in rounds, the first of which is not counted
+(it also warms the page cache). ``num_workers="auto"`` takes part: for as long again, before it is
+clocked, it may find its number, from the one of the round before.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from lit_loader.bench.advice import Point, advise, choose
+from lit_loader.bench.limits import copy_seconds, nbytes
+from lit_loader.bench.loaders import Open, Setup
+from lit_loader.bench.machine import cpu_seconds, machine_seconds
+from lit_loader.bench.rounds import Session, Spread, in_one_line
+from lit_loader.bench.settings import OURS
+from lit_loader.config.loader_config import LoaderConfig
+from lit_loader.errors import OptionError
+from lit_loader.loader import DataLoader
+from lit_loader.statistics.records import LoaderStatistics
+from lit_loader.system.processors import usable_processors
+
+__all__ = ["Grid"]
+
+
+class Grid:
+    """A dataset, the settings to measure it in, and what was measured.
+
+    Args:
+        cfg: The application's configuration: ``dataset``, map-style or iterable; ``loader``, its
+            options, of which num_workers and prefetch_factor are the grid's.
+        session: Loaders and settings.
+
+    Raises:
+        OptionError: Dataset or options cannot be made; says why.
+    """
+
+    def __init__(self, cfg: Any, session: Session) -> None:
+        self._dataset = _made("dataset", cfg.dataset)
+        self._config: LoaderConfig = _made("loader", cfg.loader)
+        self._session, wanted = session, session.settings.grid
+        self.name = type(self._dataset).__qualname__
+        self.samples = float(self._config.batch_size or 1)  # a batch, on the mean
+        self._nbytes, self._copy = 0, 0.0
+        self.points = [
+            Point(workers, prefetch)
+            for workers in dict.fromkeys(wanted.num_workers)
+            for prefetch in (dict.fromkeys(wanted.prefetch_factor) if workers else (0,))
+        ]
+        self.auto = Point(0, 0) if wanted.auto and OURS in session.loaders else None
+        self._auto_loader: Any = None
+
+    def measure(self) -> None:
+        """Measure all settings; an interrupt leaves what was measured."""
+        session, settings = self._session, self._session.settings
+        rounds = min(3, settings.rounds)  # a grid has many settings
+        turns = len(self.points) * len(session.loaders)
+        session.expect((rounds + 1) * (turns + (self.auto is not None)))
+        for number in range(rounds + 1):
+            seconds = settings.grid.seconds / (1 if number else 4)
+            for point in self.points:
+                figures: dict[str, tuple[float, float]] = {}
+                for name, open_ in session.loaders.items():
+                    session.tick(f"{point} · {name}")
+                    if name in point.cannot:
+                        continue
+                    try:
+                        figures[name] = self._load(point, name, open_, seconds)
+                    except Exception as error:  # the user's own code, or another library
+                        point.cannot[name] = in_one_line(error)
+                if number and figures:
+                    point.rounds.append(figures)
+            if self.auto is not None:
+                session.tick('num_workers="auto"')
+                self._load_auto(self.auto, seconds, counts=number > 0)
+            reasons = [why for point in self.points for why in point.cannot.values()]
+            if len(reasons) == turns:
+                raise OptionError(f"dataset cannot be loaded: {reasons[0]}")
+        if self._nbytes:
+            self._copy = copy_seconds(self._nbytes)
+
+    def _load(self, point: Point, name: str, open_: Open, seconds: float) -> tuple[float, float]:
+        """Seconds a batch and to the first batch, in one setting."""
+        options = _options(self._config, point, self._dataset, ours=name == OURS)
+        setup = Setup(
+            self._config.batch_size, point.num_workers, point.prefetch_factor, options=options
+        )
+        begin = time.perf_counter()
+        opened = open_(self._dataset, setup)
+        try:
+            epoch = opened.epoch()
+            batch = next(epoch, None)
+            if batch is None:
+                raise OptionError("it gives no batch")
+            first = time.perf_counter() - begin
+            self._nbytes = nbytes(batch)
+            used, all_used = cpu_seconds(), machine_seconds()
+            epoch, a_batch, passed = _clocked(opened.epoch, epoch, seconds)
+            if name == OURS:
+                point.cpu = (cpu_seconds() - used) / passed
+                point.others = max(0.0, (machine_seconds() - all_used) / passed - point.cpu)
+                point.statistics = self._statistics(opened.loader)
+            del epoch, batch
+        finally:
+            opened.close()
+        return a_batch, first
+
+    def _load_auto(self, point: Point, seconds: float, counts: bool) -> None:
+        """Load with ``num_workers="auto"``; it is left out where that is refused."""
+        try:
+            if self._auto_loader is None:
+                config = self._config.merged(num_workers="auto", persistent_workers=True)
+                self._auto_loader = DataLoader(self._dataset, **config.as_kwargs())
+            with self._auto_loader as loader:
+                begin = time.perf_counter()
+                epoch = iter(loader)
+                if next(epoch, None) is None:
+                    raise OptionError("it gives no batch")
+                first = time.perf_counter() - begin
+                epoch, *_ = _clocked(lambda: iter(loader), epoch, seconds)
+                epoch, a_batch, _ = _clocked(lambda: iter(loader), epoch, seconds)
+                point.statistics = self._statistics(loader)
+                point.num_workers = loader.num_workers
+                del epoch
+        except OptionError:
+            self.auto = None
+        except Exception as error:  # the user's own code
+            point.cannot[OURS] = in_one_line(error)
+        else:
+            if counts:
+                point.rounds.append({OURS: (a_batch, first)})
+
+    def _statistics(self, loader: Any) -> LoaderStatistics:
+        found: LoaderStatistics = loader.statistics()
+        self.samples = found.samples / max(1, found.batches)
+        return found
+
+    @property
+    def chosen(self) -> Point | None:
+        """The setting to use; None: nothing was measured."""
+        return choose(self.points, self._session.settings.grid.step_ms)
+
+    @property
+    def advice(self) -> list[str]:
+        """Which setting to use, what bounds it, what would help; a line each."""
+        lines = advise(
+            self.points,
+            step_ms=self._session.settings.grid.step_ms,
+            samples=self.samples,
+            nbytes=self._nbytes,
+            copy=self._copy,
+            cores=usable_processors(),
+        )
+        auto, fixed = self.auto, [point for point in self.points if point.measured]
+        if auto is not None and auto.measured and auto.statistics and fixed:
+            best = min(fixed, key=lambda point: point.seconds)
+            pairs = zip(best.rounds, auto.rounds, strict=False)
+            times = Spread.of([a[OURS][0] / b[OURS][0] for a, b in pairs if OURS in a])
+            lines.append(
+                f'num_workers="auto" came to {auto.num_workers} ({auto.statistics.why_so_many}): '
+                f"{times.median if times else 0:.2f} times as fast as the fastest, {best}"
+            )
+        return lines
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it as primitives."""
+        chosen, auto = self.chosen, self.auto
+        return {
+            "dataset": self.name,
+            "samples_per_batch": self.samples,
+            "bytes_per_batch": self._nbytes,
+            "copy_seconds": self._copy,
+            "chosen": chosen and _named(chosen),
+            "advice": self.advice,
+            "points": [
+                {**_named(point), "loader": name, **_figures(point, name)}
+                for point in self.points
+                for name in point.loaders
+            ],
+            "auto": auto and {"num_workers": auto.num_workers, **_figures(auto, OURS)},
+        }
+
+
+def _named(point: Point) -> dict[str, Any]:
+    prefetch = point.prefetch_factor or None
+    return {"num_workers": point.num_workers, "prefetch_factor": prefetch}
+
+
+def _figures(point: Point, loader: str) -> dict[str, Any]:
+    found = [figures[loader] for figures in point.rounds if loader in figures]
+    return {
+        "seconds_per_batch": [a_batch for a_batch, _ in found],
+        "first_batch_seconds": [first for _, first in found],
+        "cannot": point.cannot.get(loader),
+    }
+
+
+def _clocked(
+    begin_epoch: Callable[[], Iterator[Any]], epoch: Iterator[Any], seconds: float
+) -> tuple[Iterator[Any], float, float]:
+    """Go on for so many seconds, epoch after epoch.
+
+    Returns:
+        The iterator of the last epoch; seconds a batch; seconds that it has taken.
+    """
+    count, begin = 0, time.perf_counter()
+    while time.perf_counter() - begin < seconds or not count:
+        if next(epoch, None) is None:
+            epoch = begin_epoch()
+            if next(epoch, None) is None:
+                raise OptionError("its second epoch gives no batch")
+        count += 1
+    passed = time.perf_counter() - begin
+    return epoch, passed / count, passed
+
+
+def _made(name: str, node: Any) -> Any:
+    from hydra.utils import instantiate
+
+    try:
+        return instantiate(node, _convert_="all")
+    except Exception as error:  # the target's own, from Hydra 1.4 on
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        if isinstance(cause, OptionError):
+            raise OptionError(f"{name}: {cause}") from error
+        raise OptionError(f"{name} cannot be made: {in_one_line(cause)}") from error
+
+
+def _options(config: LoaderConfig, point: Point, dataset: Any, *, ours: bool) -> Mapping[str, Any]:
+    """The loader's options in a setting; for other loaders those that torch has."""
+    workers = point.num_workers
+    set_here: dict[str, Any] = {
+        "num_workers": workers,
+        "prefetch_factor": point.prefetch_factor or None,
+        "persistent_workers": bool(workers),
+    }
+    if not workers:
+        set_here |= {"multiprocessing_context": None, "timeout": 0}
+    merged = config.merged(**set_here)
+    if ours:
+        return merged.as_kwargs()
+    known = inspect.signature(torch.utils.data.DataLoader).parameters
+    return {
+        name: value
+        for name, value in merged.with_samplers_for(dataset).as_kwargs().items()
+        if name in known and (name in set_here or value != getattr(LoaderConfig, name))
+    }

@@ -1,1 +1,0 @@
-"""The loaders that are compared, and how each is opened and kept going."""

@@ -1,1 +1,0 @@
-"""The user's own dataset: a grid of settings measured, and advice from it."""

@@ -1,0 +1,79 @@
+"""The scripts of examples/benchmark, at their smallest: each prints its tables."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import run_python
+
+SCRIPTS = Path(__file__).parents[2] / "examples" / "benchmark"
+
+
+def table(printed: str) -> dict[str, dict[str, list[str]]]:
+    """The cells of its last table, by row and column; columns may have the same name."""
+    lines = [line.strip(" |").split(" | ") for line in printed.splitlines() if line[:1] == "|"]
+    last = max(number for number, row in enumerate(lines) if row[0] == "---")
+    found: dict[str, dict[str, list[str]]] = {}
+    for row in lines[last + 1 :]:
+        found[row[0]] = {}
+        for name, cell in zip(lines[last - 1][1:], row[1:], strict=True):
+            found[row[0]].setdefault(name, []).append(cell)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.parametrize("script", ["edge", "in_memory", "memory", "caches", "growth"])
+def test_a_study(script: str, tmp_path: Path) -> None:
+    """Memory of processes that share little is about the same; times are not compared."""
+    if script == "caches":
+        pytest.importorskip("PIL")
+    if script == "growth":
+        pytest.importorskip("matplotlib")
+    printed = run_python(tmp_path, SCRIPTS / f"{script}.py", "--quick")
+    cells = [cell for row in table(printed).values() for each in row.values() for cell in each]
+    assert cells and all(float(cell.replace(",", "")) > 0 for cell in cells), printed
+    if script == "growth":
+        assert (tmp_path / "growth.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_exactness(tmp_path: Path) -> None:
+    found = table(run_python(tmp_path, SCRIPTS / "exactness.py", "--quick"))
+    assert int(found["checkpoint state, pickled, bytes"]["figure"][0]) < 1000
+    assert float(found["memory for it, kB"]["figure"][0].replace(",", "")) < 1000
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.timeout(600)
+def test_chunked_formats() -> None:
+    pytest.importorskip("PIL")
+    # A short name: sockets of the libraries lie below it.
+    with tempfile.TemporaryDirectory() as folder:
+        printed = run_python(
+            Path(folder), SCRIPTS / "chunked_formats.py", "--quick", TMPDIR=folder, timeout=570
+        )
+        assert not list(Path(folder).glob("formats*")), "the folder is removed"
+    found, left_out = table(printed), printed.count("left out")
+    ours = found["lit_loader, files"]
+    assert ours["each sample once"] == ["yes"]
+    assert (ours["epoch 1, resumed: lost"], ours["twice"]) == (["0"], ["0", "0"])
+    assert found["torch, files"]["next batch, s"] == ["—"]
+    assert len(found) + left_out == 6
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.timeout(280)
+@pytest.mark.skipif(shutil.which("ray") is None, reason="needs Ray")
+@pytest.mark.parametrize("part", ["speed", "resume", "killed"])
+def test_a_cluster(part: str, tmp_path: Path) -> None:
+    given = ("--cases=small", f"--parts={part}", "--loaders=lit_loader")
+    printed = run_python(tmp_path, SCRIPTS / "cluster.py", *given, timeout=250)
+    (row,) = table(printed).values()
+    if part != "speed":
+        assert (row["lost"], row["twice"], row["in order"]) == (["0"], ["0"], ["yes"])
