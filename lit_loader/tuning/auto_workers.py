@@ -24,11 +24,10 @@ from lit_loader.tuning.window import Window
 __all__ = ["AutoWorkers"]
 
 LEAST: Final = 50_000_000
-"""Nanoseconds that a window has at least: of quick batches it takes more, to be true."""
+"""Nanoseconds that a window has at least."""
 
 QUICK, REST = 1e-3, 4
-"""Seconds between batches below which, after a window that changed nothing, so many times as many
-are not looked at: that takes microseconds for each."""
+"""Batches quicker than that (seconds) are not looked at for so many windows after a quiet one."""
 
 MOST: Final = 32
 """Workers that there may be on a small machine; on a larger one, eight for each processor."""
@@ -64,7 +63,7 @@ class AutoWorkers:
         self.measured = False  # whether the setting is one that was found
         self._controller = Controller(workers)
         self._window = Window()
-        self._settled = False
+        self._settled = False  # whether the workers are all up, and the window has begun
         self._latest = (-1, 0, 0)  # epoch and batch that is given out, and the moment
         self._changed = (-1, 0)  # epoch and batch at which it was decided last
         self._rest = 0  # batches that are not looked at
@@ -110,11 +109,7 @@ class AutoWorkers:
     def decide(
         self, workers: Workers, name: str, budget: int | None, readers: int = 0
     ) -> Setting | None:
-        """Say how many workers there are to be from now on; None: as many as before.
-
-        No more than there are readers of an iterable dataset (0: any number) have something to do;
-        the budget is in bytes of batches, the name is for the log.
-        """
+        """Say how many workers there are to be from now on (0 readers: any); None: as before."""
         window, controller = self._window, self._controller
         if not self._settled:
             if workers.settled:  # what they take up from now on is work, and no start

@@ -6,12 +6,9 @@ It is a pure object: a `Load` in, a `Setting` out. It knows no process and no cl
               ╰▶ was the last step worth it? (else back, and not again for this load)
                     ╰▶ a step to as many as keep up, or as the processors bear ─▶ Setting
 
-- **A step goes as far as what was measured says**: a batch's time in a worker over the consumer's
-  step is how many keep up, processors over its processor time how many make more.
-- **Each step is measured.** Workers added that brought less than half of what was expected are
-  taken back, to as many as would have made that much at the pace before: so the bandwidth of a
-  disk is found, which nothing shows beforehand. Workers taken away that are missed come back.
-- **More batches ahead** are had where what they take varies, and the consumer waits.
+A batch's time in a worker over the consumer's step is how many keep up, processors over its
+processor time how many make more. What was added and brought less than half of what was expected is
+taken back, to as many as would have made that much at the pace before.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ NOISE, CHANGED = 0.03, 0.3
 """What windows of one load differ by at least, relatively; and by more than that, those of two."""
 
 CROWD: Final = 4
-"""Times the workers that keep all processors busy, which other programs may make worth while."""
+"""Times the workers that keep all processors busy, that other programs may make worth while."""
 
 NEAR: Final = 0.9
 """The part of the workers that are wanted, or that there are, which is as good."""

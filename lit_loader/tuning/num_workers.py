@@ -1,8 +1,4 @@
-"""`NumWorkers`: a loader's ``num_workers``: with "auto" the number of the moment.
-
-What was asked for, a number or "auto", is what the loader's ``__dict__`` has: so Lightning, which
-builds a loader anew of its attributes, and copies ask for the same.
-"""
+"""`NumWorkers`: a loader's ``num_workers``: with "auto" the number of the moment."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ _NAME = "num_workers"
 
 
 class NumWorkers:
-    """The attribute, of the loader's class."""
+    """The attribute, of the loader's class. Copies ask for what the loader's ``__dict__`` has."""
 
     def __get__(self, loader: Any, owner: type) -> int:
         if loader is None:
