@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lit_loader.batch.collate import default_collate, default_convert
     from lit_loader.batch.pad import PadCollate, Padded
     from lit_loader.cache.dataset import CachedDataset
-    from lit_loader.checkpoint.merged_states import merge_states
+    from lit_loader.checkpoint.loader_state import merge_states
     from lit_loader.config.loader_config import LoaderConfig
     from lit_loader.config.ray_workers import RayWorkers
     from lit_loader.context import get_epoch, get_shard
@@ -118,7 +118,7 @@ _MODULE_OF = {
     "get_epoch": "lit_loader.context",
     "get_shard": "lit_loader.context",
     "get_worker_info": "torch.utils.data",
-    "merge_states": "lit_loader.checkpoint.merged_states",
+    "merge_states": "lit_loader.checkpoint.loader_state",
     "shared_dataset": "lit_loader.node.dataset",
 }
 

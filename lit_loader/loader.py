@@ -28,12 +28,12 @@ from torch.utils.data import default_convert as torch_default_convert
 from torch.utils.data.dataloader import _DatasetKind  # programs compare _dataset_kind with it
 
 from lit_loader.accelerator.device_copy import Move
-from lit_loader.checkpoint.forgetful import advice_on_reading_again
+from lit_loader.checkpoint.other_streams import advice_on_reading_again
 from lit_loader.checkpoint.saved_by_lightning import ADVICE_WITHOUT_CALLBACK, called_by_lightning
-from lit_loader.config.built import FIXED, SHOWN_OTHERWISE
-from lit_loader.config.checks import known_keywords
-from lit_loader.config.kinds import check_dataset
+from lit_loader.config.checks import check_dataset, known_keywords
 from lit_loader.config.loader_config import (
+    FIXED,
+    SHOWN_OTHERWISE,
     LoaderConfig,
     SampleErrorPolicy,
     Seeding,

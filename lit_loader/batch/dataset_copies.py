@@ -29,8 +29,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
-from lit_loader.describe import find_failing_object, short_repr
-from lit_loader.errors import TransportError
+from lit_loader.describe import find_failing_object
+from lit_loader.system.carrier import refusal
 
 __all__ = ["DatasetCopies"]
 
@@ -74,10 +74,10 @@ class DatasetCopies:
                 _Pickler(io.BytesIO(), []).dump(value)
 
             place = find_failing_object(dataset, error, attempt, "dataset")
-            raise TransportError(
-                f"{place.path}: {short_repr(place.value)} cannot be copied "
-                f"({type(place.error).__name__}: {place.error}), and with num_shards each reader "
-                "has a copy of the dataset: make it in __iter__, or leave it out in __getstate__"
+            raise refusal(
+                place,
+                "cannot be copied, and with num_shards each reader has a copy of the dataset",
+                "make it in __iter__, or leave it out in __getstate__",
             ) from error
         self._pickled = file.getvalue()
 

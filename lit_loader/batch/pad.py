@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from lit_loader.batch.collate import default_collate
-from lit_loader.config.checks import whole_number
-from lit_loader.config.scalars import plain
+from lit_loader.config.checks import plain, whole_number
 from lit_loader.describe import public
 from lit_loader.errors import OptionError
 

@@ -23,12 +23,11 @@ from typing import Any, ClassVar, Final, TypeVar
 
 from torch.utils.data import Dataset, IterableDataset
 
-from lit_loader.cache.entry import MISSING, Bytes, pack
+from lit_loader.cache.entry import MISSING, Bytes, pack, unpack
 from lit_loader.cache.folder import Folder
 from lit_loader.cache.mapped import Indexed, MappedDataset
 from lit_loader.cache.shared_store import CacheFigures, Counter, Note, SharedStore
-from lit_loader.config.checks import filled_text, memory_size, path
-from lit_loader.config.kinds import check_dataset
+from lit_loader.config.checks import check_dataset, filled_text, memory_size, path
 from lit_loader.context import reading
 from lit_loader.describe import class_name, public, short_repr
 from lit_loader.errors import OptionError, TransportError
@@ -164,12 +163,14 @@ class CachedDataset(Dataset[T_co]):
         return index if 0 <= index < self._store.length else -1
 
     def _from_disk(self, number: int) -> Any:
-        if self._folder is None:
+        entry = None if self._folder is None else self._folder.get(number)
+        if entry is None:
             return MISSING
-        sample, entry = self._folder.get(number)
-        if sample is not MISSING and entry is not None:
+        keep = self._store.is_open
+        sample = unpack(number, entry.copy() if keep else entry)
+        if sample is not MISSING:
             self._store.count(Counter.FROM_DISK)
-            if self._store.is_open:
+            if keep:
                 self._store.put(number, entry)
         return sample
 

@@ -9,8 +9,8 @@ Most samples are a tensor, or a tuple, list or dict of tensors, arrays, numbers 
 nothing else: their descriptor is a small `marshal`, read in a microsecond. Of any other sample the
 transport's encoder (`transport/codec.py`) writes both, as it does for a batch.
 
-What is read is copied out of the entry: whoever writes into a sample in place changes its own alone
-and never the cache.
+Whoever reads has a copy of the entry, into which the sample looks: what is written into a sample in
+place never changes the cache.
 """
 
 from __future__ import annotations
@@ -143,35 +143,31 @@ def _encoded(index: int, sample: object) -> Bytes:
         return entry[:size].copy() if size < len(entry) else entry
 
 
-def unpack(index: int, memory: Bytes, view: memoryview, start: int, size: int) -> Any:
-    """Read a sample out of its entry.
+def unpack(index: int, entry: Bytes) -> Any:
+    """Make a sample of its entry.
 
     Args:
         index: The sample's.
-        memory: uint8, in which the entry lies.
-        view: The same bytes.
-        start: The entry's first byte.
-        size: Its bytes.
+        entry: Uint8, which nobody else has: tensors and arrays look into it.
 
     Returns:
-        A sample in memory of its own, writable; `MISSING` if this is not that sample's entry, or
-        what it holds cannot be rebuilt in this process.
+        The sample; `MISSING` if this is not its entry, or what it holds cannot be rebuilt in this
+        process.
     """
-    magic, number, _, offset, length, form, _ = _HEADER.unpack_from(view, start)
+    magic, number, _, offset, length, form, _ = _HEADER.unpack_from(entry.data)
     if magic != _MAGIC or number != index:
         return MISSING
     if form == _ENCODED:
         try:
-            return decode(memory[start + UNIT : start + size].copy(), offset, length)
+            return decode(entry[UNIT:], offset, length)
         except TransportError:
             return MISSING
-    first = start + offset
-    form, items = marshal.loads(view[first : first + length])
+    form, items = marshal.loads(entry.data[offset : offset + length])
     values = []
     for item in items:
         if type(item) is tuple:
             tensor, dtype, byte, shape = item
-            array = np.ndarray(shape, dtype, memory, start + byte).copy()
+            array: Any = np.ndarray(shape, dtype, entry, byte)
             values.append(torch.from_numpy(array) if tensor else array)
         else:
             values.append(item)

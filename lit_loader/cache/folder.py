@@ -25,14 +25,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
-from lit_loader.cache.entry import MISSING, UNIT, seal, unpack, whole
+from lit_loader.cache.entry import Bytes, seal, whole
 from lit_loader.errors import OptionError
+from lit_loader.system.shared_file import write_all
 
 __all__ = ["Folder"]
-
-Bytes = npt.NDArray[np.uint8]
 
 _EACH: Final = 1000  # samples in a folder of its own
 _NEW: Final = "new"
@@ -104,30 +102,19 @@ class Folder:
                 if time.time() - entry.stat(follow_symlinks=False).st_mtime > _STALE:
                     os.unlink(entry.path)
 
-    def get(self, index: int) -> tuple[Any, Bytes | None]:
-        """Return the sample of this index, and its entry; `MISSING` if it is not there."""
+    def get(self, index: int) -> Bytes | None:
+        """Return the entry of a sample; None: it is not there, or damaged."""
         try:
             fd = os.open(f"{index // _EACH:06}/{index}", _READ, dir_fd=self._fd)
         except OSError:
-            return MISSING, None
-        try:
-            size = os.fstat(fd).st_size
-            if size < UNIT or size % UNIT:
-                return MISSING, None
-            entry = np.empty(size, np.uint8)
+            return None
+        with open(fd, "rb", buffering=0) as file, contextlib.suppress(OSError):
+            entry = np.empty(os.fstat(fd).st_size, np.uint8)
             read = 0
-            while read < size:
-                more = os.preadv(fd, [entry[read:].data], read)
-                if not more:
-                    return MISSING, None
+            while more := file.readinto(entry[read:].data):
                 read += more
-        except OSError:
-            return MISSING, None
-        finally:
-            os.close(fd)
-        if not whole(entry):
-            return MISSING, None
-        return unpack(index, entry, entry.data, 0, size), entry
+            return entry if whole(entry[:read]) else None
+        return None
 
     def put(self, index: int, entry: Bytes) -> None:
         """Write a sample's entry; one that is there already is replaced.
@@ -149,9 +136,7 @@ class Folder:
         fd = os.open(new, _WRITE, 0o600, dir_fd=self._fd)
         try:
             try:
-                left = memoryview(data)
-                while left:
-                    left = left[os.write(fd, left) :]
+                write_all(fd, data)
             finally:
                 os.close(fd)
             os.rename(new, name, src_dir_fd=self._fd, dst_dir_fd=self._fd)

@@ -16,7 +16,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 import mmap
@@ -34,7 +33,8 @@ from lit_loader.cache.entry import MISSING, UNIT, unpack
 from lit_loader.node import files
 from lit_loader.node.lock import NodeLock
 from lit_loader.system.cgroups import memory_limits
-from lit_loader.system.shared_file import address_space_left, map_part, nameless_file, round_up
+from lit_loader.system.process_memory import memory_left
+from lit_loader.system.shared_file import nameless_file, round_up
 from lit_loader.system.weak_sets import members
 
 __all__ = ["CacheFigures", "Counter", "Note", "SharedStore"]
@@ -167,21 +167,12 @@ class SharedStore:
         return round_up(_INDEX + self.length * _WORD)
 
     def _map(self) -> None:
-        """Map the table, to be written; and the entries, to be read, if there is room for that."""
+        """Map the table."""
         table = memoryview(mmap.mmap(self._fd, self._begin))
         self._notes = table[:_NOTES].cast("Q")
         self._counters = table[_NOTES:_INDEX].cast("Q")
         self._index = table[_INDEX : _INDEX + self.length * _WORD].cast("Q")
-        self._row = -1
         self._looked = self._too_large = 0
-        self._memory: Bytes | None = None
-        end = self._begin + round_up(self.limit)
-        left = address_space_left()
-        if self.limit and (left is None or end < left // 4):
-            # As long as it may become: nothing behind its end is looked at.
-            with contextlib.suppress(OSError, ValueError):
-                self._view = memoryview(map_part(self._fd, 0, end)).toreadonly()
-                self._memory = np.frombuffer(self._view, np.uint8)
         _stores.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -194,8 +185,8 @@ class SharedStore:
         self._map()
 
     def forked(self) -> None:
-        """Count in a row, and append at a position, of its own from now on."""
-        self._row, self._lock = -1, threading.RLock()
+        """Append at a position of its own from now on."""
+        self._lock = threading.RLock()
         while self._appending:
             os.close(self._appending.pop())
 
@@ -207,12 +198,10 @@ class SharedStore:
         if not word:
             return MISSING
         start, size = word >> _SIZE_BITS, (word & _SIZE_MASK) * UNIT
-        if self._memory is not None:
-            return unpack(index, self._memory, self._view, start * UNIT, size)
         entry = np.empty(size, np.uint8)
         if os.preadv(self._fd, [entry.data], start * UNIT) < size:
             return MISSING
-        return unpack(index, entry, entry.data, 0, size)
+        return unpack(index, entry)
 
     def __contains__(self, index: int) -> bool:
         return self._index[index] != 0
@@ -316,10 +305,7 @@ class SharedStore:
 
     def count(self, counter: Counter, number: int = 1) -> None:
         """Count something, in this process's row."""
-        row = self._row
-        if row < 0:
-            row = self._row = os.getpid() % _ROWS * _ROW
-        self._counters[row + counter] += number
+        self._counters[os.getpid() % _ROWS * _ROW + counter] += number
 
     def total(self, counter: Counter) -> int:
         """Add up what all processes have counted; two of the same row may miss some."""
@@ -343,12 +329,9 @@ def _close(fd: int, appending: list[int]) -> None:
 
 def _memory_left() -> tuple[int, int]:
     """Bytes of memory that may still be used here, and how many of them are to be left."""
-    limits = memory_limits()
-    left, whole = limits.available or (1 << 62), 0
-    if limits.limit is not None and limits.used is not None:
-        whole = limits.limit
-        left = min(left, limits.limit - limits.used)
-    return left, max(_SPARED, whole // _SPARED_PART)
+    left = memory_left()
+    whole = memory_limits().limit or 0
+    return 1 << 62 if left is None else left, max(_SPARED, whole // _SPARED_PART)
 
 
 _stores: weakref.WeakSet[SharedStore] = weakref.WeakSet()

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from lit_loader.checkpoint.untrusted_state import PRIMITIVES
 from lit_loader.errors import OptionError
 
 __all__ = ["Fingerprint", "fingerprint_of", "summarise"]
@@ -30,8 +31,6 @@ Fingerprint = dict[str, int | float | str | bool | None]
 
 _SHORT: Final = 60
 """Characters that are written out; of more a digest stands in the state, which is to stay small."""
-
-_PRIMITIVES: Final = (int, float, str, bool, type(None))
 
 
 def fingerprint_of(name: str, thing: Any) -> Fingerprint:
@@ -53,7 +52,7 @@ def fingerprint_of(name: str, thing: Any) -> Fingerprint:
     fields = method()
     # Exact types: NumPy's numbers are subclasses that torch.load(weights_only=True) refuses.
     if not isinstance(fields, Mapping) or not all(
-        type(field) is str and type(value) in _PRIMITIVES for field, value in fields.items()
+        type(field) is str and type(value) in PRIMITIVES for field, value in fields.items()
     ):
         raise OptionError(
             f"{type(thing).__name__}.state_fingerprint() must give a dict from names to int, "

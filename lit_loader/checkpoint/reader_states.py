@@ -4,7 +4,7 @@ A reader's part is ``[batches, the dataset's state, whether it has ended]``; the
 batches behind that state, of those before it began again, and the marks of the first (`ReadPoint`),
 where there are any. Without
 ``num_shards`` they stand in the order of the workers; with them, each behind its number among all
-readers, so that those of several ranks can be put together (`checkpoint/merged_states.py`) and
+readers, so that those of several ranks can be put together (`checkpoint/loader_state.py`) and
 dealt out to others.
 """
 

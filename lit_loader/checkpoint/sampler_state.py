@@ -6,8 +6,7 @@ A dict with some of these, all of them as they were where the epoch began, but f
 - ``generators``: those that it holds elsewhere, by place;
 - ``sampler``, ``iterator``: what the ``state_dict()`` of each gave, ``at`` so many items;
 - ``left``: these are of the epoch before, left in its middle;
-- ``told``: the epoch that the sampler shows;
-- ``heads``: digests of the first batch, in the first epoch that it gave and in the last;
+- ``heads``: digests of the first batch, in the first epoch that it gave and in the last; whose;
 - ``counted``: the loader has counted to the epoch, and the program may have told another;
 - ``drawn``: a digest of what was drawn up to the position; whose, where ranks may differ.
 
@@ -30,15 +29,18 @@ import torch
 
 from lit_loader.checkpoint.untrusted_state import damaged, is_count, own_part
 from lit_loader.errors import StateError
-from lit_loader.seeding.generator_state import set_children
+from lit_loader.seeding.generator_state import set_children, tape
 
 __all__ = [
-    "check_packed",
+    "DIGESTS",
     "checked_sampler_state",
     "digest",
     "pack_generator",
     "unpack_generator",
 ]
+
+DIGESTS: Final = frozenset({"drawn", "heads"})
+"""Keys of what tells which indices were drawn: each rank's own, if the sampler takes its share."""
 
 _MAX_PACKED: Final = 1 << 16
 _MAX_UNPACKED: Final = 1 << 17
@@ -77,18 +79,11 @@ def _told(item: Any) -> Any:
 
 def pack_generator(generator: Any) -> bytes:
     """Give a generator's state as bytes: 3 KB of a Mersenne Twister, torch's too."""
-    state: Any
+    state = _read(generator)
     if isinstance(generator, torch.Generator):
-        return zlib.compress(generator.get_state().numpy().tobytes(), level=1)
-    if isinstance(generator, random.Random):
-        state = generator.getstate()
-    elif isinstance(generator, np.random.RandomState):
-        state = generator.get_state(legacy=False)
-    elif isinstance(generator, np.random.SeedSequence):
-        state = generator.n_children_spawned
-    else:
-        sequence = getattr(generator, "seed_seq", None)
-        state = [generator.state, getattr(sequence, "n_children_spawned", None)]
+        return zlib.compress(state.numpy().tobytes(), level=1)
+    if isinstance(generator, np.random.BitGenerator):
+        state = [state, getattr(generator.seed_seq, "n_children_spawned", None)]
     return zlib.compress(json.dumps(state, default=_listed).encode(), level=1)
 
 
@@ -98,36 +93,33 @@ def unpack_generator(packed: Any, generator: Any) -> None:
     Raises:
         StateError: That is not the state of such a generator; a torch.Generator is as it was.
     """
-    data = check_packed(packed)
-    if isinstance(generator, torch.Generator):
-        before = generator.get_state()
-        try:
-            generator.set_state(torch.frombuffer(data, dtype=torch.uint8))
-        except Exception as error:
-            generator.set_state(before)
-            raise damaged(
-                f"generator must be the state of a torch.Generator on {generator.device}", packed
-            ) from error
-        return
+    data, kind = _unpacked(packed), type(generator).__name__
+    before = _read(generator)
     try:
-        _set_state(generator, json.loads(data, object_hook=_arrays))
+        if isinstance(generator, torch.Generator):
+            kind = f"torch.Generator on {generator.device}"
+            state: Any = torch.frombuffer(data, dtype=torch.uint8)
+        else:
+            state = json.loads(data, object_hook=_arrays)
+        if isinstance(generator, random.Random):
+            version, words, reserve = state
+            state = version, tuple(words), reserve
+        elif isinstance(generator, np.random.BitGenerator):
+            state, children = state
+            if children is not None:
+                set_children(generator.seed_seq, children)
+        _write(generator, state)
     except Exception as error:
-        kind = type(generator).__name__
+        _write(generator, before)
         raise damaged(f"generator must be the state of a {kind}", packed) from error
 
 
-def _set_state(generator: Any, state: Any) -> None:
-    if isinstance(generator, random.Random):
-        version, words, reserve = state
-        generator.setstate((version, tuple(words), reserve))
-    elif isinstance(generator, np.random.RandomState):
-        generator.set_state(state)
-    elif isinstance(generator, np.random.SeedSequence):
-        set_children(generator, state)
-    else:
-        generator.state, children = state
-        if children is not None:
-            set_children(generator.seed_seq, children)
+def _read(generator: Any) -> Any:
+    return tape(generator)[0]()  # type: ignore[index]
+
+
+def _write(generator: Any, state: Any) -> None:
+    tape(generator)[1](state)  # type: ignore[index]
 
 
 def _listed(value: Any) -> Any:
@@ -157,11 +149,9 @@ def checked_sampler_state(state: Any) -> dict[str, Any] | None:
         raise damaged("sampler must be a dict of what the sampler must remember, or None", state)
     if not isinstance(state.get("head", []), (list, tuple)):
         raise damaged("sampler['head'] must be a list of items", state["head"])
-    for name, length in (("drawn", 3), ("heads", 2)):
-        if name in state and not _are_counts(state[name], length):
-            raise damaged(f"sampler[{name!r}] must be a list of {length} numbers", state[name])
-    if "told" in state and type(state["told"]) is not int:
-        raise damaged("sampler['told'] must be a whole number", state["told"])
+    for name, lengths in (("drawn", (3,)), ("heads", (2, 4))):
+        if name in state and not _are_counts(state[name], lengths):
+            raise damaged(f"sampler[{name!r}] must be a list of {lengths[-1]} numbers", state[name])
     own = {name: own_part(f"sampler[{name!r:.40}]", part) for name, part in state.items()}
     carried = own.pop("carried", None)
     if carried is not None:
@@ -178,16 +168,17 @@ def checked_sampler_state(state: Any) -> dict[str, Any] | None:
         for path, packed in generators.items()
     ):
         raise damaged("sampler['generators'] must be a dict of lists", generators)
-    for packed in itertools.chain.from_iterable(generators.values()):
-        check_packed(packed)
+    named = [own["generator"]] if "generator" in own else []
+    for packed in itertools.chain(named, *generators.values()):
+        _unpacked(packed)
     return own
 
 
-def _are_counts(value: Any, length: int) -> bool:
-    return isinstance(value, (list, tuple)) and len(value) == length and all(map(is_count, value))
+def _are_counts(value: Any, lengths: Sequence[int]) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) in lengths and all(map(is_count, value))
 
 
-def check_packed(packed: Any) -> bytearray:
+def _unpacked(packed: Any) -> bytearray:
     """Unpack what `pack_generator` gave, into memory of bounded size.
 
     Raises:

@@ -16,8 +16,13 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
-from lit_loader.checkpoint.forgetful import forgets, has_methods, wants_arguments
-from lit_loader.checkpoint.kept_start import begin_at_start, note_start
+from lit_loader.checkpoint.other_streams import (
+    begin_at_start,
+    forgets,
+    has_methods,
+    note_start,
+    wants_arguments,
+)
 from lit_loader.checkpoint.untrusted_state import damaged, own_part, restore, resuming
 from lit_loader.errors import StateError
 

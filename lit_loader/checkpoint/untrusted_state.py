@@ -11,9 +11,12 @@ its ``load_state_dict``, and whatever that raises becomes the `__cause__` of a `
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, TypeGuard
+
+import numpy as np
+import torch
 
 from lit_loader.describe import short_repr
 from lit_loader.errors import StateError
@@ -21,7 +24,7 @@ from lit_loader.system.interrupts import let_handlers_through
 
 __all__ = [
     *("DEEPEST", "MAX_BATCHES", "MAX_COUNT", "PRIMITIVES"),
-    *("brief", "damaged", "is_count", "is_epoch", "own_part", "restore", "resuming"),
+    *("alike", "brief", "damaged", "is_count", "is_epoch", "own_part", "restore", "resuming"),
 ]
 
 MAX_COUNT: Final = 2**62
@@ -157,3 +160,28 @@ def _is_too_deep(value: object) -> bool:
         children = [*part.keys(), *part.values()] if isinstance(part, dict) else list(part)
         walk += [(child, depth + 1) for child in reversed(children)]
     return False
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Whether two values are the same, arrays and tensors in them too.
+
+    These have no ``==`` that answers for the whole. Of what cannot be compared, False.
+    """
+    if one is other:
+        return True
+    try:
+        return type(one) is type(other) and bool(_equal(one, other))
+    except Exception:  # it contains itself, say
+        return False
+
+
+def _equal(one: Any, other: Any) -> Any:
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(alike, one, other))
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
+    return one == other or (one != one and other != other)  # not a number

@@ -1,4 +1,4 @@
-"""Checks of single options: each returns the value, normalised, or says what is wrong with it.
+"""Checks of single options, and of datasets: each returns the value or says what is wrong with it.
 
 Shared by `LoaderConfig` and by every class that takes options of its own (samplers, mixtures,
 collation), so that the same mistake is answered in the same words. Imports neither torch nor NumPy.
@@ -7,6 +7,7 @@ collation), so that the same mistake is answered in the same words. Imports neit
 from __future__ import annotations
 
 import builtins
+import dataclasses
 import difflib
 import functools
 import inspect
@@ -22,16 +23,15 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
-from lit_loader.config.kinds import is_list
-from lit_loader.config.scalars import plain
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError
 
 __all__ = [
-    *("MANY", "exception_classes", "filled_text", "flag", "function", "generator", "indices"),
-    *("is_factory", "is_iterable", "known_keywords", "known_options", "memory_size", "number"),
-    *("one_of", "or_none", "path", "refuse", "reseeding", "seconds", "start_method", "text"),
-    *("whole_number", "workers"),
+    *("MANY", "check_dataset", "check_fields", "checked", "count", "exception_classes"),
+    *("filled_text", "flag", "function", "generator", "indices", "is_dataset", "is_factory"),
+    *("is_iterable", "is_list", "known_keywords", "known_options", "memory_size", "number"),
+    *("one_of", "or_none", "path", "plain", "positive", "refuse", "reseeding", "seconds"),
+    *("start_method", "text", "whole_number", "workers"),
 ]
 
 _Init = TypeVar("_Init", bound=Callable[..., None])
@@ -41,25 +41,49 @@ MANY: Final = 100_000
 
 
 def refuse(name: str, constraint: str, value: object) -> NoReturn:
-    """Raise the error for an option's value.
-
-    Args:
-        name: The option.
-        constraint: What it must be.
-        value: What was given for it.
-
-    Raises:
-        OptionError: Always.
-    """
+    """Raise the error for an option's value, which must be something else."""
     raise OptionError(f"{name} must be {constraint}, got {name}={short_repr(value)}")
 
 
-def known_options(options: Iterable[object], known: Sequence[str], place: str = "") -> None:
-    """Refuse options that there are not, naming the nearest one; ``place`` goes before the name.
+def plain(value: Any) -> Any:
+    """Give a single value as Python's own bool, int, float or str; anything else as it is.
+
+    NumPy's integers overflow where Python's go on, and ``torch.load(weights_only=True)`` refuses a
+    state with any of NumPy's types in it.
+
+    Args:
+        value: NumPy's scalars, and arrays and tensors without dimensions, are single values; so is
+            a string of a subclass, as NumPy's and those of enumerations are.
+    """
+    if isinstance(value, str):
+        return value if type(value) is str else str.__str__(value)
+    if getattr(value, "ndim", None) == 0 and callable(getattr(value, "item", None)):
+        try:
+            return value.item()
+        except Exception:  # a tensor without data, say: the caller refuses it as it is
+            return value
+    return value
+
+
+def checked(default: Any, check: Callable[[str, Any], Any]) -> Any:
+    """Give the field of an option, with its default and its check, for `check_fields`."""
+    return dataclasses.field(default=default, metadata={"check": check})
+
+
+def check_fields(options: Any, prefix: str = "") -> None:
+    """Check each option of a frozen dataclass, and put what it is normalised to in its place.
 
     Raises:
-        OptionError: There is such an option.
+        OptionError: One is refused; ``prefix`` goes before its name.
     """
+    for field in dataclasses.fields(options):
+        value = field.metadata["check"](prefix + field.name, getattr(options, field.name))
+        # Frozen, so that it cannot lose its validity; this is the one moment at which it is set.
+        object.__setattr__(options, field.name, value)
+
+
+def known_options(options: Iterable[object], known: Sequence[str], place: str = "") -> None:
+    """Refuse options that there are not, naming the nearest one; ``place`` goes before the name."""
     for name in options:
         if name not in known:
             near = difflib.get_close_matches(str(name), known, n=1)
@@ -102,14 +126,9 @@ def flag(name: str, value: Any) -> bool:
 def whole_number(
     name: str, value: Any, low: int | None = None, below: float = math.inf, of: str = ""
 ) -> int:
-    """Check a whole number: anything that can be an index, NumPy's integers too.
+    """Check a whole number, from ``low`` on; ``of`` says what is counted, for the message.
 
-    Args:
-        name: The option.
-        value: What was given for it.
-        low: The smallest value that is allowed; None: any.
-        below: The values that are allowed are below it.
-        of: What is counted, for the message.
+    It may be anything that can be an index, NumPy's integers too.
     """
     constraint = f"a whole number{of and f' ({of})'}"
     constraint += "" if low is None else f" of at least {low}"
@@ -126,6 +145,10 @@ def whole_number(
     return number
 
 
+count = functools.partial(whole_number, low=0)
+positive = functools.partial(whole_number, low=1)
+
+
 def workers(name: str, value: Any) -> Any:
     """Check a number of workers: a whole number, or "auto"."""
     if isinstance(value, str) and plain(value) == "auto":
@@ -138,14 +161,7 @@ def workers(name: str, value: Any) -> Any:
 
 
 def memory_size(name: str, value: Any, low: int = 0, below: float = 2**42) -> int:
-    """Check an amount of memory: a number of bytes, or text such as "2 GB" or "512 MiB".
-
-    Args:
-        name: The option.
-        value: What was given for it.
-        low: The smallest number of bytes that is allowed.
-        below: The numbers that are allowed are below it.
-    """
+    """Check an amount of memory: a number of bytes, or text such as "2 GB" or "512 MiB"."""
     if not isinstance(value, str):
         return whole_number(name, value, low, below, of="bytes")
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B?\s*", value, re.IGNORECASE)
@@ -302,3 +318,81 @@ def _exception(name: str, value: Any) -> type[Exception]:
     if not (isinstance(kind, type) and issubclass(kind, Exception)):
         refuse(name, "a list of exception classes or of their names", [value])
     return kind
+
+
+# --- what is taken for a dataset ---
+
+
+def is_dataset(source: object) -> bool:
+    """Whether this can be indexed or iterated; a list or dict of datasets can, too."""
+    # A class has these methods for its instances, and is itself a factory. Text names something.
+    return not isinstance(source, (type, str, bytes)) and (
+        hasattr(source, "__getitem__") or hasattr(source, "__iter__")
+    )
+
+
+def is_list(value: object) -> bool:
+    """Whether this is a list or tuple; a Hydra node without ``_convert_`` has others for them."""
+    if isinstance(value, (list, tuple)):
+        return True
+    return isinstance(value, Sequence) and type(value).__module__.startswith("omegaconf.")
+
+
+def _check_split_once(dataset: Any, config: Any) -> None:
+    """Refuse a stream of another library that splits by ranks what the readers split, too.
+
+    A dataset that is split twice gives most of its samples to no one, and nothing shows it.
+    """
+    if not config.num_shards or (config.num_replicas or 1) == 1:
+        return
+    splitter = None
+    if getattr(dataset, "_distributed", None) is not None:  # of Hugging Face's
+        splitter = "split_dataset_by_node"
+    stages = getattr(dataset, "pipeline", None)  # of a WebDataset
+    for stage in stages if isinstance(stages, (list, tuple)) else ():
+        if getattr(getattr(stage, "func", stage), "__name__", "") == "split_by_node":
+            splitter = "split_by_node (pass nodesplitter=None)"
+    if splitter is not None:
+        raise OptionError(
+            f"{type(dataset).__name__} is split by ranks already, by {splitter}, and num_shards="
+            f"{config.num_shards} readers of {config.num_replicas} ranks would split it once more, "
+            "so that most samples come to no rank: leave the one or the other out"
+        )
+
+
+def check_dataset(dataset: Any, config: Any = None) -> None:
+    """Refuse what can be neither indexed nor iterated, or would be split twice.
+
+    Args:
+        dataset: The dataset.
+        config: The loader's options; None: there is no loader yet.
+
+    Raises:
+        OptionError: It has none of the methods that samples are read by, or is split already.
+    """
+    if config is not None:
+        _check_split_once(dataset, config)
+    # Python looks these two up in the class; a forgotten pair of brackets is found so, too.
+    kind = type(dataset)
+    if hasattr(kind, "__getitem__"):
+        return
+    if hasattr(kind, "__iter__"):
+        from torch.utils.data import IterableDataset  # not by who only reads options
+
+        if config is None or hasattr(kind, "__getitems__") or isinstance(dataset, IterableDataset):
+            return
+        raise OptionError(
+            "dataset must have __getitem__ (and __len__), or be an IterableDataset, got "
+            f"{short_repr(dataset)} ({kind.__name__}): derive a class from "
+            "torch.utils.data.IterableDataset whose __iter__ begins it anew for each epoch"
+        )
+    if isinstance(dataset, type):
+        raise OptionError(
+            f"dataset must be an object, got the class {dataset.__name__} itself: call it, as in "
+            f"{dataset.__name__}()"
+        )
+    if not hasattr(dataset, "__getitems__"):
+        raise OptionError(
+            "dataset must have __getitem__ (and __len__), __getitems__ or __iter__, got "
+            f"{short_repr(dataset)} ({type(dataset).__name__}): pass a dataset"
+        )

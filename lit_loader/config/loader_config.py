@@ -12,25 +12,36 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 from lit_loader.config import checks
-from lit_loader.config.combinations import check_sharding, check_workers
-from lit_loader.config.ray_workers import RayWorkers, check_use, remote_from
+from lit_loader.config.checks import checked, count, flag, or_none, positive, seconds
+from lit_loader.config.ray_workers import RayWorkers, remote_from
 from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError
 
 __all__ = [
-    *("LoaderConfig", "SHARD_TAILS", "SampleErrorPolicy", "Seeding", "ShardTailRule"),
-    "check_option",
+    *("FIXED", "LoaderConfig", "SHARD_TAILS", "SHOWN_OTHERWISE", "SampleErrorPolicy", "Seeding"),
+    *("ShardTailRule", "check_option"),
 ]
 
 SampleErrorPolicy: TypeAlias = Literal["raise", "skip", "replace"]
 Seeding: TypeAlias = Literal["batch", "sample", "worker"]
 ShardTailRule: TypeAlias = Literal["pad", "drop", "keep"]
 SHARD_TAILS = get_args(ShardTailRule)
+
+FIXED: Final = frozenset(
+    {
+        *("dataset", "batch_size", "sampler", "batch_sampler", "drop_last", "persistent_workers"),
+        *("remote_workers", "remote"),
+    }
+)
+"""What cannot be changed once a loader is built."""
+
+SHOWN_OTHERWISE: Final = frozenset({"shuffle", "sampler", "batch_sampler"})
+"""Options that a loader shows, as torch's does, by the samplers that they lead to."""
 
 
 @public
@@ -129,53 +140,54 @@ class LoaderConfig:
         OptionError: An option or a combination is refused; the message is one line.
     """
 
-    batch_size: int | None = 1
-    shuffle: bool | None = None
-    sampler: Any = None
-    batch_sampler: Any = None
-    num_workers: int | Literal["auto"] = 0
-    collate_fn: Callable[..., Any] | None = None
-    pin_memory: bool = False
-    drop_last: bool = False
-    timeout: float = 0
-    worker_init_fn: Callable[..., Any] | None = None
-    multiprocessing_context: Any = None
-    generator: Any = None
-    prefetch_factor: int | None = None
-    persistent_workers: bool = False
-    pin_memory_device: str = ""
-    in_order: bool = True
-    seed: int | None = None
-    seeding: Seeding = "batch"
-    reseed_fn: Callable[..., Any] | None = None
-    num_replicas: int | None = None
-    rank: int | None = None
-    num_shards: int | None = None
-    shard_tail: ShardTailRule = "pad"
-    max_worker_restarts: int = 3
-    on_sample_error: SampleErrorPolicy = "raise"
-    max_sample_errors: int | None = None
-    sample_retries: int = 0
-    retry_backoff: float = 0.1
-    transient_errors: Sequence[type[Exception] | str] | None = None
-    memory_budget: int | str | None = None
-    prefetch_next_epoch: bool = True
-    check_exactness: int = 0
-    share: bool = False
-    remote_workers: int = 0
-    remote: Any = None
+    batch_size: int | None = checked(1, or_none(positive))
+    shuffle: bool | None = checked(None, or_none(flag))
+    sampler: Any = checked(None, or_none(checks.indices))
+    batch_sampler: Any = checked(None, or_none(checks.indices))
+    num_workers: int | Literal["auto"] = checked(0, checks.workers)
+    collate_fn: Callable[..., Any] | None = checked(None, or_none(checks.function))
+    pin_memory: bool = checked(False, flag)
+    drop_last: bool = checked(False, flag)
+    timeout: float = checked(0, seconds)
+    worker_init_fn: Callable[..., Any] | None = checked(None, or_none(checks.function))
+    multiprocessing_context: Any = checked(None, or_none(checks.start_method))
+    generator: Any = checked(None, or_none(checks.generator))
+    prefetch_factor: int | None = checked(None, or_none(partial(positive, below=checks.MANY)))
+    persistent_workers: bool = checked(False, flag)
+    pin_memory_device: str = checked("", checks.text)
+    in_order: bool = checked(True, flag)
+    seed: int | None = checked(None, or_none(partial(count, below=2**64)))
+    seeding: Seeding = checked("batch", partial(checks.one_of, choices=get_args(Seeding)))
+    reseed_fn: Callable[..., Any] | None = checked(None, or_none(checks.reseeding))
+    num_replicas: int | None = checked(None, or_none(positive))
+    rank: int | None = checked(None, or_none(count))
+    num_shards: int | None = checked(None, or_none(partial(positive, below=2**20)))
+    shard_tail: ShardTailRule = checked("pad", partial(checks.one_of, choices=SHARD_TAILS))
+    max_worker_restarts: int = checked(3, count)
+    on_sample_error: SampleErrorPolicy = checked(
+        "raise", partial(checks.one_of, choices=get_args(SampleErrorPolicy))
+    )
+    max_sample_errors: int | None = checked(None, or_none(count))
+    sample_retries: int = checked(0, count)
+    retry_backoff: float = checked(0.1, seconds)
+    transient_errors: Sequence[type[Exception] | str] | None = checked(
+        None, or_none(checks.exception_classes)
+    )
+    memory_budget: int | str | None = checked(
+        None, or_none(partial(checks.memory_size, low=1, below=math.inf))
+    )
+    prefetch_next_epoch: bool = checked(True, flag)
+    check_exactness: int = checked(0, count)
+    share: bool = checked(False, flag)
+    remote_workers: int = checked(0, count)
+    remote: Any = checked(None, or_none(remote_from))
 
     def __post_init__(self) -> None:
-        for name, check in _CHECKS.items():
-            # Frozen, so that a config handed around cannot lose its validity; normalising is the
-            # one moment at which it is written to.
-            object.__setattr__(self, name, check(name, getattr(self, name)))
+        checks.check_fields(self)
         if self.remote_workers and self.remote is None:
             object.__setattr__(self, "remote", RayWorkers())
-        self._check_batching()
-        check_workers(self)
-        check_sharding(self)
-        self._check_sample_errors()
+        for message in self._conflicts():
+            raise OptionError(message)
 
     def __repr__(self) -> str:
         """The options that differ from their defaults; there are too many to read all of them."""
@@ -187,7 +199,8 @@ class LoaderConfig:
                 changed.append(f"{name}={short_repr(value)}")
         return f"{type(self).__name__}({', '.join(changed)})"
 
-    def _check_batching(self) -> None:
+    def _conflicts(self) -> Iterator[str]:
+        """Say which options rule one another out."""
         replaced = {
             "batch_size": self.batch_size != 1,
             "shuffle": bool(self.shuffle),
@@ -196,35 +209,81 @@ class LoaderConfig:
         }
         for name, is_set in replaced.items():
             if is_set and self.batch_sampler is not None:
-                default = getattr(LoaderConfig, name)
-                raise OptionError(
-                    f"batch_sampler takes the place of {name}: leave {name} at {default}, "
-                    f"got {name}={short_repr(getattr(self, name))} beside a batch_sampler"
+                yield (
+                    f"batch_sampler takes the place of {name}: leave {name} at "
+                    f"{getattr(LoaderConfig, name)}, got {self._shown(name)} beside a batch_sampler"
                 )
         if self.sampler is not None and self.shuffle:
-            raise OptionError(
+            yield (
                 "sampler decides the order itself: leave shuffle at None, got shuffle=True and "
-                f"sampler={short_repr(self.sampler)}"
+                f"{self._shown('sampler')}"
             )
-        if self.check_exactness and self.seeding == "worker":
-            raise OptionError(
-                "check_exactness needs batches that do not depend on who makes them: set seeding "
-                f"to 'batch' or 'sample', got check_exactness={self.check_exactness} and "
-                "seeding='worker'"
-            )
+        of_anybody = {
+            "check_exactness": self.check_exactness,
+            "num_workers='auto'": self.num_workers == "auto",
+            "remote_workers": self.remote_workers,
+        }
+        for what, given in of_anybody.items():
+            if given and self.seeding == "worker":
+                yield (
+                    f"{what} needs batches that do not depend on who makes them: set seeding to "
+                    f"'batch' or 'sample', or leave {what.partition('=')[0]} at 0, got "
+                    "seeding='worker'"
+                )
         if self.batch_size is None and self.drop_last:
-            raise OptionError(
+            yield (
                 "drop_last needs batches: set batch_size to a number or drop_last to False, "
                 "got drop_last=True and batch_size=None"
             )
-
-    def _check_sample_errors(self) -> None:
+        of_workers = "persistent_workers", "prefetch_factor", "timeout", "multiprocessing_context"
+        for name in () if self.num_workers or self.remote_workers else of_workers:
+            default = getattr(LoaderConfig, name)
+            if getattr(self, name) != default:
+                yield (
+                    f"{name} needs worker processes: set num_workers to at least 1 or leave "
+                    f"{name} at {default!r} (a preset may have set it: in Hydra, "
+                    "lit_loader/loader@loader=debug is without workers), got "
+                    f"{self._shown(name)} and num_workers=0"
+                )
+        yield from self._conflicts_of_ranks()
         if self.max_sample_errors is not None and self.on_sample_error == "raise":
-            raise OptionError(
+            yield (
                 "max_sample_errors needs bad samples to be passed over: set on_sample_error to "
                 "'skip' or 'replace' or leave max_sample_errors at None, "
-                f"got max_sample_errors={self.max_sample_errors} and on_sample_error='raise'"
+                f"got {self._shown('max_sample_errors')} and on_sample_error='raise'"
             )
+
+    def _conflicts_of_ranks(self) -> Iterator[str]:
+        ranks = f"got rank={self.rank} and num_replicas={self.num_replicas}"
+        if (self.rank is None) != (self.num_replicas is None):
+            yield f"rank and num_replicas are given together or not at all, {ranks}"
+        if self.rank is not None and self.rank >= (self.num_replicas or 0):
+            yield f"rank must be less than num_replicas, {ranks}"
+        shards, replicas = self.num_shards, self.num_replicas or 1
+        if shards is None:
+            return
+        if shards % replicas:
+            fitting = [replicas * max(1, shards // replicas + more) for more in (0, 1)]
+            yield (
+                "num_shards must be a multiple of num_replicas, so that all ranks serve as many "
+                f"readers: use {' or '.join(map(str, dict.fromkeys(fitting)))}, "
+                f"got num_shards={shards} and num_replicas={replicas}"
+            )
+        for name, needed in (("in_order", True), ("memory_budget", None)):
+            if self.shard_tail == "drop" and getattr(self, name) != needed:
+                yield (
+                    "shard_tail='drop' with num_shards holds each round back until it is whole: "
+                    f"leave {name} at {needed!r}, or pass shard_tail='pad' or 'keep', got "
+                    f"{self._shown(name)} and num_shards={shards}"
+                )
+        if self.seeding == "worker":
+            yield (
+                "num_shards makes readers that do not depend on workers: set seeding to 'batch' or "
+                f"'sample', got num_shards={shards} and seeding='worker'"
+            )
+
+    def _shown(self, name: str) -> str:
+        return f"{name}={short_repr(getattr(self, name))}"
 
     @property
     def replica(self) -> tuple[int, int] | None:
@@ -243,32 +302,45 @@ class LoaderConfig:
                 bad samples are to be replaced; without num_shards there are remote workers, or
                 num_workers is "auto". For a map-style one num_shards is set. Ray is missing.
         """
-        if iterable and self.on_sample_error == "replace":
+        for message in self._conflicts_with_stream() if iterable else ():
+            raise OptionError(message)
+        if self.remote_workers:
+            self.remote.check_installed()
+        if self.num_shards is not None and not iterable:
             raise OptionError(
+                "num_shards applies to an IterableDataset; the batches of a map-style dataset "
+                f"depend on no worker anyway: leave it at None, got {self._shown('num_shards')}"
+            )
+
+    def _conflicts_with_stream(self) -> Iterator[str]:
+        if self.on_sample_error == "replace":
+            yield (
                 "on_sample_error='replace' does not apply to an IterableDataset, which has no "
                 "indices to choose from: use 'skip' or 'raise', got on_sample_error='replace'"
             )
-        if self.remote_workers:
-            if iterable:
-                check_use(self)
-            self.remote.check_installed()
-        if iterable and self.num_workers == "auto" and self.num_shards is None:
-            raise OptionError(
+        if self.remote_workers and self.num_shards is None:
+            yield (
+                "remote_workers does not apply to an IterableDataset without num_shards, whose "
+                "shares belong to the workers here: pass num_shards, got "
+                f"{self._shown('remote_workers')}"
+            )
+        if self.remote_workers and self.num_workers == 0:
+            yield (
+                "remote_workers make no batches of an IterableDataset, whose readers stay on this "
+                "machine: set num_workers to at least 1, got num_workers=0 and "
+                f"{self._shown('remote_workers')}"
+            )
+        if self.num_workers == "auto" and self.num_shards is None:
+            yield (
                 "num_workers='auto' does not apply to an IterableDataset without num_shards, whose "
                 "data depends on the number of workers: pass num_shards, or set num_workers to a "
                 "number, got num_workers='auto'"
             )
-        if self.num_shards is not None and not iterable:
-            raise OptionError(
-                "num_shards applies to an IterableDataset; the batches of a map-style dataset "
-                f"depend on no worker anyway: leave it at None, got num_shards={self.num_shards}"
-            )
-        for name in ("shuffle", "sampler", "batch_sampler") if iterable else ():
-            value = getattr(self, name)
-            if value is not None and value is not False:
-                raise OptionError(
+        for name in ("shuffle", "sampler", "batch_sampler"):
+            if getattr(self, name) is not None and getattr(self, name) is not False:
+                yield (
                     f"{name} does not apply to an IterableDataset, which decides its own order: "
-                    f"leave {name} at None, got {name}={short_repr(value)}"
+                    f"leave {name} at None, got {self._shown(name)}"
                 )
 
     def with_samplers_for(self, dataset: object) -> LoaderConfig:
@@ -329,44 +401,5 @@ def check_option(name: str, value: Any) -> Any:
     Raises:
         OptionError: The value is refused.
     """
-    check = _CHECKS.get(name)
-    return value if check is None else check(name, value)
-
-
-_CHECKS: dict[str, Callable[[str, Any], Any]] = {
-    "batch_size": checks.or_none(partial(checks.whole_number, low=1)),
-    "shuffle": checks.or_none(checks.flag),
-    "sampler": checks.or_none(checks.indices),
-    "batch_sampler": checks.or_none(checks.indices),
-    "num_workers": checks.workers,
-    "collate_fn": checks.or_none(checks.function),
-    "pin_memory": checks.flag,
-    "drop_last": checks.flag,
-    "timeout": checks.seconds,
-    "worker_init_fn": checks.or_none(checks.function),
-    "multiprocessing_context": checks.or_none(checks.start_method),
-    "generator": checks.or_none(checks.generator),
-    "prefetch_factor": checks.or_none(partial(checks.whole_number, low=1, below=checks.MANY)),
-    "persistent_workers": checks.flag,
-    "pin_memory_device": checks.text,
-    "in_order": checks.flag,
-    "seed": checks.or_none(partial(checks.whole_number, low=0, below=2**64)),
-    "seeding": partial(checks.one_of, choices=get_args(Seeding)),
-    "reseed_fn": checks.or_none(checks.reseeding),
-    "num_replicas": checks.or_none(partial(checks.whole_number, low=1)),
-    "rank": checks.or_none(partial(checks.whole_number, low=0)),
-    "num_shards": checks.or_none(partial(checks.whole_number, low=1, below=2**20)),
-    "shard_tail": partial(checks.one_of, choices=SHARD_TAILS),
-    "max_worker_restarts": partial(checks.whole_number, low=0),
-    "on_sample_error": partial(checks.one_of, choices=get_args(SampleErrorPolicy)),
-    "max_sample_errors": checks.or_none(partial(checks.whole_number, low=0)),
-    "sample_retries": partial(checks.whole_number, low=0),
-    "retry_backoff": checks.seconds,
-    "transient_errors": checks.or_none(checks.exception_classes),
-    "memory_budget": checks.or_none(partial(checks.memory_size, low=1, below=math.inf)),
-    "prefetch_next_epoch": checks.flag,
-    "check_exactness": partial(checks.whole_number, low=0),
-    "share": checks.flag,
-    "remote_workers": partial(checks.whole_number, low=0),
-    "remote": checks.or_none(remote_from),
-}
+    field = LoaderConfig.__dataclass_fields__.get(name)
+    return value if field is None else field.metadata["check"](name, value)

@@ -5,15 +5,24 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import re
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any, Final
 
 from lit_loader.config import checks
+from lit_loader.config.checks import checked, or_none
 from lit_loader.describe import public
 from lit_loader.errors import OptionError
 
-__all__ = ["RayWorkers", "check_use", "remote_from"]
+__all__ = ["RayWorkers", "remote_from"]
+
+
+_HOST_AND_PORT: Final = re.compile(r".+:\d+")
+
+
+def _mapping(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        checks.refuse(name, "a mapping", value)
+    return dict(value)
 
 
 @public
@@ -41,18 +50,17 @@ class RayWorkers:
         OptionError: An option is refused.
     """
 
-    address: str = "auto"
-    cpus_per_worker: float = 1
-    resources: Mapping[str, float] | None = None
-    label_selector: Mapping[str, str] | None = None
-    runtime_env: Mapping[str, Any] | None = None
-    in_flight: int = 2
-    patience: float = 5.0
-    verify: float = 0.0
+    address: str = checked("auto", checks.text)
+    cpus_per_worker: float = checked(1, checks.number)
+    resources: Mapping[str, float] | None = checked(None, or_none(_mapping))
+    label_selector: Mapping[str, str] | None = checked(None, or_none(_mapping))
+    runtime_env: Mapping[str, Any] | None = checked(None, or_none(_mapping))
+    in_flight: int = checked(2, checks.positive)
+    patience: float = checked(5.0, checks.seconds)
+    verify: float = checked(0.0, checks.number)
 
     def __post_init__(self) -> None:
-        for name, check in _CHECKS.items():
-            object.__setattr__(self, name, check(f"remote.{name}", getattr(self, name)))
+        checks.check_fields(self, "remote.")
         if self.address.startswith("ray://"):
             raise OptionError(
                 "remote.address must be that of a cluster which this machine is a node of ('auto', "
@@ -83,26 +91,6 @@ class RayWorkers:
             )
 
 
-def check_use(config: Any) -> None:
-    """Refuse remote workers for an iterable dataset, where its readers are the workers.
-
-    Raises:
-        OptionError: They are, or there is no worker here.
-    """
-    if config.num_shards is None:
-        raise OptionError(
-            "remote_workers does not apply to an IterableDataset without num_shards, whose shares "
-            f"belong to the workers here: pass num_shards, got remote_workers="
-            f"{config.remote_workers}"
-        )
-    if config.num_workers == 0:
-        raise OptionError(
-            "remote_workers make no batches of an IterableDataset, whose readers stay on this "
-            "machine: set num_workers to at least 1, got num_workers=0 and "
-            f"remote_workers={config.remote_workers}"
-        )
-
-
 def remote_from(name: str, value: Any) -> Any:
     """Check the option ``remote``: a `RayWorkers`, a mapping of its options, or the like of it."""
     if isinstance(value, Mapping):
@@ -112,24 +100,3 @@ def remote_from(name: str, value: Any) -> Any:
     if isinstance(value, type) or not callable(getattr(value, "check_installed", None)):
         checks.refuse(name, "a lit_loader.RayWorkers, or a mapping of its options", value)
     return value
-
-
-def _mapping(name: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        checks.refuse(name, "a mapping", value)
-    return dict(value)
-
-
-_HOST_AND_PORT: Final = re.compile(r".+:\d+")
-
-
-_CHECKS: Final[dict[str, Callable[[str, Any], Any]]] = {
-    "address": checks.text,
-    "cpus_per_worker": checks.number,
-    "resources": checks.or_none(_mapping),
-    "label_selector": checks.or_none(_mapping),
-    "runtime_env": checks.or_none(_mapping),
-    "in_flight": partial(checks.whole_number, low=1),
-    "patience": checks.seconds,
-    "verify": checks.number,
-}

@@ -53,14 +53,13 @@ from lit_loader.pool.worker_pool import MOST_WORKERS, WorkerPool
 from lit_loader.ranks.job_store import Talks
 from lit_loader.ranks.shard_tail import ShardTail, least_depth, tail_of
 from lit_loader.remote.starter import RemoteWorkers
+from lit_loader.sampling.advice import advice_if_unsharded, broken_promise, ignored_share
 from lit_loader.sampling.batch_plan import BatchPlan
 from lit_loader.sampling.epoch_batches import UpcomingBatch, expected_batches, lookahead
 from lit_loader.sampling.epochs import Epochs, EpochStart
 from lit_loader.sampling.orders import EpochOrder
-from lit_loader.sampling.sharded_sampler import ShardedSampler
+from lit_loader.sampling.shard import ShardedSampler
 from lit_loader.sampling.shown_samplers import ShownSamplers
-from lit_loader.sampling.stream_advice import broken_promise, ignored_share
-from lit_loader.sampling.unsharded import advice_if_unsharded
 from lit_loader.seeding.generator_watch import GeneratorWatch
 from lit_loader.seeding.seeds import BaseSeed
 from lit_loader.statistics.elsewhere import Elsewhere

@@ -14,12 +14,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from lit_loader.checkpoint.position import first_turn, next_turn
 from lit_loader.checkpoint.reader_states import Shards
 from lit_loader.errors import LoaderError
 from lit_loader.iteration.pipeline import Pipeline
 from lit_loader.sampling.epoch_batches import EpochBatches, UpcomingBatch
 from lit_loader.sampling.epochs import EpochStart
-from lit_loader.sampling.reader_turns import first_turn, next_turn
 from lit_loader.system.interrupts import let_handlers_through
 from lit_loader.transport.messages import position_of, task_number
 from lit_loader.transport.remote_error import ReaderShare

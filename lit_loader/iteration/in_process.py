@@ -17,11 +17,11 @@ from lit_loader.batch.fetch import EndOfData
 from lit_loader.batch.sample_errors import annotate
 from lit_loader.batch.shard_loader import ShardLoader
 from lit_loader.batch.worker_info import show, shown
+from lit_loader.checkpoint.position import first_turn, next_turn
 from lit_loader.context import reading
 from lit_loader.errors import WorkerError
 from lit_loader.iteration.base import LoaderIterator
 from lit_loader.sampling.epochs import EpochStart
-from lit_loader.sampling.reader_turns import first_turn, next_turn
 from lit_loader.seeding.generator_state import Loan, OwnStreams
 from lit_loader.statistics.records import BatchRecord
 from lit_loader.system.interrupts import let_handlers_through

@@ -14,8 +14,8 @@ from typing import Any
 from torch.utils.data import DistributedSampler
 
 from lit_loader.checkpoint.fingerprint import Fingerprint, fingerprint_of
-from lit_loader.checkpoint.forgetful import has_methods
 from lit_loader.checkpoint.loader_state import LoaderState
+from lit_loader.checkpoint.other_streams import has_methods
 from lit_loader.iteration.core import LoaderCore
 from lit_loader.sampling.orders import ShuffledSampler
 from lit_loader.sampling.shown_samplers import SHUFFLED, order_name
@@ -75,12 +75,12 @@ def load_state(loader: Any, core: LoaderCore, state: Mapping[str, Any]) -> None:
         fingerprint["order"] = order
     with_workers = loader.num_workers > 0
     position = loaded.to_position(fingerprint, plan, with_workers, core.shards)
+    core.epochs.load(position)  # may refuse it, too
     core.reads_again = loaded.reads_again
     if adopted is not None:
         base_seed.resumed = adopted
     if plan is not None and isinstance(plan.source, ShuffledSampler):
         plan.source.as_distributed = order == DistributedSampler.__name__
-    core.epochs.load(position)
 
 
 def _fingerprint(loader: Any, core: LoaderCore, seed: int) -> Fingerprint:

@@ -122,7 +122,8 @@ class Pipeline:
         with HeldBack(unnoticed=unnoticed):
             self.settle()
             pool = self.pool
-            assert pool is not None
+            if pool is None:  # the run was collected while it was ended
+                return
             try:
                 self._stop(pool)
             finally:

@@ -29,7 +29,7 @@ from lit_loader.config.loader_config import LoaderConfig
 from lit_loader.lightning.names import TRAINERS, LightningDataModule
 from lit_loader.lightning.state_callback import LoaderStateCallback, our_loaders, put_first
 from lit_loader.loader import DataLoader
-from lit_loader.sampling.prediction_indices import wrappable_by_lightning
+from lit_loader.sampling.shown_samplers import wrappable_by_lightning
 
 __all__ = ["SPLITS", "BaseDataModule"]
 

@@ -20,8 +20,7 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from lit_loader.config.checks import filled_text, flag, known_keywords
-from lit_loader.config.kinds import is_dataset
+from lit_loader.config.checks import filled_text, flag, is_dataset, known_keywords
 from lit_loader.config.loader_config import LoaderConfig
 from lit_loader.describe import public
 from lit_loader.errors import OptionError

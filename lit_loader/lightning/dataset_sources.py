@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from lit_loader.config.kinds import is_dataset, is_list
+from lit_loader.config.checks import is_dataset, is_list
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError
 

@@ -14,8 +14,7 @@ from typing import Any, Final, Literal
 
 from lightning.pytorch import LightningModule, Trainer
 
-from lit_loader.config.checks import flag, refuse, whole_number
-from lit_loader.config.scalars import plain
+from lit_loader.config.checks import flag, plain, refuse, whole_number
 from lit_loader.describe import public
 from lit_loader.lightning.loader_history import LoaderReport
 from lit_loader.lightning.loop_monitor import LoopMonitor

@@ -22,8 +22,8 @@ from typing import Any, Final
 
 import torch.distributed
 
-from lit_loader.checkpoint.alike import alike
-from lit_loader.checkpoint.merged_states import merge_states
+from lit_loader.checkpoint.loader_state import merge_states
+from lit_loader.checkpoint.untrusted_state import alike
 from lit_loader.errors import StateError
 from lit_loader.ranks.job_store import common_store
 

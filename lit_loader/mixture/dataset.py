@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset
 
-from lit_loader.config.kinds import is_dataset, is_list
+from lit_loader.config.checks import is_dataset, is_list
 from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError
 from lit_loader.mixture.schedule import Weights, exact_weights, named_weights

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from lit_loader.config.scalars import plain
+from lit_loader.config.checks import plain
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError
 from lit_loader.sampling.orders import Indices

@@ -21,15 +21,14 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from lit_loader.config.checks import filled_text, seconds
-from lit_loader.config.kinds import is_dataset
+from lit_loader.config.checks import filled_text, is_dataset, seconds
 from lit_loader.describe import message_of, public, short_repr
 from lit_loader.errors import LoaderError, OptionError, TransportError
 from lit_loader.node import files
 from lit_loader.node.fingerprint import environment, fingerprint
 from lit_loader.node.lock import NodeLock
-from lit_loader.node.published import Parcel, read
 from lit_loader.seeding.draws import Draws
+from lit_loader.system.carrier import Frozen, Policy, explain, freeze, thaw
 from lit_loader.system.process_memory import memory_left
 
 __all__ = ["shared_dataset"]
@@ -157,7 +156,7 @@ def _mapped(fd: int, factory: Callable[[], Any], key: str) -> Any:
     """Map what another process has built."""
     try:
         size = os.fstat(fd).st_size
-        dataset = read(fd)
+        dataset = thaw(fd, held=True)
     except Exception as error:  # whatever unpickling raises: a class that is not found here, say
         return _alone(
             factory, key, f"another one's cannot be read here ({type(error).__name__}: {error})"
@@ -172,9 +171,9 @@ def _built(factory: Callable[[], Any], key: str, label: str) -> Any:
     """Build, publish and map it."""
     began = time.monotonic()
     dataset: Any = _made(factory, key)
-    parcel: Parcel | None = Parcel(dataset)
-    assert parcel is not None
-    nbytes, left = parcel.nbytes, memory_left()
+    frozen: Frozen | None = _frozen(dataset)
+    assert frozen is not None
+    nbytes, left = frozen.size, memory_left()
     if left is not None and left < nbytes + _SPARED:
         _log.warning(
             "%r is built in each process for itself: %.0f MB are wanted for it, and %.0f MB are "
@@ -186,12 +185,12 @@ def _built(factory: Callable[[], Any], key: str, label: str) -> Any:
     try:
         try:
             fd = files.new(label)
-            parcel.write(fd)
+            frozen.write(fd)
         except OSError as error:
             _log.warning("%r is built in each process for itself: %s", key, message_of(error))
             return dataset
         # From here on this process has it as all others have, and its own copy goes.
-        dataset = parcel = None
+        dataset = frozen = None
         gc.collect()
         dataset = _published(fd, key)
     finally:
@@ -204,10 +203,18 @@ def _built(factory: Callable[[], Any], key: str, label: str) -> Any:
     return dataset
 
 
+def _frozen(dataset: Any) -> Frozen:
+    policy = Policy.processes()
+    try:
+        return freeze(dataset, policy)
+    except Exception as error:
+        raise explain({"dataset": dataset}, policy, error) from error
+
+
 def _published(fd: int, key: str) -> Any:
     """Read what was written, and let all others read it."""
     try:
-        dataset = read(fd)
+        dataset = thaw(fd, held=True)
         files.seal(fd)
     except Exception as error:
         raise TransportError(

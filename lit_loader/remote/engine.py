@@ -158,7 +158,7 @@ class Engine(Protocol):
         """Reach the cluster, and bring the dataset there.
 
         Args:
-            payload: What `remote/payload.py` made of the dataset and functions.
+            payload: The dataset and functions, pickled.
 
         Raises:
             UnreachableError: There is no cluster.

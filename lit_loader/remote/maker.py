@@ -22,8 +22,8 @@ import torch
 from numpy.typing import NDArray
 
 from lit_loader.remote.engine import Hello, Made, Order, Role
-from lit_loader.remote.payload import unpack_spec
 from lit_loader.remote.versions import versions
+from lit_loader.system.carrier import thaw_bytes
 from lit_loader.transport.codec import SlotFull, SlotWriter, encode
 from lit_loader.transport.messages import Status, unpack_indices
 from lit_loader.transport.progress import Progress
@@ -44,7 +44,7 @@ class Maker:
     """A remote worker's side.
 
     Args:
-        payload: What `pack_spec` gave: uint8 of one dimension.
+        payload: The spec, pickled for other machines: uint8 of one dimension.
         role: Which worker it is.
     """
 
@@ -52,7 +52,7 @@ class Maker:
         self._node = platform.node()
         self._scratch = np.empty(_SCRATCH, np.uint8)
         who = f"in remote worker {role.worker} (node {self._node}, pid {os.getpid()})"
-        unpack = partial(unpack_spec, payload.data)
+        unpack = partial(thaw_bytes, payload.data)
         torch.set_num_threads(1)
         with _one_at_a_time:
             self._maker = BatchMaker(who, role.worker, role.num_workers, role.seed, unpack)

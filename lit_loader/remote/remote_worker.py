@@ -24,7 +24,7 @@ class RemoteWorker:
     """A remote worker's process.
 
     Args:
-        payload: The dataset and functions (`remote/payload.py`).
+        payload: The dataset and functions, pickled.
         role: Which worker it is.
     """
 

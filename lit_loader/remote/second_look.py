@@ -36,7 +36,7 @@ class SecondLook:
     """Compares batches, and versions.
 
     Args:
-        payload: The dataset and functions (`remote/payload.py`).
+        payload: The dataset and functions, pickled.
         share: Which share of all batches is made again.
         tell: Called with a warning's text, in whatever thread.
     """

@@ -28,14 +28,20 @@ from typing import Any, Final
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.errors import ExactnessWarning
 from lit_loader.remote.engine import Role
-from lit_loader.remote.payload import pack_spec
 from lit_loader.remote.relay import relay_main
 from lit_loader.remote.wires import EXACTNESS, FINAL, NODE, Plan, Wires
-from lit_loader.system.pickling import importable_main
+from lit_loader.system.carrier import Policy, importable_main
 from lit_loader.system.shared_file import nameless_file, write_all
-from lit_loader.worker.payload import Links
+from lit_loader.worker.payload import Links, freeze_spec
 from lit_loader.worker.process_start import quiet_start
-from lit_loader.worker.starters import DirectWorker, Loss, Notice, Starter, WorkerProcess
+from lit_loader.worker.starters import (
+    DirectWorker,
+    Loss,
+    Notice,
+    Starter,
+    WorkerProcess,
+    all_or_none,
+)
 
 __all__ = ["RemoteWorkers"]
 
@@ -90,7 +96,7 @@ class _MixedStarter:
         self._relays = 0
         self._relay: _Relay | None = None
         self.notices: deque[Notice] = here.notices
-        packed = pack_spec(spec)
+        packed = freeze_spec(spec, [Policy.machines()]).pickled
         self._payload, _ = nameless_file("lit_loader dataset")
         try:
             write_all(self._payload, packed)
@@ -116,14 +122,8 @@ class _MixedStarter:
         """Start workers, each connected as these say; the relay is the last of them."""
         relay = [self._start_relay(each) for each in links if each.worker == self._plan.relay]
         here = [each for each in links if each.worker != self._plan.relay]
-        try:
+        with all_or_none(relay):
             return [*(self._here.start_all(here) if here else ()), *relay]
-        except BaseException:
-            for each in relay:
-                each.kill()
-                each.join()
-                each.close()
-            raise
 
     def _start_relay(self, links: Links) -> _Relay:
         if self._relay is not None and self._relay.served_long:
@@ -146,8 +146,8 @@ class _MixedStarter:
             steps.callback(os.close, self._payload)
 
 
-class _Relay:
-    """A relay, from this side: a worker's process as a pool needs it."""
+class _Relay(DirectWorker):
+    """A relay, from this side."""
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class _Relay:
         except BaseException:
             ours.close()
             raise
-        self._process = DirectWorker(process)
+        super().__init__(process)
         self._since = time.monotonic()
         self.served_long = False
         self._requests = ours
@@ -234,39 +234,12 @@ class _Relay:
             again=False,
         )
 
-    @property
-    def pid(self) -> int:
-        """Process id."""
-        return self._process.pid
-
-    @property
-    def sentinel(self) -> int:
-        """Can be read from when the process has ended."""
-        return self._process.sentinel
-
-    @property
-    def exitcode(self) -> int | None:
-        """Exit code, or minus the signal's number."""
-        return self._process.exitcode
-
-    def is_alive(self) -> bool:
-        """Whether the process runs."""
-        return self._process.is_alive()
-
     def terminate(self) -> None:
         """Send SIGTERM, when it has had time enough to end its remote workers."""
         if not wait_for([self.sentinel], _LEAVING):
-            self._process.terminate()
-
-    def kill(self) -> None:
-        """Send SIGKILL."""
-        self._process.kill()
-
-    def join(self) -> None:
-        """Wait for the end."""
-        self._process.join()
+            super().terminate()
 
     def close(self) -> None:
         """Let go of it."""
         self._requests.close()
-        self._process.close()
+        super().close()

@@ -20,8 +20,7 @@ from typing import Any
 
 from lit_loader.errors import OptionError, StateError
 from lit_loader.sampling.orders import EpochOrder, Seed
-from lit_loader.sampling.shard import Shard
-from lit_loader.sampling.sharded_sampler import distributed_sampler_of
+from lit_loader.sampling.shard import Shard, distributed_sampler_of
 from lit_loader.sampling.user_sampler import UserSampler
 
 __all__ = ["BatchPlan"]

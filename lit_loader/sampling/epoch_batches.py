@@ -76,7 +76,7 @@ class EpochBatches(Iterator[Any]):
     ) -> None:
         self._plan, self._epoch = plan, epoch
         self.computed = isinstance(plan.source, EpochOrder)
-        self.go_to(start, state)
+        self._begin_at(start, state)
 
     def __next__(self) -> Any:
         """Give the next batch: a list of indices, one index, or what the batch sampler yields."""
@@ -101,6 +101,10 @@ class EpochBatches(Iterator[Any]):
             position: Number of the batch.
             state: What :meth:`state` gave at this position.
         """
+        self._plan.sampler.unpack(state or {})  # the program has set nothing in between
+        self._begin_at(position, state)
+
+    def _begin_at(self, position: int, state: Mapping[str, Any] | None) -> None:
         self.at = _NOWHERE
         self.position = position
         self._cursor = SamplerCursor(self._plan, self._epoch, position, state)
@@ -120,13 +124,12 @@ class EpochBatches(Iterator[Any]):
 
     def marks(self) -> Any:
         """Give where the sampler's own generators are; None: it has none."""
-        own = isinstance(self._plan.source, EpochOrder)  # drawn from nothing
-        return None if own else self._plan.sampler.marks()
+        return None if self.computed else self._plan.sampler.marks()
 
     def _run(self, cursor: SamplerCursor, start: int) -> Iterator[Any]:
         plan = self._plan
         cursor.begin()
-        if isinstance(plan.source, EpochOrder):
+        if self.computed:
             yield from _computed(plan, self._epoch, start)
             return
         for mine in stripe(cursor.groups(), plan.shard, cursor.head):

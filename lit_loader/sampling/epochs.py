@@ -139,9 +139,13 @@ class Epochs:
         self._epoch_requested = True
 
     def load(self, position: Position) -> None:
-        """Let the next iterator begin at ``position``."""
-        if self._plan is not None:
-            self._plan.sampler.look()  # what was set before is part of what is resumed
+        """Let the next iterator begin at ``position``.
+
+        Raises:
+            StateError: The sampler has other generators; nothing has changed.
+        """
+        if self._plan is not None:  # what was set before is part of what is resumed
+            self._plan.sampler.take_up(position.sampler or {}, not position.batches)
         self._state = Loaded(position, self._before)
         self._next_epoch = position.epoch
         self._epoch_requested = False

@@ -2,21 +2,23 @@
 
 ::
 
-    generators, state_dict ─ brought to the epoch's start ─▶ drawn up to the position ─▶ groups
-                                    what was drawn is compared with what the state says ╯
+    load_state_dict ─ its generators go back to where the epoch began ─▶ set_epoch, by the program
+    first batch ─ its own state_dict goes back, too ─ drawn again up to the position ─▶ groups
+                                   what was drawn is compared with what the state says ╯
 
 - Indices are cheap: a position is reached by drawing again what was drawn before it. So what a
-  state has of a sampler is what it was where the epoch began.
+  state has of a sampler is what it was where the epoch began: its random generators, found as a
+  dataset's are, and its ``state_dict()``. Nothing else is brought back. A digest of what was drawn
+  tells when the order drawn again is another one, and the program is warned.
 - One that draws from the global generators finds them seeded from (seed, epoch, batch number), and
   they are put back afterwards: 80 us a batch. To go on with the epoch's would take four times that.
 - One that has generators of its own goes on with them from epoch to epoch, as with torch's loader.
-- Nothing else is brought back. A state has a digest of what was drawn, so that a resumed sampler
-  which gives another order does not do so without a word.
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
 import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -39,11 +41,10 @@ from torch.utils.data import (
 from lit_loader.checkpoint.sampler_state import digest
 from lit_loader.checkpoint.stateful import ITERATOR, Opened
 from lit_loader.checkpoint.untrusted_state import damaged, is_count, resuming
-from lit_loader.describe import program_stacklevel, short_repr
-from lit_loader.errors import StateError
+from lit_loader.describe import program_stacklevel
 from lit_loader.sampling.batch_plan import BatchPlan
-from lit_loader.sampling.orders import EpochOrder, OrderedSampler, ShuffledSampler, resolve
-from lit_loader.sampling.user_sampler import COUNTED, SAMPLER
+from lit_loader.sampling.orders import EpochOrder, resolve
+from lit_loader.sampling.user_sampler import COUNTED, SAMPLER, Marks
 from lit_loader.seeding.generator_state import Loan, preserved
 from lit_loader.seeding.seeds import derive, seed_globals
 
@@ -74,11 +75,13 @@ class SamplerCursor:
         self._group_size = plan.size * plan.shard.num_replicas
         self._seed = derive(resolve(plan.seed), epoch, _SAMPLER_STREAM)
         self._isolated = self._drew = False  # from the global generators; whether it draws there
+        self._seeded = False  # whether the program has set the sampler's generators for the epoch
         self._groups, self._ahead = 0, list[Any]()  # drawn; items that are not given yet
         self._kept: dict[str, Any] = {}
         self._items: Iterator[Any] = iter(())
         self._is_over = False
-        self._there: Any = None  # where the sampler's generators were at the position
+        self._start: Marks | None = None  # where the sampler's generators were as the epoch began
+        self._there: Marks | None = None  # and at the position
         self._drawn, self._first = 0, -1  # digests of what was drawn, and of the first batch
         self.head: list[Any] = list(self._given.get("head", ()))
 
@@ -86,47 +89,70 @@ class SamplerCursor:
         """Give what the sampler must remember behind the group drawn last; None: nothing."""
         if self._first < 0:
             return dict(self._kept) or None
-        return {
-            **self._kept,
-            **self._user.known_heads(),
-            **({COUNTED: True} if self._user.counted else {}),
-            "drawn": [self._drawn, *_whose(self._plan)],
-        }
+        counted = {COUNTED: True} if self._user.counted else {}
+        drawn = [self._drawn, *_whose(self._plan)]
+        return {**self._kept, **self._user.known_heads(), **counted, "drawn": drawn}
 
     def begin(self) -> None:
-        """Bring the sampler's generators to where they were when the epoch began."""
+        """Note where the sampler's generators are as the epoch begins."""
+        user = self._user
         if not isinstance(self._plan.source, EpochOrder):
-            # A program that seeds them in set_epoch has done so for the epoch that begins.
-            if self._resumed and not self._position and self._user.was_seeded():
-                self._forget_generators()
-            if self._resumed:
-                self._user.unpack(self._given)
-            self._kept = self._user.pack()
-        self._user.begin(self._epoch)
-
-    def _forget_generators(self) -> None:
-        self._given = {**self._given, "generators": {}}
-        self._given.pop("generator", None)
+            self._seeded = user.was_seeded()
+            if self._resumed and not self._seeded:
+                user.unpack(self._given)
+            self._kept, self._start = user.pack(), user.marks()
+        user.begin(self._epoch)
 
     def groups(self) -> Iterator[list[Any]]:
         """Draw the items of all ranks, batch by batch, from the position on."""
+        user, given = self._user, self._given
         group = self._come_to_position()
         if group is None:
             # At the epoch's end, a program may have told it the next one already.
-            if not (self._user.is_told and self._plan.is_end(self._position)):
+            if not (user.is_told and self._plan.is_end(self._position)):
                 self._say(
                     f"gives other indices than before the state was taken, up to batch "
                     f"{self._position} of epoch {self._epoch}: from here on some samples come "
                     "twice and some not at all"
                 )
             group = self._take(self._group_size)
-        self._begun(group)
+        if self._resumed and "heads" in given:
+            known = tuple(given["heads"][2:]) in ((), _whose(self._plan))
+            user.heads = list(given["heads"]) if known else []
+        first, last, *_ = user.heads or (self._first, self._first)
+        if user.heads and self._resumed and not self._position and self._first == first:
+            group = self._come_again(group, last)
+        if self._isolated and not self._drew:
+            user.wanders |= self._first != last and self._is_a_riddle
+            user.heads = [first, self._first, *_whose(self._plan)]
         while group:
             yield group
             group = self._take(self._group_size)
-        if not self._kept.get("at"):
-            self._user.wanders |= self._user.whole not in (None, self._drawn) and self._is_a_riddle
-            self._user.whole = self._drawn
+
+    def _come_again(self, group: list[Any], last: int) -> list[Any]:
+        """Warn if a resumed epoch begins as the sampler's first one did, and should not.
+
+        Args:
+            group: The epoch's first.
+            last: A digest of the first group of the epoch before.
+
+        Returns:
+            The epoch's first group. Of a sampler that has given one epoch it is not known whether
+            it counts how often it is iterated: it is iterated again, and then has counted this.
+        """
+        if last != self._first and self._user.shows_first and not self._seeded:
+            self._say(
+                f"begins epoch {self._epoch} with the order of its first epoch: it was not brought "
+                "to where it was when the state was taken"
+            )
+        elif last == self._first and self._is_a_riddle:
+            group = self._reach({}) or []
+            if self._first != last:
+                self._say(
+                    "gives another order each time it is iterated, which is not part of the state: "
+                    f"from epoch {self._epoch} on it may not be what it would have been"
+                )
+        return group
 
     def leave(self) -> bool:
         """Bring the sampler to where it goes on from, after an epoch that is left at the position.
@@ -138,18 +164,17 @@ class SamplerCursor:
             Whether the sampler, as the program has set it, gave what it had given before.
         """
         seeded, found = self._user.was_seeded(), self._user.marks()
-        if seeded:
-            self._forget_generators()
+        self._resumed = not seeded
         self.begin()
         known = tuple(self._given.get("drawn", ()))[1:] == _whose(self._plan)
         is_same = self._come_to_position() is not None and known
         if seeded:
             self._user.bring(found)
-            return is_same
-        if not self._plan.is_end(self._position):
+        elif not self._plan.is_end(self._position):
             self._user.bring(self._there)
-        while self._plan.is_end(self._position) and not self._is_over:
-            self._take(self._group_size)
+        else:
+            while not self._is_over:
+                self._take(self._group_size)
         return is_same
 
     def _come_to_position(self) -> list[Any] | None:
@@ -171,118 +196,76 @@ class SamplerCursor:
         given, skipped = self._given, self._position * self._group_size
         self._open(parts)
         if parts:
-            at = given["at"] if "at" in given else skipped - self._behind(skipped)
+            behind = given.get("behind", 0)  # an earlier release's
+            at = given.get("at", skipped - min(behind, skipped) if is_count(behind) else None)
             if not is_count(at, skipped + 1):
                 raise damaged("sampler['at'] must be a place before the position", at)
             skipped -= at
             self._kept |= {"at": at} | ({"head": given["head"]} if "head" in given else {})
-        self._skip(skipped)
+        needed, size = self._plan.shard.num_replicas - 1, self._group_size
+        while skipped > 0 and (self._ahead or not self._is_over):  # in the same batches
+            taken = self._take(min(skipped, size))
+            self.head += taken[: max(0, needed - len(self.head))]
+            skipped -= size
         self._there = self._user.marks()
         drawn = tuple(given.get("drawn", ()))
         if drawn[1:] == _whose(self._plan) and drawn[0] != self._drawn:
             return None
-        group = self._take(self._group_size)
+        group = self._take(size)
         return None if parts and not group and not self._position else group
-
-    def _behind(self, items: int) -> int:
-        """How many items before the position the samplers' own states are, of earlier releases.
-
-        They are a batch of all ranks together, of the batch size that the state was taken with.
-        """
-        behind, is_end = self._given.get("behind", 0), self._plan.is_end(self._position)
-        # There it may be larger than all that there was: of a batch that was not full.
-        if not (is_count(behind) and (not behind or (items and (is_end or not items % behind)))):
-            raise StateError(
-                f"the sampler's state has behind={short_repr(behind)} at batch {self._position}, "
-                "but only the batch before is drawn again: resume with a state as state_dict() "
-                "gave it"
-            )
-        return min(behind, items)
-
-    def _begun(self, group: list[Any]) -> None:
-        """Compare the epoch's first batch with those of the epochs before."""
-        user, given = self._user, self._given
-        if self._resumed and "heads" in given:
-            user.heads = list(given["heads"])
-        if self._resumed and not self._position:
-            told = given.get("told", 0)
-            if told > (user.told or 0):
-                self._say(
-                    f"shows epoch={user.told}, and showed {told} where the state was taken: its "
-                    "epochs may come again"
-                )
-            elif not user.told and len(set(user.heads)) > 1 and user.heads[0] == self._first:
-                self._say(
-                    f"begins epoch {self._epoch} with the order of its first epoch: it was not "
-                    "brought to where it was when the state was taken"
-                )
-        if user.heads and user.heads[-1] != self._first and self._is_a_riddle:
-            user.wanders = True
-        user.heads = [*user.heads[:1], self._first]
 
     @property
     def _is_a_riddle(self) -> bool:
         """Whether nothing is known that lets the sampler's order change from epoch to epoch."""
-        user = self._user
-        known = self._drew or user.is_told or user.is_stateful or user.generators()
-        return self._isolated and not known
+        user, kept = self._user, {"generator", "generators", SAMPLER, ITERATOR} & self._kept.keys()
+        return self._isolated and not (self._drew or user.is_told or kept)
 
     def _say(self, what: str) -> None:
-        name = type(self._plan.source).__name__
         warnings.warn(
-            f"the sampler {name} {what}; call its set_epoch before the epoch's first batch, as the "
-            "run did that the state is of, or give it state_dict and load_state_dict",
+            f"the sampler {type(self._plan.source).__name__} {what}; call its set_epoch before the "
+            "epoch's first batch, as the run did that the state is of, or give it state_dict and "
+            "load_state_dict",
             stacklevel=program_stacklevel(),
         )
 
     def _resuming(self) -> AbstractContextManager[None]:
-        return resuming(self._plan.source, "batch_sampler" if self._plan.batched else "sampler")
+        return resuming(self._plan.source, "batch_sampler" if self._plan.batched else SAMPLER)
 
     # --- drawing ---
 
     def _open(self, parts: Mapping[str, Any]) -> None:
         """Begin to iterate, with the sampler where its parts of a state say."""
-        source, self._isolated = _reproducible(self._plan.source, self._seed)
         self._drawn, self._first, self._is_over, self._groups = 0, -1, False, 0
         # With the first batch: one seed is for both, wherever the sampler draws its order.
+        source, self._isolated = _reproducible(self._plan.source, self._seed)
         self._ahead = self._lent(partial(self._begin_to_draw, source, parts))
 
     def _begin_to_draw(self, source: Any, parts: Mapping[str, Any]) -> list[Any]:
         cuts = type(source) is BatchSampler
         inner = source.sampler if cuts else source
-        # Its own load_state_dict may set a generator that it draws its order from.
-        before_iter = partial(self._user.unpack, self._given) if self._resumed else None
-        opened = self._user.opened = Opened(inner, SAMPLER, parts, before_iter, preserved)
+        # It may be iterated again; and its load_state_dict may set a generator that it draws from.
+        begin = partial(self._user.bring, self._start)
+        opened = self._user.opened = Opened(inner, SAMPLER, parts, begin, preserved)
         if not parts and (now := opened.state()):
             parts = {**now, "at": 0}
         self._kept |= parts
-        items: Any = opened.iterator
+        self._items = opened.iterator
         if cuts:
             cutter = copy.copy(source)  # the user's keeps its sampler
-            cutter.sampler = _Begun(items) if items is inner else items
-            items = iter(cutter)
-        self._items = items
-        taken = _take(items, self._group_size)
+            cutter.sampler = _going_on(opened.iterator)
+            self._items = iter(cutter)
+        taken = list(itertools.islice(_going_on(self._items), self._group_size))
         self._is_over = len(taken) < self._group_size
         self._drew = self._isolated and not _are_at(derive(self._seed, 0))
         return taken
-
-    def _skip(self, number: int) -> None:
-        """Draw some items that were given out before, in the same batches."""
-        needed, size = self._plan.shard.num_replicas - 1, self._group_size
-        while number > 0 and (self._ahead or not self._is_over):
-            taken = self._take(min(number, size))
-            self.head += taken[: max(0, needed - len(self.head))]
-            number -= size
 
     def _take(self, number: int) -> list[Any]:
         """Draw some items; after the end it is not asked again, at which some begin anew."""
         taken, self._ahead = self._ahead[:number], self._ahead[number:]
         if len(taken) < number and not self._is_over:
-            wanted = number - len(taken)
-            more = self._lent(partial(_take, self._items, wanted))
-            self._is_over = len(more) < wanted
-            taken += more
+            wanted = itertools.islice(_going_on(self._items), number - len(taken))
+            taken += self._lent(partial(list, wanted))
+            self._is_over = len(taken) < number
         self._drawn = digest(taken, self._drawn)
         if self._first < 0:
             self._first = self._drawn
@@ -306,6 +289,16 @@ class SamplerCursor:
                 loan.end()
 
 
+def _going_on(items: Iterator[Any]) -> Iterator[Any]:
+    """Draw without ``iter``, at which samplers that are their own iterators begin anew."""
+    while True:
+        try:
+            item = next(items)
+        except StopIteration:
+            return
+        yield item
+
+
 def _are_at(seed: int) -> bool:
     """Whether the global generators are where `seed_globals` sets them; they are lent anyway."""
     found = random.random(), np.random.random(), torch.rand(()).item()
@@ -313,32 +306,11 @@ def _are_at(seed: int) -> bool:
     return found == (random.random(), np.random.random(), torch.rand(()).item())
 
 
-class _Begun(Iterator[Any]):
-    """A sampler that is its own iterator, not begun again by ``iter``, which ``islice`` calls."""
-
-    def __init__(self, iterator: Any) -> None:
-        self._iterator = iterator
-
-    def __next__(self) -> Any:
-        return next(self._iterator)
-
-
 _RANDOM = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 _DRAWS_NOTHING = (
-    *(OrderedSampler, ShuffledSampler, SequentialSampler, DistributedSampler),
+    *(SequentialSampler, DistributedSampler),
     *(list, tuple, range, np.ndarray, torch.Tensor),
 )
-
-
-def _take(items: Iterator[Any], number: int) -> list[Any]:
-    """Draw some items; without ``iter``, at which some that are their own iterators begin anew."""
-    taken: list[Any] = []
-    while len(taken) < number:
-        try:
-            taken.append(next(items))
-        except StopIteration:
-            break
-    return taken
 
 
 def _reproducible(source: Any, seed: int) -> tuple[Any, bool]:
@@ -349,17 +321,17 @@ def _reproducible(source: Any, seed: int) -> tuple[Any, bool]:
         torch's random samplers without a generator get one, in a copy: the user's must not change.
     """
     kind = type(source)
-    if kind in _RANDOM and source.generator is None:
-        source = copy.copy(source)
-        source.generator = torch.Generator().manual_seed(seed)
-        return source, False
     if kind is BatchSampler:
         inner, isolated = _reproducible(source.sampler, seed)
         if inner is not source.sampler:
             source = copy.copy(source)
             source.sampler = inner
         return source, isolated
-    return source, kind not in _RANDOM and kind not in _DRAWS_NOTHING
+    if kind in _RANDOM and source.generator is None:
+        source = copy.copy(source)
+        source.generator = torch.Generator().manual_seed(seed)
+    draws_nothing = isinstance(source, EpochOrder) or kind in _DRAWS_NOTHING
+    return source, not (draws_nothing or kind in _RANDOM)
 
 
 def _whose(plan: BatchPlan) -> tuple[int, int]:

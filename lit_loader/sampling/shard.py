@@ -1,22 +1,44 @@
-"""`Shard`: how a stream of items is shared out to the ranks of a distributed job.
+"""How a stream of items is shared out to ranks, and what ``loader.sampler`` shows then.
 
-Arithmetic on positions, the same for the loader's own orders, users' samplers and batch samplers.
+::
+
+    num_replicas=, rank= ─shard_items─▶ ShardedSampler ──╮
+    DistributedSampler of the user's, or Lightning's ────┤
+                              loader.sampler shows it ◀──┴─sharding_of─▶ order, Shard ─▶ BatchPlan
+
+`Shard` is arithmetic on positions, the same for the loader's own orders, users' samplers and batch
+samplers. Programs of torch's world ask ``loader.sampler`` whether the data is sharded already
+(Lightning looks for torch's ``DistributedSampler``) and which indices this process reads, and set
+the epoch on it. So a sharded loader shows a `DistributedSampler` of which all of that is true; the
+batches themselves are computed by the plan from what stands behind it.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
 
 from lit_loader.config.checks import one_of
 from lit_loader.config.loader_config import SHARD_TAILS
 from lit_loader.errors import OptionError
-from lit_loader.sampling.orders import Indices
+from lit_loader.sampling.orders import (
+    EpochOrder,
+    Indices,
+    OrderedSampler,
+    Seed,
+    ShuffledSampler,
+    resolve,
+)
 
-__all__ = ["Shard"]
+__all__ = [
+    *("Shard", "ShardedSampler", "Sharding", "distributed_sampler_of", "shard_items"),
+    "sharding_of",
+]
 
 
 @dataclass(frozen=True)
@@ -86,3 +108,155 @@ class Shard:
         elif missing:
             items = items + list(itertools.islice(itertools.cycle(head), missing))
         return items[self.rank :: self.num_replicas]
+
+
+class ShardedSampler(DistributedSampler[Any]):
+    """One rank's share of the items that a sampler, or a batch sampler, gives to all ranks.
+
+    Its attributes are those of ``torch.utils.data.DistributedSampler``.
+
+    Args:
+        source: Gives the items of all ranks.
+        shard: This rank's share of them.
+
+    Attributes:
+        source: As given.
+        shard: As given.
+    """
+
+    # torch's constructor is not called: it measures the dataset once and for all.
+    def __init__(self, source: Iterable[Any], shard: Shard) -> None:
+        self.source: Any = source
+        self.shard = shard
+        self.dataset: Any = source.data_source if isinstance(source, EpochOrder) else source
+        self.num_replicas = shard.num_replicas
+        self.rank = shard.rank
+        self.shuffle = isinstance(source, ShuffledSampler)
+        self.drop_last = shard.tail == "drop"
+
+    @property
+    def seed(self) -> int:  # type: ignore[override]
+        """Base seed of a shuffled order, 0 for others."""
+        return resolve(self.source.seed) if isinstance(self.source, ShuffledSampler) else 0
+
+    @property
+    def epoch(self) -> int:  # type: ignore[override]
+        """The epoch whose order is given."""
+        epoch = getattr(self.source, "epoch", 0)
+        return epoch if isinstance(epoch, int) else 0
+
+    @property
+    def num_samples(self) -> int:  # type: ignore[override]
+        """Items of this rank."""
+        return len(self)
+
+    @property
+    def total_size(self) -> int:  # type: ignore[override]
+        """Items of all ranks, those that some repeat or leave off counted so."""
+        return self.shard.assigned(len(self.source))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose order comes next, if the source has one for each."""
+        set_epoch = getattr(self.source, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return self.shard.share(len(self.source))
+
+    def __iter__(self) -> Iterator[Any]:
+        shard, source = self.shard, self.source
+        if isinstance(source, EpochOrder):
+            length = len(source)
+            positions = shard.positions(0, shard.share(length), length)
+            return iter(source.order(source.epoch)(np.asarray(positions)).tolist())
+        items = list(source)
+        return iter(shard.deal(items, items[: shard.num_replicas - 1]))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.source!r}, rank={self.rank} of {self.num_replicas})"
+
+
+class ShardedOrderedSampler(ShardedSampler, SequentialSampler):
+    """A share of the dataset's own order: programs look for a ``SequentialSampler``."""
+
+    @property
+    def data_source(self) -> Any:  # type: ignore[override]
+        return self.dataset
+
+
+class ShardedShuffledSampler(ShardedSampler, RandomSampler):
+    """A share of a shuffled order: programs look for a ``RandomSampler``."""
+
+    replacement = False
+    generator = None
+
+    @property
+    def data_source(self) -> Any:  # type: ignore[override]
+        return self.dataset
+
+
+def shard_items(source: Iterable[Any], shard: Shard) -> ShardedSampler:
+    """Give the sampler of one rank's share of a sampler's items.
+
+    Args:
+        source: Gives the items of all ranks.
+        shard: The share.
+    """
+    kind = ShardedSampler
+    if isinstance(source, OrderedSampler):
+        kind = ShardedOrderedSampler
+    elif isinstance(source, ShuffledSampler):
+        kind = ShardedShuffledSampler
+    return kind(source, shard)
+
+
+class Sharding(NamedTuple):
+    """What a sampler's items are, for all ranks, and which of them are this rank's.
+
+    Attributes:
+        items: Gives the items of all ranks.
+        shard: This rank's share.
+        watched: A sampler on which programs may set the epoch instead of ``items``, or None.
+    """
+
+    items: Any
+    shard: Shard
+    watched: DistributedSampler[Any] | None = None
+
+
+def sharding_of(sampler: Any, seed: Seed) -> Sharding | None:
+    """Take a sampler for the loader's own sharding.
+
+    torch's ``DistributedSampler`` says no more than rank, replicas, shuffle, seed, and what to do
+    with the rest. So its order is computed, position by position, as the loader's own is.
+
+    Args:
+        sampler: Any; a subclass of ``DistributedSampler`` may mean something else.
+        seed: The loader's base seed: that of the ``DistributedSampler``, unless another was chosen.
+
+    Returns:
+        None: the sampler is to be iterated.
+    """
+    if isinstance(sampler, ShardedSampler):
+        return Sharding(sampler.source, sampler.shard)
+    if isinstance(sampler, EpochOrder):
+        return Sharding(sampler, Shard())
+    if type(sampler) is not DistributedSampler:
+        return None
+    data: Any = sampler.dataset
+    order: EpochOrder = OrderedSampler(data)
+    if sampler.shuffle:
+        order = ShuffledSampler(data, seed=seed)
+        order.as_distributed = True
+    tail: Any = "drop" if sampler.drop_last else "pad"
+    return Sharding(order, Shard(sampler.rank, sampler.num_replicas, tail), sampler)
+
+
+def distributed_sampler_of(sampler: Any) -> DistributedSampler[Any] | None:
+    """Find what shards in a sampler, or in a batch sampler's sampler; None: neither does."""
+    for _ in range(4):  # of a wrapper around a batch sampler around a wrapper
+        if sampler is None or isinstance(sampler, DistributedSampler):
+            return sampler
+        sampler = getattr(sampler, "sampler", None)
+    return None

@@ -11,7 +11,7 @@ notes what it has shown when a plan was made, and makes the plan anew if that ha
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 from torch.utils.data import BatchSampler, DistributedSampler
@@ -20,9 +20,8 @@ from lit_loader.config.loader_config import LoaderConfig
 from lit_loader.errors import OptionError
 from lit_loader.sampling.batch_plan import BatchPlan
 from lit_loader.sampling.orders import EndlessSampler, OrderedSampler, ShuffledSampler
-from lit_loader.sampling.prediction_indices import hide_uncertain_indices
-from lit_loader.sampling.shard import Shard
-from lit_loader.sampling.sharded_sampler import (
+from lit_loader.sampling.shard import (
+    Shard,
     Sharding,
     distributed_sampler_of,
     shard_items,
@@ -30,7 +29,10 @@ from lit_loader.sampling.sharded_sampler import (
 )
 from lit_loader.seeding.seeds import BaseSeed
 
-__all__ = ["SHUFFLED", "ShownSamplers", "choose_samplers", "order_name"]
+__all__ = [
+    *("SHUFFLED", "ShownSamplers", "choose_samplers", "hide_uncertain_indices", "order_name"),
+    "wrappable_by_lightning",
+]
 
 SHUFFLED: Final = frozenset({ShuffledSampler.__name__, DistributedSampler.__name__})
 """Names in a state of the two orders that a `ShuffledSampler` can give."""
@@ -141,3 +143,52 @@ def _check_replicas(config: LoaderConfig, sampler: DistributedSampler[Any]) -> N
             f"the sampler shards for rank {theirs[0]} of {theirs[1]}, but rank={ours[0]} and "
             f"num_replicas={ours[1]} were given: leave these at None"
         )
+
+
+# --- whether Lightning may note which indices a batch was made of, for writers of predictions ---
+
+# Its wrapper notes batches as they are drawn. Where the loader gives them out in another order, or
+# leaves samples out, number ``i`` would be another batch's: then the wrapper is hidden, and
+# Lightning says that it cannot infer the indices.
+
+
+def hide_uncertain_indices(batch_sampler: Any, certain: bool) -> Any:
+    """Hide what notes batches as they are drawn, if that is not how they are given out.
+
+    Args:
+        batch_sampler: Any, or None.
+        certain: Whether batch number ``i`` given out is number ``i`` drawn, with all its samples.
+    """
+    if certain or not any(kind.__name__ == _NOTING for kind in type(batch_sampler).__mro__):
+        return batch_sampler
+    return _Unnoted(batch_sampler)
+
+
+# Private reach: the class that Lightning looks for, of which there are two (``lightning`` and
+# ``pytorch_lightning``). It is known by its name, for no loader needs Lightning.
+_NOTING = "_IndexBatchSamplerWrapper"
+
+
+def wrappable_by_lightning(batch_sampler: Any) -> Any:
+    """Make of a list of batches what Lightning can wrap: it copies a batch sampler's attributes.
+
+    Args:
+        batch_sampler: Any, or None.
+    """
+    if batch_sampler is None or hasattr(batch_sampler, "__dict__"):
+        return batch_sampler
+    return _Unnoted(batch_sampler)
+
+
+class _Unnoted:
+    """A batch sampler that gives what another gives, and nothing else of it but its sampler."""
+
+    def __init__(self, batch_sampler: Iterable[Any]) -> None:
+        self.sampler = getattr(batch_sampler, "sampler", None)
+        self._batch_sampler: Any = batch_sampler
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._batch_sampler)
+
+    def __len__(self) -> int:
+        return len(self._batch_sampler)

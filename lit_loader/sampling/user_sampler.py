@@ -1,39 +1,33 @@
-"""`UserSampler`: a sampler between two epochs: the epoch set on it, its state, its fingerprint.
+"""`UserSampler`: a sampler between two epochs: its epoch, its generators, its fingerprint.
 
-::
-
-    program ── set_epoch ──▶ sampler ──requested_epoch──▶ `Epochs`
-    sampler, those inside of it ──state, fingerprint──▶ checkpoint
-
-- A program's own sampler is told what the program tells it and nothing else. The loader counts the
-  epochs of its own samplers alone, a plain ``DistributedSampler`` among them.
-- What a resume brings back of a sampler: its random generators, found as a dataset's are, and its
-  ``state_dict()``. Where its order depends on more, it is told: `sampling/sampler_cursor.py`.
+What the program sets on its sampler is the program's. The loader counts the epochs of its own
+samplers alone, a plain ``DistributedSampler`` among them; and a generator that is seeded after
+``load_state_dict``, in ``set_epoch`` say, stays so.
 """
 
 from __future__ import annotations
 
-import pickle
 import random
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DistributedSampler
+from torch.utils.data import DistributedSampler
 
 from lit_loader.checkpoint.fingerprint import Fingerprint, fingerprint_of
 from lit_loader.checkpoint.sampler_state import pack_generator, unpack_generator
 from lit_loader.checkpoint.stateful import Opened
-from lit_loader.config.scalars import plain
+from lit_loader.checkpoint.untrusted_state import alike, resuming
+from lit_loader.config.checks import plain
 from lit_loader.errors import StateError
 from lit_loader.sampling.orders import EpochOrder
 from lit_loader.seeding.find_generators import HeldGenerators, find_generators
 from lit_loader.seeding.generator_state import preserved, tape
 from lit_loader.seeding.seeds import seed_globals
 
-__all__ = ["COUNTED", "SAMPLER", "UserSampler"]
+__all__ = ["COUNTED", "SAMPLER", "Marks", "UserSampler"]
 
-Marks = tuple[list[type], list[Any]]
+Marks = list[tuple[type, Any]]
 
 SAMPLER = "sampler"
 """Key of a sampler's own part of a state; see `checkpoint/sampler_state.py`."""
@@ -58,13 +52,11 @@ class UserSampler:
 
     Attributes:
         source: As given.
-        drawn_from: What is iterated, and asked for its place: of one of torch's batch samplers,
-            which only cuts what its sampler gives, that sampler.
-        opened: It, in the epoch that was begun last.
-        heads: Digests of the first batch, in the first epoch that it gave and in the last.
+        opened: What is iterated, in the epoch that was begun last: of one of torch's batch
+            samplers, which only cuts what its sampler gives, that sampler.
+        heads: Digests of the first batch, in the first epoch that it gave and in the last; whose.
         counted: Whether the loader has counted to the epoch that was begun last, of a sampler that
             the program may have told another.
-        whole: A digest of all that it gave in the last epoch.
         wanders: Whether its order has changed with nothing that is known to change it.
 
     Raises:
@@ -77,15 +69,12 @@ class UserSampler:
         self._owners: list[Any] = [source]
         if isinstance(inner := getattr(source, "sampler", None), Iterable):
             self._owners.append(inner)  # Lightning, too, looks for a batch sampler's sampler
-        self.drawn_from = self._owners[-1] if type(source) is BatchSampler else source
         if watched is not None:
             self._owners.append(watched)
         self._epochs_seen: list[Any] = [0] * len(self._owners)
         self._held: HeldGenerators | None = None
-        self._left: Marks | None = None
         self.opened: Opened | None = None
         self.heads: list[int] = []
-        self.whole: int | None = None
         self.wanders = self.counted = False
         self.fingerprint()
         self._left = self.marks() if self.is_told else None
@@ -118,10 +107,9 @@ class UserSampler:
 
     def tell(self, epoch: int) -> None:
         """Pass on to the program's own samplers the epoch that it has told the loader."""
-        for owner in self._owners:
-            set_epoch = getattr(owner, "set_epoch", None)
-            if callable(set_epoch) and not isinstance(owner, EpochOrder):
-                set_epoch(epoch)
+        for owner in filter(_has_set_epoch, self._owners):
+            if not isinstance(owner, EpochOrder):
+                owner.set_epoch(epoch)
 
     def begin(self, epoch: int) -> None:
         """Note that an epoch begins; set it on the loader's own samplers."""
@@ -140,33 +128,28 @@ class UserSampler:
                 self._epochs_seen[number] = epoch
 
     @property
-    def told(self) -> int | None:
-        """The epoch that a program's own sampler shows, if one does."""
-        shown = (_shown_epoch(owner) for owner in self._owners if not _is_counted(owner))
-        return next((epoch for epoch in shown if epoch is not None), None)
-
-    @property
     def is_told(self) -> bool:
         """Whether a program may set the epoch on it."""
-        return any(callable(getattr(owner, "set_epoch", None)) for owner in self._owners)
+        return any(map(_has_set_epoch, self._owners))
 
     @property
     def is_programs(self) -> bool:
         """Whether a program may set the epoch on it, and the loader does not count its epochs."""
-        told = (owner for owner in self._owners if not _is_counted(owner))
-        return any(callable(getattr(owner, "set_epoch", None)) for owner in told)
+        return any(_has_set_epoch(owner) for owner in self._owners if not _is_counted(owner))
+
+    @property
+    def shows_first(self) -> bool:
+        """Whether it shows no other epoch than the first."""
+        return not any(_shown_epoch(owner) for owner in self._owners if not _is_counted(owner))
 
     # --- what is part of a state ---
 
     def state(self, between: bool = True, left: bool = False) -> dict[str, Any] | None:
-        """Give what the sampler itself must remember between two epochs; None if nothing.
+        """Give what the sampler itself must remember where no epoch is begun; None if nothing.
 
         Args:
-            between: Whether that is where it is.
+            between: Whether that is between two epochs.
             left: Whether it is in the middle of an epoch that it does not go on with.
-
-        Returns:
-            Primitives, given back to `EpochBatches` with ``start=0``.
         """
         state = self.pack()
         if (between or left) and self.opened is not None and (own := self.opened.state()):
@@ -175,82 +158,89 @@ class UserSampler:
 
     def known_heads(self) -> dict[str, Any]:
         """Give the part of a state that tells whether its epochs begin differently."""
-        return {"heads": list(self.heads)} if len(set(self.heads)) > 1 else {}
-
-    @property
-    def is_stateful(self) -> bool:
-        """Whether it, or what iterated it last, can be asked for a state."""
-        return self.opened is not None and self.opened.stateful
+        return {"heads": list(self.heads)} if self.heads else {}
 
     def pack(self) -> dict[str, Any]:
-        """Give where the generators are, and the epoch that was told."""
+        """Give where the generators are."""
         packed = {path: [*map(pack_generator, held)] for path, held in self._generators().items()}
         state: dict[str, Any] = {}
         if "generator" in packed:
             [state["generator"]] = packed.pop("generator")
-        if packed:
-            state["generators"] = packed
-        if told := self.told:
-            state["told"] = told
-        return state
+        return state | ({"generators": packed} if packed else {})
 
     def unpack(self, state: Mapping[str, Any]) -> None:
         """Bring the generators to where they were.
 
         Raises:
-            StateError: The state is of a sampler with others.
+            StateError: The state is of a sampler with others; these are where they were before.
         """
         packed = dict(state.get("generators", {}))
         if "generator" in state:
             packed["generator"] = [state["generator"]]
+        if not packed or isinstance(self.source, EpochOrder):
+            return
         held = self._generators()
-        if packed.keys() - held.keys() - {"generator"}:
+        if packed.keys() - held.keys():
             # Generators that the sampler makes on first use: it is used, and brought back.
-            with preserved():
+            with preserved(), resuming(self.source, SAMPLER):
                 seed_globals(0)
                 next(iter(self.source), None)
             held = self._generators()
-        for path, states in packed.items():
-            if len(states) != len(held.get(path, ())):
-                what = "a generator of its own" if path == "generator" else f"a generator {path}"
-                raise StateError(
-                    f"the state is of a sampler with {what:.100}, which "
-                    f"{type(self.source).__name__} has not: resume with the sampler that the "
-                    "state was taken from"
-                )
-            for generator, each in zip(held[path], states, strict=True):
-                unpack_generator(each, generator)
+        before = self.marks()
+        try:
+            for path, states in packed.items():
+                if len(states) != len(held.get(path, ())):
+                    which = "of its own" if path == "generator" else path
+                    raise StateError(
+                        f"the state is of a sampler with a generator {which:.90}, which "
+                        f"{type(self.source).__name__} has not: resume with the sampler that the "
+                        "state was taken from"
+                    )
+                for generator, each in zip(held[path], states, strict=True):
+                    unpack_generator(each, generator)
+        except StateError:
+            self.bring(before)
+            raise
+        self.marks()
 
-    def generators(self) -> list[Any]:
-        """Give all the generators, and the seed sequences that they spawn from."""
-        found = [generator for held in self._generators().values() for generator in held]
-        sequences = (getattr(generator, "seed_seq", None) for generator in found)
-        return [*found, *(each for each in sequences if each is not None)]
+    def take_up(self, state: Mapping[str, Any], at_start: bool) -> None:
+        """Bring the generators to where they were as a state is loaded: what is set later, stays.
+
+        Args:
+            state: The sampler's part.
+            at_start: Whether the state is of an epoch's start: the program may have seeded them
+                for that epoch before it has loaded the state.
+        """
+        self.look()
+        if not (at_start and self.was_seeded()):
+            self.unpack(state)
 
     def marks(self) -> Marks | None:
-        """Give where the generators are at this moment; quicker than a state. None: it has none."""
-        generators = self.generators()
-        if not generators:
-            return None
-        tapes = map(tape, generators)
-        self._left = [type(each) for each in generators], [pair and pair[0]() for pair in tapes]
+        """Note and give where the generators are; quicker than a state. None: it has none."""
+        self._left = [(kind, read()) for kind, (read, _) in self._tapes()] or None
         return self._left
 
     def was_seeded(self) -> bool:
-        """Whether the program has set the generators since they were drawn from last."""
-        left = self._left
-        found, self._left = self.marks(), left  # else, asked again, it would not have
-        return self.is_told and _comparable(left) != _comparable(found)
+        """Whether the program has set the generators since it was last noted where they are."""
+        if not self.is_told:
+            return False
+        left, found = self._left, self.marks()
+        self._left = left  # else, asked again, it would not have
+        return not alike(left, found)
 
     def bring(self, marks: Marks | None) -> None:
         """Bring the generators to where they were in the same process, if they are still such."""
-        generators = self.generators()
-        if marks is None or [type(each) for each in generators] != marks[0]:
-            return
-        for pair, mark in zip(map(tape, generators), marks[1], strict=True):
-            if pair is not None:
-                pair[1](mark)
-        self._left = marks
+        tapes = self._tapes()
+        if marks is not None and [kind for kind, _ in marks] == [kind for kind, _ in tapes]:
+            for (_, (_, write)), (_, mark) in zip(tapes, marks, strict=True):
+                write(mark)
+            self._left = marks
+
+    def _tapes(self) -> list[tuple[type, Any]]:
+        """Give what reads and writes each generator, and what it spawns others from."""
+        found = [generator for held in self._generators().values() for generator in held]
+        found += [each.seed_seq for each in found if getattr(each, "seed_seq", None) is not None]
+        return [(type(each), pair) for each in found if (pair := tape(each)) is not None]
 
     def _generators(self) -> dict[str, list[Any]]:
         """Give the generators that samplers hold, by place: the attribute ``generator`` alone."""
@@ -280,20 +270,13 @@ class UserSampler:
         return fields
 
 
-def _comparable(marks: Marks | None) -> bytes:
-    """Give the same for the same marks; pickled, a tensor is different each time."""
-    kinds, places = marks or ([], [])
-    plain_places = [
-        place.tolist() if isinstance(place, torch.Tensor) else place for place in places
-    ]
-    return pickle.dumps((kinds, plain_places))
+def _has_set_epoch(owner: Any) -> bool:
+    return callable(getattr(owner, "set_epoch", None))
 
 
 def _shown_epoch(owner: Any) -> int | None:
     """The epoch that a sampler with ``set_epoch`` shows as its attribute; None: it shows none."""
-    if not callable(getattr(owner, "set_epoch", None)):
-        return None
-    epoch = plain(getattr(owner, "epoch", None))
+    epoch = plain(getattr(owner, "epoch", None)) if _has_set_epoch(owner) else None
     return epoch if isinstance(epoch, int) and epoch >= 0 else None
 
 

@@ -65,6 +65,7 @@ from lit_loader.worker.starters import (
     DirectStarter,
     Notice,
     Starter,
+    WorkerProcess,
     all_or_none,
     run_worker,
 )
@@ -118,47 +119,21 @@ class _Lost(Exception):
     """The launcher is gone, or does not get on."""
 
 
-class LaunchedWorker:
-    """A worker as the parent sees it; the same methods as a ``multiprocessing.Process``.
-
-    Attributes:
-        pid: Process id.
-        sentinel: A pidfd: can be read from when the process has ended.
-    """
+class LaunchedWorker(WorkerProcess):
+    """A worker that the launcher has forked, as the parent sees it."""
 
     def __init__(self, launcher: Launcher, pid: int) -> None:
+        super().__init__(pid, os.pidfd_open(pid))
         self._launcher = launcher
         self._fate: tuple[int | None, int] | None = None
-        self.pid = pid
-        self.sentinel = os.pidfd_open(pid)
-
-    def is_alive(self) -> bool:
-        """Whether the process runs."""
-        return self.sentinel >= 0 and not wait_for([self.sentinel], 0)
-
-    def terminate(self) -> None:
-        """Send SIGTERM."""
-        self._signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """Send SIGKILL."""
-        self._signal(signal.SIGKILL)
-
-    def _signal(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.sentinel, number)
-
-    def join(self) -> None:
-        """Wait until the process has ended."""
-        wait_for([self.sentinel])
 
     @property
-    def exitcode(self) -> int | None:
+    def exitcode(self) -> int | None:  # type: ignore[override]
         """Exit code, minus the signal's number, or None: alive, or not known."""
         return self._ended()[0]
 
     @property
-    def peak_memory(self) -> int:
+    def peak_memory(self) -> int:  # type: ignore[override]
         """Bytes that were resident at most; 0: not known."""
         return self._ended()[1]
 
@@ -169,12 +144,6 @@ class LaunchedWorker:
                 return None, 0
             self._fate = self._launcher.fate(self.pid)
         return self._fate
-
-    def close(self) -> None:
-        """Let go of the pidfd; the process must have ended."""
-        if self.sentinel >= 0:
-            os.close(self.sentinel)
-            self.sentinel = -1
 
 
 class Launcher:

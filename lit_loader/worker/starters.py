@@ -21,10 +21,10 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.errors import LoaderError
 from lit_loader.seeding.seeds import renew_numpy_generator
+from lit_loader.system.carrier import importable_main
 from lit_loader.system.child_processes import UNKNOWN, reap
 from lit_loader.system.forked_locks import renew_locks
 from lit_loader.system.interrupts import HeldBack
-from lit_loader.system.pickling import can_carry_by_value, importable_main, main_is_importable
 from lit_loader.worker.main import worker_main
 from lit_loader.worker.payload import Links, Payload
 from lit_loader.worker.process_start import Permit, await_end_of_fork_server, quiet_start
@@ -97,35 +97,57 @@ class Remote(Protocol):
         """
 
 
-class WorkerProcess(Protocol):
-    """A worker's process, as far as a pool needs it."""
+class WorkerProcess:
+    """A worker's process. Its end is seen by a pidfd, where there are such.
 
-    @property
-    def pid(self) -> int | None:
-        """Process id."""
+    Args:
+        pid: Process id.
+        pidfd: Its pidfd, which this closes; -1: there is none.
+        sentinel: What can be read from when the process has ended, where there is no pidfd.
 
-    @property
-    def sentinel(self) -> int:
-        """Can be read from when the process has ended."""
+    Attributes:
+        pid: Process id.
+        sentinel: Can be read from when the process has ended; -1: closed.
+        exitcode: Exit code, minus the signal's number, or None: alive, or not known.
+        peak_memory: Bytes that were resident at most; 0: not known.
+    """
 
-    @property
-    def exitcode(self) -> int | None:
-        """Exit code, or minus the signal's number."""
+    exitcode: int | None = None
+    peak_memory = 0
+
+    def __init__(self, pid: int, pidfd: int, sentinel: int = -1) -> None:
+        self.pid = pid
+        self.sentinel = sentinel if pidfd < 0 else pidfd
+        self._pidfd = pidfd
 
     def is_alive(self) -> bool:
         """Whether the process runs."""
+        return self.sentinel >= 0 and not wait_for([self.sentinel], 0)
 
     def terminate(self) -> None:
         """Send SIGTERM."""
+        self._send(signal.SIGTERM)
 
     def kill(self) -> None:
         """Send SIGKILL."""
+        self._send(signal.SIGKILL)
+
+    def _send(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            if self._pidfd >= 0:
+                signal.pidfd_send_signal(self._pidfd, number)
+            elif self.sentinel >= 0:
+                os.kill(self.pid, number)
 
     def join(self) -> None:
         """Wait for the end."""
+        wait_for([self.sentinel])
 
     def close(self) -> None:
-        """Let go of the sentinel."""
+        """Let go of the sentinel; the process must have ended."""
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+        self.sentinel = self._pidfd = -1
 
 
 class Starter(Protocol):
@@ -183,7 +205,7 @@ class _ForkedProcess(getattr(multiprocessing.context, "ForkProcess", BaseProcess
         return super()._bootstrap(*arguments, **options)
 
 
-class DirectWorker:
+class DirectWorker(WorkerProcess):
     """A child of this process, or of Python's fork server; the end it reports is the process's own.
 
     The sentinels of ``multiprocessing`` are pipes, which end too when the fork server does.
@@ -191,59 +213,29 @@ class DirectWorker:
 
     def __init__(self, process: BaseProcess) -> None:
         self._process = process
-        self._pidfd: int | None = None
+        pid, pidfd = process.pid or 0, -1
         with contextlib.suppress(AttributeError, OSError):
-            self._pidfd = os.pidfd_open(self.pid)
+            pidfd = os.pidfd_open(pid)
+        super().__init__(pid, pidfd, process.sentinel)
 
     @property
-    def pid(self) -> int:
-        """Process id."""
-        return self._process.pid or 0
-
-    @property
-    def sentinel(self) -> int:
-        """Can be read from when the process has ended."""
-        return self._process.sentinel if self._pidfd is None else self._pidfd
-
-    @property
-    def exitcode(self) -> int | None:
+    def exitcode(self) -> int | None:  # type: ignore[override]
         """Exit code, or minus the signal's number; None: alive, or not known."""
         code = self._process.exitcode
         # What multiprocessing makes of a fork server that is gone.
         return None if code == UNKNOWN else code
 
-    def is_alive(self) -> bool:
-        """Whether the process runs."""
-        return not wait_for([self.sentinel], 0)
-
-    def terminate(self) -> None:
-        """Send SIGTERM."""
-        self._send(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """Send SIGKILL."""
-        self._send(signal.SIGKILL)
-
-    def _send(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            if self._pidfd is None:
-                os.kill(self.pid, number)
-            else:
-                signal.pidfd_send_signal(self._pidfd, number)
-
     def join(self) -> None:
         """Wait for the end."""
-        wait_for([self.sentinel])
+        super().join()
         reap(self._process)
 
     def close(self) -> None:
-        """Let go of the sentinel."""
+        """Let go of it."""
         try:
             self._process.close()
         finally:
-            if self._pidfd is not None:
-                os.close(self._pidfd)
-                self._pidfd = None
+            super().close()
 
 
 class DirectStarter:
@@ -266,8 +258,7 @@ class DirectStarter:
         self.up_deadline: float | None = DEADLINE if self.forks else None
         self._kind: Any = _ForkedProcess if self.forks else context.Process  # type: ignore[attr-defined]
         self._context = context
-        by_value = can_carry_by_value() and not main_is_importable()
-        self._payload = Payload(spec, by_value)
+        self._payload = Payload(spec)
         self.notices = self._payload.notices
 
     @property
@@ -312,11 +303,10 @@ class DirectStarter:
             name=f"lit_loader worker {links.worker}",
             daemon=True,
         )
-        try:
-            with importable_main(), quiet_start(self._context):
-                process.start()
-        finally:
-            self._payload.started()
+        if not self.forks:
+            self._payload.prepare()
+        with importable_main(), quiet_start(self._context):
+            process.start()
         return process
 
     def close(self) -> None:
@@ -330,10 +320,11 @@ def all_or_none(started: Sequence[WorkerProcess]) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        for process in started:
-            process.kill()
-            process.join()
-            process.close()
+        with HeldBack():  # what is raised meanwhile must not leave one of them behind
+            for process in started:
+                process.kill()
+                process.join()
+                process.close()
         raise
 
 

@@ -14,7 +14,7 @@ from lit_loader import CachedDataset, DataLoader
 from lit_loader.cache import shared_store
 from tests.cache.data import Decoded, equal
 from tests.cache.test_folder import all_equal
-from tests.cache.test_kills import in_child, killer, read, status_of
+from tests.cache.test_kills import in_child, killer, status_of
 from tests.node.data import Child, started
 from tests.support.killing import Killer
 
@@ -142,11 +142,3 @@ def test_no_lock_is_to_be_had(
     monkeypatch.setattr(shared_store.NodeLock, "take", refuse)
     assert all_equal(cache())
     assert "each process has a cache of its own: [Errno 1] not permitted" in caplog.text
-
-
-def test_a_read_in_another_process_needs_no_mapping(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_store, "address_space_left", lambda: 10**6)
-    cached = cache()
-    read(cached, 3, killer(0))
-    assert cached._store._memory is None
-    assert all_equal(cached)

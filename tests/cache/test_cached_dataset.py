@@ -210,16 +210,6 @@ def test_no_memory_while_it_is_written(
     assert record.message.startswith("CachedDataset: No space left on device: 3 of 26")
 
 
-def test_without_a_mapping_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As under ulimit -v, and where there is no memfd."""
-    monkeypatch.setattr(shared_store, "address_space_left", lambda: 10**6)
-    cached = CachedDataset(Decoded(), "1 GB")
-    for _ in range(2):
-        assert all(equal(cached[index], Decoded()[index]) for index in range(26))
-    assert cached._store._memory is None
-    assert cached.figures()[:2] == (26, 26)
-
-
 def test_in_an_ordinary_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create")
     cached = CachedDataset(Decoded(), "1 MB")

@@ -42,7 +42,7 @@ SAMPLES: dict[str, Any] = {
 
 
 def read(index: int, written: Any) -> Any:
-    return unpack(index, written, written.data, 0, len(written))
+    return unpack(index, written.copy())
 
 
 @pytest.mark.parametrize("name", SAMPLES)

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import Sampler
 
 from lit_loader import DataLoader, StateError, merge_states
-from lit_loader.checkpoint.alike import alike
+from lit_loader.checkpoint.untrusted_state import alike
 
 NAN = float("nan")
 

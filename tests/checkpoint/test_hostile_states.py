@@ -460,8 +460,7 @@ def test_the_state_of_another_kind_of_generator_is_refused() -> None:
     state["sampler"]["generator"] = zlib.compress(bytes(16))  # as a GPU's are
     sampler = RandomSampler(range(LENGTH), generator=generator())
     loader = DataLoader(**mapped(sampler=sampler))
-    loader.load_state_dict(state)
-    message = refused(lambda: next(iter(loader)))
+    message = refused(lambda: loader.load_state_dict(state))
     assert message.startswith("state's generator must be the state of a torch.Generator on cpu")
     assert torch.equal(sampler.generator.get_state(), generator().get_state())
 
@@ -580,7 +579,6 @@ MIXING = ["workers", 0, 1, "iterator"]
         ("sampler with sampler", ["sampler", "drawn"], [1, 2], "state's sampler['drawn'] must be "),
         ("sampler with sampler", ["sampler", "drawn", 0], "x", "state's sampler['drawn'] must be "),
         ("sampler with sampler", ["sampler", "heads"], [1], "state's sampler['heads'] must be a "),
-        ("sampler with sampler", ["sampler", "told"], [], "state's sampler['told'] must be a "),
         ("sampler with sampler", ["sampler", "carried"], {"attributes": {"0.n": 1}},
          "the state has a sampler's counters, which an earlier release of lit_loader kept"),
         ("sampler with sampler", ["sampler", "sampler", "position"], "x", "sampler DrawnWithState "

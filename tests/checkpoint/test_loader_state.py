@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from lit_loader.checkpoint.loader_state import ELASTIC, VERSION, LoaderState
+from lit_loader.checkpoint.sampler_state import pack_generator
 from lit_loader.errors import StateError
 
 FINGERPRINT: dict[str, int | float | str | bool | None] = {
@@ -38,12 +39,15 @@ def through_torch(state: dict[str, Any]) -> tuple[dict[str, Any], int]:
     return torch.load(file, weights_only=True), len(file.getvalue())
 
 
+PACKED = pack_generator(torch.Generator())
+
+
 @pytest.mark.parametrize(
     "state",
     [
         make(),
         make(epoch=0, batches=0, samples=0),
-        make(sampler={"generator": bytes(range(256)), "head": [1, 2], "sampler": {"yielded": 7}}),
+        make(sampler={"generator": PACKED, "head": [1, 2], "sampler": {"yielded": 7}}),
         make(ahead=(12, 14)),
         make(workers=[[5, {"iterator": {"position": 1}}, False, 1], [5, None, True, 1]]),
         make(workers=[[5, {"dataset": 1, "iterator": None}, False, 2], [5, {}, False, 5]]),

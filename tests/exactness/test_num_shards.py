@@ -429,7 +429,7 @@ def test_copies_share_what_is_read_only(tmp_path: Path) -> None:
 def test_a_dataset_that_cannot_be_copied(workers: int) -> None:
     dataset = Counting()
     with open(os.devnull) as dataset.file:  # type: ignore[attr-defined]
-        text = r"dataset\.file: .* cannot be copied .* with num_shards each reader has a copy"
+        text = r"dataset\.file: .* cannot be copied, and with num_shards each reader has a copy"
         with pytest.raises(TransportError, match=text), loader(dataset, workers) as one:
             next(iter(one))
 

@@ -67,7 +67,7 @@ def test_an_alarm_shorter_than_the_start(method: str) -> None:
                 try:
                     first = next(iterator)
                 except Late:
-                    pids |= set(worker_pids(iterator)) if iterator.connected else set()
+                    pids |= set(worker_pids(iterator)) if iterator.pool else set()
         rest = list(iterator)
         assert [row[0] for batch in (first, *rest) for row in batch.tolist()] == [*range(300)]
         assert pids <= set(worker_pids(iter_of(loader)))

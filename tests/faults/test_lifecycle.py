@@ -369,7 +369,7 @@ def test_close(persistent: bool) -> None:
     fresh, used, done = iter(loader), iter(loader), iter(loader)
     batch = next(used)
     assert len(list(done)) == 50
-    pids = worker_pids(used) if used.connected else []
+    pids = worker_pids(used) if used.pool else []
     loader.close()
     loader.close()
     wait_gone(pids)

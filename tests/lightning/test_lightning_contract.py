@@ -772,7 +772,7 @@ SEEN = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
 
 
 def test_canary_indices_come_from_lightnings_own_wrapper_alone(tmp_path: Path) -> None:
-    """sampling/prediction_indices.py: the private class that the prediction loop looks for."""
+    """sampling/shown_samplers.py: the private class that the prediction loop looks for."""
     loop = quiet_trainer(tmp_path).predict_loop
     wrapper = _IndexBatchSamplerWrapper(DataLoader(Points(), 4).batch_sampler)
     for workers in (0, 2):
@@ -782,7 +782,7 @@ def test_canary_indices_come_from_lightnings_own_wrapper_alone(tmp_path: Path) -
     alike = type("Alike", (), {"batch_sampler": type("", (), {"seen_batch_indices": SEEN})})
     with pytest.warns(UserWarning, match="Couldn't infer the batch indices"):
         assert loop._get_batch_indices(alike) == [], mended(
-            "prediction writers", "sampling/prediction_indices.py"
+            "prediction writers", "sampling/shown_samplers.py"
         )
 
 

@@ -8,6 +8,7 @@ import functools
 import gc
 import logging
 import os
+import re
 import sys
 import tempfile
 import threading
@@ -253,6 +254,11 @@ def test_what_cannot_be_shared(what: Any, place: str) -> None:
         shared_dataset(lambda: Holding(what), "v1")
 
 
+def test_what_pickle_knows_by_other_ways_is_carried() -> None:
+    data = shared_dataset(lambda: Holding(lambda: re.compile("a+")), "v1")
+    assert data.inner[0].match("aa")
+
+
 def test_empty_tensors_are_carried() -> None:
     data = shared_dataset(lambda: Holding(lambda: torch.zeros(0).share_memory_()), "v1")
     assert data.inner[0].shape == (0,)
@@ -316,7 +322,7 @@ def test_where_it_cannot_be_shared(
     cases: list[tuple[Any, str, Any, str]] = [
         (files, "is_supported", lambda: False, "no files in memory"),
         (module, "memory_left", lambda: 1 << 28, "MB are wanted for it, and 268 MB are left"),
-        (module.Parcel, "write", refuse, "No space left on device"),
+        (module.Frozen, "write", refuse, "No space left on device"),
         (module.NodeLock, "take", refuse, "No space left on device"),
     ]
     for where, name, value, text in cases:
@@ -358,13 +364,13 @@ def test_nothing_is_left_of_one_that_is_interrupted(
     factory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a notebook the process goes on."""
-    write = module.Parcel.write
+    write = module.Frozen.write
 
-    def interrupt(self: module.Parcel, fd: int) -> None:
+    def interrupt(self: Any, fd: int) -> None:
         write(self, fd)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module.Parcel, "write", interrupt)
+    monkeypatch.setattr(module.Frozen, "write", interrupt)
     with pytest.raises(KeyboardInterrupt):
         shared_dataset(factory, "key")
 

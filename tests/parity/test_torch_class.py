@@ -33,7 +33,7 @@ from torch.utils.data import (
 from torch.utils.data import DataLoader as TorchLoader
 
 from lit_loader import DataLoader
-from lit_loader.sampling.sharded_sampler import ShardedSampler
+from lit_loader.sampling.shard import ShardedSampler
 from tests.support.commands import run_python
 
 LENGTH = 10

@@ -590,15 +590,18 @@ def resumable(state: Any) -> Any:
     return pickle.loads(pickle.dumps(state))
 
 
-def test_functions_of_the_seed_have_a_digest_alone() -> None:
+def test_functions_of_the_seed_have_digests_alone() -> None:
     for name in SAMPLERS.keys() - {"stateful", "stateful iterator"}:
         plan = BatchPlan(SAMPLERS[name](), batch_size=8)
         batches = EpochBatches(plan, 0)
         assert batches.state() is None
         next(batches)
         state = batches.state()
-        assert state is None if name in OWN else list(state or ()) == ["drawn"]
-        assert plan.sampler.state() is None
+        assert state is None if name in OWN else {"drawn"} <= set(state or ()) <= DIGESTS
+        assert set(plan.sampler.state() or ()) <= DIGESTS
+
+
+DIGESTS = {"drawn", "heads"}
 
 
 @pytest.mark.parametrize("kind", [Stateful, StatefulIterator])

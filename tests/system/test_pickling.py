@@ -197,7 +197,7 @@ def test_beside_what_only_a_processs_start_can_carry(method: str) -> None:
 
 def test_nothing_is_pickled_twice_that_need_not_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "lit_loader.worker.starters.main_is_importable", lambda: True
+        "lit_loader.worker.payload.main_is_importable", lambda: True
     )  # also with xdist
     monkeypatch.setattr(Counted, "pickled", 0)
     give(Counted(), num_workers=2)
@@ -205,9 +205,9 @@ def test_nothing_is_pickled_twice_that_need_not_be(monkeypatch: pytest.MonkeyPat
     # The first worker finds out what it takes.
     give(Counted(lambda: None), num_workers=2)
     assert Counted.pickled == 1 + 2
-    # Descriptors are of one process: a lock's semaphore, the file of a shared tensor.
+    # Also with what goes along by descriptor: a lock's semaphore, the file of a shared tensor.
     give(Counted(torch.zeros(2).share_memory_()), num_workers=2)
-    assert Counted.pickled == 1 + 2 + 2
+    assert Counted.pickled == 1 + 2 + 1
 
 
 # Refusals ----------------------------------------------------------------------------------------
@@ -293,7 +293,7 @@ def test_a_structure_too_deep_for_either(monkeypatch: pytest.MonkeyPatch) -> Non
     for _ in range(100_000):
         deep = [deep]
     monkeypatch.setattr(
-        "lit_loader.worker.starters.main_is_importable", lambda: True
+        "lit_loader.worker.payload.main_is_importable", lambda: True
     )  # also with xdist
     monkeypatch.setattr(Counted, "pickled", 0)
     text = refusal(Counted(deep))

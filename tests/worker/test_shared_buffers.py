@@ -14,7 +14,7 @@ import torch
 
 from lit_loader import DataLoader, WorkerRestartWarning, get_worker_info
 from lit_loader.errors import LoaderError
-from lit_loader.system import buffer_file
+from lit_loader.system import carrier
 from tests.support.samples import uncollated
 
 BYTES = 1 << 24
@@ -207,7 +207,7 @@ def full_in_memory(fd: int, data: memoryview, offset: int) -> int:
 
 
 def test_without_room_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffer_file, "pwrite", full_in_memory)
+    monkeypatch.setattr(carrier, "pwrite", full_in_memory)
     with pytest.warns(WorkerRestartWarning, match=r"arrays \(40 MiB\) have found no room in mem"):
         seen = samples(Bulk(), "forkserver")
     assert len(seen) == 12
@@ -215,8 +215,41 @@ def test_without_room_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_room_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffer_file, "pwrite", full)
+    monkeypatch.setattr(carrier, "pwrite", full)
     before = os.listdir("/proc/self/fd")
     with pytest.raises(LoaderError, match="no room for the dataset's arrays .*TMPDIR"):
         samples(Bulk(), "forkserver")
     assert os.listdir("/proc/self/fd") == before
+
+
+class Changed:
+    """Its first sample of the second half ends the process, once; one counts in shared memory."""
+
+    def __init__(self) -> None:
+        self.number = 1
+        self.array = np.ones(BYTES // 8, np.int64)
+        self.deaths = torch.zeros(1, dtype=torch.int64).share_memory_()
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        if index == 3 and not self.deaths:
+            self.deaths += 1
+            os._exit(7)
+        return self.number, int(self.array[index])
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_replaced_worker_has_the_dataset_as_it_was_at_first(method: str) -> None:
+    """Also one that brings descriptors along, and is changed in the training process."""
+    data: Any = Changed()
+    loader = DataLoader(
+        data, 1, num_workers=1, multiprocessing_context=method, collate_fn=uncollated
+    )
+    batches = iter(loader)
+    first = next(batches)
+    data.number, data.array = 2, np.full(BYTES // 8, 2)
+    with pytest.warns(WorkerRestartWarning, match="exited by itself with code 7"):
+        assert [first, *batches] == [[(1, 1)]] * 6
+    assert data.deaths.item() == 1

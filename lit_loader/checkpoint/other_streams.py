@@ -1,4 +1,4 @@
-"""Streams of other libraries whose own state cannot be taken.
+"""Streams of other libraries whose own state cannot be taken, or is kept where it should not be.
 
 A Hugging Face stream with ``.shuffle()`` reads ahead into a buffer, and its state says how far it
 has read, not what it has given: who goes on from it never gets what was in the buffer (with several
@@ -8,19 +8,32 @@ The stream is read again up to the place, which is slower and loses nothing.
 LitData's and Mosaic's streams have a ``state_dict`` of another protocol: their own loaders call it
 with what they have counted, which no other loader knows. It is not called.
 
-Private reach into Hugging Face's library, with no public way: what a stream is made of. A version
-that calls it otherwise is taken at its word, as before.
+A Hugging Face stream also notes the state that it is given, and goes on there whenever it is
+iterated in the state's epoch: also where it is to begin anew, as a source of a mixture that repeats
+it, or as a loader's dataset in the same epoch once more. What was before that place would be lost.
+So one that has been given a state, and is to begin at its start, gets back what it had before.
+
+Private reach into Hugging Face's library, with no public way: what a stream is made of, and what it
+has been given. A version that calls it otherwise is taken at its word, as before.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
-__all__ = ["advice_on_reading_again", "forgets", "has_methods", "wants_arguments"]
+__all__ = [
+    *("advice_on_reading_again", "begin_at_start", "forgets", "has_methods", "note_start"),
+    "wants_arguments",
+]
 
 _BUFFERS: Final = "BufferShuffledExamplesIterable"
 _MOST: Final = 10_000
+_START: Final = "_starting_state_dict"
+
+_noted: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 def has_methods(stream: Any) -> bool:
@@ -86,3 +99,18 @@ def advice_on_reading_again(dataset: Any, later_epoch: bool = False) -> str:
             "from set_epoch(epoch) or lit_loader.get_epoch()"
         )
     return text
+
+
+def note_start(stream: Any) -> None:
+    """Note where a stream begins that is about to be given a state."""
+    kept = getattr(stream, "__dict__", {})
+    if _START in kept:
+        with contextlib.suppress(TypeError):  # it cannot be noted
+            _noted.setdefault(stream, kept[_START])
+
+
+def begin_at_start(stream: Any) -> None:
+    """Let a stream begin, at the next ``iter()``, where it did before it was given a state."""
+    with contextlib.suppress(TypeError):
+        if stream in _noted:
+            stream.load_state_dict(_noted.pop(stream))

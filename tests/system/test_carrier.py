@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import io
+import gc
 import mmap
+import multiprocessing
 import os
 import pickle
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,40 +16,38 @@ import numpy as np
 import pytest
 import torch
 
-from lit_loader.system.buffer_file import Layout, map_buffers
-from lit_loader.system.out_of_band import LARGE
-from lit_loader.system.pickling import dump, load
+from lit_loader.system.carrier import LARGE, Frozen, Policy, freeze, thaw
 from lit_loader.system.shared_file import nameless_file
 
 MANY = 3 * LARGE
 """Elements of a large array."""
 
 
+def frozen(value: Any, by_value: bool = False) -> Frozen:
+    return freeze(value, Policy.workers(by_value))
+
+
 def carried(value: Any, by_value: bool = False, most: int = 4096) -> Any:
     """What arrives of an object; its pickle has at most so many bytes."""
-    stream, buffers, _ = dump(value, by_value)
-    assert len(stream) < most
-    layout = Layout(buffers)
-    fd = written(layout)
-    assert not layout.nbytes or layout.is_in(fd, layout.nbytes, layout.places)
-    mapped_buffers = map_buffers(fd, layout.nbytes, layout.places)
-    os.close(fd)
-    with mmap.mmap(-1, len(stream)) as mapped:
-        mapped.write(stream)
-        mapped.seek(0)
-        return load(mapped, mapped_buffers)
+    apart = frozen(value, by_value)
+    assert len(apart.pickled) < most
+    fd = written(apart)
+    assert os.fstat(fd).st_size == apart.size
+    try:
+        return thaw(fd, apart.fds)
+    finally:
+        os.close(fd)
 
 
-def written(layout: Layout, on_disk: bool = False) -> int:
+def written(apart: Frozen, on_disk: bool = False) -> int:
     fd, _ = nameless_file("lit_loader test", on_disk)
-    os.ftruncate(fd, layout.nbytes or mmap.PAGESIZE)
-    layout.write(fd)
+    apart.write(fd)
     return fd
 
 
 def cost(value: Any) -> int:
-    """Bytes of the file for an object."""
-    return Layout(dump(value, False).buffers).nbytes
+    """Bytes of the file for an object's buffers."""
+    return frozen(value).nbytes
 
 
 def readonly(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -280,63 +279,77 @@ def test_a_file_that_was_replaced_goes_as_it_was(on_disk: Path) -> None:
     array = np.memmap(on_disk, np.int64, "r", offset=12)
     on_disk.rename(on_disk.with_suffix(".old"))
     assert carried([array])[0][1] == 1  # none is there now
-    on_disk.write_bytes(bytes(8 * MANY + 12))
-    assert carried([array])[0][1] == 1  # another one is
+    on_disk.write_bytes(bytes(8 * MANY))
+    assert carried([array])[0][1] == 1  # a shorter one is
 
 
 def test_a_file_replaced_later_is_noticed(on_disk: Path) -> None:
-    stream, buffers, _ = dump(np.memmap(on_disk, np.int64, "r", offset=12), False)
-    assert not buffers
+    apart = frozen(np.memmap(on_disk, np.int64, "r", offset=12))
+    assert not apart.nbytes
     on_disk.rename(on_disk.with_suffix(".old"))
     on_disk.write_bytes(bytes(8 * MANY + 12))
+    fd = written(apart)
     with pytest.raises(FileNotFoundError, match="has been replaced by another file since"):
-        pickle.load(io.BytesIO(stream))
-
-
-# The file of the buffers -------------------------------------------------------------------------
-
-
-@pytest.fixture
-def layout() -> Layout:
-    """Of an array and a tensor that hold the same numbers."""
-    return Layout(dump([np.arange(LARGE), torch.arange(LARGE)], False).buffers)
-
-
-@pytest.fixture(params=[False, True], ids=["memory", "disk"])
-def file(layout: Layout, request: pytest.FixtureRequest) -> Iterator[int]:
-    fd = written(layout, on_disk=request.param)
-    yield fd
+        thaw(fd)
     os.close(fd)
 
 
-def test_what_is_written_into_a_mapping_is_its_own(file: int, layout: Layout) -> None:
-    mine, other = (map_buffers(file, layout.nbytes, layout.places) for _ in range(2))
-    mine[0][:] = bytes([1]) * len(mine[0])
-    assert np.array_equal(np.frombuffer(other[0], np.int64), np.arange(LARGE))
-    assert layout.is_in(file, layout.nbytes, layout.places)
+# The file ----------------------------------------------------------------------------------------
 
 
-def test_it_is_known_whether_the_bytes_are_still_the_same(file: int, layout: Layout) -> None:
-    where = (file, layout.nbytes, layout.places)
-    value = [np.arange(LARGE), torch.arange(LARGE)]
-    assert Layout(dump(value, False).buffers).is_in(*where)
-    value[1][-1] = 0
-    assert not Layout(dump(value, False).buffers).is_in(*where)
-    assert not Layout(dump(value[:1], False).buffers).is_in(*where)
+@pytest.mark.parametrize("on_disk", [False, True], ids=["memory", "disk"])
+def test_what_is_written_into_what_has_arrived_is_its_own(on_disk: bool) -> None:
+    fd = written(frozen([np.arange(LARGE), torch.arange(LARGE)]), on_disk)
+    mine, other = thaw(fd), thaw(fd)
+    mine[0][:], mine[1][:] = 1, 1
+    for array in (*other, *thaw(fd)):
+        assert np.array_equal(array, np.arange(LARGE))
+    os.close(fd)
 
 
-def test_no_descriptor_is_kept(layout: Layout) -> None:
+def test_no_descriptor_is_kept() -> None:
     before = os.listdir("/proc/self/fd")
-    fd = written(layout)
-    buffers = map_buffers(fd, layout.nbytes, layout.places)
-    os.close(fd)
+    found = carried([np.arange(LARGE), torch.arange(LARGE)])
     assert os.listdir("/proc/self/fd") == before
-    assert np.frombuffer(buffers[1], np.int64)[7] == 7
+    assert found[1][7] == 7
+
+
+def test_what_goes_along_is_the_same_in_all_copies() -> None:
+    """One pickle for all, also if what was carried is closed or gone meanwhile."""
+    before = os.listdir("/proc/self/fd")
+    reader, writer = multiprocessing.get_context("spawn").Pipe(duplex=False)
+    tensor = torch.zeros(3).share_memory_()
+    apart = frozen([writer, tensor, np.arange(LARGE), tensor[1:]])
+    writer.close()
+    fd = written(apart)
+    for number in (1, 2):
+        other, found, _, view = thaw(fd, [os.dup(each) for each in apart.fds])
+        other.send(number)
+        assert reader.recv() == number
+        found += 1
+        assert tensor.tolist() == [number] * 3
+        assert view.tolist() == [number] * 2
+        other.close()
+        del found, view
+    apart.close()
+    os.close(fd)
+    reader.close()
+    del tensor, apart
+    gc.collect()
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_file_of_something_else_is_refused() -> None:
+    fd, _ = nameless_file("lit_loader test")
+    os.write(fd, bytes(4096))
+    with pytest.raises(ValueError, match="no file of an object"):
+        thaw(fd)
+    os.close(fd)
 
 
 def test_a_lock_does_not_hide_behind_an_array() -> None:
     with pytest.raises(TypeError, match="lock"):
-        dump([np.arange(MANY), threading.Lock()], False)
+        frozen([np.arange(MANY), threading.Lock()])
 
 
 @pytest.mark.parametrize("by_value", [False, True], ids=["by name", "by value"])

@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset
 
 import lit_loader
 from lit_loader import DataLoader, MixtureStream
-from lit_loader.checkpoint.forgetful import forgets
+from lit_loader.checkpoint.other_streams import forgets
 
 
 class Rows:

@@ -1,4 +1,7 @@
-"""Advice for a distributed job in which every process reads all of the data, perhaps by mistake."""
+"""What is said of data that is read twice, by several processes or readers, or is not all there.
+
+Texts of warnings that `iteration/core.py` gives.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,9 @@ from typing import Any, Final
 
 import torch.distributed
 
-from lit_loader.sampling.sharded_sampler import distributed_sampler_of
+from lit_loader.sampling.shard import distributed_sampler_of
 
-__all__ = ["advice_if_unsharded"]
+__all__ = ["advice_if_unsharded", "broken_promise", "ignored_share"]
 
 _OWN_SHARE: Final = (
     *("num_replicas", "world_size", "_world_size", "num_processes", "process_index"),
@@ -59,3 +62,41 @@ def advice_if_unsharded(
 
 def _shards_itself(thing: Any) -> bool:
     return any(getattr(thing, name, None) is not None for name in _OWN_SHARE)
+
+
+def broken_promise(dataset: Any, promised: int, samples: int, num_workers: int) -> str:
+    """Say that a dataset gives more samples than its length says."""
+    cause = (
+        "; with several workers, its __iter__ must give each of them a share of its own "
+        "(lit_loader.get_shard)"
+        if num_workers
+        else "; let its __len__ give as many as its __iter__"
+    )
+    return (
+        f"{type(dataset).__name__} promised {promised} samples by its __len__ (which len(loader) "
+        f"asked), but {samples} samples have been fetched{cause}"
+    )
+
+
+def ignored_share(dataset: Any, readers: int, sharded: bool) -> str:
+    """Say that a dataset gives all of its readers the same.
+
+    Args:
+        dataset: The dataset.
+        readers: How many readers there are, of all ranks.
+        sharded: Whether their number was chosen by ``num_shards``.
+    """
+    kind = "num_shards" if sharded else "workers x ranks"
+    more = (
+        ""
+        if sharded
+        else ", and pass num_shards, with which the data does not depend on the number of workers "
+        "and ranks"
+    )
+    return (
+        f"{type(dataset).__name__} is iterated by {readers} readers ({kind}) "
+        f"and has not asked which of them it serves, so that every sample comes {readers} times: "
+        "unless that is "
+        "meant, let __iter__ (of a mixture: that of each source) use "
+        f"lit_loader.get_shard(){more}"
+    )

@@ -1,0 +1,557 @@
+"""An object as a pickle and large buffers, in one file; and put together from it in any process.
+
+::
+
+    object ─ freeze ─▶ Frozen ─ write ─▶ file ─ thaw ─▶ object
+                                          │
+        large buffers, 64 bytes apart │ where they lie │ pickle │ lengths
+        mapped privately: shared until written to        read once
+
+Large are arrays, tensors, and whatever else has buffers of pickle's protocol 5 (pyarrow's tables),
+from `LARGE` bytes on. The same memory lies in the file once. A `numpy.memmap` goes as its file's
+name. All else is in the pickle: plain `bytes`, arrays of objects, what is small.
+
+A `Policy` says for whom:
+
+- *workers* (spawn, forkserver): locks, queues and shared tensors arrive as the same ones. Their
+  descriptors are duplicated, and the pickle names them by number: so all workers read one pickle,
+  also those that replace others, and get the dataset as it was at first.
+- *this machine* (`shared_dataset`): no descriptors.
+- *other machines*: one pickle, and what ``__main__`` defines goes by value.
+
+What cannot be imported (a lambda, a closure, a local class, whatever a notebook defines) is carried
+by value, with cloudpickle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copyreg
+import dataclasses
+import importlib.util
+import io
+import mmap
+import operator
+import os
+import pickle
+import struct
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing import context
+from multiprocessing.reduction import ForkingPickler
+from os import pwrite
+from pathlib import Path
+from types import FunctionType
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lit_loader.describe import FailingObject, find_failing_object, message_of, short_repr
+from lit_loader.errors import TransportError
+from lit_loader.system.shared_file import map_part, round_up
+
+__all__ = [
+    "LARGE",
+    "Frozen",
+    "Policy",
+    "can_carry_by_value",
+    "explain",
+    "freeze",
+    "importable_main",
+    "main_is_importable",
+    "refusal",
+    "thaw",
+    "thaw_bytes",
+]
+
+LARGE: Final = 1 << 16
+"""Bytes from which on a buffer is kept out of the pickle."""
+
+_PROTOCOL: Final = 5
+"""Of pickle: the first one that knows buffers out of band."""
+
+_ALIGNED: Final = 64
+_END: Final = struct.Struct("<QQQ8s")  # bytes of the buffers, of their places, of the pickle; magic
+_MAGIC: Final = b"litfile1"
+
+_PLAIN_KINDS: Final = frozenset("biufcmMSUV?")
+"""Kinds of elements that are their bytes; others hold pointers."""
+
+_LEFT_OUT: Final = (
+    "leave it out in __getstate__ and make it in the worker (on first use, or in worker_init_fn)"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """For whom an object is taken apart.
+
+    Attributes:
+        fault: What is said of an object that cannot be: and who needs it.
+        advice: What can be done about what cannot be.
+        along: Descriptors go along.
+        by_value: Functions and classes go by value where they cannot be imported; needs
+            cloudpickle.
+        main: What ``__main__`` defines can be imported where it arrives.
+        apart: Large buffers are kept out of the pickle.
+    """
+
+    fault: str
+    advice: str
+    along: bool = False
+    by_value: bool = False
+    main: bool = True
+    apart: bool = True
+
+    @classmethod
+    def workers(cls, by_value: bool) -> Policy:
+        """For workers that begin with a new interpreter."""
+        advice = _LEFT_OUT
+        if not can_carry_by_value():
+            advice = (
+                "define it at the top level of a module, pip install cloudpickle (which carries "
+                "lambdas, closures, local classes and those of notebooks)"
+            )
+        how = ", not by cloudpickle either" if by_value else ""
+        return cls(
+            f"cannot be pickled{how}, as every start method but 'fork' needs",
+            f"{advice}, or use multiprocessing_context='fork'",
+            along=True,
+            by_value=by_value,
+            main=main_is_importable(),
+        )
+
+    @classmethod
+    def processes(cls) -> Policy:
+        """For any processes of this machine."""
+        return cls(
+            "cannot be pickled, as shared_dataset needs",
+            "leave it out in __getstate__ and make it on first use",
+        )
+
+    @classmethod
+    def machines(cls) -> Policy:
+        """For other machines: none has this program's file."""
+        return cls(
+            "cannot be pickled, as remote workers need",
+            _LEFT_OUT,
+            by_value=True,
+            main=False,
+            apart=False,
+        )
+
+
+# --- apart ---
+
+
+class Frozen:
+    """An object, taken apart. Its buffers lie where they lay: it is to be written soon.
+
+    Attributes:
+        pickled: The pickle, without its large buffers.
+        nbytes: Bytes of the buffers in a file, whole pages.
+        size: Bytes of all of the file.
+        fds: Descriptors that go along; they belong to whoever has this.
+    """
+
+    def __init__(self, pickled: bytes, buffers: Sequence[memoryview], fds: list[int]) -> None:
+        self.pickled, self.fds = pickled, fds
+        places = []
+        self._once: dict[tuple[int, int], tuple[int, memoryview]] = {}
+        end = 0
+        for buffer in buffers:
+            memory = np.frombuffer(buffer, np.uint8).__array_interface__["data"][0], buffer.nbytes
+            if memory not in self._once:
+                self._once[memory] = end, buffer
+                end += -(-buffer.nbytes // _ALIGNED) * _ALIGNED
+            places.append((self._once[memory][0], buffer.nbytes, buffer.readonly))
+        self.nbytes = round_up(end)
+        table = pickle.dumps(places, _PROTOCOL)
+        lengths = _END.pack(self.nbytes, len(table), len(pickled), _MAGIC)
+        self._rest = table, pickled, lengths
+        self.size = self.nbytes + sum(map(len, self._rest))
+
+    def close(self) -> None:
+        """Let go of the descriptors."""
+        while self.fds:
+            os.close(self.fds.pop())
+
+    def write(self, fd: int) -> None:
+        """Write an empty file.
+
+        Raises:
+            OSError: There is no room.
+        """
+        os.ftruncate(fd, self.size)
+        for offset, buffer in self._once.values():
+            _write_at(fd, buffer, offset)
+        at = self.nbytes
+        for part in self._rest:
+            at = _write_at(fd, memoryview(part), at)
+
+
+def _write_at(fd: int, data: memoryview, offset: int) -> int:
+    while data:
+        written = pwrite(fd, data, offset)
+        data, offset = data[written:], offset + written
+    return offset
+
+
+def freeze(
+    value: object, policy: Policy, instead: Callable[[object], object] | None = None
+) -> Frozen:
+    """Take an object apart.
+
+    Args:
+        value: The object.
+        policy: For whom.
+        instead: Gives what is pickled in an object's place; None: the object itself.
+
+    Raises:
+        Exception: Whatever pickling raises.
+    """
+    # Private reach: it stands for a process that is being started, which locks, queues and shared
+    # tensors ask for.
+    before, along = context.get_spawning_popen(), _Along()
+    meanwhile: Any = along if policy.along else None
+    file, buffers, carried = io.BytesIO(), list[memoryview](), dict[str, object]()
+
+    def stays_inside(buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if not policy.apart or raw.nbytes < LARGE:
+            return True
+        buffers.append(raw)
+        return False
+
+    kind = _pickler(policy, carried, instead)
+    try:
+        context.set_spawning_popen(meanwhile)
+        # In this order: the second is filled by pickling the first.
+        kind(file, _PROTOCOL, buffer_callback=stays_inside).dump((value, carried))
+    except BaseException:
+        for fd in along.fds:
+            os.close(fd)
+        raise
+    finally:
+        context.set_spawning_popen(before)
+    return Frozen(file.getvalue(), buffers, along.fds)
+
+
+class _Along:
+    """Takes the place of the process that is being started, and collects descriptors."""
+
+    def __init__(self) -> None:
+        self.fds: list[int] = []
+
+    def duplicate_for_child(self, fd: int) -> int:
+        self.fds.append(os.dup(fd))
+        return len(self.fds) - 1
+
+    class DupFd:
+        """What a pickle says of a descriptor."""
+
+        arrived: Sequence[int] = ()
+
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def detach(self) -> int:
+            return self.arrived[self.number]
+
+
+def _pickler(
+    policy: Policy, carried: dict[str, object], instead: Callable[[object], object] | None
+) -> Any:
+    """Make a pickler's class, which notes in ``carried`` what it takes out of ``__main__``."""
+    # Asked for anew each time: libraries register with multiprocessing as they are imported.
+    table: dict[Any, Any] = dict(ForkingPickler(io.BytesIO()).dispatch_table)
+    if not policy.along:  # nor what multiprocessing sends by descriptors
+        table = {kind: how for kind, how in table.items() if kind.__module__.startswith("torch")}
+    table = {**copyreg.dispatch_table, **(table if policy.apart else {})}
+    base: Any = pickle.Pickler
+    if policy.by_value:
+        import cloudpickle
+
+        base = cloudpickle.Pickler
+        table |= base.dispatch_table
+
+    class Freezing(base):  # type: ignore[misc]
+        dispatch_table = table
+
+        def reducer_override(self, obj: Any) -> Any:
+            if policy.apart and type(obj) in _REDUCERS:
+                return _REDUCERS[type(obj)](obj, policy)
+            if _is_in_main(obj):
+                if policy.main:
+                    # By name: cloudpickle would make a second class, with which isinstance() and
+                    # the pickling of instances would go wrong where it arrives.
+                    return NotImplemented
+                if not policy.by_value:
+                    raise pickle.PicklingError(
+                        f"{obj.__qualname__} is defined in a session or script that has no file"
+                    )
+                if "." not in obj.__qualname__:
+                    carried[obj.__qualname__] = obj
+            return super().reducer_override(obj) if policy.by_value else NotImplemented
+
+    if instead is not None:  # any at all would be called for every number and string
+        Freezing.persistent_id = lambda self, value: instead(value)
+    return Freezing
+
+
+def _reduce_tensor(tensor: Any, _: Policy) -> Any:
+    """As torch does, which forgets that a view is the conjugate or negative of its bytes."""
+    if not tensor.is_leaf or not (tensor.is_conj() or tensor.is_neg()):
+        return NotImplemented
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    return _tensor_of, (type(tensor), plain, tensor.requires_grad)
+
+
+def _reduce_storage(storage: Any, policy: Policy) -> Any:
+    nbytes = storage.nbytes()
+    if policy.along and (storage.device.type != "cpu" or storage.is_shared() or not nbytes):
+        return NotImplemented
+    if not nbytes:
+        return type(storage), (0,)
+    if storage.device.type != "cpu":
+        raise TypeError(f"its memory is that of {storage.device}; keep data on the CPU")
+    if storage.is_shared():
+        raise TypeError(
+            "a tensor in shared memory would be shared by the workers of one rank or of all; leave "
+            "share_memory_() out, for shared_dataset does what it is for"
+        )
+    elements = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+    return _storage_of, (pickle.PickleBuffer(elements.data),)
+
+
+def _reduce_array(array: Any, _: Policy) -> Any:
+    flags, kind = array.flags, array.dtype.kind
+    if array.nbytes < LARGE or kind not in _PLAIN_KINDS or array.dtype.hasobject:
+        return NotImplemented
+    mapped = _reduce_mapped(array)
+    if mapped is not None:
+        return mapped
+    order: Any = "F" if flags.f_contiguous else "C"
+    elements = np.asarray(array).ravel(order).view(np.uint8)  # a copy if it is neither
+    look = (array.dtype, array.shape, order, flags.writeable)
+    return _array_of, (pickle.PickleBuffer(elements.data), *look)
+
+
+def _reduce_mapped(array: Any) -> Any:
+    """Name the file that an array looks into; None: there is none, or it is to go as it is.
+
+    That is one that was written to privately (mode "c"), or whose file is gone or has another
+    length by now.
+    """
+    whole = array
+    while isinstance(whole.base, np.ndarray):
+        whole = whole.base
+    if not (isinstance(whole, np.memmap) and isinstance(whole.base, mmap.mmap)):
+        return None
+    if whole.mode == "c" or not isinstance(whole.filename, (str, os.PathLike)):
+        return None
+    path = os.fspath(whole.filename)
+    try:
+        if os.stat(path).st_size != whole.base.size():
+            return None
+    except OSError:
+        return None
+    start = array.ctypes.data - whole.ctypes.data + whole.offset
+    look = (type(array), array.dtype, array.shape, array.strides, array.flags.writeable)
+    return _map_again, (path, _identity(os.stat(path)), start, *look)
+
+
+_REDUCERS: Final = {
+    np.ndarray: _reduce_array,
+    np.memmap: _reduce_array,
+    torch.Tensor: _reduce_tensor,
+    torch.nn.Parameter: _reduce_tensor,
+    torch.UntypedStorage: _reduce_storage,
+}
+
+
+# --- together ---
+
+
+def thaw(fd: int, fds: Sequence[int] = (), held: bool = False) -> Any:
+    """Put an object together from its file; not a byte of its buffers is copied.
+
+    What was carried out of the other ``__main__`` is put into the one here, so that a batch that
+    holds an instance of such a class can be pickled by name on its way back.
+
+    Args:
+        fd: The file's descriptor, not needed any more when this returns.
+        fds: The descriptors that came along.
+        held: The file stays open as long as its buffers are in use here.
+
+    Raises:
+        Exception: Whatever unpickling raises.
+    """
+    size = os.fstat(fd).st_size
+    nbytes, table, pickled, magic = _END.unpack(os.pread(fd, _END.size, size - _END.size))
+    if magic != _MAGIC or nbytes + table + pickled + _END.size != size:
+        raise ValueError("no file of an object that was taken apart")
+    with mmap.mmap(fd, size - nbytes, access=mmap.ACCESS_READ, offset=nbytes) as rest:
+        places = pickle.load(rest)
+        buffers = []
+        if nbytes:
+            whole = map_part(fd, 0, nbytes, private=True)
+            if held:
+                weakref.finalize(whole, os.close, os.dup(fd)).atexit = False
+            for offset, length, readonly in places:
+                buffer = memoryview(whole)[offset : offset + length]
+                buffers.append(buffer.toreadonly() if readonly else buffer)
+        rest.seek(table)
+        _Along.DupFd.arrived = fds
+        return _arrived(_Unpickler(rest, buffers=buffers).load())
+
+
+def thaw_bytes(pickled: bytes | memoryview) -> Any:
+    """Put an object together that went to another machine.
+
+    Raises:
+        Exception: Whatever unpickling raises.
+    """
+    return _arrived(pickle.loads(pickled))
+
+
+def _arrived(found: tuple[Any, dict[str, object]]) -> Any:
+    value, carried = found
+    vars(sys.modules["__main__"]).update(carried)
+    return value
+
+
+class _Unpickler(pickle.Unpickler):
+    def persistent_load(self, given: object) -> object:
+        """Gives what was put in an object's place."""
+        return given
+
+
+def _tensor_of(kind: type, plain: Any, requires_grad: bool) -> Any:
+    return plain.as_subclass(kind).requires_grad_(requires_grad)
+
+
+def _storage_of(buffer: memoryview | bytearray) -> Any:
+    return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+
+
+def _array_of(
+    buffer: memoryview, dtype: np.dtype[Any], shape: tuple[int, ...], order: Any, writeable: bool
+) -> NDArray[Any]:
+    array = np.frombuffer(buffer, np.uint8).view(dtype).reshape(shape, order=order)
+    if not writeable:
+        array.flags.writeable = False
+    return array
+
+
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size
+
+
+def _map_again(
+    path: str,
+    file: tuple[int, ...],
+    start: int,
+    kind: type[NDArray[Any]],
+    dtype: np.dtype[Any],
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    writeable: bool,
+) -> Any:
+    """Map a file once more; what is written there stays this process's own."""
+    with open(path, "rb") as opened:
+        if _identity(os.fstat(opened.fileno())) != file:
+            raise FileNotFoundError(
+                f"{path}, which a numpy.memmap of the dataset maps, has been replaced by another "
+                "file since the workers were started; keep it as long as they run"
+            )
+        whole = np.memmap(opened, np.uint8, "c" if writeable else "r")
+    array: Any = np.ndarray.__new__(kind, shape, dtype, whole, start, strides)
+    if isinstance(array, np.memmap):
+        array.filename, array.mode, array.offset = whole.filename, whole.mode, start
+    return array
+
+
+# --- what cannot be pickled ---
+
+
+def explain(parts: Mapping[str, object], policy: Policy, error: Exception) -> Exception:
+    """Name what cannot be pickled among the parts of an object that could not be, and what to do.
+
+    Args:
+        parts: By the names that users know them by.
+        policy: As of the attempt.
+        error: What the attempt has raised; given back if each part can be pickled by itself.
+    """
+
+    def attempt(value: object) -> None:
+        freeze(value, policy).close()
+
+    for name, value in parts.items():
+        try:
+            attempt(value)
+        except Exception as refused:
+            place = find_failing_object(value, refused, attempt, name, inside=policy.by_value)
+            return refusal(place, policy.fault, policy.advice)
+    return error
+
+
+def refusal(place: FailingObject, fault: str, advice: str) -> TransportError:
+    """Say what cannot be done with an object, why, and what to do."""
+    return TransportError(
+        f"{place.path}: {short_repr(place.value)} {fault} "
+        f"({type(place.error).__name__}: {message_of(place.error)}); {advice}"
+    )
+
+
+# --- __main__ ---
+
+
+def can_carry_by_value() -> bool:
+    """Whether cloudpickle is installed."""
+    return importlib.util.find_spec("cloudpickle") is not None
+
+
+def main_is_importable() -> bool:
+    """Whether ``__main__`` is a module or a file that a new process can import."""
+    main = sys.modules["__main__"]
+    if getattr(main, "__spec__", None) is not None:
+        return True
+    path = getattr(main, "__file__", None)
+    return path is not None and Path(path).is_file()
+
+
+@contextlib.contextmanager
+def importable_main(hide: bool = False) -> Iterator[None]:
+    """Hide the path of a ``__main__`` that has one and no file, such as ``<stdin>``.
+
+    A process that is started meanwhile would otherwise end, trying to run that file.
+
+    Args:
+        hide: Hide any ``__main__``: a process that is started meanwhile does not import it.
+    """
+    main: Any = sys.modules["__main__"]
+    hidden = {}
+    if hide or not main_is_importable():
+        hidden = {name: vars(main)[name] for name in ("__file__", "__spec__") if name in vars(main)}
+    if "__file__" in hidden:
+        del main.__file__
+    if "__spec__" in hidden:
+        main.__spec__ = None
+    try:
+        yield
+    finally:
+        vars(main).update(hidden)
+
+
+def _is_in_main(value: object) -> bool:
+    """Whether this is a function or class that ``__main__`` has under its own name."""
+    if not isinstance(value, (type, FunctionType)) or value.__module__ != "__main__":
+        return False
+    try:
+        return operator.attrgetter(value.__qualname__)(sys.modules["__main__"]) is value
+    except AttributeError:
+        return False
