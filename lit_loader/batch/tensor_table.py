@@ -23,7 +23,11 @@ from torch.utils.data import Subset, TensorDataset
 from lit_loader.batch.collate import DIRECT_BYTES, Empty
 from lit_loader.transport.reductions import is_plain
 
-__all__ = ["Table", "frozen", "table_of"]
+__all__ = ["IN_PROCESS_BYTES", "Table", "frozen", "table_of"]
+
+IN_PROCESS_BYTES = 1 << 18
+"""Batches of up to so many bytes are made in the consumer's process, without workers: that takes
+about as long as a worker's batch is on its way, some 50 µs."""
 
 _WHOLE = frozenset((int, *(np.dtype(f"i{size}").type for size in (1, 2, 4, 8))))
 """What a list of indices may hold. Not bool, which means another thing to a tensor."""
@@ -44,6 +48,11 @@ class Table:
     def __init__(self, dataset: Any, tensors: tuple[torch.Tensor, ...]) -> None:
         self._dataset = dataset
         self._tensors = tensors
+
+    def nbytes(self, samples: int) -> int:
+        """Bytes of a batch of so many samples."""
+        sizes = (each.element_size() * math.prod(each.shape[1:]) for each in self._tensors)
+        return samples * sum(sizes)
 
     def batch(
         self, indices: Sequence[int] | npt.NDArray[Any], empty: Empty | None = None

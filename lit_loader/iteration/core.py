@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import math
 import os
 import threading
 import time
@@ -36,13 +35,13 @@ from lit_loader.accelerator import pin_memory as pinning
 from lit_loader.accelerator.device_copy import DeviceCopy, Move
 from lit_loader.batch.batch_loader import BatchLoader
 from lit_loader.batch.batch_spec import BatchSpec
-from lit_loader.batch.placement import faster_in_process
 from lit_loader.batch.sample_errors import TRANSIENT_ERRORS, Tolerance
-from lit_loader.batch.tensor_table import frozen
+from lit_loader.batch.tensor_table import IN_PROCESS_BYTES, frozen
 from lit_loader.cache.figures import figures_of
 from lit_loader.checkpoint.reader_states import Shards
 from lit_loader.checkpoint.saved_by_lightning import taken_ahead_by_lightning
 from lit_loader.describe import program_stacklevel
+from lit_loader.errors import OptionError
 from lit_loader.iteration.base import LoaderIterator
 from lit_loader.iteration.epoch_run import EpochRun
 from lit_loader.iteration.exactness_check import ExactnessCheck, made_by_pool, made_here
@@ -69,13 +68,11 @@ from lit_loader.statistics.recorder import Recorder
 from lit_loader.statistics.records import BatchRecord, LoaderStatistics, MemoryUse
 from lit_loader.system.interrupts import HeldBack, let_handlers_through
 from lit_loader.system.process_memory import own_memory
-from lit_loader.system.processors import usable_processors
 from lit_loader.system.start_method import default_context
 from lit_loader.system.weak_sets import members
 from lit_loader.transport import loader_page
 from lit_loader.transport.loader_page import LoaderPage
 from lit_loader.tuning.auto_workers import AutoWorkers
-from lit_loader.tuning.num_workers import check_resize, why_not_resized
 
 __all__ = ["DEFAULT_PREFETCH", "ITERATED", "LoaderCore"]
 
@@ -149,7 +146,6 @@ class LoaderCore:
         self.advice_at_start: str | None = None
         self.role = ""
         self._warnings_given: set[str] = set()
-        self._best_in_process: bool | None = None  # not known yet
         self.resizes = 0
         self.begin_in_this_process(loader)
 
@@ -254,7 +250,14 @@ class LoaderCore:
 
     def why_not_resized(self) -> str | None:
         """Say why the number of workers cannot be changed while they live; None: it can be."""
-        return why_not_resized(self.iterable, self.shards is not None, self.assigned)
+        if self.shards is not None or not self.assigned:
+            return None
+        if self.iterable:
+            return (
+                "an IterableDataset without num_shards is read in shares, one for each of its "
+                "workers"
+            )
+        return "with seeding='worker' the number of workers is part of the data"
 
     def describe(self) -> str:
         """Give the loader's ``repr``: what it reads, in which batches, by how many workers."""
@@ -286,7 +289,6 @@ class LoaderCore:
         shown = ShownSamplers.of(loader.sampler, loader.batch_sampler)
         if not shown.is_same(self._planned_for):
             self._plan_for(shown)
-            self._best_in_process = None
             self.epochs.replan(self.plan)
 
     def _plan_for(self, shown: ShownSamplers) -> None:
@@ -362,19 +364,13 @@ class LoaderCore:
         return run
 
     def _is_best_in_process(self) -> bool:
-        """Whether batches are so quickly made that workers would only be in the way."""
+        """Whether batches are of a table, and so small that workers are only in the way."""
         loader = self.loader
         if loader.worker_init_fn is not None or self.copies_to is not None:
             return False
-        if self._best_in_process is None:
-            table = self.spec().table()
-            self._best_in_process = table is not None and faster_in_process(
-                table,
-                len(loader.dataset),
-                1 if self.plan is None else self.plan.size,
-                loader.num_workers if self.auto is None else math.ceil(usable_processors()),
-            )
-        return self._best_in_process
+        table = self.spec().table()
+        size = 1 if self.plan is None else self.plan.size
+        return table is not None and table.nbytes(size) <= IN_PROCESS_BYTES
 
     def _exactness_check(self, in_process: bool) -> ExactnessCheck | None:
         """What compares the first batches with themselves made again; None: nothing does."""
@@ -616,7 +612,7 @@ class LoaderCore:
         """
         loader = self.loader
         running = any(run.pool for run in self.alive())
-        check_resize(num_workers, MOST_WORKERS, self.why_not_resized(), running)
+        _check_resize(num_workers, self.why_not_resized(), running)
         if prefetch_factor is None and num_workers and loader.prefetch_factor is None:
             prefetch_factor = DEFAULT_PREFETCH
         if prefetch_factor is not None:
@@ -738,6 +734,25 @@ def _memory_use(pools: set[WorkerPool | None]) -> MemoryUse:
         shared_data=sum(pool.shared_data for pool in running),
         workers=tuple(own_memory(pid) for pool in running for pid in pool.pids),
     )
+
+
+def _check_resize(num_workers: Any, reason: str | None, running: bool) -> None:
+    """Refuse a number of workers that a loader cannot be resized to, which may have some."""
+    text, later = "", "which counts from the next epoch on"
+    if num_workers == "auto":
+        text = "a loader is resized to a number of workers, got resize('auto'): set "
+        text += f"loader.num_workers = 'auto', {later}"
+    elif reason is not None:
+        text = f"{reason}, so it cannot be resized, got resize({num_workers}): set "
+        text += f"loader.num_workers = {num_workers}, {later}"
+    elif num_workers > MOST_WORKERS:
+        text = f"a loader is resized to at most {MOST_WORKERS} workers, got resize({num_workers}): "
+        text += "make a new loader if there are to be so many"
+    elif num_workers == 0 and running:
+        text = "there is an iterator whose batches workers make, and which needs one of them, got "
+        text += f"resize(0): resize to 1, or set loader.num_workers = 0, {later}"
+    if text:
+        raise OptionError(text)
 
 
 def _is_held_here(lock: threading.RLock) -> bool:

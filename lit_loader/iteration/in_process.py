@@ -1,7 +1,7 @@
 """`InProcessIterator`: makes each batch when it is asked for, in the consumer's own process.
 
 Used by the loader where ``num_workers=0``, and where workers would only be in the way
-(`batch/placement.py`).
+(`batch/tensor_table.py`).
 """
 
 from __future__ import annotations

@@ -276,7 +276,7 @@ class UserSampler:
 
 
 def _attributes(owner: Any) -> Iterable[Any]:
-    return getattr(owner, "__dict__", {}).values()  # type: ignore[no-any-return]
+    return getattr(owner, "__dict__", {}).values()
 
 
 def _has_set_epoch(owner: Any) -> bool:

@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from lit_loader import DataLoader
-from lit_loader.batch.placement import faster_in_process
 from lit_loader.batch.tensor_table import table_of
 from lit_loader.iteration import core as core_module
 from lit_loader.iteration.base import LoaderIterator
@@ -79,7 +78,7 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
     """Where the batches of a loader with workers are made."""
     if request.param != "chosen":
         here = request.param == "here"
-        monkeypatch.setattr(core_module, "faster_in_process", lambda *arguments: here)
+        monkeypatch.setattr(core_module, "IN_PROCESS_BYTES", 1 << 60 if here else -1)
     return request.param
 
 
@@ -231,7 +230,7 @@ def check_as_torch(dataset: Any, num_workers: int) -> None:
 def num_workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """0, and 1 with the batches made in either place."""
     here = request.param == "here"
-    monkeypatch.setattr(core_module, "faster_in_process", lambda *arguments: here)
+    monkeypatch.setattr(core_module, "IN_PROCESS_BYTES", 1 << 60 if here else -1)
     return int(request.param != "without workers")
 
 
@@ -377,7 +376,7 @@ def test_without_workers_a_change_is_seen_at_once(change: Any) -> None:
 def test_with_workers_a_change_is_seen_by_the_next_ones(
     change: Any, persistent: bool, place: str
 ) -> None:
-    """Whoever makes the batches, and whatever it is that measured times decide."""
+    """Whoever makes the batches."""
     dataset = changeable()
     options: dict[str, Any] = {"num_workers": 1, "persistent_workers": persistent}
     with DataLoader(dataset, 2, **options) as loader:
@@ -455,11 +454,13 @@ def test_no_worker_is_started_for_what_takes_no_time() -> None:
 
 
 def test_workers_are_started_for_what_takes_time() -> None:
-    """20 MB are copied while the consumer does something else."""
-    dataset = TensorDataset(torch.zeros(64, 150_000))
-    big = table_of(dataset)
-    assert big is not None
-    assert not faster_in_process(big, 64, 32, 2)
+    """A batch of 2.4 MB is copied while the consumer does something else."""
+    dataset = TensorDataset(torch.arange(8.0)[:, None].expand(8, 150_000))
+    before = set(psutil.Process().children())
+    with DataLoader(dataset, batch_size=4, num_workers=1) as loader:
+        iterator = iter(loader)
+        assert next(iterator)[0][:, 0].tolist() == [0, 1, 2, 3]
+        assert set(psutil.Process().children()) != before
 
 
 @pytest.mark.parametrize("option", ["worker_init_fn", "reseed_fn", "collate_fn", "on_sample_error"])

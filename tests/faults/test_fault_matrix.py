@@ -305,38 +305,6 @@ def test_while_it_is_resized(cell: Cell, pinned: None, tmp_path: Path) -> None:
     assert {warning.category for warning in told} <= {WorkerRestartWarning}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("cell", RESIZED[::3], ids=str)
-def test_while_it_gives_way(cell: Cell, pinned: None, tmp_path: Path) -> None:
-    """A fault strikes while all workers but one leave, or have left, or come back."""
-    expected = clean("map")[: 1 + cell.persistent]
-    faults, chance = Faults(tmp_path, strike_of(cell)), random.Random(str(cell))
-    with (
-        warnings.catch_warnings(record=True) as told,
-        DataLoader(
-            Noisy(), num_workers="auto", worker_init_fn=faults, persistent_workers=cell.persistent,
-            pin_memory=cell.pin, multiprocessing_context="fork",
-            timeout=TIMEOUT if cell.fault == "loop" else 0,
-            max_worker_restarts=20 if cell.fault == "loop" else 1, **options("map"),
-        ) as loader,
-    ):  # fmt: skip
-        warnings.simplefilter("always")
-        auto, turn = loader._core.auto, loader._core.turn
-        assert auto is not None
-        auto.begin_with(3)
-        for batches in expected:
-            found = []
-            for batch in loader:
-                found += outcomes([batch])
-                if chance.random() < 0.5:
-                    turn.park(1)
-                    for _ in range(chance.randint(0, 3)):
-                        turn.settle()
-            assert found == batches
-    assert faults.struck <= 1
-    assert {warning.category for warning in told} <= {WorkerRestartWarning}
-
-
 # The start methods, one pool for many faults -------------------------------------------------
 
 SCRIPT = [

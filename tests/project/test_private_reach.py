@@ -6,6 +6,7 @@ complete by the first test.
 
 from __future__ import annotations
 
+import inspect
 import io
 import multiprocessing
 import os
@@ -49,7 +50,7 @@ REACHES = {
 
 OWN = re.compile(
     r"\b(self|cls|short|payload|state|module)\._\w+"
-    r"|\bloader\._(internals|host)\b|\w+\._(asdict|fields|make|replace)\b"
+    r"|\bloader\._core\b|\w+\._(asdict|fields|make|replace)\b"
 )
 PRIVATE = re.compile(r"(?:\btorch\.utils\.data\._utils|\b\w+\._[a-zA-Z]\w*)")
 

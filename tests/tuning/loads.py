@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from lit_loader.statistics.records import BatchRecord
-from lit_loader.tuning.controller import Controller, Setting
-from lit_loader.tuning.estimate import Bounds, Load
-from lit_loader.tuning.window import Window
+from lit_loader.tuning.auto_workers import AutoWorkers
+from lit_loader.tuning.controller import Bounds, Controller, Setting
+from lit_loader.tuning.window import Load
 from tests.tuning.simulation import Draw, Loader, Machine, Work, draws
 
 FIXED = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 32, 40, 48)
@@ -38,6 +38,10 @@ class Scene:
         neighbour: Processors that other programs would keep busy.
         ranks: Loaders alike, on the same machine.
         remote: Remote workers of each.
+        most: Workers that there may be at most.
+        start: Seconds that a worker takes to start.
+        warm: Batches from a start at nothing that do not count.
+        epoch: Batches of an epoch, for which workers are started; 0: there is one that never ends.
     """
 
     name: str
@@ -46,15 +50,27 @@ class Scene:
     neighbour: Callable[[float], float] = _still
     ranks: int = 1
     remote: int = 0
+    most: int = 64
+    start: float = 0.1
+    epoch: int = 0
+    warm: int = 200
 
     def machine(self) -> Machine:
         machine = Machine(self.processors, self.neighbour)
-        machine.loaders = [Loader(self.work, there=self.remote) for _ in range(self.ranks)]
+        machine.loaders = [
+            Loader(self.work, there=self.remote, start=self.start, epoch=self.epoch)
+            for _ in range(self.ranks)
+        ]
         return machine
 
 
 def changing(before: Draw, after: Draw, at: int = 100) -> Draw:
     return lambda number: before(number) if number < at else after(number)
+
+
+def alternating(often: Draw, seldom: Draw, every: int, times: int = 1) -> Draw:
+    """The second one so many times in a row, of so many."""
+    return lambda number: seldom(number) if number % every >= every - times else often(number)
 
 
 @functools.cache
@@ -128,74 +144,97 @@ def scenes(seed: int = 0) -> dict[str, Scene]:
         Scene("decoding, remote workers", 8, decode, remote=16),
         Scene("remote workers keep up", 8, Work(d(0.05, some), nothing, d(0.01, 0.1)), remote=16),
         Scene("slow consumer, remote", 8, Work(d(0.05, some), nothing, d(0.02, 0.1)), remote=16),
+        Scene("sleeping, up to the bound", 2, Work(d(0.0005), d(0.1, some), quick), most=32),
+        Scene("decoding, spawned", 8, decode, start=3),
+        Scene("few batches an epoch", 8, Work(d(0.05, some), nothing, d(0.01, 0.1)), epoch=12),
+        Scene("few sleeping ones an epoch", 2, Work(quick, d(0.05, some), d(0.01)), epoch=12),
+        Scene(
+            "now and then a long step",
+            8,
+            Work(d(0.03, some), nothing, alternating(d(0.004), d(0.1), 20)),
+        ),
+        Scene(
+            "bursts of slow batches",
+            8,
+            Work(alternating(d(0.01, some), d(0.08, some), 60, 20), nothing, d(0.005)),
+            warm=400,
+        ),
+        Scene(
+            "bursts of slow reads",
+            4,
+            Work(quick, alternating(d(0.01, some), d(0.1, some), 60, 20), d(0.005)),
+            warm=400,
+        ),
     ]
     return {scene.name: scene for scene in found}
 
 
-WARM, MEASURED = 200, 500
-"""Batches from a start at nothing, and those whose throughput counts."""
+MEASURED = 600
+"""Batches whose throughput counts, after the scene's first ones."""
 
 
-def _measured(machine: Machine) -> float:
-    """Batches per second that are made for the first loader, after the first 200."""
+def _measured(machine: Machine, warm: int) -> float:
+    """Batches per second that are made for the first loader, after the first ones."""
     first = machine.loaders[0]
-    machine.run(lambda: first.given >= WARM)
+    machine.run(lambda: first.given >= warm)
     began, before = machine.now, first.made
-    machine.run(lambda: first.given >= WARM + MEASURED)
+    machine.run(lambda: first.given >= warm + MEASURED)
     return (first.made - before) / (machine.now - began)
 
 
 @functools.cache
 def fixed(name: str, workers: int, seed: int = 0) -> float:
     """Throughput with so many workers."""
-    machine = scenes(seed)[name].machine()
+    scene = scenes(seed)[name]
+    machine = scene.machine()
     for loader in machine.loaders:
         loader.resize(workers, 2 * workers)
-    return _measured(machine)
+    return _measured(machine, scene.warm)
+
+
+class Bounded(AutoWorkers):
+    """Keeps within a scene's bounds, and not this machine's."""
+
+    def __init__(self, controller: Any, bounds: Bounds) -> None:
+        super().__init__()
+        self._controller, self.bounds = controller, bounds
+
+    def _bounds(self, *arguments: Any) -> Bounds:
+        return self.bounds
 
 
 class Tuned:
-    """A loader set by a controller.
+    """A loader that sets its own number of workers.
 
     Attributes:
         decided: Batch, workers, prefetch factor and reason of each decision.
-        throughput: Batches per second, after the first 200.
+        throughput: Batches per second, after the scene's first ones.
     """
 
-    def __init__(self, machine: Machine, loader: Loader, controller: Any, bounds: Bounds) -> None:
-        self.machine, self.loader, self.controller = machine, loader, controller
-        self.bounds, self.throughput = bounds, 0.0
-        self.window = Window()
-        self.settled = False
-        self.before = (0.0, 0.0)
+    def __init__(self, loader: Loader, controller: Any, bounds: Bounds) -> None:
+        self.loader, self.throughput = loader, 0.0
+        self.auto = Bounded(controller, bounds)
         self.decided: list[tuple[int, int, int, str]] = []
         loader.on_batch = self.on_batch
-        self._set()
+        self._set(controller.setting)
 
-    def _set(self) -> None:
-        setting = self.controller.setting
-        self.settled = False
+    @property
+    def settled(self) -> bool:
+        return self.loader.settled
+
+    @property
+    def num_workers(self) -> int:
+        return self.loader.workers
+
+    def _set(self, setting: Setting) -> None:
         self.loader.resize(setting.workers, setting.workers * setting.prefetch)
         self.decided.append((self.loader.given, setting.workers, setting.prefetch, setting.reason))
 
     def on_batch(self, record: BatchRecord) -> None:
-        now = self.machine.now
-        if not self.settled:
-            if not self.loader.settled:
-                return
-            self.settled = True
-            self.window.begin(round(now * 1e9))
-            self.before = now, self.loader.trainer_seconds
-        self.window.add(record)
-        if len(self.window) < self.controller.window:
-            return
-        then, trained = self.before
-        used = (self.loader.trainer_seconds - trained) / max(now - then, 1e-9)
-        self.before = now, self.loader.trainer_seconds
-        old = self.controller.setting
-        new = self.controller.decide(self.window.take(old.workers, used), self.bounds)
-        if (old.workers, old.prefetch) != (new.workers, new.prefetch):
-            self._set()
+        if self.auto.add(record):
+            setting = self.auto.decide(self, "a scene", None)
+            if setting is not None:
+                self._set(setting)
 
 
 def tuned(name: str, make: Callable[[], Any] = Controller, seed: int = 0) -> Tuned:
@@ -206,15 +245,16 @@ def tuned(name: str, make: Callable[[], Any] = Controller, seed: int = 0) -> Tun
 def fitted(scene: Scene, make: Callable[[], Any] = Controller) -> Tuned:
     """The first loader of a scene, set by a controller."""
     machine = scene.machine()
-    bounds = Bounds(scene.processors / scene.ranks, 64, 1000)
-    first, *_ = [Tuned(machine, loader, make(), bounds) for loader in machine.loaders]
-    first.throughput = _measured(machine)
+    bounds = Bounds(scene.processors / scene.ranks, scene.most, 1000)
+    first, *_ = [Tuned(loader, make(), bounds) for loader in machine.loaders]
+    first.throughput = _measured(machine, scene.warm)
     return first
 
 
 def best(name: str, seed: int = 0) -> tuple[int, float]:
     """The least fixed number that is within 2 % of the best, and the best's throughput."""
-    rates = {workers: fixed(name, workers, seed) for workers in FIXED}
+    bound = scenes(seed)[name].most
+    rates = {workers: fixed(name, workers, seed) for workers in FIXED if workers <= bound}
     most = max(rates.values())
     return min(n for n, rate in rates.items() if rate >= 0.98 * most), most
 
@@ -231,9 +271,10 @@ class HillClimbing:
         return 16
 
     def decide(self, load: Load, bounds: Bounds) -> Setting:
-        if load.rate < 1.01 * self._rate:
+        rate = 1 / load.between
+        if rate < 1.01 * self._rate:
             self._step = -self._step
-        self._rate = load.rate
+        self._rate = rate
         workers = max(1, min(self.setting.workers + self._step, bounds.most))
         self.setting = Setting(workers, 2, "")
         return self.setting

@@ -59,6 +59,7 @@ class Loader:
         work: What its batches take.
         on_batch: Called with the record of each batch that is given out.
         start: Seconds until a new worker takes its first batch.
+        epoch: Batches of an epoch, with workers of its own; 0: it never ends.
         given: Batches given out.
         made: Batches made.
         trainer_seconds: Processor time of the consumer.
@@ -68,6 +69,7 @@ class Loader:
     work: Work
     on_batch: Callable[[BatchRecord], object] = lambda record: None
     start: float = 0.1
+    epoch: int = 0
     workers: int = 0
     depth: int = 1
     given: int = 0
@@ -83,6 +85,7 @@ class Loader:
     step: float = 0.0
     started: int = 0
     there: int = 0
+    epochs: int = 1
 
     def __post_init__(self) -> None:
         self.remote = self.there
@@ -130,8 +133,14 @@ class Machine:
         while loader.leaving and loader.idle:
             loader.idle.pop()
             loader.leaving -= 1
-        depth = loader.depth + 2 * loader.remote
-        while (loader.idle or loader.there) and loader.sent - loader.given < depth:
+        end = loader.given + loader.depth + 2 * loader.remote
+        if loader.epoch:
+            if loader.given == loader.epoch * loader.epochs and not loader.stepping:
+                loader.epochs += 1
+                while loader.idle:
+                    loader.jobs.append(_Job(loader.start, -1, "start", loader.idle.pop()))
+            end = min(end, loader.epoch * loader.epochs)
+        while (loader.idle or loader.there) and loader.sent < end:
             batch, loader.sent = loader.sent, loader.sent + 1
             left = loader.work.storage(batch)
             if loader.there and (batch % 2 or not loader.idle):
@@ -198,11 +207,18 @@ class Machine:
             return
         batch = loader.given
         worker, began, took, computed, queued = loader.done.pop(batch)
+        epoch, number = divmod(batch, loader.epoch) if loader.epoch else (0, batch)
         record = BatchRecord(
-            *(0, batch, worker, 1, 0, round(began * 1e9), round(took * 1e9), 0, 0),
+            *(epoch, number, worker, 1, 0, round(began * 1e9), round(took * 1e9), 0, 0),
             *(round((began + took) * 1e9), round(loader.asked * 1e9)),
             *(round((self.now - loader.asked) * 1e9), 0, 0),
-            *(round(loader.step * 1e9), 0, None, round(computed * 1e9), round(queued * 1e9)),
+            *(
+                round(loader.step * 1e9) if number else 0,
+                0,
+                None,
+                round(computed * 1e9),
+                round(queued * 1e9),
+            ),
         )
         loader.given += 1
         loader.step, loader.stepping = loader.work.step(batch), True

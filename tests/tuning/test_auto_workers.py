@@ -22,8 +22,8 @@ from lit_loader.system.process_memory import memory_left, own_memory
 from lit_loader.system.processors import ProcessorClock, processors_of_this_rank
 from lit_loader.tuning import auto_workers
 from lit_loader.tuning.auto_workers import AutoWorkers
-from lit_loader.tuning.controller import Setting
-from lit_loader.tuning.estimate import Bounds, Load
+from lit_loader.tuning.controller import Bounds, Setting
+from lit_loader.tuning.window import Load
 
 
 class Drawing(Dataset[torch.Tensor]):
@@ -68,9 +68,6 @@ class Random:
         self.setting = Setting(2, 2, "by chance")
         self.window = 3
         self.loads: list[tuple[Load, Bounds]] = []
-
-    def is_quiet(self, load: Load) -> bool:
-        return False
 
     def decide(self, load: Load, bounds: Bounds) -> Setting:
         self.loads.append((load, bounds))
@@ -225,7 +222,7 @@ def test_too_few_workers_that_can_be_started_are_a_bound() -> None:
 
     auto = AutoWorkers(5)
     auto.make_do(2)
-    assert auto._bounds(Two(), 0, None).most == 2
+    assert auto._bounds(Two(), 0, None, 0).most == 2
     assert (auto.setting.workers, auto.setting.reason) == (2, "more than 2 cannot be started")
 
 
