@@ -233,9 +233,7 @@ class WorkerPool:
         """
         self._point = point
 
-    def submit(
-        self, number: int, indices: Any, epoch: int, seed: int, ints: bool = False
-    ) -> None:
+    def submit(self, number: int, indices: Any, epoch: int, seed: int, ints: bool = False) -> None:
         """Have a batch made.
 
         Args:
