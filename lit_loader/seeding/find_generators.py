@@ -199,7 +199,7 @@ def _items(value: Any, kind: type, whole: bool = False) -> tuple[list[_Lead], bo
     )
     most = (
         ALIKE
-        if not whole and (value.size if array else len(value)) > MAX_ITEMS
+        if not whole and (value.size if array else base.__len__(value)) > MAX_ITEMS
         else MAX_OBJECTS + 1
     )
     counts: dict[type, int] = {}
