@@ -194,6 +194,20 @@ def test_modules_exist_that_are_named() -> None:
     assert not missing, "\n".join(missing)
 
 
+NAMED_FILE = re.compile(r"(?<![\w./-])(\w+)/(\w+\.py)\b")
+
+
+def test_files_exist_that_are_named() -> None:
+    """As ``memory/arena.py``; a folder of the tests may have the name of a package."""
+    missing = [
+        f"{path.relative_to(ROOT)} names {folder}/{file}"
+        for path in (*READMES.values(), *sources())
+        for folder, file in NAMED_FILE.findall(prose(path))
+        if (PACKAGE / folder).is_dir() and not (PACKAGE / folder / file).is_file()
+    ]
+    assert not missing, "\n".join(missing)
+
+
 def test_loggers_are_those_of_the_code() -> None:
     code = "\n".join(text_of(path) for path in PACKAGE.rglob("*.py"))
     assert set(re.findall(r'getLogger\("lit_loader\.(\w+)"\)', code)) == LOGGERS
