@@ -80,12 +80,15 @@ class ShownLoader:
             "restarts": statistics.worker_restarts,
             "bad_samples": statistics.sample_errors,
             "statistics": str(statistics),
+            # None on a loader's first page, and a short epoch may end before the second one.
             "verdict": verdict(
                 statistics,
                 num_workers=statistics.num_workers,
                 cores=_cores(),
                 persistent_workers=loader.persistent_workers,
-            ),
+            )
+            if statistics.batches
+            else "",
             "events": list(core.recorder.events),
         }
 

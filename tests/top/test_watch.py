@@ -19,7 +19,7 @@ from torch.utils.data import Subset
 from lit_loader import DataLoader
 from lit_loader.errors import WorkerRestartWarning
 from lit_loader.system.stack_dumps import SHOW_SIGNAL
-from lit_loader.top import discovery, processes
+from lit_loader.top import app, discovery, processes
 from lit_loader.top.discovery import NotFound
 from lit_loader.top.processes import files_of
 from lit_loader.top.snapshot import Loader
@@ -148,6 +148,17 @@ def test_a_page_is_written_once_a_second(
             now += 300_000_000
             told.append(int(seen().statistics.split()[0]))
     assert told == [n for n in (0, 5, 9, 13, 17, 21) for _ in range(4)]
+
+
+def test_after_a_short_epoch_it_does_not_say_that_nothing_was_loaded(
+    loader: DataLoader[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(loader_page, "EVERY", 1 << 62)
+    for _ in loader:
+        pass
+    app.main(["--once", str(os.getpid())])
+    shown = capsys.readouterr().out
+    assert "12/12" in shown and "no batch was loaded" not in shown
 
 
 def test_a_loader_without_workers_is_not_seen() -> None:
