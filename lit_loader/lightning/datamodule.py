@@ -293,8 +293,7 @@ class LoaderDataModule(BaseDataModule):
         source = self.dataset(split)
         if is_several(source):
             return map_members(source, lambda member: self.make_loader(split, member))
-        loader = self.make_loader(split)
-        return self._restored(loader) if split == "train" else loader
+        return self.make_loader(split)
 
     def make_loader(self, split: str, dataset: Dataset[Any] | None = None) -> DataLoader[Any]:
         """Makes a new loader with the options of a split and what the Trainer has to add.

@@ -212,10 +212,7 @@ class SwappedDataModule(BaseDataModule):
         if given is None or (isinstance(given, (list, tuple, dict)) and not given):
             return given  # a split without loaders
         several = combined(given)
-        loaders = [self._swapped(name, loader) for loader in several.flattened]
-        several.flattened = loaders
-        if name == "train_dataloader" and len(loaders) == 1 and isinstance(loaders[0], DataLoader):
-            self._restored(loaders[0])
+        several.flattened = [self._swapped(name, loader) for loader in several.flattened]
         return given if several is given else several.iterables
 
     def _swapped(self, name: str, loader: Any) -> Any:
