@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import IterableDataset
 
+from lit_loader.checkpoint.saved_by_lightning import CALLBACKS
 from lit_loader.checkpoint.untrusted_state import damaged
 from lit_loader.describe import public
 from lit_loader.errors import StateError
@@ -126,6 +127,7 @@ class LoaderStateCallback(Callback):
         self.restore({})
         self._resumes = False
         put_first(self, trainer)
+        CALLBACKS.add(self)
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -259,6 +261,13 @@ class LoaderStateCallback(Callback):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Keeps no reference to the loaders."""
         self._loaders = []
+        CALLBACKS.discard(self)
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Does so after an exception, where Lightning calls this instead."""
+        self.teardown(trainer, pl_module, "fit")
 
     def _set_epoch(self, trainer: Trainer, iterable: bool = True) -> None:
         for loader in self._loaders:
