@@ -246,7 +246,10 @@ class EpochRun(LoaderIterator[T_co]):
                 self._warn()
                 line.ready.popleft()
             self._indices = line.tasks[ready.number]
-            self._note(start, ready)
+            if start.batches is not None and ready.error is None:
+                start.position.delivered(position_of(ready.number))
+            else:
+                self._note(start, ready)
             line.given = ready.number
             if not ready.ended:
                 if len(line.tasks) <= self._depth:
@@ -257,12 +260,10 @@ class EpochRun(LoaderIterator[T_co]):
             line.settle()
 
     def _note(self, start: EpochStart, ready: Outcome) -> None:
-        """Note in the position that a batch, or what takes its place, is given out."""
+        """Note in the position that a reader's batch, or an error in its place, is given out."""
         number, position, turns = position_of(ready.number), start.position, self._turns
         if ready.error is not None:
             position.failed(number, number % (turns or 1))
-        elif start.batches is not None:
-            position.delivered(number)
         elif ready.ended:
             position.exhausted(number % turns)
         elif ready.made is None:
@@ -306,6 +307,7 @@ class EpochRun(LoaderIterator[T_co]):
                 raise
             line.epoch, line.seed, line.healer = start.epoch, start.seed, healer
             line.pin, line.device = self._pin, self._device
+            line.ints = start.batches is not None and start.batches.computed
             healer.assigned = line.tasks
             pool.patient = bool(self._timeout)
             pool.page.begin_epoch(start.epoch, start.position.now().delivered)

@@ -61,6 +61,7 @@ class Pipeline:
         token: That of the tasks, in the pool.
         healer: Sees to workers that die or hang.
         handed_on: Whether it is another run's by now, or nobody's yet.
+        ints: Whether indices are known to be ints: they come of an order of the loader's own.
         new: Whether workers have just been connected, and nothing else has happened.
     """
 
@@ -73,7 +74,7 @@ class Pipeline:
         self.pin, self.device = pin, device
         self.pool: WorkerPool | None = None
         self.epoch = self.seed = self.token = 0
-        self.new = self.handed_on = self._stopping = False
+        self.new = self.handed_on = self.ints = self._stopping = False
         self._thread: PinMemoryThread[Outcome] | None = None
         self._finalizer: weakref.finalize[Any, Any] | None = None
         self._release: Release | None = None
@@ -152,7 +153,7 @@ class Pipeline:
         """Have a task done, which comes after all that were submitted before."""
         if self._lines:
             self._expected[number % self._lines].append(number)
-        self.pool.submit(number, indices, epoch, seed)  # type: ignore[union-attr]
+        self.pool.submit(number, indices, epoch, seed, self.ints)  # type: ignore[union-attr]
 
     def submit_again(self) -> None:
         """Have new workers do what the ones before have not."""

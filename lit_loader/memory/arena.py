@@ -42,7 +42,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_loader.errors import LoaderError
-from lit_loader.memory.held_tensors import Pieces, Stretch, copied, divided
+from lit_loader.memory.held_tensors import DIVIDED, Pieces, Stretch, copied, divided
 from lit_loader.memory.leases import Lease, LeaseRef, Leases
 from lit_loader.memory.memory_budget import MemoryBudget
 from lit_loader.memory.size_forecast import Forecast
@@ -258,6 +258,8 @@ class Arena:
         given = self._leases.given
         given.add(lease.reference)
         held = len(given)
+        if held <= _HELD_WHOLE and lease.size < DIVIDED and not self._budgeted:
+            return None  # as it lies, and nothing is so large that it would pay to divide it
         if (
             held > self._held
             or (held > _HELD_WHOLE and len(stretches) > 1)

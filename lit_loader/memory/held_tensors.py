@@ -23,7 +23,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Pieces", "Stretch", "copied", "divided", "over"]
+__all__ = ["DIVIDED", "Pieces", "Stretch", "copied", "divided", "over"]
 
 Bytes = npt.NDArray[np.uint8]
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from lit_loader.memory.slots import Slot
-from lit_loader.system.fork_guard import user_forks
+from lit_loader.system import fork_guard
 
 __all__ = ["Lease", "LeaseRef", "Leases"]
 
@@ -34,7 +34,7 @@ class LeaseRef(weakref.ref):  # type: ignore[type-arg]
 
     Attributes:
         slot: The slot.
-        forks: `user_forks` when it was lent.
+        forks: `fork_guard.user_forks` when it was lent.
     """
 
     __slots__ = ("forks", "slot")
@@ -76,7 +76,7 @@ class Leases:
         """
         lease: Lease = Lease((nbytes,), np.uint8, *slot.place)
         reference = lease.reference = LeaseRef(lease, returned)
-        reference.forks = user_forks()
+        reference.forks = fork_guard.user_forks
         reference.slot = slot  # last: a signal handler may raise here, and the lease dies at once
         self._held.add(reference)
         return lease
@@ -86,7 +86,7 @@ class Leases:
 
         If the program has forked since, the child looks into it: it stays among those held.
         """
-        if getattr(reference, "slot", None) is None or reference.forks != user_forks():
+        if getattr(reference, "slot", None) is None or reference.forks != fork_guard.user_forks:
             return False
         self._held.discard(reference)
         self.given.discard(reference)

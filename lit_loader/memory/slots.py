@@ -77,9 +77,15 @@ class FreeSlots:
 
     def pop(self, capacity: int) -> Slot | None:
         """Take the slot of at least ``capacity`` bytes that was used last; None: there is none."""
-        slot = _pop(self.warm, capacity) or _pop(self.cold, capacity)
-        if len(self.warm) < self._idle:
-            self._idle = len(self.warm)
+        warm = self.warm
+        try:
+            slot: Slot | None = warm.pop()
+        except IndexError:
+            slot = None
+        if slot is None or slot.capacity < capacity:
+            slot = _pop(warm, capacity, slot) or _pop(self.cold, capacity)
+        if len(warm) < self._idle:
+            self._idle = len(warm)
         return slot
 
     def trim(self, keep: int) -> None:
@@ -103,8 +109,8 @@ def memory_of(slots: Iterable[Slot]) -> int:
     return sum([slot.touched for slot in slots])
 
 
-def _pop(stack: list[Slot], capacity: int) -> Slot | None:
-    passed_over = []
+def _pop(stack: list[Slot], capacity: int, too_small: Slot | None = None) -> Slot | None:
+    passed_over = [] if too_small is None else [too_small]
     try:
         while True:
             slot = stack.pop()

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import math
 import os
 import select
 import termios
@@ -163,22 +162,24 @@ class Pipes:
             Ended: A process that is watched is gone; what it has sent is still to be read.
             PoolClosed: So are all, and the pipes.
         """
-        blocked = list(self.blocked)
+        own, poll, blocked = self._own, self._poll, list(self.blocked) if self.blocked else ()
         for pipe in blocked:
-            self._poll.register(pipe, select.POLLOUT)
-        longest = min(math.inf if timeout is None else timeout, _LONGEST_WAIT)
-        with self._own.receiving:
-            if self._own.closed:
+            poll.register(pipe, select.POLLOUT)
+        longest = _LONGEST_WAIT if timeout is None or timeout > _LONGEST_WAIT else timeout
+        with own.receiving:
+            if own.closed:
                 raise PoolClosed
             try:
                 self.waiting = True
-                ready = self._poll.poll(1000 * longest)
+                ready = poll.poll(1000 * longest)
                 self.waiting = False
             finally:
                 for pipe in blocked:
-                    self._poll.unregister(pipe)
-        if self._own.closed:
+                    poll.unregister(pipe)
+        if own.closed:
             raise PoolClosed
+        if len(ready) == 1 and ready[0][0] == self._results:
+            return True
         if not ready:
             return timeout is None or timeout > _LONGEST_WAIT
         fds = {fd for fd, _ in ready}

@@ -233,7 +233,7 @@ class WorkerPool:
         """
         self._point = point
 
-    def submit(self, number: int, indices: Any, epoch: int, seed: int) -> None:
+    def submit(self, number: int, indices: Any, epoch: int, seed: int, ints: bool = False) -> None:
         """Have a batch made.
 
         Args:
@@ -241,8 +241,10 @@ class WorkerPool:
             indices: Its indices; for an iterable dataset where its reader is to begin, or None.
             epoch: Its epoch.
             seed: Base seed of the epoch.
+            ints: Whether the indices are known to be ints of 64 bits.
         """
-        task = _Task(number, b"" if indices is None else pack_indices(indices), epoch, seed)
+        packed = b"" if indices is None else pack_indices(indices, ints)
+        task = _Task(number, packed, epoch, seed)
         with self._lock:
             self._tasks[number] = task
             worker = None
@@ -365,7 +367,8 @@ class WorkerPool:
             if self._dead is not None:
                 self._see_to_the_dead()
             elif self._wait(deadline):
-                self._read_all()
+                for message in self._pipes.read():
+                    self._handle(message)
             else:
                 return None
         return self._outcome(*ready.popleft())
@@ -379,7 +382,8 @@ class WorkerPool:
             if self._pipes.wait(None if until is None else max(0.0, until - time.monotonic())):
                 return True
         except Ended as ended:
-            self._dead = ended.sentinel  # what it and others had finished comes out before
+            self._dead = ended.sentinel
+            self._read_all()  # what it and others had finished comes out before
             return True
         if workers.starting:
             workers.look_at_starting()

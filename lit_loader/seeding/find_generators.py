@@ -48,6 +48,9 @@ and the others only if there is a generator in one of these."""
 
 ALIKE = 16
 
+FIRST_ITEMS = 2048
+"""Items of a container that are looked at first: a list of so many numbers has but numbers."""
+
 CLOSED = frozenset(sys.stdlib_module_names) | {"numpy", "torch", "lit_loader"}
 _OPAQUE = frozenset(
     {  # Their objects lead far away and hold no generator.
@@ -197,7 +200,7 @@ def _items(value: Any, kind: type, whole: bool = False) -> tuple[list[_Lead], bo
     )
     counts: dict[type, int] = {}
     leads, left_out = [], False
-    for key, item in islice(pairs, MAX_OBJECTS + 1):
+    for key, item in islice(pairs, MAX_OBJECTS + 1 if whole else FIRST_ITEMS):
         kind_of_item = type(item)
         if kind_of_item not in _PLAIN:
             count = counts[kind_of_item] = counts.get(kind_of_item, 0) + 1

@@ -77,8 +77,11 @@ def derive(*parts: int) -> int:
 
 def extend(seed: int, *parts: int) -> int:
     """Mix further integers into a seed: ``extend(derive(a, b), c) == derive(a, b, c)``."""
-    for part in parts:
-        seed = _mix(seed ^ _mix(part + _GOLDEN & _MASK))
+    for part in parts:  # `_mix`, twice, spelled out: it is done for each batch
+        x = part + _GOLDEN & _MASK
+        x = (x ^ (x >> 30)) * 0xBF58_476D_1CE4_E5B9 & _MASK
+        x = (x ^ (x >> 27)) * 0x94D0_49BB_1331_11EB & _MASK
+        seed = _mix(seed ^ x ^ (x >> 31))
     return seed
 
 

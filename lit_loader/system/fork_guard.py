@@ -13,14 +13,11 @@ from collections.abc import Iterator
 
 __all__ = ["unguarded_fork", "user_forks"]
 
-_counted = 0
+user_forks = 0
+"""Another number after each fork of the user's own."""
+
 _unguarded: set[int] = set()
 """The threads that fork a process of our own just now; the others' forks count meanwhile."""
-
-
-def user_forks() -> int:
-    """Return a number that is another one after each fork of the user's own."""
-    return _counted
 
 
 @contextlib.contextmanager
@@ -35,9 +32,9 @@ def unguarded_fork() -> Iterator[None]:
 
 
 def _count() -> None:
-    global _counted
+    global user_forks
     if threading.get_ident() not in _unguarded:
-        _counted += 1
+        user_forks += 1
 
 
 # Both before and after: what another thread is given in between is out at the fork, too.

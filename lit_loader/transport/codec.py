@@ -29,7 +29,7 @@ from __future__ import annotations
 import ctypes
 import marshal
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -172,13 +172,13 @@ def _flat(batch: object) -> tuple[_Form | None, list[Part]]:
     return form, parts
 
 
-def _unflat(form: _Form, parts: Iterator[Part]) -> object:
+def _unflat(form: _Form, parts: list[Part]) -> object:
     """Return the batch of which `_flat` gave the form."""
     if form == _LONE:
-        return next(parts)
+        return parts[0]
     if isinstance(form, tuple):
         return dict(zip(form, parts, strict=True))
-    return list(parts) if form == _LIST else tuple(parts)
+    return parts if form == _LIST else tuple(parts)
 
 
 def _cannot_carry(batch: object, error: Exception) -> TransportError:

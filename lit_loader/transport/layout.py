@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -202,7 +202,7 @@ def _packed(part: Part) -> Part:
 
 def build(
     memory: npt.NDArray[np.uint8], rows: list[_Row], pieces: Pieces | None = None
-) -> Iterator[Part]:
+) -> list[Part]:
     """Build the parts of a batch, in the order of the table.
 
     Args:
@@ -211,6 +211,7 @@ def build(
         pieces: What each lies in instead; None: nothing.
     """
     memory, first = over(memory), 0
+    parts: list[Part] = []
     storages: dict[tuple[int, int], torch.UntypedStorage] = {}
     for row in rows:
         kind = row[0]
@@ -220,17 +221,19 @@ def build(
             _, name, byte, shape, strides = row
             # Through NumPy: torch's own frombuffer makes flat tensors, and shaping takes longer.
             array = np.ndarray(shape, _NUMPY_DTYPES[name], memory, byte - first, strides)
-            yield torch.from_numpy(array)
+            parts.append(torch.from_numpy(array))
         elif kind == _ARRAY:
             _, dtype, byte, shape, strides = row
-            yield np.ndarray(shape, dtype, memory, byte - first, strides)
+            parts.append(np.ndarray(shape, dtype, memory, byte - first, strides))
         elif kind == _EMPTY:
             _, name, shape, strides = row
             nothing = torch.empty(0, dtype=torch.uint8, device="cpu").untyped_storage()
-            yield tensor_over(nothing, getattr(torch, name), shape, strides)
+            parts.append(tensor_over(nothing, getattr(torch, name), shape, strides))
         else:
             _, name, byte, size, storage_offset, shape, strides = row
             storage = storages.get((byte, size))
             if storage is None:
                 storage = storages[byte, size] = storage_at(memory, byte - first, size)
-            yield tensor_over(storage, getattr(torch, name), shape, strides, storage_offset)
+            dtype = getattr(torch, name)
+            parts.append(tensor_over(storage, dtype, shape, strides, storage_offset))
+    return parts

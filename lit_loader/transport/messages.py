@@ -249,13 +249,17 @@ _INT64: Final = b"q"
 _ONLY_INT: Final = {int}
 
 
-def pack_indices(indices: Any) -> bytes:
+def pack_indices(indices: Any, ints: bool = False) -> bytes:
     """Write one batch's indices down: 8 bytes each for a list of ints, a pickle for all else.
+
+    Args:
+        indices: The indices.
+        ints: Whether they are known to be ints of 64 bits, if they are a list.
 
     Raises:
         Exception: Whatever pickling an index of the sampler's own making raises.
     """
-    if type(indices) is list and set(map(type, indices)) == _ONLY_INT:
+    if type(indices) is list and (ints or set(map(type, indices)) == _ONLY_INT):
         try:
             return array("q", indices).tobytes() + _INT64
         except OverflowError:

@@ -11,7 +11,8 @@ import torch
 
 import lit_loader
 from lit_loader.memory.arena import HELD_SLOTS
-from lit_loader.system.fork_guard import unguarded_fork, user_forks
+from lit_loader.system import fork_guard
+from lit_loader.system.fork_guard import unguarded_fork
 
 
 class Filled(torch.utils.data.Dataset[torch.Tensor]):
@@ -134,13 +135,13 @@ def test_a_start_that_is_over_leaves_another_threads_unguarded(loader: Any) -> N
             pass
 
     batch = next(iter(loader))
-    forks = user_forks()
+    forks = fork_guard.user_forks
     with unguarded_fork():
         thread = threading.Thread(target=start)
         thread.start()
         thread.join()
         assert in_child(lambda: True) == 0
-        assert user_forks() == forks
+        assert fork_guard.user_forks == forks
     assert in_child(lambda: True) == 0
-    assert user_forks() != forks
+    assert fork_guard.user_forks != forks
     del batch
