@@ -7,12 +7,11 @@ by datasets through `get_epoch`, `get_rng` and `get_shard`, which are public.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
+
+import numpy as np
 
 from lit_loader.describe import public
-
-if TYPE_CHECKING:
-    import numpy as np
 
 __all__ = ["get_epoch", "get_rng", "get_shard", "reading"]
 
@@ -140,7 +139,6 @@ def get_rng(index: Any = None) -> np.random.Generator:
     """
     maker = reading.maker
     if maker is None:
-        import numpy as np
         import torch
 
         return np.random.default_rng(int(torch.empty((), dtype=torch.int64).random_()))

@@ -1,6 +1,6 @@
 """`PinMemoryThread`: copies batches into page-locked memory, from where accelerators copy fast.
 
-Used by `iteration/delivery.py`; `iteration/in_process.py` pins without a thread (`pin_batch`).
+Used by `iteration/pipeline.py`; `iteration/in_process.py` pins without a thread (`pin_batch`).
 
 ::
 

@@ -75,12 +75,6 @@ class ShardLoader:
         if self._told_epoch:
             self._alike = None
 
-    def part_with(self, reader: int) -> None:
-        """Close a reader: another process serves it from now on."""
-        self._readers.pop(reader, None)
-        self._next.pop(reader, None)
-        self._begun.pop(reader, None)
-
     @property
     def may_begin_ahead(self) -> bool:
         """Whether there is something for :meth:`begin_ahead`."""

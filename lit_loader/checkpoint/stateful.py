@@ -121,12 +121,6 @@ class Opened:
                 self._role if part == self._name else f"{self._role}'s {part}",
             )
 
-    def restore_again(self) -> None:
-        """Bring the source, once more, to where it was begun."""
-        self._restore(self._source, self._name)
-        if self._source is self.iterator:
-            self._restore(self.iterator, ITERATOR)
-
     @property
     def stateful(self) -> bool:
         """Whether source or iterator can be asked for a state."""

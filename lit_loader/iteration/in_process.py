@@ -59,6 +59,7 @@ class InProcessIterator(LoaderIterator[T_co]):
         self._pin = pin
         self._spec = spec or core.spec
         self._progress = Progress()
+        self._progress.each = False  # nobody looks at the time
         self._loader: _Making | None = None
         self._begun: set[int] = set()  # readers of an iterable dataset that go on by themselves
         self._streams: OwnStreams | None = None

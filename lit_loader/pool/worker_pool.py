@@ -547,12 +547,12 @@ class WorkerPool:
         if not self.closed:
             self.wake()
 
-    def adapt(self, wait: bool = True) -> None:
-        """Bring a :meth:`resize` about where no thread receives; or what need not be waited for."""
+    def adapt(self) -> None:
+        """Bring a :meth:`resize` about where no thread receives."""
         if self.closed:
             return
         self._bring_about()
-        deadline = time.monotonic() + (_MOMENT if wait else 0)
+        deadline = time.monotonic() + _MOMENT
         processes = self._own.processes
         while leaving := [w for w, hand in self._hands.items() if hand.leaving]:
             self._read_all()
@@ -720,11 +720,6 @@ class WorkerPool:
         """Whether more live than there are to be."""
         leaving = any(hand.leaving for hand in [*self._hands.values()])
         return leaving or self.num_workers < self._workers.num_workers
-
-    @property
-    def forks(self) -> bool:
-        """Whether they are forked, which takes milliseconds."""
-        return self._workers.forks
 
     @property
     def started(self) -> list[int]:

@@ -6,7 +6,7 @@
                       ╰─ the relay: one process ─▶ remote workers
          ◀─ notices ──── what the relay has to say ─╯
 
-Used by `iteration/host.py`, which gives it to the pool. After a few relays that died in a row there
+Used by `iteration/core.py`, which gives it to the pool. After a few relays that died in a row there
 are no remote workers any more, and the workers of this machine go on; if there are none, that is an
 error.
 """

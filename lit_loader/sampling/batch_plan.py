@@ -141,11 +141,6 @@ class BatchPlan:
             )
         return batches
 
-    def divides_evenly(self) -> bool:
-        """Whether all ranks get as many items without any being repeated, as far as is known."""
-        length = self._stream_length()
-        return length is not None and length % self.shard.num_replicas == 0
-
     def _stream_length(self) -> int | None:
         """Number of items that all ranks together go through in an epoch; None if unknown."""
         try:

@@ -190,12 +190,16 @@ def is_leaf(value: Any) -> bool:
 def _items(value: Any, kind: type, whole: bool = False) -> tuple[list[_Lead], bool]:
     """Give the items of a container, and whether some were left out because it is long."""
     array = issubclass(kind, np.ndarray)
+    # By the builtin class: a subclass's own __iter__ is the user's code, and may raise.
+    base = next(each for each in _CONTAINERS if issubclass(kind, each))
     pairs = (
-        dict.items(value) if issubclass(kind, dict) else enumerate(value.flat if array else value)
+        dict.items(value)
+        if base is dict
+        else enumerate(value.flat if array else base.__iter__(value))
     )
     most = (
         ALIKE
-        if not whole and (value.size if array else len(value)) > MAX_ITEMS
+        if not whole and (value.size if array else base.__len__(value)) > MAX_ITEMS
         else MAX_OBJECTS + 1
     )
     counts: dict[type, int] = {}

@@ -58,8 +58,10 @@ class Spy(DataLoader[Any]):
     def __iter__(self) -> Any:
         self.note("iter")
         iterator = super().__iter__()
-        core = iterator._core  # that of all of the loader's iterators
-        core.begin_epoch = lambda: (self.note("first next"), type(core).begin_epoch(core))[1]
+        core = iterator._core
+        if "begin_epoch" not in vars(core):
+            begin = core.begin_epoch
+            core.begin_epoch = lambda: (self.note("first next"), begin())[1]
         self.__dict__.setdefault("iterators", []).append(weakref.ref(iterator))
         return iterator
 

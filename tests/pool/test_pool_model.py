@@ -33,7 +33,7 @@ from hypothesis.stateful import (
 )
 
 from lit_loader.memory.arena import ArenaMap
-from lit_loader.pool import worker_set
+from lit_loader.pool import worker_pool, worker_set
 from lit_loader.pool.outcome import Outcome, WorkerDeath
 from lit_loader.pool.worker_pool import WorkerPool
 from lit_loader.transport.messages import (
@@ -356,7 +356,8 @@ class PoolMachine(RuleBasedStateMachine):
         self.num_workers = num_workers
         self.pool.resize(num_workers)
         if at_once:
-            self.pool.adapt(wait=False)  # no worker takes a step meanwhile
+            with mock.patch.object(worker_pool, "_MOMENT", 0):  # no worker takes a step meanwhile
+                self.pool.adapt()
 
     @rule(worker=st.integers(0, 2), meanwhile=MEANWHILE, give_up=st.booleans())
     def kill_and_replace(self, worker: int, meanwhile: list[int], give_up: bool) -> None:

@@ -1,21 +1,24 @@
-"""The README files of the repository, taken apart for the tests."""
+"""The pages of the repository, taken apart for the tests."""
 
 from __future__ import annotations
 
-import inspect
 import re
+import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "lit_loader"
 TOP = ROOT / "README.md"
 INSIDE = PACKAGE / "README.md"
+GUARANTEES = PACKAGE / "GUARANTEES.md"
+TROUBLESHOOTING = PACKAGE / "TROUBLESHOOTING.md"
 OPTIONS = ROOT / "conf" / "README.md"
 
 README_FILES = sorted(
     path
     for folder in ("conf", "examples", "lit_loader", "tests")
-    for path in (ROOT / folder).rglob("README.md")
+    for path in (ROOT / folder).rglob("*.md")
+    if path.name != "CHANGES.md"  # which names what is gone
 )
 READMES = {path.relative_to(ROOT).as_posix(): path for path in (TOP, *README_FILES)}
 """Path below the repository to file."""
@@ -40,7 +43,7 @@ def text_of(path: Path) -> str:
 def fenced(path: Path, language: str) -> list[str]:
     """The code blocks of a language, also those inside of lists, without their indentation."""
     found = _FENCED.findall(text_of(path))
-    return [inspect.cleandoc(code) + "\n" for _, kind, code in found if kind == language]
+    return [textwrap.dedent(code).strip("\n") + "\n" for _, kind, code in found if kind == language]
 
 
 def indented(path: Path) -> list[str]:
@@ -59,10 +62,15 @@ def spans(path: Path) -> list[str]:
     return re.findall(r"`([^`\n]+)`", without_fenced(path))
 
 
+def sections(path: Path) -> dict[str, str]:
+    """By each heading of the second level what stands up to the next."""
+    parts = re.split(r"^## (.+)$", text_of(path), flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
 def section(path: Path, title: str) -> str:
     """What stands between one heading of the second level and the next."""
-    parts = re.split(r"^## (.+)$", text_of(path), flags=re.MULTILINE)
-    return dict(zip(parts[1::2], parts[2::2], strict=True))[title]
+    return sections(path)[title]
 
 
 def rows(table: str) -> list[list[str]]:

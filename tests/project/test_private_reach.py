@@ -49,7 +49,7 @@ REACHES = {
 }  # fmt: skip
 
 OWN = re.compile(
-    r"\b(self|cls|short|payload|state|module)\._\w+"
+    r"\b(self|cls|short|payload|state|module|watch)\._\w+"
     r"|\bloader\._core\b|\w+\._(asdict|fields|make|replace)\b"
 )
 PRIVATE = re.compile(r"(?:\btorch\.utils\.data\._utils|\b\w+\._[a-zA-Z]\w*)")

@@ -24,19 +24,24 @@ if __name__ == "__main__":
 import lit_loader
 from lit_loader.config.loader_config import LoaderConfig
 from tests.project.readmes import (
+    GUARANTEES,
     INSIDE,
     OPTIONS,
     PACKAGE,
     READMES,
     ROOT,
     TOP,
+    TROUBLESHOOTING,
     anchors,
+    fenced,
     label,
     links,
     rows,
     section,
+    sections,
     text_of,
 )
+from tests.project.test_layers import below, modules
 
 BEGIN, END = "<!-- options: begin -->", "<!-- options: end -->"
 
@@ -105,7 +110,7 @@ def test_every_page_is_reached_from_the_top() -> None:
 
 
 def test_public_names_are_mentioned() -> None:
-    names = section(INSIDE, "Public names") + section(INSIDE, "Faults")
+    names = section(GUARANTEES, "Public names")
     assert not [name for name in lit_loader.__all__ if not re.search(rf"\b{name}\b", names)]
 
 
@@ -116,6 +121,26 @@ def test_extras_are_those_of_the_package() -> None:
     assert {row[0].strip("`") for row in rows(table)} == set(
         re.findall(r"^(\w+) = \[", extras, flags=re.MULTILINE)
     )
+
+
+# --- the table of packages ---
+
+
+def test_packages_import_those_above_them() -> None:
+    cells = [row[0] for row in rows(section(INSIDE, "Packages"))]
+    named = [re.sub(r"\[(\w+)\].*|`(\w+)\.py`", r"\1\2", cell) for cell in cells]
+    beside = {"context", "describe", "errors"}
+    used = {name: names for name, names in below(modules()).items() if name not in beside}
+    assert sorted(named) == sorted(used)
+    above = {name: beside.union(named[:place]) for place, name in enumerate(named)}
+    assert {name: used[name] - above[name] for name in named if used[name] - above[name]} == {}
+
+
+@pytest.mark.parametrize("package", sorted(path.parent.name for path in PACKAGE.glob("*/*.md")))
+def test_a_package_s_page_lists_its_files(package: str) -> None:
+    (listed, *_) = fenced(PACKAGE / package / "README.md", "")
+    files = {path.name for path in (PACKAGE / package).glob("*.py")} - {"__init__.py"}
+    assert set(re.findall(r"^(\w+\.py)\b", listed, flags=re.MULTILINE)) == files
 
 
 # --- modules that are named anywhere ---
@@ -169,12 +194,26 @@ def test_modules_exist_that_are_named() -> None:
     assert not missing, "\n".join(missing)
 
 
+NAMED_FILE = re.compile(r"(?<![\w./-])(\w+)/(\w+\.py)\b")
+
+
+def test_files_exist_that_are_named() -> None:
+    """As ``memory/arena.py``; a folder of the tests may have the name of a package."""
+    missing = [
+        f"{path.relative_to(ROOT)} names {folder}/{file}"
+        for path in (*READMES.values(), *sources())
+        for folder, file in NAMED_FILE.findall(prose(path))
+        if (PACKAGE / folder).is_dir() and not (PACKAGE / folder / file).is_file()
+    ]
+    assert not missing, "\n".join(missing)
+
+
 def test_loggers_are_those_of_the_code() -> None:
     code = "\n".join(text_of(path) for path in PACKAGE.rglob("*.py"))
     assert set(re.findall(r'getLogger\("lit_loader\.(\w+)"\)', code)) == LOGGERS
 
 
-# --- the texts under Troubleshooting ---
+# --- the messages in TROUBLESHOOTING.md ---
 
 
 def messages(source: str) -> Iterator[str]:
@@ -204,15 +243,22 @@ def strings() -> list[str]:
     return ["\n".join(messages(text_of(path))) for path in PACKAGE.rglob("*.py")]
 
 
+def entries() -> dict[str, list[list[str]]]:
+    """By section the rows of its table."""
+    return {title: rows(text) for title, text in sections(TROUBLESHOOTING).items()}
+
+
 def quoted() -> list[str]:
-    table = section(INSIDE, "Troubleshooting").split("\n\n")[2]
-    return [row[0].strip("`") for row in rows(table)]
+    ours = [row for title, table in entries().items() if title != "No message" for row in table]
+    return [message for row in ours for message in re.findall(r"`([^`]+)`", row[0])]
 
 
-def test_troubleshooting_has_much_to_tell() -> None:
-    assert len(quoted()) >= 10
-    table = section(INSIDE, "Troubleshooting").split("\n\n")[2]
-    assert all(len(row) == 3 for row in rows(table))
+def test_troubleshooting_can_be_read() -> None:
+    """What explains itself needs no entry: there are few."""
+    table = [row for rows_of_one in entries().values() for row in rows_of_one]
+    assert 20 <= len(table) <= 40
+    assert all(len(row) == 3 and all(row) for row in table)
+    assert len(quoted()) == len(set(quoted())) >= 20
 
 
 @pytest.mark.parametrize("message", quoted(), ids=label)

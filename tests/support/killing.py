@@ -1,4 +1,4 @@
-"""A process that is killed at the n-th instruction of a room's own code."""
+"""A process that is killed at the n-th instruction of a package's own code."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["Killer"]
 
 
 class Killer:
-    """Kills its process at one of the instructions that a room's code runs.
+    """Kills its process at one of the instructions that a package's code runs.
 
     Args:
-        room: The room.
+        room: The package's folder.
         at: The instruction, from 1 on; 0: none, they are counted.
         but: Files of it that do not count.
 

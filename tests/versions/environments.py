@@ -30,7 +30,7 @@ FOLDERS: Final = (
     *("batch", "checkpoint", "config", "exactness", "iteration", "lightning", "memory", "mixture"),
     *("pool", "sampling", "seeding", "system", "transport", "tuning", "worker"),
 )
-"""The core: the rooms whose tests need nothing but the package's own dependencies."""
+"""The core: the folders whose tests need nothing but the package's own dependencies."""
 
 TOOLS: Final = (
     *("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "psutil", "rich", "cloudpickle"),
