@@ -29,7 +29,11 @@ from torch.utils.data.dataloader import _DatasetKind  # programs compare _datase
 
 from lit_loader.accelerator.device_copy import Move
 from lit_loader.checkpoint.other_streams import advice_on_reading_again
-from lit_loader.checkpoint.saved_by_lightning import ADVICE_WITHOUT_CALLBACK, called_by_lightning
+from lit_loader.checkpoint.saved_by_lightning import (
+    ADVICE_WITHOUT_CALLBACK,
+    CALLBACKS,
+    called_by_lightning,
+)
 from lit_loader.config.checks import check_dataset, known_keywords
 from lit_loader.config.loader_config import (
     FIXED,
@@ -368,8 +372,8 @@ class DataLoader(_TorchLoader[T_co]):
         if core.reads_again:
             epoch = core.epochs.now().epoch
             core.warn_once(advice_on_reading_again(self.dataset, later_epoch=epoch > 0))
-        # A callback restores what Lightning has restored once more, before the first batch.
-        core.advice_at_start = ADVICE_WITHOUT_CALLBACK if called_by_lightning() else None
+        if not CALLBACKS and called_by_lightning():
+            core.warn_once(ADVICE_WITHOUT_CALLBACK)
 
     @property
     def _loaded_state(self) -> Mapping[str, Any] | None:

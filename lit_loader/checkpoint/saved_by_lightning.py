@@ -7,9 +7,10 @@ The loader then advises to add the callback that does know.
 from __future__ import annotations
 
 import inspect
+import weakref
 from typing import Final
 
-__all__ = ["ADVICE_WITHOUT_CALLBACK", "called_by_lightning", "taken_ahead_by_lightning"]
+__all__ = ["ADVICE_WITHOUT_CALLBACK", "CALLBACKS", "called_by_lightning"]
 
 ADVICE_WITHOUT_CALLBACK: Final = (
     "Lightning saves and restores the position of this loader, but no callback tells which batches "
@@ -18,9 +19,12 @@ ADVICE_WITHOUT_CALLBACK: Final = (
     "Trainer(callbacks=[lit_loader.LoaderStateCallback()])"
 )
 
-_NAMES: Final = ("lightning.pytorch", "pytorch_lightning")
-_CALLERS: Final = {f"{name}.utilities.combined_loader" for name in _NAMES}
-_FETCHERS: Final = {f"{name}.loops.fetchers" for name in _NAMES}
+CALLBACKS: Final[weakref.WeakSet[object]] = weakref.WeakSet()
+"""Those of a fit that has begun: each restores what Lightning restores, in all situations."""
+
+_CALLERS: Final = {
+    f"{name}.utilities.combined_loader" for name in ("lightning.pytorch", "pytorch_lightning")
+}
 
 
 def called_by_lightning() -> bool:
@@ -29,13 +33,3 @@ def called_by_lightning() -> bool:
     for _ in range(2):
         frame = frame and frame.f_back
     return frame is not None and frame.f_globals.get("__name__") in _CALLERS
-
-
-def taken_ahead_by_lightning() -> bool:
-    """Whether a Trainer's loop is taking a batch while it only makes an iterator."""
-    frame = inspect.currentframe()
-    while frame is not None:
-        if frame.f_globals.get("__name__") in _FETCHERS and frame.f_code.co_name == "__iter__":
-            return True
-        frame = frame.f_back
-    return False

@@ -39,7 +39,6 @@ from lit_loader.batch.sample_errors import TRANSIENT_ERRORS, Tolerance
 from lit_loader.batch.tensor_table import IN_PROCESS_BYTES, frozen
 from lit_loader.cache.figures import figures_of
 from lit_loader.checkpoint.reader_states import Shards
-from lit_loader.checkpoint.saved_by_lightning import taken_ahead_by_lightning
 from lit_loader.describe import program_stacklevel
 from lit_loader.errors import OptionError
 from lit_loader.iteration.base import LoaderIterator
@@ -115,7 +114,6 @@ class LoaderCore:
         auto: Sets the number of workers, with ``num_workers="auto"``; else None.
         checked: Whether ``check_exactness`` has compared its batches.
         reads_again: Whether resuming reads again what has been given out before.
-        advice_at_start: What to warn of when the next epoch begins.
         role: What the loader is for, as messages to the user name it; "": not known.
         resizes: Counts how often the number of workers was changed while they live.
         runs: The iterators with workers that are alive.
@@ -143,7 +141,6 @@ class LoaderCore:
         self.copies_to: tuple[torch.device, Move] | None = None
         self.auto: AutoWorkers | None = None
         self.checked = self.reads_again = False
-        self.advice_at_start: str | None = None
         self.role = ""
         self._warnings_given: set[str] = set()
         self.resizes = 0
@@ -457,10 +454,6 @@ class LoaderCore:
             advice = advice_if_unsharded(loader.dataset, shown, self.iterable, self.num_shards)
             if advice is not None:
                 self.warn_once(advice)
-        advice, self.advice_at_start = self.advice_at_start, None
-        # Where Lightning takes a batch ahead, it does so before any callback comes to act.
-        if advice is not None and not taken_ahead_by_lightning():
-            self.warn_once(advice)
         return self.epochs.begin(self._readers)
 
     def tail(self, start: EpochStart) -> ShardTail | None:

@@ -96,11 +96,6 @@ class BaseDataModule(LightningDataModule):
         self._loaders.add(loader)
         return loader
 
-    def _restored(self, loader: DataLoader[Any]) -> DataLoader[Any]:
-        """Restores a training loader that was just made, if it is the only one."""
-        self._state_callback.restore_single(loader)
-        return loader
-
     def _with_trainer(self, split: str, config: LoaderConfig) -> LoaderConfig:
         """The options of a split, changed as the Trainer's strategy and options ask for."""
         overrides: dict[str, Any] = {}
@@ -126,14 +121,12 @@ class BaseDataModule(LightningDataModule):
 
     def close(self) -> None:
         """Closes every loader that is still alive: workers, threads and memory. Idempotent."""
-        for loader in [*self._loaders, *self._prediction_loaders()]:
+        loaders = [*self._loaders]
+        if self.trainer is not None:
+            # For predictions it makes another loader out of each of ours.
+            loaders += our_loaders(self.trainer.predict_dataloaders)
+        for loader in loaders:
             loader.close()
-
-    def _prediction_loaders(self) -> list[DataLoader[Any]]:
-        """The Trainer's own: for predictions it makes another loader out of each of ours."""
-        if self.trainer is None:
-            return []
-        return our_loaders(self.trainer.predict_dataloaders)
 
     def teardown(self, stage: str | None = None) -> None:
         """Closes the loaders; Lightning calls it after a run that ended by itself."""

@@ -15,25 +15,16 @@ from __future__ import annotations
 
 import functools
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch.utils.data import Dataset
 
-from lit_loader.config.checks import filled_text, flag, is_dataset, known_keywords
+from lit_loader.config.checks import filled_text, flag, is_dataset, is_list, known_keywords
 from lit_loader.config.loader_config import LoaderConfig
-from lit_loader.describe import public
+from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError
 from lit_loader.lightning.base_datamodule import SPLITS, BaseDataModule
-from lit_loader.lightning.dataset_sources import (
-    DatasetSource,
-    SplitFactory,
-    check_is_factory,
-    check_source,
-    describe_source,
-    is_several,
-    map_members,
-)
 from lit_loader.lightning.names import LightningDataModule, is_hook_of
 from lit_loader.lightning.swapped_datamodule import SwappedDataModule
 from lit_loader.loader import DataLoader
@@ -50,6 +41,8 @@ _STAGES: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 Options = Mapping[str, Any] | LoaderConfig
+_Source = Dataset[Any] | Callable[[], Dataset[Any]]
+DatasetSource = _Source | Sequence[_Source] | Mapping[str, _Source]
 
 
 class _SplitHook:
@@ -145,9 +138,7 @@ class LoaderDataModule(BaseDataModule):
         for split, source in datasets.items():
             if split not in SPLITS:
                 raise OptionError(f"datasets has an unknown split {split!r}: use {_listed(SPLITS)}")
-            check_source(split, source)
-            if self.shared_key is not None:
-                check_is_factory(split, source)
+            _check_source(split, source, self.shared_key is not None)
         common = _config("loader", loader, LoaderConfig())
         given = {"train": train, "val": val, "test": test, "predict": predict}
         self.datasets: dict[str, DatasetSource] = dict(datasets)
@@ -253,7 +244,7 @@ class LoaderDataModule(BaseDataModule):
             own = source is None or self._makes_datasets
             source = self._once(self._made_by_subclass(split) if own else source)
         if is_several(source):
-            source = map_members(source, lambda member: self._made_member(split, member))
+            source = _map_members(source, lambda member: self._made_member(split, member))
         else:
             source = self._check_made(split, source)
         self.datasets[split] = source
@@ -266,12 +257,12 @@ class LoaderDataModule(BaseDataModule):
         """Calls a factory, or has another process of this machine call it."""
         return factory() if self.shared_key is None else shared_dataset(factory, self.shared_key)
 
-    def _made_by_subclass(self, split: str) -> SplitFactory:
+    def _made_by_subclass(self, split: str) -> _SplitFactory:
         """What `make_dataset` makes, told from others by the subclass's code, and what it holds."""
         ours = vars(LoaderDataModule({}))
         held = {name: value for name, value in vars(self).items() if name not in ours}
         given = {n: v for n, v in self.hparams.items() if n not in ("loader", *SPLITS)}
-        return SplitFactory(
+        return _SplitFactory(
             functools.partial(self.make_dataset, split), (type(self), split, held, given)
         )
 
@@ -292,9 +283,8 @@ class LoaderDataModule(BaseDataModule):
         """What a ``*_dataloader`` hook that was not overridden returns: a loader, or several."""
         source = self.dataset(split)
         if is_several(source):
-            return map_members(source, lambda member: self.make_loader(split, member))
-        loader = self.make_loader(split)
-        return self._restored(loader) if split == "train" else loader
+            return _map_members(source, lambda member: self.make_loader(split, member))
+        return self.make_loader(split)
 
     def make_loader(self, split: str, dataset: Dataset[Any] | None = None) -> DataLoader[Any]:
         """Makes a new loader with the options of a split and what the Trainer has to add.
@@ -329,13 +319,87 @@ class LoaderDataModule(BaseDataModule):
     def __repr__(self) -> str:
         # Lightning's own __str__ makes and measures every loader.
         splits = (
-            f"{split}: {describe_source(self.datasets.get(split, self.make_dataset))}, "
+            f"{split}: {_described(self.datasets.get(split, self.make_dataset))}, "
             f"batch_size={self.configs[split].batch_size}"
             for split in self.given_splits
         )
         return f"{type(self).__name__}({'; '.join(splits)})"
 
     __str__ = __repr__
+
+
+def is_several(source: Any) -> bool:
+    """Whether this is a list, tuple or dict of nothing but torch Datasets and factories.
+
+    Any other list, tuple or dict is itself a dataset, of what it holds.
+    """
+    if not (isinstance(source, Mapping) or is_list(source)) or not source:
+        return False
+    return all(
+        isinstance(member, Dataset) or (callable(member) and not is_dataset(member))
+        for member in _members(source)
+    )
+
+
+def _members(several: Any) -> Iterable[Any]:
+    return several.values() if isinstance(several, Mapping) else several
+
+
+def _map_members(several: Any, function: Callable[[Any], Any]) -> Any:
+    """The function's results for each member, under the same keys or in a list."""
+    if isinstance(several, Mapping):
+        return {name: function(member) for name, member in several.items()}
+    return [function(member) for member in several]
+
+
+def _check_source(split: str, source: Any, shared: bool) -> None:
+    """Refuse what is neither a dataset nor a factory (a class's name, say); if shared, a dataset.
+
+    Raises:
+        OptionError: It is that.
+    """
+    if not (is_dataset(source) or callable(source)):
+        raise OptionError(
+            f"datasets[{split!r}] must be a dataset or a factory without arguments, got "
+            f"{short_repr(source)}: pass a dataset, or a callable that makes it, such as "
+            f"functools.partial(Dataset, ...), in Hydra {{_target_: package.module.Dataset}}"
+        )
+    for member in _members(source) if is_several(source) else [source]:
+        if shared and is_dataset(member):
+            raise OptionError(
+                f"shared_key builds datasets once for all processes, and datasets[{split!r}] is a "
+                f"{type(member).__name__} that is built already: pass a factory, such as "
+                "functools.partial(Dataset, ...), in Hydra _partial_: true"
+            )
+
+
+def _described(source: Any) -> str:
+    """A dataset by its class, and a factory by its own name, for messages."""
+    if is_several(source):
+        return f"[{', '.join(map(_described, _members(source)))}]"
+    if is_dataset(source):
+        return type(source).__name__
+    inner = getattr(source, "func", source)  # a functools.partial is named by what it calls
+    return f"factory {getattr(inner, '__name__', type(inner).__name__)}"
+
+
+class _SplitFactory:
+    """Makes the dataset of a split, and can be told from that of others by `node/fingerprint.py`.
+
+    Args:
+        make: Makes it.
+        known_by: What is compared in place of it.
+    """
+
+    def __init__(self, make: Callable[[], Any], known_by: object) -> None:
+        self._make, self._known_by = make, known_by
+
+    def __call__(self) -> Any:
+        return self._make()
+
+    def fingerprint_parts(self) -> object:
+        """Names what the dataset depends on."""
+        return self._known_by
 
 
 def _listed(names: Any) -> str:

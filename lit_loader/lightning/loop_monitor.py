@@ -3,24 +3,142 @@
 ::
 
     a loader's Recorder ─ records ─▶ LoaderHistory, one a loader ─┬─▶ figures of an interval
-    a step starts, ends ───────────▶ StepTimer, one a loop ───────┴─▶ LoaderReport, LoaderTrace
+    a step starts, ends ───────────▶ LoopMonitor ─────────────────┴─▶ LoaderReport, LoaderTrace
 
-The Trainer's loaders and the moments of its steps come in; figures for loggers go out, and the
-histories, of which the monitor makes reports at the end. Everything is computed from records that
-the loaders make anyway. Of Lightning it knows the containers of loaders only.
+Everything is computed from records that the loaders make anyway, and two readings of the clock for
+each step. Of Lightning it knows the containers of loaders only.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
-from lit_loader.lightning.loader_history import LoaderHistory, StepTimer
+import numpy as np
+
 from lit_loader.loader import DataLoader, recorder_of
-from lit_loader.statistics.recorder import Recorder
+from lit_loader.statistics.recorder import WINDOW, Recorder, Stopwatch
+from lit_loader.statistics.records import (
+    BatchRecord,
+    LoaderStatistics,
+    LoaderTrace,
+    StageTimes,
+    StepRecord,
+)
+from lit_loader.statistics.verdict import verdict
+from lit_loader.system.processors import usable_processors
 
-__all__ = ["LoopMonitor"]
+__all__ = ["LoaderReport", "LoopMonitor", "interval_figures"]
+
+_COUNTED: Final = ("worker_restarts", "sample_errors", "sample_retries")
+_CACHE: Final = ("cache_hits", "cache_misses", "cache_bytes", "cache_lacking")
+
+
+@dataclass(frozen=True)
+class LoaderReport:
+    """Where the time of one loader's loop went, over a whole fit.
+
+    Attributes:
+        name: The loop, and the loader in it where there are several: "train", "val/1", "train/a".
+        statistics: The loader's, of this fit alone.
+        transfer: From the moment at which a batch was given out to that at which the step with it
+            started: Lightning brings it to the device. What an accelerator does by itself
+            meanwhile, copying page-locked memory say, is not in it.
+        step: The step itself, of training or validation.
+        verdict: What it comes to, in words.
+    """
+
+    name: str
+    statistics: LoaderStatistics
+    transfer: StageTimes
+    step: StageTimes
+    verdict: str
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}: {self.verdict})"
+
+
+class LoaderHistory:
+    """What is known of one loader, or of those that took its place one after another.
+
+    Args:
+        began: When watching the loop began, by ``time.monotonic_ns()``.
+        keep: How many of the last batches' records are kept.
+
+    Attributes:
+        count: Batches so far.
+        kept: The records that are kept.
+    """
+
+    def __init__(self, began: int, keep: int) -> None:
+        self.count = 0
+        self.kept: deque[BatchRecord] = deque(maxlen=keep)
+        self._began = began
+        self._new: list[BatchRecord] = []
+        self._sums = self._source = Recorder()
+        self._before = self._first = self._last = LoaderStatistics()
+        self._cache: dict[str, Any] = dict.fromkeys(_CACHE, 0)
+        self._num_workers, self._persistent = 0, False
+
+    def begin(self, loader: DataLoader[Any]) -> None:
+        """Take in the records of a loader from now on."""
+        self._source = recorder_of(loader)
+        # First those that it has made already: one without length has given out its first batch.
+        self._source.listener = self._take
+        self._before = self._first = loader.statistics()
+
+    def end(self, loader: DataLoader[Any]) -> None:
+        """Take in no more of that loader."""
+        now = self._last = loader.statistics()
+        self._source.listener = None
+        self._num_workers, self._persistent = loader.num_workers, loader.persistent_workers
+        for name in _COUNTED:
+            more = getattr(now, name) - getattr(self._first, name)
+            setattr(self._sums, name, getattr(self._sums, name) + more)
+        self._cache = {name: getattr(now, name) for name in _CACHE}
+        for name in ("cache_hits", "cache_misses"):
+            self._cache[name] -= getattr(self._first, name)
+
+    def _take(self, records: Sequence[BatchRecord]) -> None:
+        # A loader that was used before has given out batches that do not belong to this loop.
+        records = [record for record in records if record.asked >= self._began]
+        self.count += len(records)
+        self._new.extend(records)
+        if len(self._new) >= WINDOW:  # many at once take half the time
+            self.sum_up()
+
+    def sum_up(self) -> None:
+        """Add the new records to the sums and to those kept."""
+        new, self._new = self._new, []
+        self._sums.elsewhere = self._source.elsewhere
+        if new:
+            self._sums.extend(new)
+            self.kept.extend(new)
+
+    def interval(self, loader: DataLoader[Any]) -> dict[str, float]:
+        """Returns the figures since the last call; none if there was no batch."""
+        before, self._before = self._before, loader.statistics()
+        return interval_figures(before, self._before, loader.num_workers)
+
+    def report(self, name: str, transfer: StageTimes, step: StageTimes) -> LoaderReport:
+        """Returns the report on all batches so far, with the loop's transfers and steps."""
+        self.sum_up()
+        summary = self._sums.summary(
+            num_workers=self._num_workers, why_so_many=self._last.why_so_many
+        )
+        statistics = replace(summary, **self._cache)
+        words = verdict(
+            statistics,
+            transfer=transfer,
+            num_workers=self._num_workers,
+            cores=math.ceil(usable_processors()),
+            persistent_workers=self._persistent,
+        )
+        return LoaderReport(name, statistics, transfer, step, words)
 
 
 class LoopMonitor:
@@ -32,19 +150,21 @@ class LoopMonitor:
 
     Attributes:
         split: "train" or "val".
-        histories: What is known of each of its loaders, by the loader's name.
-        wait_fraction: Part of the last interval that the loop waited for all of them.
+        wait_fraction: Part of the last interval that the loop waited for all of its loaders.
     """
 
     def __init__(self, split: str, keep: int) -> None:
         self.split = split
-        self.histories: dict[str, LoaderHistory] = {}
         self.wait_fraction = 0.0
         self._keep = keep
         self._began = time.monotonic_ns()
+        self._histories: dict[str, LoaderHistory] = {}
         self._loaders: dict[str, DataLoader[Any]] = {}
         self._recorders: list[Recorder] = []
-        self._steps = StepTimer(keep)
+        self._steps: deque[StepRecord] = deque(maxlen=keep)
+        self._new_steps: list[StepRecord] = []
+        self._stopwatch = Stopwatch(2)
+        self._given = self._last_given = self._started = 0
 
     def watch(self, loaders: Any) -> None:
         """Watch these loaders from now on, and no others."""
@@ -53,26 +173,43 @@ class LoopMonitor:
             return
         self.release()
         for name, loader in found.items():
-            if name not in self.histories:
-                self.histories[name] = LoaderHistory(name, self._began, self._steps, self._keep)
-            self.histories[name].begin(loader)
+            if name not in self._histories:
+                self._histories[name] = LoaderHistory(self._began, self._keep)
+            self._histories[name].begin(loader)
         self._loaders = found
         self._recorders = [recorder_of(loader) for loader in found.values()]
 
     def start_step(self) -> None:
         """Note that a step starts."""
-        self._steps.start(self._recorders)
+        self._started = time.monotonic_ns()
+        given = 0
+        for recorder in self._recorders:
+            if recorder.last is not None:
+                given = max(given, recorder.last.given)
+        # Without a new batch, Lightning has had this one for a while: its transfer is not known.
+        self._given = given if given > self._last_given else 0
+        self._last_given = given
 
     def end_step(self) -> None:
         """Note that a step has ended."""
-        self._steps.end()
+        now = time.monotonic_ns()
+        self._new_steps.append(StepRecord(given=self._given, start=self._started, end=now))
+        if len(self._new_steps) >= WINDOW:
+            self._sum_up_steps()
+
+    def _sum_up_steps(self) -> None:
+        new, self._new_steps = self._new_steps, []
+        if new:
+            given, start, end = np.array(new, np.int64).T
+            self._stopwatch.add(np.stack([np.where(given > 0, start - given, 0), end - start]))
+            self._steps.extend(new)
 
     def figures(self) -> dict[str, float]:
         """Returns what is logged of the interval that ends here, and begins another one."""
         logged: dict[str, float] = {}
         self.wait_fraction = 0.0
         for name, loader in self._loaders.items():
-            figures = self.histories[name].interval(loader)
+            figures = self._histories[name].interval(loader)
             if not figures:
                 continue
             self.wait_fraction = min(1.0, self.wait_fraction + figures["wait_fraction"])
@@ -84,9 +221,61 @@ class LoopMonitor:
     def release(self) -> None:
         """Watch no loader any more."""
         for name, loader in self._loaders.items():
-            self.histories[name].end(loader)
-        self._loaders = {}
-        self._recorders = []
+            self._histories[name].end(loader)
+        self._loaders, self._recorders = {}, []
+
+    def results(self) -> Iterator[tuple[LoaderReport, LoaderTrace]]:
+        """Returns a report and the kept records of each loader that gave out a batch."""
+        self._sum_up_steps()
+        transfer, step = self._stopwatch.times()
+        for name, history in self._histories.items():
+            if history.count:
+                report = history.report(name, transfer, step)
+                since = min((min(r.began, r.asked) for r in history.kept), default=0)
+                steps = [step for step in self._steps if step.start >= since]
+                left_out = history.count - len(history.kept)
+                yield report, LoaderTrace(name, tuple(history.kept), steps, left_out)
+
+
+def interval_figures(
+    before: LoaderStatistics, after: LoaderStatistics, num_workers: int
+) -> dict[str, float]:
+    """Returns what is logged of the time between two moments.
+
+    Args:
+        before: A loader's statistics at the first.
+        after: At the second.
+        num_workers: Its worker processes.
+
+    Returns:
+        What `LoaderMonitor` names; empty if there was no batch between them.
+    """
+    batches = after.batches - before.batches
+    if not batches:
+        return {}
+    waited, seconds = after.waited - before.waited, after.seconds - before.seconds
+    busy = sum(w.busy for w in after.workers) - sum(w.busy for w in before.workers)
+    num_remote = sum(node.workers for node in after.nodes)
+    figures = {
+        "wait_ms": 1e3 * waited / batches,
+        "wait_fraction": _fraction(waited, seconds),
+        "ready": float(after.ready),
+        "num_workers": float(num_workers),
+        "worker_busy": _fraction(busy, seconds * max(1, num_workers + num_remote)),
+        "worker_restarts": float(after.worker_restarts - before.worker_restarts),
+        "sample_errors": float(after.sample_errors - before.sample_errors),
+    }
+    if num_remote:
+        remote = after.remote_batches - before.remote_batches
+        nbytes = after.remote_nbytes - before.remote_nbytes
+        figures["remote_fraction"] = _fraction(remote, batches)
+        figures["remote_mb_per_s"] = nbytes / 1e6 / seconds if seconds > 0 else 0.0
+        figures["transit_ms"] = 1e3 * (after.transit - before.transit) / max(1, remote)
+    return figures
+
+
+def _fraction(part: float, whole: float) -> float:
+    return min(1.0, part / whole) if whole > 0 else 0.0
 
 
 def _named(split: str, loaders: Any) -> Iterator[tuple[str, DataLoader[Any]]]:
@@ -95,9 +284,7 @@ def _named(split: str, loaders: Any) -> Iterator[tuple[str, DataLoader[Any]]]:
         yield split, loaders
     elif hasattr(loaders, "iterables"):  # a CombinedLoader of either name
         yield from _named(split, loaders.iterables)
-    elif isinstance(loaders, Mapping):
-        for key, member in loaders.items():
+    elif isinstance(loaders, (Mapping, list, tuple)):
+        pairs = loaders.items() if isinstance(loaders, Mapping) else enumerate(loaders)
+        for key, member in pairs:
             yield from _named(f"{split}/{key}", member)
-    elif isinstance(loaders, (list, tuple)):
-        for number, member in enumerate(loaders):
-            yield from _named(f"{split}/{number}", member)

@@ -16,8 +16,7 @@ from lightning.pytorch import LightningModule, Trainer
 
 from lit_loader.config.checks import flag, plain, refuse, whole_number
 from lit_loader.describe import public
-from lit_loader.lightning.loader_history import LoaderReport
-from lit_loader.lightning.loop_monitor import LoopMonitor
+from lit_loader.lightning.loop_monitor import LoaderReport, LoopMonitor
 from lit_loader.lightning.names import Callback
 from lit_loader.statistics.chrome_trace import write_trace
 from lit_loader.statistics.plot import check_matplotlib, write_plot
@@ -102,15 +101,11 @@ class LoaderMonitor(Callback):
         """Finds them again: Lightning may have made new ones."""
         self._loops["train"].watch(trainer.train_dataloader)
 
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any
-    ) -> None:
+    def on_train_batch_start(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         """Notes that the batch is there, on its device."""
         self._loops["train"].start_step()
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         """Notes that the step is over, and logs if it is time to."""
         self._loops["train"].end_step()
         interval = _interval(trainer)
@@ -120,37 +115,44 @@ class LoaderMonitor(Callback):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Finds the validation loaders."""
-        if "val" in self._loops:
-            self._loops["val"].watch(trainer.val_dataloaders)
+        if loop := self._loops.get("val"):  # none outside of fit
+            loop.watch(trainer.val_dataloaders)
 
-    def on_validation_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any
-    ) -> None:
+    def on_validation_batch_start(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         """Notes that the batch is there, on its device."""
-        if "val" in self._loops:
-            self._loops["val"].start_step()
+        if loop := self._loops.get("val"):
+            loop.start_step()
 
-    def on_validation_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any
-    ) -> None:
+    def on_validation_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         """Notes that the step is over."""
-        if "val" in self._loops:
-            self._loops["val"].end_step()
+        if loop := self._loops.get("val"):
+            loop.end_step()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Logs."""
-        if "val" in self._loops and not trainer.sanity_checking:
-            self._log(trainer, self._loops["val"])
+        if (loop := self._loops.get("val")) and not trainer.sanity_checking:
+            self._log(trainer, loop)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Makes the reports, prints their verdicts and writes the files."""
-        self._finish(trainer)
+        loops, self._loops = self._loops, {}
+        for loop in loops.values():
+            loop.release()
+        results = [result for loop in loops.values() for result in loop.results()]
+        self.reports = tuple(report for report, _ in results) if loops else self.reports
+        if self._print_verdict and trainer.is_global_zero:
+            for report, _ in results:
+                print(f"{report.name} loader: {report.verdict}")
+        for kind, write in (("trace", write_trace), ("plot", write_plot)):
+            path = self._path(trainer, kind)
+            if path is not None and results:
+                write(path, [trace for _, trace in results])
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Does the same for what there is until then; Ctrl-C is how many a run ends."""
-        self._finish(trainer)
+        self.on_fit_end(trainer, pl_module)
 
     def _log(self, trainer: Trainer, loop: LoopMonitor) -> None:
         figures = loop.figures()
@@ -163,24 +165,6 @@ class LoaderMonitor(Callback):
             logger.log_metrics(figures, step=step)
         if self._progress_bar and loop.split == "train":
             trainer.progress_bar_metrics["wait %"] = round(100 * loop.wait_fraction, 1)
-
-    def _finish(self, trainer: Trainer) -> None:
-        if not self._loops:
-            return
-        loops, self._loops = self._loops, {}
-        for loop in loops.values():
-            loop.release()
-        histories = [each for loop in loops.values() for each in loop.histories.values()]
-        histories = [each for each in histories if each.count]
-        self.reports = tuple(each.report() for each in histories)
-        if self._print_verdict and trainer.is_global_zero:
-            for report in self.reports:
-                print(f"{report.name} loader: {report.verdict}")
-        traces = [each.trace() for each in histories]
-        for kind, write in (("trace", write_trace), ("plot", write_plot)):
-            path = self._path(trainer, kind)
-            if path is not None and traces:
-                write(path, traces)
 
     def _path(self, trainer: Trainer, kind: str) -> Path | None:
         given = self._files[kind]

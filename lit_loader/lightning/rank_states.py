@@ -23,11 +23,10 @@ from typing import Any, Final
 import torch.distributed
 
 from lit_loader.checkpoint.loader_state import merge_states
-from lit_loader.checkpoint.untrusted_state import alike
 from lit_loader.errors import StateError
 from lit_loader.ranks.job_store import common_store
 
-__all__ = ["RankStates", "is_place_of"]
+__all__ = ["RankStates"]
 
 PATIENCE: Final = 30.0
 """Seconds that are waited for another rank's states."""
@@ -69,7 +68,8 @@ class RankStates:
             return [*states]
         store = common_store()
         place = f"lit_loader/{self.fits}/{epoch}/{step}/{self._times}"
-        ranks, own = _ranks(partial[0]), _rank(partial[0])
+        ranks: int = partial[0]["fingerprint"]["num_replicas"]
+        own = partial[0]["readers"][0][0] % ranks
         if own:
             store.set(f"{place}/{own}", pickle.dumps(states))
             return [*states]
@@ -100,31 +100,7 @@ class RankStates:
         return states
 
 
-def is_place_of(state: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two states are of the same place, whatever of the datasets' own lies in them."""
-    one, two = (
-        {**each, "readers": [*map(_place, each.get("readers") or ())]} for each in (state, other)
-    )
-    return alike(one, two)
-
-
-def _place(reader: Sequence[Any]) -> list[Any]:
-    """A reader's part of a state, but for its dataset's own."""
-    return [*reader[:2], *reader[3:]]
-
-
 def _is_partial(state: Mapping[str, Any]) -> bool:
     """Whether this is the state of one rank's readers, and not of all."""
     readers: Sequence[Any] = state.get("readers") or ()
     return bool(readers) and len(readers) < state["fingerprint"]["num_shards"]
-
-
-def _ranks(state: Mapping[str, Any]) -> int:
-    ranks: int = state["fingerprint"]["num_replicas"]
-    return ranks
-
-
-def _rank(state: Mapping[str, Any]) -> int:
-    """Which rank's state this is."""
-    first: int = state["readers"][0][0]
-    return first % _ranks(state)

@@ -28,11 +28,12 @@ from typing import TYPE_CHECKING, Any
 from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import IterableDataset
 
+from lit_loader.checkpoint.saved_by_lightning import CALLBACKS
 from lit_loader.checkpoint.untrusted_state import damaged
 from lit_loader.describe import public
 from lit_loader.errors import StateError
 from lit_loader.lightning.names import Callback, combined
-from lit_loader.lightning.rank_states import RankStates, is_place_of
+from lit_loader.lightning.rank_states import RankStates
 from lit_loader.lightning.trainer_progress import (
     ResumedEpoch,
     begin_next_epoch,
@@ -45,7 +46,6 @@ from lit_loader.lightning.trainer_progress import (
 
 if TYPE_CHECKING:
     from lit_loader.loader import DataLoader
-    from lit_loader.tuning.auto_workers import AutoWorkers
 
 __all__ = ["LoaderStateCallback", "our_loaders", "put_first"]
 
@@ -88,7 +88,10 @@ class LoaderStateCallback(Callback):
         states = self._to_restore or [loader.state_dict() for loader in loaders]
         if not states:
             return {}
-        found = self._workers_hint or [workers_found(loader) for loader in loaders]
+        autos = [loader._core.auto for loader in loaders]
+        found = self._workers_hint or [
+            auto.setting.workers if auto is not None and auto.measured else 0 for auto in autos
+        ]
         return {"train": states, "workers": found} if any(found) else {"train": states}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -112,26 +115,19 @@ class LoaderStateCallback(Callback):
         hint = state.get("workers")
         self._workers_hint = hint if isinstance(hint, list) and len(hint) == len(states) else []
 
-    def restore_single(self, loader: DataLoader[Any]) -> None:
-        """Restores a training loader that was just made, if it is the only one.
-
-        `on_train_start` does so for any number of loaders, but comes after the first batch of those
-        that have no length: Lightning fetches that one while it sets up.
-        """
-        if len(self._to_restore) == 1:
-            loader.load_state_dict(self._to_restore[0])
-            self._begin_with_workers([loader])
-
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Becomes the Trainer's first callback, and forgets what an earlier fit was to restore."""
         if stage != "fit":
             return
-        if self.came_by_itself and len(_of_this_kind(trainer)) > 1:
-            _remove(self, trainer)
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        others = [c for c in callbacks if isinstance(c, LoaderStateCallback) and c is not self]
+        if self.came_by_itself and others:
+            put_first(others[0], trainer)
             return
         self.restore({})
         self._resumes = False
         put_first(self, trainer)
+        CALLBACKS.add(self)
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -156,8 +152,7 @@ class LoaderStateCallback(Callback):
         for states in (saved_states(checkpoint), parts):
             if isinstance(states, list) and len(states) == len(own):
                 for state, before, after in zip(states, own, merged, strict=True):
-                    if after is not before and is_place_of(state, before):
-                        state.clear()
+                    if after is not before:
                         state.update(after)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -168,12 +163,15 @@ class LoaderStateCallback(Callback):
         """
         loaders = self._loaders = train_loaders(trainer)
         if self.came_by_itself and not loaders and not self._to_restore:
-            _remove(self, trainer)
+            # A new list: the Trainer is going through the old one.
+            trainer.callbacks = [c for c in trainer.callbacks if c is not self]  # type: ignore[attr-defined]
             return
         self._rank_states.begin_fit()
         between = self._resumes and begin_next_epoch(trainer.fit_loop)
         states, self._to_restore = self._to_restore, []
-        self._begin_with_workers(loaders)
+        for loader, workers in zip(loaders, self._workers_hint, strict=False):
+            if loader._core.auto is not None and isinstance(workers, int):
+                loader._core.auto.begin_with(workers)
         self._workers_hint = []
         if states and len(states) != len(loaders):
             raise StateError(
@@ -194,13 +192,6 @@ class LoaderStateCallback(Callback):
         else:
             self._set_epoch(trainer)
         self._commit(ahead)
-
-    def _begin_with_workers(self, loaders: Sequence[DataLoader[Any]]) -> None:
-        """Have loaders that set their number of workers begin with the one of the checkpoint."""
-        for loader, workers in zip(loaders, self._workers_hint, strict=False):
-            auto = auto_workers_of(loader)
-            if auto is not None and isinstance(workers, int):
-                auto.begin_with(workers)
 
     def _restore_loaders(
         self, trainer: Trainer, states: Sequence[dict[str, Any]], ahead: bool, between: bool
@@ -270,6 +261,13 @@ class LoaderStateCallback(Callback):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Keeps no reference to the loaders."""
         self._loaders = []
+        CALLBACKS.discard(self)
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Does so after an exception, where Lightning calls this instead."""
+        self.teardown(trainer, pl_module, "fit")
 
     def _set_epoch(self, trainer: Trainer, iterable: bool = True) -> None:
         for loader in self._loaders:
@@ -282,33 +280,12 @@ class LoaderStateCallback(Callback):
             loader.commit(ahead, within)
 
 
-def auto_workers_of(loader: DataLoader[Any]) -> AutoWorkers | None:
-    """What sets a loader's number of workers; None: a number was given."""
-    return loader._core.auto
-
-
-def workers_found(loader: DataLoader[Any]) -> int:
-    """The number of workers that a loader has found for itself; 0: none."""
-    auto = auto_workers_of(loader)
-    return auto.setting.workers if auto is not None and auto.measured else 0
-
-
 def put_first(callback: LoaderStateCallback, trainer: Trainer) -> None:
     """Make a callback the Trainer's first, whose hooks run first, and the only one of its kind."""
-    for other in _of_this_kind(trainer):
-        _remove(other, trainer)
-    trainer.callbacks = [callback, *trainer.callbacks]  # type: ignore[attr-defined]
-
-
-def _of_this_kind(trainer: Trainer) -> list[Callback]:
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    return [each for each in callbacks if isinstance(each, LoaderStateCallback)]
-
-
-def _remove(callback: Callback, trainer: Trainer) -> None:
+    others = [each for each in callbacks if not isinstance(each, LoaderStateCallback)]
     # A new list: the Trainer may be going through the old one.
-    others = [each for each in trainer.callbacks if each is not callback]  # type: ignore[attr-defined]
-    trainer.callbacks = others  # type: ignore[attr-defined]
+    trainer.callbacks = [callback, *others]  # type: ignore[attr-defined]
 
 
 def our_loaders(loaders: Any) -> list[DataLoader[Any]]:

@@ -11,7 +11,6 @@ Made by `LoaderDataModule.from_datamodule`, passed to the Trainer in the place o
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,7 +27,7 @@ from torch.utils.data import (
 
 from lit_loader.checkpoint.untrusted_state import damaged, resuming
 from lit_loader.config.loader_config import LoaderConfig
-from lit_loader.describe import short_repr
+from lit_loader.describe import program_stacklevel, short_repr
 from lit_loader.errors import OptionError
 from lit_loader.lightning.base_datamodule import BaseDataModule
 from lit_loader.lightning.names import DATA_MODULES, LightningDataModule, combined, is_hook_of
@@ -36,11 +35,6 @@ from lit_loader.loader import DataLoader
 
 __all__ = ["SwappedDataModule", "options_of"]
 
-_LIBRARIES = frozenset(
-    {"lit_loader", "lightning", "lightning_fabric", "lightning_utilities", "pytorch_lightning"}
-    | {"torch", "hydra", "jsonargparse", "contextlib", "functools"}
-)
-_WARN_FRAMES = 4  # Lightning's rank_zero_warn with this stacklevel points at the line that calls it
 _FOR_WORKERS = ("timeout", "multiprocessing_context", "prefetch_factor", "persistent_workers")
 
 _SAME_OPTIONS = (
@@ -51,24 +45,8 @@ _SAME_OPTIONS = (
 """Options that both classes have, and mean the same by."""
 
 
-def _frames_to_user() -> int:
-    """Counts the frames between the caller's and the first outside of Lightning, torch and us.
-
-    That is the line with ``trainer.fit``, or the one that calls a hook itself. 0 without any.
-    """
-    frame = inspect.currentframe()
-    frame = frame and frame.f_back
-    frames = 0
-    while frame is not None:
-        module = str(frame.f_globals.get("__name__"))
-        if module.partition(".")[0] not in _LIBRARIES:
-            return frames
-        frame, frames = frame.f_back, frames + 1
-    return 0
-
-
 class _PassedOn:
-    """A hook of the wrapped data module; Lightning's own where that does not override it.
+    """An attribute of the wrapped data module: a hook is Lightning's own if not overridden there.
 
     Lightning asks whether a hook is overridden, and decides by that whose hook it calls.
     """
@@ -78,6 +56,9 @@ class _PassedOn:
 
     def __get__(self, module: SwappedDataModule | None, owner: type) -> Any:
         return self if module is None else getattr(module.wrapped, self._name)
+
+    def __set__(self, module: SwappedDataModule, value: Any) -> None:
+        setattr(module.wrapped, self._name, value)
 
 
 class _LoaderHook(_PassedOn):
@@ -108,6 +89,9 @@ class SwappedDataModule(BaseDataModule):
         OptionError: An option is unknown, or `wrapped` is not a data module with torch's loaders.
     """
 
+    batch_size = _PassedOn()  # which Lightning's batch size finder sets
+    hparams = _PassedOn()
+    hparams_initial = _PassedOn()
     prepare_data = _PassedOn()
     transfer_batch_to_device = _PassedOn()
     on_before_batch_transfer = _PassedOn()
@@ -152,25 +136,6 @@ class SwappedDataModule(BaseDataModule):
         self.wrapped.trainer = value
         self._attach(value)
 
-    @property
-    def batch_size(self) -> Any:
-        """That of the wrapped data module; Lightning's batch size finder sets it."""
-        return self.wrapped.batch_size  # type: ignore[attr-defined]
-
-    @batch_size.setter
-    def batch_size(self, value: int) -> None:
-        self.wrapped.batch_size = value  # type: ignore[attr-defined]
-
-    @property
-    def hparams(self) -> Any:
-        """Those of the wrapped data module."""
-        return self.wrapped.hparams
-
-    @property
-    def hparams_initial(self) -> Any:
-        """Those of the wrapped data module."""
-        return self.wrapped.hparams_initial
-
     def setup(self, stage: str | None = None) -> None:
         """Sets up both data modules."""
         self.wrapped.setup(stage)  # type: ignore[arg-type]
@@ -212,10 +177,7 @@ class SwappedDataModule(BaseDataModule):
         if given is None or (isinstance(given, (list, tuple, dict)) and not given):
             return given  # a split without loaders
         several = combined(given)
-        loaders = [self._swapped(name, loader) for loader in several.flattened]
-        several.flattened = loaders
-        if name == "train_dataloader" and len(loaders) == 1 and isinstance(loaders[0], DataLoader):
-            self._restored(loaders[0])
+        several.flattened = [self._swapped(name, loader) for loader in several.flattened]
         return given if several is given else several.iterables
 
     def _swapped(self, name: str, loader: Any) -> Any:
@@ -227,7 +189,7 @@ class SwappedDataModule(BaseDataModule):
                 f"{type(self.wrapped).__name__}.{name} gives a loader of class "
                 f"{type(loader).__name__}, which stays as it is: only torch.utils.data.DataLoader "
                 "and classes that iterate as it does are swapped",
-                stacklevel=_WARN_FRAMES + _frames_to_user(),
+                stacklevel=3 + program_stacklevel(),  # two frames of rank_zero_warn, and its own
             )
             return loader
         options = options_of(loader)

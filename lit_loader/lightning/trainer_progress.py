@@ -6,8 +6,8 @@ Used by `lightning/state_callback.py`, in this order::
         │
         ╰─ correct_progress ─▶ the Trainer restores its loops
                                    │
-                                   ├─ begin_next_epoch     saved between two epochs
-                                   ├─ recount_batches      the batch size or the ranks are others
+                                   ├─ begin_next_epoch  saved between two epochs
+                                   ├─ mark_consumed, recount_batches  in the midst of one
                                    ╰─ correct_logged_step  when the first batch is there
 
 A checkpoint says twice where training was: in the loaders' states, which are exact, and in the
@@ -173,9 +173,8 @@ def recount_batches(trainer: Trainer, loaders: Sequence[ResumedEpoch]) -> None:
 def correct_logged_step(trainer: Trainer) -> None:
     """Let loggers go on with the step that comes next; called when the first batch is there.
 
-    Whether the last batch before the checkpoint is counted as a step by then depends on the hook
-    that saved it, on a validation due at that place and, with gradients accumulated, on the batch's
-    number. Optimizer steps are what they should be.
+    Which hook saved the checkpoint, and `begin_next_epoch`, decide whether Lightning has counted
+    the last batch before it as a step by then. Optimizer steps are what they should be.
     """
     loop: Any = trainer.fit_loop.epoch_loop
     module: Any = trainer.lightning_module

@@ -75,7 +75,8 @@ class Turn:
         """Give it back, if it is this one that has it."""
         if _taken.get(0) is self:
             _taken.pop(0)
-            _ring()
+            if _bells:
+                _ring()
 
     def _wait(self) -> None:
         """Take the lock; say so if it takes long."""

@@ -577,14 +577,6 @@ def test_another_number_of_loaders_is_refused(tmp_path: Path) -> None:
         checkpointed(tmp_path, Setting().data(0), ckpt_path=tmp_path / "a.ckpt")
 
 
-def test_a_callback_of_an_unknown_state_restores_nothing() -> None:
-    callback = LoaderStateCallback()
-    callback.restore({})
-    loader = plain_loader()
-    callback.restore_single(loader)
-    assert loader.state_dict()["batches"] == 0
-
-
 def test_two_processes(tmp_path: Path) -> None:
     """Two ranks stop and resume, with other workers; at last a single process takes over."""
     script = Path(ddp_fit.__file__)

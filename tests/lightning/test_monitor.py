@@ -28,7 +28,7 @@ from lightning.pytorch.utilities import CombinedLoader
 
 from lit_loader import CachedDataset, DataLoader, LoaderDataModule
 from lit_loader.errors import OptionError
-from lit_loader.lightning.loader_history import interval_figures
+from lit_loader.lightning.loop_monitor import interval_figures
 from lit_loader.lightning.monitor import LoaderMonitor
 from lit_loader.loader import recorder_of
 from lit_loader.statistics.records import BatchRecord, LoaderStatistics, NodeTimes, WorkerTimes

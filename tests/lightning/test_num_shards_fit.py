@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import threading
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from torch.utils.data import IterableDataset
 import lit_loader
 from lit_loader import DataLoader, LoaderDataModule, StateError
 from lit_loader.lightning import rank_states
-from lit_loader.lightning.rank_states import RankStates, is_place_of
+from lit_loader.lightning.rank_states import RankStates
 from tests.support import sharded_fit
 from tests.support.exact import digest
 from tests.support.lightning_runs import SaveAt, quiet_trainer
@@ -213,17 +212,12 @@ def test_a_state_with_arrays(shards: int | None, tmp_path: Path) -> None:
 
 
 def test_states_with_arrays_are_put_together(store: HashStore) -> None:
-    """In the checkpoint, the first rank's are a copy of those that are merged."""
     states = states_after(2, 2)
     for state in states:
         for part in state["readers"]:
             part[2] = {"dataset": {"held": [np.arange(3.0), torch.zeros(2), object()]}}
-    own, copied, elsewhere = (copy.deepcopy(states[0]) for _ in range(3))
-    elsewhere["readers"][0][1] += 1
-    assert is_place_of(own, copied) and not is_place_of(own, elsewhere)
-    assert not is_place_of(own, states[1]) and not is_place_of(own, {})
     RankStates().merged(states[1:], 0, 2)
-    merged = RankStates().merged([own], 0, 2)
+    merged = RankStates().merged(states[:1], 0, 2)
     assert len(merged[0]["readers"]) == SHARDS
 
 

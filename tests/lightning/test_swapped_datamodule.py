@@ -28,7 +28,6 @@ from torch.utils.data import DataLoader as TorchLoader
 
 from lit_loader import DataLoader, LoaderDataModule, OptionError
 from lit_loader.lightning.swapped_datamodule import SwappedDataModule, options_of
-from tests.support import older_lightning
 from tests.support.lightning_runs import Noting, Points, SaveAt, quiet_trainer
 from tests.support.older_lightning import needs_2_6
 
@@ -252,22 +251,6 @@ def test_what_cannot_be_swapped_stays_with_a_warning() -> None:
     assert ours.filename == __file__  # the line that called the hook
     assert list(map(type, loaders)) == [OtherIteration, DataLoader, DataLoader]
     assert loaders[1].collate_fn is user_collate
-
-
-def test_the_warning_points_at_the_trainers_call(tmp_path: Path) -> None:
-    class Odd(LightningDataModule):
-        def train_dataloader(self) -> Any:
-            return OtherIteration(Points(2), 2)
-
-        def val_dataloader(self) -> Any:
-            return TorchLoader(Points(2), 2)
-
-    trainer = quiet_trainer(tmp_path, max_steps=1)
-    with pytest.warns(UserWarning, match="gives a loader of class OtherIteration") as caught:
-        trainer.fit(Noting(), datamodule=swapped(Odd()))
-    assert {
-        warning.filename for warning in caught.list if "OtherIteration" in str(warning.message)
-    } <= {__file__, older_lightning.__file__}
 
 
 # --- overrides ---
