@@ -56,7 +56,8 @@ def look(training: Any, asked: bool = False) -> list[Training]:
         [seen] = view.look()
         [loader] = seen.loaders()
         slow = [worker for worker in loader.workers if worker.index == SLOW]
-        if loader.state == "waiting" and loader.batches == 9 and loader.ready == 3 and slow:
+        waits = loader.state == "waiting" and loader.state_seconds >= 1  # it is said to stand then
+        if waits and loader.batches == 9 and loader.ready == 3 and slow:
             lines = [frame.code for frame in slow[0].stack or () if frame.user]
             if not asked or lines == ["with self.gate.open() as gate:"]:
                 return [seen]

@@ -162,7 +162,7 @@ def test_the_launcher_is_killed_while_it_replaces_a_worker(
         starter = pool._own.starter
         os.kill(starter.pid, signal.SIGKILL)  # the next one has the fault
         os.kill(pool.pids[0], signal.SIGKILL)
-        while not iterator.healer.restarts:
+        while not iterator.line.healer.restarts:
             found.append(int(next(iterator)))
         while not killed.done:  # the launcher may end after it has replaced the worker
             os.sched_yield()
