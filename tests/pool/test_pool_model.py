@@ -362,10 +362,12 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(worker=st.integers(0, 2), meanwhile=MEANWHILE, give_up=st.booleans())
     def kill_and_replace(self, worker: int, meanwhile: list[int], give_up: bool) -> None:
         number = self._started(worker)
+        killed = self._workers(worker)
         self.kill(worker)
-        # One that was leaving has no successor, and may be no loss.
-        while not self._receive(meanwhile, give_up) and number in self.pool.started:
-            pass
+        # One that was leaving may be no loss, and may have a successor if it is wanted again.
+        while not self._receive(meanwhile, give_up):
+            if number not in self.pool.started or self.simulation.workers[number] is not killed:
+                break
 
     @rule(worker=st.integers(0, 2), count=st.integers(0, 8), meanwhile=MEANWHILE)
     def end_hung(self, worker: int, count: int, meanwhile: list[int]) -> None:
