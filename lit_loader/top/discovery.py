@@ -91,11 +91,14 @@ def find_boards(pids: Iterable[int]) -> list[Board]:
 
 
 def _read(key: tuple[int, int], paths: dict[int, str]) -> Iterator[Board]:
-    inner = {}
+    inner, started = {}, {}
     for pid in paths:
         with contextlib.suppress(OSError):
             inner[processes.inner_pid(pid)] = pid
-    for pid, path in sorted(paths.items()):
+            started[pid] = processes.read_process(pid).started
+    # The oldest first: it has started the others, whose numbers may be lower.
+    for pid in sorted(started, key=lambda pid: (started[pid], pid)):
+        path = paths[pid]
         board = Board(key, path, pid, None, None, inner)
         try:
             with board.opened() as fd:
