@@ -731,7 +731,8 @@ def test_any_part_of_a_checkpoint_is_restored_or_refused(data: st.DataObject) ->
     loader = make("order")
     try:
         module.load_state_dict(part)
-        module._restored(loader)
+        for state in module._state_callback._to_restore:  # each loader checks its own
+            loader.load_state_dict(state)
     except StateError as error:
         assert "\n" not in str(error)
         return
