@@ -40,7 +40,13 @@ from lit_loader.batch.batch_mark import mark_of, place_of
 from lit_loader.batch.batch_spec import BatchSpec, BatchWithReport
 from lit_loader.batch.collate import default_collate
 from lit_loader.batch.dataset_copies import DatasetCopies
-from lit_loader.batch.fetch import EndOfData, Fetcher, IterableFetcher, MapFetcher
+from lit_loader.batch.fetch import (
+    EndOfData,
+    Fetcher,
+    IterableFetcher,
+    MapFetcher,
+    as_read,
+)
 from lit_loader.batch.sample_errors import Attempts
 from lit_loader.batch.tolerant_fetch import (
     OMITTED,
@@ -507,7 +513,7 @@ class BatchLoader:
 
     def _new_map_fetcher(self) -> Fetcher:
         spec, by_sample = self._spec, self._spec.seeding == "sample"
-        self.rng.together = bool(spec.batched and getattr(spec.dataset, "__getitems__", None))
+        self.rng.together = bool(spec.batched and as_read(spec.dataset)[1])
         if spec.tolerance.none:
             before_sample = self._reseed_for if by_sample else None
             return MapFetcher(spec.dataset, spec.batched, before_sample)

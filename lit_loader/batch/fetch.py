@@ -10,10 +10,50 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from torch.utils.data import Subset
+
 from lit_loader.checkpoint.stateful import Opened
 from lit_loader.transport.progress import Progress
 
-__all__ = ["EndOfData", "Fetcher", "IterableFetcher", "MapFetcher"]
+__all__ = ["EndOfData", "Fetcher", "IterableFetcher", "MapFetcher", "as_read"]
+
+
+Many = Callable[[Any], Any]
+"""A dataset's ``__getitems__``."""
+
+
+def as_read(dataset: Any) -> tuple[Any, Many | None]:
+    """Give what a batch's samples are read from, and what reads them all at once, or None.
+
+    Torch's ``Subset`` has ``__getitems__`` for the sake of what is in it. Around a dataset that has
+    none it reads one sample after the other: so do we then, and know which one it is at.
+    """
+    kind = type(dataset)
+    if (
+        getattr(kind, "__getitems__", None) is Subset.__getitems__
+        and kind.__getitem__ is Subset.__getitem__
+        and as_read(dataset.dataset)[1] is None
+    ):
+        return _InTurn(dataset), None
+    # A dataset may set it to None to say that it has none.
+    return dataset, getattr(dataset, "__getitems__", None)
+
+
+class _InTurn:
+    """A subset's samples, each as its ``__getitems__`` reads it."""
+
+    def __init__(self, subset: Subset[Any]) -> None:
+        self._subset = subset
+
+    def __len__(self) -> int:
+        return len(self._subset)
+
+    def __getitem__(self, index: Any) -> Any:
+        subset = self._subset
+        inner: Any = subset.dataset
+        if isinstance(inner, Subset):
+            inner = as_read(inner)[0]
+        return inner[subset.indices[index]]
 
 
 class EndOfData(Exception):
@@ -41,11 +81,9 @@ class MapFetcher:
     def __init__(
         self, dataset: Any, batched: bool, before_sample: Callable[[Any], None] | None = None
     ) -> None:
-        self._dataset = dataset
+        self._dataset, self._many = as_read(dataset) if batched else (dataset, None)
         self._batched = batched
         self._before_sample = before_sample
-        # A dataset may set __getitems__ to None to say that it has none.
-        self._many = getattr(dataset, "__getitems__", None)
 
     def fetch(self, indices: Any, progress: Progress) -> Any:
         """Return ``[dataset[i] for i in indices]``, or ``dataset[indices]`` if not batched."""

@@ -17,7 +17,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any, Final, NoReturn
 
-from lit_loader.batch.fetch import EndOfData, IterableFetcher
+from lit_loader.batch.fetch import EndOfData, IterableFetcher, as_read
 from lit_loader.batch.sample_errors import BAD, NOT_REPLACED, Attempts, TooMany, annotate
 from lit_loader.seeding.seeds import extend
 from lit_loader.transport.progress import Progress
@@ -67,10 +67,9 @@ class TolerantMapFetcher:
         from_all: bool,
         seed_for: Callable[[Any], int],
     ) -> None:
-        self._dataset = dataset
         self._batched = batched
         self._attempts = attempts
-        self._many = getattr(dataset, "__getitems__", None) if batched else None
+        self._dataset, self._many = as_read(dataset) if batched else (dataset, None)
         self._together = together and self._many is not None
         self._from_all = from_all
         self._seed_for = seed_for

@@ -316,7 +316,6 @@ class EpochRun(LoaderIterator[T_co]):
             if isinstance(feed, ReaderFeed):
                 pool.read_from(start.position.reader)
                 feed.restart(line)
-                healer.assigned = line.tasks
                 if self._tail:
                     self._tail.restarted(start.position)
             else:

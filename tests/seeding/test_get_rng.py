@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info, random_split
 from torch.utils.data._utils import worker as torch_worker
 
 import lit_loader
@@ -355,3 +355,23 @@ def test_global_generators_are_left_alone() -> None:
             return torch.tensor([random.random(), float(np.random.rand()), float(torch.rand(()))])
 
     assert epochs(Both(True)) == epochs(Both(False))
+
+
+@pytest.mark.parametrize("wrap", ["subset", "nested", "split"])
+def test_a_subset_s_samples_are_told_apart(wrap: str) -> None:
+    """Torch's Subset has __getitems__, by which it reads one sample after the other."""
+
+    def wrapped() -> Any:
+        if wrap == "split":
+            return random_split(Noisy(), [12, 8], torch.Generator().manual_seed(0))[0]
+        subset: Any = Subset(Noisy(), range(3, 15))
+        return Subset(subset, [*range(0, 12, 2)]) if wrap == "nested" else subset
+
+    def drawn(**options: Any) -> dict[int, list[float]]:
+        loader = DataLoader(wrapped(), **{**OPTIONS, **options})
+        return {int(row[0]): row.tolist() for batch in loader for row in batch}
+
+    expected = drawn()
+    assert len({row[1] for row in map(tuple, expected.values())}) == len(expected)
+    for options in ({"batch_size": 5}, {"batch_size": 1}, {"num_workers": 2, "batch_size": 4}):
+        assert drawn(**options) == expected
