@@ -16,10 +16,11 @@ from functools import partial
 
 import numpy as np
 import torch
-from common import LOADERS, in_turns, jpeg_files, parser, table
+from common import LOADERS, in_turns, parser, table
 from torch.utils.data import Dataset
 
 import lit_loader
+from lit_loader.bench.datasets import jpeg_files
 
 BATCH = 16
 SAMPLE = 224 * 224 * 3 + 512

@@ -49,10 +49,11 @@ from pathlib import Path
 import numpy as np
 import psutil
 import torch
-from common import Block, augmented, jpeg_files, table
+from common import Block, table
 from torch.utils.data import Dataset, default_collate
 
 import lit_loader
+from lit_loader.bench.datasets import augmented, jpeg_files
 
 LONGEST = 150.0  # seconds that a measurement may take
 UP = 60.0  # seconds that nodes have to come up

@@ -1,13 +1,11 @@
-"""What the scripts of this folder share: turns in rounds, tables, JPEG images."""
+"""What the scripts of this folder share: turns in rounds, tables."""
 
 from __future__ import annotations
 
 import argparse
-import io
 import statistics
 import time
 
-import numpy as np
 import torch
 from torch.utils.data import Dataset
 
@@ -65,34 +63,6 @@ def _cell(value):
     if isinstance(value, str):
         return value
     return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
-
-
-def jpeg_files():
-    """32 JPEG images of 500 x 375: smooth noise, which compresses about as photographs do."""
-    from PIL import Image
-
-    files, dice = [io.BytesIO() for _ in range(32)], np.random.default_rng(0)
-    for file in files:
-        coarse = dice.integers(0, 256, (47, 63, 3), np.uint8)
-        image = Image.fromarray(coarse).resize((500, 375), Image.Resampling.BICUBIC)
-        noisy = np.asarray(image, np.int16) + dice.integers(-8, 9, (375, 500, 3))
-        Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=90)
-    return [file.getvalue() for file in files]
-
-
-def augmented(content):
-    """Decode such an image, crop it at random to 224 x 224, flip it at random."""
-    from PIL import Image
-
-    with Image.open(io.BytesIO(content)) as file:
-        image = file.convert("RGB")
-    size = int(torch.randint(200, 376, ()))
-    left, top = (int(torch.randint(0, most - size, ())) for most in (501, 376))
-    box = (left, top, left + size, top + size)
-    image = image.resize((224, 224), Image.Resampling.BILINEAR, box=box)
-    if torch.rand(()) < 0.5:
-        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    return (torch.from_numpy(np.array(image)).permute(2, 0, 1).float() - 127.5) / 64.0
 
 
 class Block(Dataset):

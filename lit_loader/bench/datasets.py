@@ -96,38 +96,47 @@ class Costing(_Sized):
         return index
 
 
-class JpegImages(_Sized):
-    """JPEG images of 500 × 375, decoded, cropped at random to 224 × 224, flipped at random.
+def jpeg_files() -> list[bytes]:
+    """Make 32 JPEG images of 500 x 375: smooth noise, which compresses about as photographs do."""
+    from PIL import Image
 
-    A sample is (float32 of shape (3, 224, 224), label). The 32 files are smooth noise, which
-    compresses about as well as photographs do (some 40 kB each).
+    files, dice = [io.BytesIO() for _ in range(32)], np.random.default_rng(0)
+    for file in files:
+        coarse = dice.integers(0, 256, (47, 63, 3), np.uint8)
+        image = Image.fromarray(coarse).resize((500, 375), Image.Resampling.BICUBIC)
+        noisy = np.asarray(image, np.int16) + dice.integers(-8, 9, (375, 500, 3))
+        Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=90)
+    return [file.getvalue() for file in files]
+
+
+def augmented(content: bytes) -> torch.Tensor:
+    """Decode such an image, crop it at random to 224 x 224, flip it at random.
+
+    Returns:
+        float32 of shape (3, 224, 224).
     """
+    from PIL import Image
+
+    with Image.open(io.BytesIO(content)) as file:
+        image = file.convert("RGB")
+    size = int(torch.randint(200, 376, ()))
+    left, top = (int(torch.randint(0, most - size, ())) for most in (501, 376))
+    box = (left, top, left + size, top + size)
+    image = image.resize((224, 224), Image.Resampling.BILINEAR, box=box)
+    if torch.rand(()) < 0.5:
+        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    return (torch.from_numpy(np.array(image)).permute(2, 0, 1).float() - 127.5) / 64.0
+
+
+class JpegImages(_Sized):
+    """Samples (`augmented`, label) of `jpeg_files`, some 40 kB each."""
 
     def __init__(self, length: int) -> None:
-        from PIL import Image
-
         super().__init__(length)
-        files, dice = [io.BytesIO() for _ in range(32)], np.random.default_rng(0)
-        for file in files:
-            coarse = dice.integers(0, 256, (47, 63, 3), np.uint8)
-            image = Image.fromarray(coarse).resize((500, 375), Image.Resampling.BICUBIC)
-            noisy = np.asarray(image, np.int16) + dice.integers(-8, 9, (375, 500, 3))
-            Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=90)
-        self._files = [file.getvalue() for file in files]
+        self._files = jpeg_files()
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        from PIL import Image
-
-        with Image.open(io.BytesIO(self._files[index % len(self._files)])) as file:
-            image = file.convert("RGB")
-        size = int(torch.randint(200, 376, ()))
-        left, top = (int(torch.randint(0, most - size, ())) for most in (501, 376))
-        box = (left, top, left + size, top + size)
-        image = image.resize((224, 224), Image.Resampling.BILINEAR, box=box)
-        if torch.rand(()) < 0.5:
-            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
-        return (pixels.float() - 127.5) / 64.0, index % 1000
+        return augmented(self._files[index % len(self._files)]), index % 1000
 
 
 class Texts(_Sized):
