@@ -95,18 +95,14 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
                     self._due = False
                 self._settle(start)
                 asked = True
-                try:
-                    batch = self._next(start)
-                except StopIteration as error:
-                    if self._ended:
-                        raise
-                    self._take_back()
-                    raise LoaderError(_NO_END) from error
+                batch = self._next(start)
             if mine is not None:
                 mine.end()
             return batch
         except BaseException as error:
             try:
+                if asked and type(error) is StopIteration and not self._ended:
+                    raise LoaderError(_NO_END) from error
                 if type(error) is StopIteration or not is_interruption(error):
                     if mine is not None:
                         mine.end()
