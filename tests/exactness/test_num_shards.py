@@ -396,7 +396,7 @@ class Streaming:
 
 
 def test_each_reader_has_an_epoch_of_its_own() -> None:
-    from lit_loader.batch.dataset_copies import DatasetCopies
+    from lit_loader.streams.copies import DatasetCopies
 
     stream = [Streaming()]
     copies = DatasetCopies(stream)
@@ -408,7 +408,7 @@ def test_each_reader_has_an_epoch_of_its_own() -> None:
 
 
 def test_copies_share_what_is_read_only(tmp_path: Path) -> None:
-    from lit_loader.batch.dataset_copies import DatasetCopies
+    from lit_loader.streams.copies import DatasetCopies
 
     np.save(tmp_path / "table.npy", np.arange(8))
     frozen = np.arange(3)
