@@ -14,7 +14,6 @@ are found afterwards, and the batch is made again with them seeded.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -81,10 +80,6 @@ class BatchLoader:
     def whose(self, number: int) -> ReaderShare | None:
         """Give whose turn a batch is; None: readers have no numbers of their own."""
         return None
-
-    def holds(self, generators: Sequence[Any]) -> bool:
-        """Whether these are all generators that it has found, in this order."""
-        return self._watch is not None and self._watch.holds(generators)
 
     @property
     def dataset(self) -> Any:

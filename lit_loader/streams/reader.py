@@ -293,7 +293,7 @@ class Reader(BatchLoader):
             if self._watch is not None:
                 self._watch.follow()
             return
-        former, dataset = self._spec.dataset, copies.make()[0]
+        former, dataset = self._spec.dataset, copies.make()
         self._spec = dataclasses.replace(self._spec, dataset=dataset)
         show_in_place_of(former, dataset)
         notes = self._watch.notes if self._watch is not None else []

@@ -46,7 +46,6 @@ class Readers:
 
     Args:
         spec: What to make.
-        watch: The generators of the spec's dataset and functions, as far as they are known.
 
     Raises:
         TransportError: The dataset cannot be copied.
@@ -54,15 +53,11 @@ class Readers:
 
     reads_table = False
 
-    def __init__(self, spec: BatchSpec, watch: GeneratorWatch | None = None) -> None:
+    def __init__(self, spec: BatchSpec) -> None:
         assert spec.shards is not None
         self._spec, self._shards = spec, spec.shards.mine
         self._of = spec.shards.count
-        self._watch = watch or spec.watch()
-        self._copies = DatasetCopies(spec.dataset, self._watch.held.generators)
-        # Whether copies hold what they should, by the paths that it was found at: of the first
-        # one that is looked at (a search takes long), after its set_epoch.
-        self._alike: bool | None = None
+        self._copies = DatasetCopies(spec.dataset)
         self._readers: dict[int, Reader | None] = {}  # None: it has come to its end
         self._next: dict[int, int] = {}  # the batch that each can go on with
         self._ended: deque[tuple[int, int, int]] = deque()  # reader, epoch and seed to begin
@@ -75,8 +70,6 @@ class Readers:
         self._readers.clear()
         self._next.clear()
         self._ended.clear()
-        if self._told_epoch:
-            self._alike = None
 
     @property
     def may_begin_ahead(self) -> bool:
@@ -94,7 +87,7 @@ class Readers:
         reader, epoch, seed = self._ended.popleft()
         progress.begin(-1)
         try:
-            loader = self._open(reader, fresh=self._told_epoch)
+            loader = self._open(reader)
             batch = self._make(loader, _START, reader, epoch, seed, progress)
         except BaseException:
             return
@@ -165,31 +158,14 @@ class Readers:
         before = shown()
         try:
             show(WorkerInfo(id=share, num_workers=count, seed=own_seed, dataset=loader.dataset))
-            batch = loader.load(indices, number, epoch, seed, progress)
-            if self._alike is None and indices is not None:  # it has been opened just now
-                self._alike = loader.holds(self._generators)
-            return batch
+            return loader.load(indices, number, epoch, seed, progress)
         finally:
             show(before)
 
-    @property
-    def _told_epoch(self) -> bool:
-        """Whether the dataset is told the epoch, and may hold other generators in each."""
-        return callable(getattr(self._spec.dataset, "set_epoch", None))
-
-    def _open(self, reader: int, fresh: bool = False) -> Reader:
-        """Give a reader another copy of the dataset, with what is known of its generators.
-
-        Args:
-            reader: Which.
-            fresh: Look for them anew: the copy is about to be another than those of this epoch.
-        """
-        dataset, self._generators = self._copies.make()
-        spec, watch = dataclasses.replace(self._spec, dataset=dataset), None
-        if self._alike and not fresh:
-            roots = (dataset, *self._watch.roots[1:])
-            watch = self._watch.in_a_copy(roots, self._generators)
-        return Reader(spec, reader, len(self._shards), watch, self._copies)
+    def _open(self, reader: int) -> Reader:
+        """Give a reader another copy of the dataset."""
+        spec = dataclasses.replace(self._spec, dataset=self._copies.make())
+        return Reader(spec, reader, len(self._shards), copies=self._copies)
 
     def _take_begun(self, reader: int, epoch: int, seed: int) -> _Begun | None:
         """Take what was begun of a reader's epoch; what is of another epoch is thrown away."""
@@ -227,4 +203,4 @@ def maker_of(
         return BatchLoader(spec, worker, num_workers, watch)
     if spec.shards is None:
         return Reader(spec, worker, num_workers, watch)
-    return Readers(spec, watch)
+    return Readers(spec)
