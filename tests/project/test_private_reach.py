@@ -30,7 +30,7 @@ PACKAGE = Path(__file__).parents[2] / "lit_loader"
 
 REACHES = {
     "lightning/state_callback.py": {"fit_loop._data_fetcher"},
-    "ranks/job_store.py": {"distributed_c10d._get_default_store"},
+    "streams/job_store.py": {"distributed_c10d._get_default_store"},
     "system/forked_locks.py": {"accelerator._initialization_lock"},
     "system/child_processes.py": {"process._popen"},
     "batch/collate.py": {"torch.utils.data._utils"},
