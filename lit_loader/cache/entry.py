@@ -65,7 +65,8 @@ def pack(index: int, sample: object) -> Bytes:
             continue
         size = align(UNIT + writer.position)
         _HEADER.pack_into(entry.data, 0, _MAGIC, index, size, offset, length, 0)
-        return entry[:size].copy()
+        packed: Bytes = entry[:size].copy()
+        return packed
 
 
 def unpack(index: int, entry: Bytes) -> Any:
