@@ -75,7 +75,9 @@ DEATHS = {
     "SIGSEGV": (crash, "killed by SIGSEGV, by a crash in native code"),
     "SIGTERM": (lambda: os.kill(os.getpid(), signal.SIGTERM), "killed by SIGTERM, at the request"),
     "SIGALRM": (lambda: os.kill(os.getpid(), signal.SIGALRM), "killed by SIGALRM, whose sender"),
+    "SIGABRT": (lambda: os.kill(os.getpid(), signal.SIGABRT), "killed by SIGABRT, by native code"),
     "_exit": (lambda: os._exit(7), "exited by itself with code 7"),
+    "_exit 0": (lambda: os._exit(0), "exited by itself with code 0"),
 }
 
 

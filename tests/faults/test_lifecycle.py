@@ -530,6 +530,32 @@ say(int(next(iterator)), int(next(iterator)))
     wait_gone(map(int, out.split()))
 
 
+@PERSISTENT
+@pytest.mark.parametrize(
+    ("last_word", "status", "last_line"),
+    [
+        ("break", 0, ""),
+        ("1 / 0", 1, "ZeroDivisionError: division by zero"),
+        ("sys.exit(5)", 5, ""),
+    ],
+)
+def test_the_loop_ends_the_program(
+    tmp_path: Path, last_word: str, status: int, last_line: str, persistent: bool
+) -> None:
+    """As it is, and without a word of the workers."""
+    body = f"""
+for batch in DataLoader(Data(1000), **options):
+    say(int(batch))
+    {last_word}
+"""
+    out, err, ended = finish_script(
+        start_script(DataLoader, program(body, persistent=persistent), tmp_path)
+    )
+    assert (ended, err.count("Traceback")) == (status, int(status == 1))
+    assert err.strip().splitlines()[-1:] == [last_line][: bool(last_line)]
+    wait_gone(map(int, out.split()))
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("last", [4, 1000], ids=["hanging", "working"])
 def test_a_parent_that_is_killed(tmp_path: Path, method: str, last: int) -> None:

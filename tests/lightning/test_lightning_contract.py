@@ -20,7 +20,6 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.data
-from lightning.fabric import Fabric
 from lightning.fabric.utilities.seed import pl_worker_init_function
 from lightning.pytorch import Callback, LightningDataModule, Trainer, seed_everything
 from lightning.pytorch.loops.fit_loop import _FitLoop
@@ -118,25 +117,6 @@ def test_nothing_but_the_known_attributes_is_looked_at(tmp_path: Path) -> None:
     assert {"sampler", "batch_sampler", "dataset", "worker_init_fn"} <= looked_at
 
 
-def test_the_kind_of_object_that_a_loader_is() -> None:
-    loader = DataLoader(Points(), 4)
-    assert isinstance(loader, torch.utils.data.DataLoader)  # which Lightning shards, and rebuilds
-    assert not isinstance(loader, (list, tuple, dict))  # which Lightning takes apart
-    assert loader._iterator is None  # which Lightning sets to None
-    assert isinstance(loader.sampler, SequentialSampler)
-    assert loader.batch_sampler.sampler is loader.sampler
-    assert callable(loader.sampler.set_epoch)
-    assert loader.dataset.length == 12
-
-
-def test_canary_a_sampler_without_a_batch_sampler(tmp_path: Path) -> None:
-    class Half(Counted):
-        sampler = range(4)
-
-    with pytest.raises(AttributeError, match="batch_sampler"):
-        quiet_trainer(tmp_path).validate(Noting(), Half(), verbose=False)
-
-
 def test_canary_overfitting_other_loaders(tmp_path: Path) -> None:
     """What `BaseDataModule._with_trainer` fixes the order for."""
 
@@ -175,12 +155,6 @@ def test_how_often_it_is_iterated(reload: int, tmp_path: Path) -> None:
     assert events.count("len") <= 20  # and asked for its length very often
 
 
-def test_an_iterator_that_is_thrown_away_starts_nothing() -> None:
-    loader = DataLoader(Points(), 4, num_workers=2)
-    iterators = [iter(loader) for _ in range(3)]
-    assert all(iterator.pool is None for iterator in iterators)  # type: ignore[attr-defined]
-
-
 def test_canary_the_end_is_never_reached(tmp_path: Path) -> None:
     """No StopIteration comes: an epoch is ended by the next one's beginning, in `Epochs.begin`."""
     ended: list[bool] = []
@@ -217,11 +191,6 @@ def test_the_length_is_that_of_a_full_epoch(tmp_path: Path) -> None:
     resumed = DataLoader(Points(), 4)
     resumed.load_state_dict(loader.state_dict())
     assert len(resumed) == 3 == len(list(resumed)) + 1
-
-
-def test_an_unsized_loader_is_unsized_by_a_type_error() -> None:
-    with pytest.raises(TypeError):
-        len(DataLoader(Points(), sampler=iter([1, 2])))
 
 
 @pytest.fixture
@@ -334,18 +303,6 @@ def test_canary_a_resumed_loader_is_told_the_epoch_last(tmp_path: Path) -> None:
     run(Loader, "", 0, checkpoint=path, root=tmp_path)
     expected = ["iter", "load_state_dict", "iter", "set_epoch", "next"]
     assert order[:5] == expected, "upstream #21938 has moved; Epochs may decide earlier"
-
-
-def test_the_same_epoch_again_keeps_the_position() -> None:
-    def loader() -> DataLoader[Tensor]:
-        return DataLoader(Points(), 4, shuffle=True, seed=5)
-
-    whole, stopped, resumed = list(loader()), loader(), loader()
-    next(iter(stopped))
-    resumed.load_state_dict(stopped.state_dict())
-    resumed.set_epoch(0)
-    resumed.sampler.set_epoch(0)  # type: ignore[attr-defined]
-    assert torch.equal(torch.cat(list(resumed)), torch.cat(whole[1:]))
 
 
 # --- C. Resume: what Lightning gets wrong with a loader as one would write it ---
@@ -644,19 +601,6 @@ def test_canary_the_order_of_the_hooks(tmp_path: Path) -> None:
     assert saved[Ordered.__qualname__] == {"some": 1}
 
 
-def test_canary_printing_a_data_module_makes_its_loaders() -> None:
-    """What ``__str__`` is overridden for."""
-    made: list[int] = []
-
-    class Printed(LightningDataModule):
-        def train_dataloader(self) -> Any:
-            made.append(1)
-            return torch.utils.data.DataLoader(range(3))
-
-    str(Printed())
-    assert made == [1]
-
-
 @pytest.mark.parametrize("error", [LookupError, KeyboardInterrupt])
 def test_workers_end_with_an_exception(error: type[BaseException], tmp_path: Path) -> None:
     pids: list[int] = []
@@ -672,18 +616,6 @@ def test_workers_end_with_an_exception(error: type[BaseException], tmp_path: Pat
     with pytest.raises((LookupError, SystemExit)):
         quiet_trainer(tmp_path).fit(Failing(), data)
     assert len(pids) == 2
-    wait_gone(pids)
-
-
-def test_workers_end_with_a_data_module_that_nobody_holds() -> None:
-    options = {"batch_size": 4, "num_workers": 2, "persistent_workers": True}
-    data = LoaderDataModule({"train": Points}, options)
-    data.setup("fit")
-    batches = iter(data.train_dataloader())
-    next(batches)
-    pids = worker_pids(batches)
-    del data, batches
-    gc.collect()
     wait_gone(pids)
 
 
@@ -753,11 +685,6 @@ def test_a_subclass_that_makes_nothing() -> None:
     )
 
 
-def test_no_datasets_at_all() -> None:
-    with pytest.raises(OptionError, match="datasets must be a mapping .* got NoneType"):
-        LoaderDataModule()
-
-
 @pytest.mark.parametrize("per_node", [True, False])
 def test_data_is_prepared_once(per_node: bool, tmp_path: Path) -> None:
     class Prepared(Made):
@@ -812,23 +739,3 @@ def test_the_callback_goes_in_front_and_once(tmp_path: Path) -> None:
 
 
 # --- E. What else wraps or refuses loaders ---
-
-
-def test_fabric_takes_it() -> None:
-    fabric = Fabric(accelerator="cpu", devices=1)
-    loader = fabric.setup_dataloaders(DataLoader(Points(), 4))
-    assert len(list(loader)) == len(loader) == 3
-
-
-@pytest.mark.parametrize("accelerate", [None, "gpu"])
-def test_batches_are_moved_whatever_they_are(accelerate: str | None) -> None:
-    from lightning.fabric.utilities import move_data_to_device
-
-    loader = DataLoader(Points(), 4, collate_fn=as_dict)
-    batch = move_data_to_device(next(iter(loader)), "cpu" if accelerate is None else "meta")
-    assert batch["x"].device.type == ("cpu" if accelerate is None else "meta")
-    assert batch["name"] == "points"
-
-
-def as_dict(samples: list[Tensor]) -> dict[str, Any]:
-    return {"x": torch.stack(samples), "name": "points"}

@@ -343,10 +343,6 @@ def test_chain_of_resumes(name: str, chain: str, tmp_path: Path) -> None:
     assert runs.resumes == RESUMES[chain]
 
 
-def test_the_matrix_has_over_100_resumes() -> None:
-    assert len(SETTINGS) * sum(RESUMES.values()) >= 200
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100))
 def test_random_chains(seed: int, tmp_path: Path) -> None:

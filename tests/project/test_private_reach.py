@@ -180,13 +180,6 @@ def test_the_parts_of_a_sparse_tensor() -> None:
     assert sparse._values().tolist() == [2.0, 3.0]
 
 
-def test_storages() -> None:
-    """transport/reductions.py: what is inside of a TypedStorage, how it is made."""
-    storage = torch.arange(3, dtype=torch.uint8).untyped_storage()
-    typed = torch.TypedStorage(wrap_storage=storage, dtype=torch.uint8, _internal=True)
-    assert typed._untyped_storage.data_ptr() == storage.data_ptr()
-
-
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 def test_quantised_tensors() -> None:
     """transport/reductions.py: making a quantised tensor of its integers."""

@@ -76,7 +76,6 @@ LONG: Final = (
 """Patterns of what comes after ``tests/`` in a test's name."""
 
 THINNED: Final = {
-    "parity/test_process_exit.py::test_an_interrupt": 2,
     "faults/test_fault_matrix.py::test_what_ends_or_stops_a_worker": 3,
     "exactness/test_exactness.py::test_out_of_order_loses_and_repeats_nothing": 2,
     "exactness/test_exactness.py::test_stopped_and_resumed_twice": 3,

@@ -42,12 +42,6 @@ def test_round_trip(kind: type[Any], small: bool) -> None:
     assert again == message
 
 
-def test_a_message_in_the_midst_of_others() -> None:
-    messages = [example(kind, small=True) for kind in KINDS]
-    data = b"".join(pack(message) for message in messages)
-    assert [unpack(data, start) for start in range(0, len(data), SIZE)] == messages
-
-
 def test_negative_values() -> None:
     task = Task(1, -1, -2, 0, 0, 0, 0, 0)
     assert unpack(pack(task)) == task
@@ -97,12 +91,3 @@ def test_indices_of_numpy_and_torch() -> None:
     numbers = unpack_indices(packed([np.int64(5), np.int32(6)]))
     assert [type(number) for number in numbers] == [np.int64, np.int32]
     assert torch.equal(unpack_indices(packed(torch.arange(3))), torch.arange(3))
-
-
-def test_a_list_of_ints_takes_eight_bytes_each() -> None:
-    assert len(pack_indices(list(range(100)))) == 801
-
-
-def test_indices_that_cannot_be_pickled() -> None:
-    with pytest.raises(Exception, match="[Pp]ickle.*lambda"):
-        pack_indices([lambda: 0])
