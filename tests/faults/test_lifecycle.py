@@ -125,15 +125,6 @@ def test_a_changed_number_of_workers(iterable: bool) -> None:
         assert loader._core.pool.pids == old
 
 
-def test_lengths() -> None:
-    loader = DataLoader(range(10), batch_size=4, num_workers=2)
-    iterator = iter(loader)
-    assert len(loader) == len(iterator) == 3
-    next(iterator)
-    assert len(iterator) == 3
-    assert len(list(iterator)) == 2
-
-
 # Several users ---------------------------------------------------------------------------------
 
 

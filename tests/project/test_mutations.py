@@ -264,7 +264,7 @@ def test_it_is_noticed(mutation: Mutation, copy: Path) -> None:
         path.write_text(source)
     failed = re.findall(r"^(?:FAILED|ERROR) tests/(\S+)", output, re.MULTILINE)
     if "+ Timeout +" in output:  # it hangs: the last one that was begun
-        failed = re.findall(r"^tests/(\S+::.*?) ", output, re.MULTILINE)[-1:]
+        failed = re.findall(r"^tests/(\S+::.*?)(?: PASSED|$)", output, re.MULTILINE)[-1:]
     print(f"\n{mutation.fault}: {failed[0] if failed else output[-400:]}")
     assert ended == 1 and failed, output[-4000:]
 
@@ -272,8 +272,11 @@ def test_it_is_noticed(mutation: Mutation, copy: Path) -> None:
 def run(tests: list[str], copy: Path) -> tuple[int, str]:
     """Run tests of the copy until one fails; a fault may keep processes from ending."""
     program = subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-n", "0", "-x", "-v", "-p", "no:cacheprovider"]
-        + ["--timeout", "60", "-o", "faulthandler_timeout=0", *(f"tests/{each}" for each in tests)],
+        [
+            *(sys.executable, "-m", "pytest", "-n", "0", "-x", "-v", "-p", "no:cacheprovider"),
+            *("--timeout", "60", "-o", "faulthandler_timeout=0"),
+            *(f"tests/{each}" for each in tests),
+        ],
         cwd=copy, env={**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
     )  # fmt: skip
