@@ -38,7 +38,6 @@ _UNSEEN: Final = (
     "lightning/test_cli.py::test_a_file_describes_the_data",
     "lightning/test_cli.py::test_the_checkpoint_is_safe_to_load",
     "lightning/test_cli.py::test_the_command_line_goes_before_the_file",
-    "lightning/test_strategies.py::test_a_single_device_sees_the_same_samples",
     "mixture/test_mixture.py::test_resume_in_mid_epoch",
     "sampling/test_token_budget.py::test_resume_in_mid_epoch",
 )
