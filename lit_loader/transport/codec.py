@@ -117,19 +117,17 @@ def decode(
     """
     if torch.is_inference_mode_enabled():
         with torch.inference_mode(False):  # a batch is normal tensors, wherever it is asked for
-            return _decode(memory, offset, nbytes, divide)
-    return _decode(memory, offset, nbytes, divide)
-
-
-def _decode(
-    memory: npt.NDArray[np.uint8], offset: int, nbytes: int, divide: Divide | None
-) -> object:
+            return decode(memory, offset, nbytes, divide)
     view = memory.data[offset : offset + nbytes]
     middle = _LENGTH.size + _LENGTH.unpack_from(view)[0]
     form, rows, stretches = marshal.loads(view[_LENGTH.size : middle])
     parts = build(memory, rows, None if divide is None else divide(memory, stretches))
-    if form is not None:
-        return _unflat(form, parts)
+    if form is not None:  # of which `_flat` says what it means
+        if form == _LONE:
+            return parts[0]
+        if isinstance(form, tuple):
+            return dict(zip(form, parts, strict=True))
+        return parts if form == _LIST else tuple(parts)
     try:
         return unpickle_together(view[middle:], parts)
     except MemoryError:
@@ -170,15 +168,6 @@ def _flat(batch: object) -> tuple[_Form | None, list[Part]]:
     if len(parts) > 1 and len(set(map(id, parts))) < len(parts):
         return None, []  # pickle's memo keeps one object met twice one object
     return form, parts
-
-
-def _unflat(form: _Form, parts: list[Part]) -> object:
-    """Return the batch of which `_flat` gave the form."""
-    if form == _LONE:
-        return parts[0]
-    if isinstance(form, tuple):
-        return dict(zip(form, parts, strict=True))
-    return parts if form == _LIST else tuple(parts)
 
 
 def _cannot_carry(batch: object, error: Exception) -> TransportError:

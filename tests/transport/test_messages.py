@@ -16,6 +16,7 @@ from lit_loader.transport.messages import (
     pack,
     pack_indices,
     unpack,
+    unpack_all,
     unpack_indices,
 )
 
@@ -40,6 +41,12 @@ def test_round_trip(kind: type[Any], small: bool) -> None:
     again = unpack(data)
     assert type(again) is kind
     assert again == message
+
+
+def test_a_message_in_the_midst_of_others() -> None:
+    messages = [example(kind, small=True) for kind in KINDS]
+    data = b"".join(pack(message) for message in messages)
+    assert unpack_all(data) == messages
 
 
 def test_negative_values() -> None:
