@@ -490,8 +490,7 @@ class Slow(Noting):
         self.took["step"].append(time.monotonic() - self.began)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("wait", [sleep, compute], ids=["asleep", "busy"])
+@pytest.mark.parametrize(("num_workers", "wait"), [(0, compute), (2, sleep)])
 @pytest.mark.parametrize("stage", ["transfer", "step"])
 def test_a_delay_is_found_in_its_stage(
     tmp_path: Path, stage: str, wait: Wait, num_workers: int
@@ -502,11 +501,10 @@ def test_a_delay_is_found_in_its_stage(
     monitor, model = LoaderMonitor(print_verdict=False), Slow(stage, wait)
     fit(tmp_path, monitor, data, model=model)
     (report,) = monitor.reports
-    took = {name: stdlib.median(times) for name, times in model.took.items()}
-    assert took[stage] >= DELAY
-    assert report.transfer.p50 == pytest.approx(took["transfer"], abs=0.1 * DELAY)
-    assert report.step.p50 == pytest.approx(took["step"], abs=0.1 * DELAY)
-    assert report.statistics.wait.p50 < 0.1 * DELAY
+    took = stdlib.median(model.took[stage])
+    assert getattr(report, stage).p50 >= 0.9 * took >= 0.9 * DELAY
+    for other in (report.step if stage == "transfer" else report.transfer, report.statistics.wait):
+        assert other.p50 < took
     # To the loader both are what its consumer does between two batches.
     assert report.statistics.step.total >= sum(model.took[stage][:-1])
     assert ("bringing batches to the device took" in report.verdict) == (stage == "transfer")

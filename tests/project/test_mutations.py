@@ -88,9 +88,8 @@ MUTATIONS: Final = (
     Mutation(
         "a slot is freed while its batch is held",
         "pool/worker_pool.py",
-        "return Outcome(task.number, reply, self._arena.lease(slot, end))",
-        "self._arena.release(slot)\n"
-        "            return Outcome(task.number, reply, self._arena.lease(slot, end))",
+        "memory = self._arena.lease(slot, end)",
+        "memory = self._arena.lease(slot, end)\n                    self._arena.release(slot)",
         "transport/test_transport.py::test_a_kept_batch_never_changes",
     ),
     Mutation(

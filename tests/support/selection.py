@@ -1,8 +1,8 @@
 """What the default run leaves to ``-m slow``, besides what is marked where it stands.
 
-The default run is to be over in ten minutes on two cores. So of tests that start an interpreter or
-a Trainer for each cell it has one cell of a kind, and of the large matrices some cells in turn;
-``-m slow`` runs the others.
+The default run is to be over in twelve minutes on two idle cores, ``-m unit`` in one. So of tests
+that start an interpreter or a Trainer for each cell it has one cell of a kind, and of the large
+matrices some cells in turn; ``-m slow`` runs the others.
 """
 
 from __future__ import annotations
