@@ -18,6 +18,8 @@ import os
 import stat
 from typing import Final
 
+from lit_loader.system import linux
+
 __all__ = ["find", "is_supported", "new", "seal"]
 
 _READABLE: Final = 0x0F
@@ -29,7 +31,7 @@ _WRITABLE: Final = 0x02
 
 def is_supported() -> bool:
     """Whether files are found here (Linux, with ``/proc``)."""
-    return hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd")
+    return hasattr(os, "memfd_create") and os.path.isdir(f"{linux.PROC}/self/fd")
 
 
 def new(label: str) -> int:
@@ -38,7 +40,7 @@ def new(label: str) -> int:
     Raises:
         OSError: No descriptor is to be had.
     """
-    fd = os.memfd_create(label, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    fd = linux.memory_file(label, os.MFD_ALLOW_SEALING)
     os.fchmod(fd, 0o600)
     return fd
 

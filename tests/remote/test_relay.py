@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import queue
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -114,14 +114,14 @@ class Rig:
         tasks, self.tasks = os.pipe()
         payload = os.memfd_create("payload")
         os.write(payload, b"x")
-        self.requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.requests, theirs = multiprocessing.Pipe()
         self.ends = [self.results, results, tasks, self.tasks, payload]
         self.engine = Engine()
         config = SimpleNamespace(
             patience=60.0, in_flight=IN_FLIGHT, verify=0.0, engine=lambda: self.engine
         )
         roles = [Role(place, THERE, place) for place in range(THERE)]
-        fds = (self.arena.fd, results, -1, payload, theirs.detach(), tasks)
+        fds = (self.arena.fd, results, -1, payload, os.dup(theirs.fileno()), tasks)
         wires = Wires(os.getpid(), self.arena.mapped, len(self.arena.board), fds)
         relay = self.relay = Relay(wires, Plan(config, roles, RELAY))
         relay._look_again = SimpleNamespace(meet=lambda hello: None, note=lambda *args: None)
