@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import textwrap
 from pathlib import Path
@@ -88,3 +89,12 @@ def anchors(path: Path) -> set[str]:
     """The names by which a page's headings can be linked to, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", without_fenced(path), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def documented(thing: object) -> dict[str, str]:
+    """What a docstring says of each argument or attribute, on one line each."""
+    (listed, *_) = re.findall(
+        r"^(?:Args|Attributes):\n((?: {4}.*\n?|\n)+)", inspect.getdoc(thing) or "", re.MULTILINE
+    ) or [""]
+    entries = re.findall(r"^    \*{0,2}(\w+): (.*(?:\n     .*)*)", listed, flags=re.MULTILINE)
+    return {name: " ".join(entry.split()) for name, entry in entries}
