@@ -19,10 +19,16 @@ README_FILES = sorted(
     path
     for folder in ("conf", "examples", "lit_loader", "tests")
     for path in (ROOT / folder).rglob("*.md")
-    if path.name != "CHANGES.md"  # which names what is gone
+    if path.name != "CHANGELOG.md"  # which names what is gone
 )
 READMES = {path.relative_to(ROOT).as_posix(): path for path in (TOP, *README_FILES)}
 """Path below the repository to file."""
+
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path
+    for path in (*READMES.values(), PACKAGE / "CHANGELOG.md", *sorted(ROOT.glob(".github/*.md")))
+}
+"""These too, which name what is gone, or what is not the package's."""
 
 
 def label(text: object) -> str:

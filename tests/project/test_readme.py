@@ -27,6 +27,7 @@ from tests.project.readmes import (
     INSIDE,
     OPTIONS,
     PACKAGE,
+    PAGES,
     READMES,
     ROOT,
     TOP,
@@ -83,9 +84,9 @@ def test_options_are_those_of_the_code() -> None:
 # --- links, names ---
 
 
-@pytest.mark.parametrize("name", READMES, ids=label)
+@pytest.mark.parametrize("name", PAGES, ids=label)
 def test_links_lead_somewhere(name: str) -> None:
-    page = READMES[name]
+    page = PAGES[name]
     for link in links(page):
         path, _, anchor = link.partition("#")
         if "://" in link:
@@ -103,8 +104,8 @@ def test_every_page_is_reached_from_the_top() -> None:
             continue
         reached.add(page)
         targets = [(page.parent / link.partition("#")[0]).resolve() for link in links(page)]
-        waiting += [target for target in targets if target in READMES.values()]
-    assert reached == set(READMES.values())
+        waiting += [target for target in targets if target in PAGES.values()]
+    assert reached == set(PAGES.values())
 
 
 def test_public_names_are_mentioned() -> None:
