@@ -129,7 +129,7 @@ class SharedStore:
 
     def _make(self) -> None:
         """Make the file, for this process and those that it starts."""
-        fd, sparse = nameless_file(_NAME, on_disk=not os.path.isdir(_OPENED))
+        fd, sparse = nameless_file(_NAME)
         self._own(fd)
         if not sparse and hasattr(os, "posix_fallocate"):
             os.posix_fallocate(fd, 0, self._begin)

@@ -27,7 +27,7 @@ from lit_loader.errors import LoaderError, OptionError, TransportError
 from lit_loader.node import memory_files
 from lit_loader.node.fingerprint import environment, fingerprint
 from lit_loader.seeding.draws import Draws
-from lit_loader.system.carrier import Frozen, Policy, explain, freeze, thaw
+from lit_loader.system.carrier import Frozen, Policy, freeze, thaw
 from lit_loader.system.process_memory import memory_left
 
 __all__ = ["shared_dataset"]
@@ -169,7 +169,7 @@ def _built(factory: Callable[[], Any], key: str, label: str) -> Any:
     """Build, publish and map it."""
     began = time.monotonic()
     dataset: Any = _made(factory, key)
-    frozen: Frozen | None = _frozen(dataset)
+    frozen: Frozen | None = freeze(dataset, Policy.processes(), {"dataset": dataset})
     assert frozen is not None
     nbytes, left = frozen.size, memory_left()
     if left is not None and left < nbytes + _SPARED:
@@ -199,14 +199,6 @@ def _built(factory: Callable[[], Any], key: str, label: str) -> Any:
         *(key, time.monotonic() - began, nbytes / 1e6),
     )
     return dataset
-
-
-def _frozen(dataset: Any) -> Frozen:
-    policy = Policy.processes()
-    try:
-        return freeze(dataset, policy)
-    except Exception as error:
-        raise explain({"dataset": dataset}, policy, error) from error
 
 
 def _published(fd: int, key: str) -> Any:

@@ -150,12 +150,11 @@ class SharedFile:
         os.close(self.fd)
 
 
-def nameless_file(label: str, on_disk: bool = False) -> tuple[int, bool]:
+def nameless_file(label: str) -> tuple[int, bool]:
     """Open a file that no directory knows.
 
     Args:
         label: What ``/proc`` shows it as.
-        on_disk: Not in memory.
 
     Returns:
         Its descriptor, and whether it is sparse memory.
@@ -163,7 +162,7 @@ def nameless_file(label: str, on_disk: bool = False) -> tuple[int, bool]:
     Raises:
         OSError: No descriptor is to be had.
     """
-    if hasattr(os, "memfd_create") and not on_disk:
+    if hasattr(os, "memfd_create"):
         try:
             return os.memfd_create(label, os.MFD_CLOEXEC), True
         except OSError as error:

@@ -259,7 +259,7 @@ class DirectStarter:
         self._kind: Any = _ForkedProcess if self.forks else context.Process  # type: ignore[attr-defined]
         self._context = context
         self._payload = Payload(spec)
-        self.notices = self._payload.notices
+        self.notices: deque[Notice] = deque()
 
     @property
     def shared_data(self) -> int:

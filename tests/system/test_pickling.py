@@ -292,9 +292,6 @@ def test_a_structure_too_deep_for_either(monkeypatch: pytest.MonkeyPatch) -> Non
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
-    monkeypatch.setattr(
-        "lit_loader.worker.payload.main_is_importable", lambda: True
-    )  # also with xdist
     monkeypatch.setattr(Counted, "pickled", 0)
     text = refusal(Counted(deep))
     assert text.startswith("dataset: ")
