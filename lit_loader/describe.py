@@ -70,6 +70,10 @@ class FailingObject(NamedTuple):
     error: Exception
 
 
+def _is_too_deep(error: BaseException) -> bool:
+    return isinstance(error, RecursionError) or isinstance(error.__cause__, RecursionError)
+
+
 def find_failing_object(
     value: object,
     error: Exception,
@@ -88,7 +92,7 @@ def find_failing_object(
     """
     seen: set[int] = set()  # a structure may contain itself
     # Of a structure too deep to follow, the whole is named: going down level by level takes ages.
-    while id(value) not in seen and not isinstance(error, RecursionError):
+    while id(value) not in seen and not _is_too_deep(error):
         seen.add(id(value))
         for step, child in _children(value, inside):
             try:
