@@ -88,7 +88,7 @@ class CachedDataset(Dataset[T_co]):
     """
 
     shared_by_readers: ClassVar = ("_store", "_folder")
-    """See `batch/dataset_copies.py`: samples do not depend on who has made them."""
+    """See `streams/copies.py`: samples do not depend on who has made them."""
 
     def __init__(
         self,

@@ -124,19 +124,19 @@ def decode(
     """
     if torch.is_inference_mode_enabled():
         with torch.inference_mode(False):  # a batch is normal tensors, wherever it is asked for
-            return _decode(memory, offset, nbytes, divide)
-    return _decode(memory, offset, nbytes, divide)
-
-
-def _decode(
-    memory: npt.NDArray[np.uint8], offset: int, nbytes: int, divide: Divide | None
-) -> object:
+            return decode(memory, offset, nbytes, divide)
     view = memory.data[offset : offset + nbytes]
     middle = _LENGTH.size + _LENGTH.unpack_from(view)[0]
     form, others, rows, stretches = marshal.loads(view[_LENGTH.size : middle])
     parts = build(memory, rows, None if divide is None else divide(memory, stretches))
-    if form is not None:
-        return _unflat(form, others, parts)
+    if form is not None:  # of which `_flat` says what it means
+        if others is not None:
+            parts = _with_others(parts, others)
+        if form == _LONE:
+            return parts[0]
+        if isinstance(form, tuple):
+            return dict(zip(form, parts, strict=True))
+        return parts if form == _LIST else tuple(parts)
     try:
         return unpickle_together(view[middle:], parts)
     except MemoryError:
@@ -152,9 +152,14 @@ def _decode(
 _Form = int | tuple[str, ...]
 _LONE, _LIST, _TUPLE = range(3)
 _SCALARS = frozenset({int, float, complex, bool, str, bytes, type(None)})
+_FEW = 3  # of which one by one is the quicker way to see what they are
 
 
-def _flat(batch: object) -> tuple[_Form | None, dict[int, Any] | None, list[Part]]:
+_Others = list[Any] | dict[int, Any]
+"""Numbers and strings: all that the batch holds, or by their places."""
+
+
+def _flat(batch: object) -> tuple[_Form | None, _Others | None, list[Part]]:
     """Return the form, the scalars and the tensors of a batch that has no other structure.
 
     One tensor, or a list, a tuple or a dict (of str) of different plain tensors, arrays, numbers
@@ -173,7 +178,9 @@ def _flat(batch: object) -> tuple[_Form | None, dict[int, Any] | None, list[Part
         form, values = (_LIST if type(batch) is list else _TUPLE), list(batch)
     else:
         return None, None, []
-    others = None
+    if len(values) > _FEW and _SCALARS.issuperset(map(type, values)):
+        return form, values, []
+    others: dict[int, Any] | None = None
     for place, value in enumerate(values):
         if type(value) is torch.Tensor:
             if not is_plain(value):
@@ -191,17 +198,12 @@ def _flat(batch: object) -> tuple[_Form | None, dict[int, Any] | None, list[Part
     return form, others, parts
 
 
-def _unflat(form: _Form, others: dict[int, Any] | None, parts: list[Any]) -> object:
-    """Return the batch of which `_flat` gave the form."""
-    if others is not None:
-        rest = iter(parts)
-        count = len(parts) + len(others)
-        parts = [others[place] if place in others else next(rest) for place in range(count)]
-    if form == _LONE:
-        return parts[0]
-    if isinstance(form, tuple):
-        return dict(zip(form, parts, strict=True))
-    return parts if form == _LIST else tuple(parts)
+def _with_others(parts: list[Any], others: _Others) -> list[Any]:
+    """Return all values in their order."""
+    if type(others) is list:
+        return others
+    rest, count = iter(parts), len(parts) + len(others)
+    return [others[place] if place in others else next(rest) for place in range(count)]
 
 
 def _cannot_carry(batch: object, error: Exception) -> TransportError:
