@@ -15,11 +15,14 @@ import mmap
 import os
 import resource
 import tempfile
-from typing import Final
+import weakref
+from multiprocessing import reduction
+from typing import Any, Final
 
 from lit_loader.system import linux
 
 __all__ = [
+    "HeldFile",
     "SharedFile",
     "address_space_left",
     "map_over",
@@ -150,6 +153,21 @@ class SharedFile:
     def close(self) -> None:
         """Close the descriptor; what is mapped stays."""
         os.close(self.fd)
+
+
+class HeldFile:
+    """A descriptor that is closed with this object, and goes along when a process is started."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        weakref.finalize(self, os.close, fd).atexit = False  # a process that ends closes it itself
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrived, (reduction.DupFd(self.fd),)
+
+
+def _arrived(duplicate: Any) -> HeldFile:
+    return HeldFile(duplicate.detach())
 
 
 def nameless_file(label: str) -> tuple[int, bool]:
