@@ -185,12 +185,13 @@ NAMED_FILE = re.compile(r"(?<![\w./-])(\w+)/(\w+\.py)\b")
 
 
 def test_files_exist_that_are_named() -> None:
-    """As ``memory/arena.py``; a folder of the tests may have the name of a package."""
+    """As ``memory/arena.py``; a folder of the tests may have the name of a package, too."""
     missing = [
         f"{path.relative_to(ROOT)} names {folder}/{file}"
         for path in (*READMES.values(), *sources())
         for folder, file in NAMED_FILE.findall(prose(path))
-        if (PACKAGE / folder).is_dir() and not (PACKAGE / folder / file).is_file()
+        if (PACKAGE / folder).is_dir()
+        and not any((place / folder / file).is_file() for place in (PACKAGE, ROOT / "tests"))
     ]
     assert not missing, "\n".join(missing)
 
