@@ -37,7 +37,7 @@ from lit_loader.seeding.find_generators import root_of
 
 __all__ = ["CachedDataset"]
 
-_FORMAT: Final = 2
+_FORMAT: Final = 3
 _LABEL: Final = f"lit_loader cache {_FORMAT}"
 _STATELESS: Final = frozenset({"_thread", "threading", "multiprocessing"})
 """Modules whose objects (locks, say) cannot be compared, and need not be."""

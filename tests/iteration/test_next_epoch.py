@@ -277,7 +277,8 @@ def test_nothing_is_added_up() -> None:
             list(loader)
         iterator = iter(loader)
         next(iterator)
-        assert loader.statistics().shared_memory <= max(few, 12 * 4096)
+        # A copy that was called off counts as a smallest slot that was filled.
+        assert loader.statistics().shared_memory <= max(few, 12 * 65536)
         assert len(loader._core.pool._arena._leases) <= 7
 
 

@@ -16,6 +16,7 @@ from lit_loader.transport.messages import (
     pack,
     pack_indices,
     unpack,
+    unpack_all,
     unpack_indices,
 )
 
@@ -45,7 +46,7 @@ def test_round_trip(kind: type[Any], small: bool) -> None:
 def test_a_message_in_the_midst_of_others() -> None:
     messages = [example(kind, small=True) for kind in KINDS]
     data = b"".join(pack(message) for message in messages)
-    assert [unpack(data, start) for start in range(0, len(data), SIZE)] == messages
+    assert unpack_all(data) == messages
 
 
 def test_negative_values() -> None:
