@@ -353,6 +353,7 @@ class AsksNothing(IterableDataset[int]):
         return iter(range(4))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_dataset_that_does_not_ask(workers: int) -> None:
     text = r"AsksNothing is iterated by 4 readers \(num_shards\) and has not asked"
