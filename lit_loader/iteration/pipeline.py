@@ -258,7 +258,7 @@ class Pipeline:
         return outcome
 
     def hold(self, wait: bool) -> bool | None:
-        """Take the next outcome ahead of its turn: see `Hold` in `ranks/shard_tail.py`."""
+        """Take the next outcome ahead of its turn: see `Hold` in `streams/tail.py`."""
         following = self.take() if wait else self.take_at_once()
         if following is None:
             return None

@@ -48,9 +48,9 @@ from lit_loader.errors import LoaderError
 from lit_loader.memory.arena import Arena, Slot
 from lit_loader.pool.outcome import FewerWorkers, Outcome, WorkerDeath
 from lit_loader.pool.pipes import Ended, Pipes
-from lit_loader.pool.reader_homes import ReaderHomes
 from lit_loader.pool.resources import PoolResources
 from lit_loader.pool.worker_set import WorkerSet, explain_limit
+from lit_loader.streams.homes import ReaderHomes
 from lit_loader.system.interrupts import HeldBack
 from lit_loader.transport.loader_page import PAGE_BYTES, LoaderPage
 from lit_loader.transport.messages import (

@@ -22,7 +22,7 @@ REACHES = {
     # The iterators of a fit, and whether it takes batches ahead
     "lightning/state_callback.py": {"fit_loop._data_fetcher"},
     # The store that the processes of a job have already
-    "ranks/job_store.py": {"distributed_c10d._get_default_store"},
+    "streams/job_store.py": {"distributed_c10d._get_default_store"},
     # A lock that a forked worker may find taken
     "system/forked_locks.py": {"accelerator._initialization_lock"},
     # Popen.returncode, of a child that somebody else has waited for
