@@ -88,6 +88,7 @@ def tars(
     return lambda: pipeline(folder, "train", 5, "pillow")
 
 
+@pytest.mark.process
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # webdataset leaves them so
 @pytest.mark.parametrize(("ranks", "workers"), [(1, 0), (2, 2)])
 def test_each_sample_of_the_shards_comes_once(
