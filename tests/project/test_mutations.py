@@ -236,7 +236,7 @@ def test_it_is_noticed(mutation: Mutation, copy: Path) -> None:
         path.write_text(source)
     failed = re.findall(r"^(?:FAILED|ERROR) tests/(\S+)", output, re.MULTILINE)
     if "+ Timeout +" in output:  # it hangs: the last one that was begun
-        failed = re.findall(r"^tests/(\S+::.*?)(?: PASSED|$)", output, re.MULTILINE)[-1:]
+        failed = re.findall(r"^tests/(\S+::.*?)(?: PASSED| \+|$)", output, re.MULTILINE)[-1:]
     print(f"\n{mutation.fault}: {failed[0] if failed else output[-400:]}")
     assert ended == 1 and failed, output[-4000:]
 
