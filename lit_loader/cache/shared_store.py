@@ -31,6 +31,7 @@ import numpy.typing as npt
 
 from lit_loader.cache.entry import MISSING, UNIT, unpack
 from lit_loader.node import memory_files
+from lit_loader.system import linux
 from lit_loader.system.cgroups import memory_limits
 from lit_loader.system.process_memory import memory_left
 from lit_loader.system.shared_file import nameless_file, round_up
@@ -41,7 +42,7 @@ __all__ = ["CacheFigures", "Counter", "Note", "SharedStore"]
 Bytes = npt.NDArray[np.uint8]
 
 _NAME: Final = "lit_loader cache"
-_OPENED: Final = "/proc/self/fd"
+_OPENED: Final = f"{linux.PROC}/self/fd"
 _WORD: Final = 8
 _NOTES: Final = 64  # bytes
 _ROWS: Final = 1024  # of counters; a process has that of its number, modulo so many
@@ -131,10 +132,10 @@ class SharedStore:
         """Make the file, for this process and those that it starts."""
         fd, sparse = nameless_file(_NAME, on_disk=not os.path.isdir(_OPENED))
         self._own(fd)
-        if not sparse and hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(fd, 0, self._begin)
-        else:
+        if sparse:
             os.ftruncate(fd, self._begin)
+        else:
+            linux.allocate(fd, 0, self._begin)
         os.lseek(fd, self._begin, os.SEEK_SET)
 
     def _find_or_make(self, label: str) -> None:

@@ -72,6 +72,7 @@ from lit_loader.system.weak_sets import members
 from lit_loader.transport import loader_page
 from lit_loader.transport.loader_page import LoaderPage
 from lit_loader.tuning.auto_workers import AutoWorkers
+from lit_loader.worker.starters import WorkerProcess
 
 __all__ = ["DEFAULT_PREFETCH", "ITERATED", "LoaderCore"]
 
@@ -568,11 +569,11 @@ class LoaderCore:
         """The workers, if there are some that no iterator has."""
         return self.pool if self._lent() is None else None
 
-    def pids(self, iterator: LoaderIterator[Any]) -> list[int]:
-        """The processes of the workers that are an iterator's, or idle."""
+    def workers(self, iterator: LoaderIterator[Any]) -> list[WorkerProcess]:
+        """The processes of the workers that are an iterator's, or idle, for others to watch."""
         pool = iterator.pool if isinstance(iterator, EpochRun) else None
         pool = pool or self._idle()
-        return [] if pool is None or pool.closed else pool.pids
+        return [] if pool is None or pool.closed else pool.twins
 
     def close(self) -> None:
         """End the workers, and the iterators that have some."""

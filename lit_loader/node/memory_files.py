@@ -35,6 +35,7 @@ import time
 import weakref
 from typing import Final
 
+from lit_loader.system import linux
 from lit_loader.system.weak_sets import members
 
 __all__ = ["find", "is_supported", "lock", "new", "seal"]
@@ -59,7 +60,7 @@ _held: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 def is_supported() -> bool:
     """Whether files are found here (Linux, with ``/proc``)."""
-    return hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd")
+    return hasattr(os, "memfd_create") and os.path.isdir(f"{linux.PROC}/self/fd")
 
 
 # --- files ---
@@ -71,7 +72,7 @@ def new(label: str) -> int:
     Raises:
         OSError: No descriptor is to be had.
     """
-    fd = os.memfd_create(label, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    fd = linux.memory_file(label, os.MFD_ALLOW_SEALING)
     os.fchmod(fd, 0o600)
     return fd
 

@@ -71,7 +71,7 @@ from lit_loader.transport.messages import (
 )
 from lit_loader.transport.remote_error import RemoteError
 from lit_loader.transport.status_board import VOIDABLE, BoardRow, StatusBoard, board_bytes
-from lit_loader.worker.starters import Remote
+from lit_loader.worker.starters import Remote, WorkerProcess
 
 __all__ = ["MOST_WORKERS", "WorkerPool"]
 
@@ -731,6 +731,11 @@ class WorkerPool:
     def pids(self) -> list[int]:
         """Their process ids, by number; that of the relay of remote workers is the last."""
         return self._workers.pids
+
+    @property
+    def twins(self) -> list[WorkerProcess]:
+        """Their processes, for others to watch; also in another thread than the one that closes."""
+        return self._workers.twins
 
     def rows(self) -> dict[int, BoardRow]:
         """What each of them is doing."""

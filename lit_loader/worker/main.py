@@ -56,7 +56,7 @@ from lit_loader.transport.messages import (
 from lit_loader.transport.progress import Cancelled, EarlyProgress, Progress
 from lit_loader.transport.status_board import ROW_WORDS, Stage, StatusBoard
 from lit_loader.worker.making import BatchMaker
-from lit_loader.worker.parent import follow_parent, yield_to_parent
+from lit_loader.worker.parent import follow_parent
 from lit_loader.worker.payload import NO_ROOM, Links, Payload
 from lit_loader.worker.process_start import reset_signals
 
@@ -75,7 +75,6 @@ def worker_main(links: Links, payload: Payload) -> None:
     # a large parent, in the midst of a sample, that takes seconds.
     gc.freeze()
     follow_parent(links.parent)
-    yield_to_parent()
     torch.set_num_threads(1)
     # A forked worker would inherit what the thread that started it happened to be in.
     with (

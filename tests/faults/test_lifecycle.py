@@ -646,18 +646,6 @@ def test_a_start_method_that_is_not_pythons_own(monkeypatch: pytest.MonkeyPatch)
     assert ints(DataLoader(range(6), num_workers=2)) == list(range(6))
 
 
-def policy(_: Any) -> int:
-    return os.sched_getscheduler(0)
-
-
-@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="a policy of Linux")
-def test_workers_do_not_interrupt_their_parent() -> None:
-    here = os.sched_getscheduler(0)
-    expected = os.SCHED_BATCH if here == os.SCHED_OTHER else here
-    assert ints(DataLoader(range(2), num_workers=1, collate_fn=policy)) == [expected] * 2
-    assert os.sched_getscheduler(0) == here
-
-
 @pytest.mark.parametrize("options", [{"iterable": True}, {"seeding": "worker"}], ids=str)
 def test_any_number_of_epochs(options: dict[str, Any]) -> None:
     """A pipe holds 1,000 messages: none may be sent to where nobody reads."""

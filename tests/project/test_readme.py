@@ -10,7 +10,6 @@ import ast
 import dataclasses
 import functools
 import importlib
-import inspect
 import re
 import sys
 from collections.abc import Iterator
@@ -28,11 +27,13 @@ from tests.project.readmes import (
     INSIDE,
     OPTIONS,
     PACKAGE,
+    PAGES,
     READMES,
     ROOT,
     TOP,
     TROUBLESHOOTING,
     anchors,
+    documented,
     fenced,
     label,
     links,
@@ -50,12 +51,10 @@ BEGIN, END = "<!-- options: begin -->", "<!-- options: end -->"
 
 
 def options_table() -> str:
-    """The table as `LoaderConfig` and its docstring have it."""
-    attributes = inspect.getdoc(LoaderConfig).split("Attributes:\n")[1].split("\nRaises:")[0]
-    entries = re.findall(r"^    (\w+): (.*(?:\n     .*)*)", attributes, flags=re.MULTILINE)
-    meaning = {name: " ".join(entry.split()) for name, entry in entries}
+    """The table as `LoaderConfig` and the loader's docstring have it."""
+    meaning = documented(lit_loader.DataLoader)
     fields = dataclasses.fields(LoaderConfig)
-    assert list(meaning) == [field.name for field in fields], "an option without its docstring"
+    assert list(meaning) == ["dataset", *(field.name for field in fields)], "one has no docstring"
     lines = ["| option | default | meaning |", "| --- | --- | --- |"]
     for field in fields:
         # Outside of code, a single star or bar would be Markdown's.
@@ -85,9 +84,9 @@ def test_options_are_those_of_the_code() -> None:
 # --- links, names ---
 
 
-@pytest.mark.parametrize("name", READMES, ids=label)
+@pytest.mark.parametrize("name", PAGES, ids=label)
 def test_links_lead_somewhere(name: str) -> None:
-    page = READMES[name]
+    page = PAGES[name]
     for link in links(page):
         path, _, anchor = link.partition("#")
         if "://" in link:
@@ -186,12 +185,13 @@ NAMED_FILE = re.compile(r"(?<![\w./-])(\w+)/(\w+\.py)\b")
 
 
 def test_files_exist_that_are_named() -> None:
-    """As ``memory/arena.py``; a folder of the tests may have the name of a package."""
+    """As ``memory/arena.py``; a folder of the tests may have the name of a package, too."""
     missing = [
         f"{path.relative_to(ROOT)} names {folder}/{file}"
         for path in (*READMES.values(), *sources())
         for folder, file in NAMED_FILE.findall(prose(path))
-        if (PACKAGE / folder).is_dir() and not (PACKAGE / folder / file).is_file()
+        if (PACKAGE / folder).is_dir()
+        and not any((place / folder / file).is_file() for place in (PACKAGE, ROOT / "tests"))
     ]
     assert not missing, "\n".join(missing)
 
