@@ -201,6 +201,18 @@ def processors_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.fixture
+def pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pretend that there is an accelerator; a copy stands for pinning."""
+    import torch
+
+    from lit_loader.accelerator import pin_memory
+
+    monkeypatch.setattr(pin_memory, "find_accelerator", lambda device="": 0)
+    monkeypatch.setattr(pin_memory, "pin_tensor", torch.Tensor.clone)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda device: None)
+
+
 @pytest.fixture(autouse=True)
 def classes_as_they_were() -> Iterator[None]:
     """Undo what Lightning does to the classes of loaders while a hook runs, if that has raised.
