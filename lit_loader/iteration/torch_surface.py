@@ -19,12 +19,7 @@ one line: so ``hasattr`` says the truth.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import weakref
 from collections.abc import Iterator
-from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, Final
 
 from torch import Generator
@@ -139,7 +134,8 @@ class TorchSurface(_BaseDataLoaderIter):
     @property
     def _workers(self) -> list[Any]:
         """The processes that make batches for it, if there are some now."""
-        return [*filter(None, map(_Worker.of, self._core.pids(self)))]
+        workers: list[Any] = self._core.workers(self)
+        return workers
 
     def _shutdown_workers(self) -> None:
         """End the workers, persistent ones too."""
@@ -154,38 +150,6 @@ class _Ahead(Iterator[Any]):
 
     def __next__(self) -> Any:
         return self._iterator._next_index()
-
-
-class _Worker:
-    """A worker process, with what programs ask of one of `multiprocessing`'s."""
-
-    def __init__(self, pid: int, pidfd: int) -> None:
-        self.pid = pid
-        self.sentinel = pidfd  # of this process, also when its number is another's
-        weakref.finalize(self, os.close, pidfd)
-
-    @classmethod
-    def of(cls, pid: int) -> _Worker | None:
-        """The process of this number; None: it is gone."""
-        with contextlib.suppress(ProcessLookupError):
-            return cls(pid, os.pidfd_open(pid))
-        return None
-
-    def is_alive(self) -> bool:
-        return not wait([self.sentinel], 0)
-
-    def join(self, timeout: float | None = None) -> None:
-        wait([self.sentinel], timeout)
-
-    def terminate(self) -> None:
-        self._send(signal.SIGTERM)
-
-    def kill(self) -> None:
-        self._send(signal.SIGKILL)
-
-    def _send(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.sentinel, number)
 
 
 class _Unasked:

@@ -16,9 +16,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import pickle
 import signal
-import socket
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -158,7 +156,7 @@ class _Relay(DirectWorker):
         nodes: dict[int, str],
         last: bool,
     ) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = multiprocessing.Pipe()
         shared = (links.arena.fd, links.results.fd, links.stacks.fd)
         fds = (*shared, payload, theirs.fileno(), links.control.fd)
         wires = Wires(os.getpid(), links.mapped, links.board_bytes, fds)
@@ -188,12 +186,11 @@ class _Relay(DirectWorker):
         """Take in what it has said."""
         while True:
             try:
-                data = self._requests.recv(1 << 18, socket.MSG_DONTWAIT)
-            except OSError:  # nothing more, or it is gone
+                if not self._requests.poll():
+                    return
+                kind, text = self._requests.recv()
+            except (EOFError, OSError):  # it is gone
                 return
-            if not data:
-                return
-            kind, text = pickle.loads(data)
             if kind == FINAL:
                 self._final = text
             elif kind == NODE:

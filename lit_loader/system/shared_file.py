@@ -17,6 +17,8 @@ import resource
 import tempfile
 from typing import Final
 
+from lit_loader.system import linux
+
 __all__ = [
     "SharedFile",
     "address_space_left",
@@ -51,7 +53,7 @@ def address_space_left() -> int | None:
     if limit == resource.RLIM_INFINITY:
         return None
     try:
-        with open("/proc/self/statm") as statm:
+        with open(f"{linux.PROC}/self/statm") as statm:
             return max(0, limit - int(statm.read().split()[0]) * mmap.PAGESIZE)
     except OSError:
         return limit // 2
@@ -135,7 +137,7 @@ class SharedFile:
         if self.sparse:
             os.ftruncate(self.fd, offset + nbytes)
         else:
-            _allocate(self.fd, offset, nbytes)
+            linux.allocate(self.fd, offset, nbytes)
         self.end = offset + nbytes
         return offset
 
@@ -163,12 +165,12 @@ def nameless_file(label: str, on_disk: bool = False) -> tuple[int, bool]:
     Raises:
         OSError: No descriptor is to be had.
     """
-    if hasattr(os, "memfd_create") and not on_disk:
+    if not on_disk:
         try:
-            return os.memfd_create(label, os.MFD_CLOEXEC), True
+            return linux.memory_file(label), True
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                raise  # else: a kernel or a sandbox without it
+                raise  # else there are none here
     with tempfile.TemporaryFile(prefix="lit_loader-") as file:
         return os.dup(file.fileno()), False
 
@@ -179,13 +181,3 @@ def write_all(fd: int, data: bytes | memoryview) -> int:
     while left:
         left = left[os.write(fd, left) :]
     return len(data)
-
-
-def _allocate(fd: int, offset: int, nbytes: int) -> None:
-    """Give ``nbytes`` of an ordinary file real blocks, so that writing there cannot fail later."""
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(fd, offset, nbytes)
-        return
-    zeros = bytes(1 << 20)
-    for start in range(offset, offset + nbytes, len(zeros)):
-        os.pwrite(fd, zeros[: offset + nbytes - start], start)

@@ -56,6 +56,7 @@ from lit_loader.seeding.seeds import await_draws, renew_numpy_generator, seed_wo
 from lit_loader.system.child_processes import reap
 from lit_loader.system.forked_locks import renew_locks
 from lit_loader.system.interrupts import HeldBack
+from lit_loader.system.linux import open_process
 from lit_loader.system.stack_dumps import DUMP_SIGNAL, StackFile, write_stacks_to
 from lit_loader.system.standstill import Standstill
 from lit_loader.worker.payload import Descriptor, Links, Payload
@@ -109,8 +110,8 @@ def make_starter(context: BaseContext, links: Links, spec: BatchSpec) -> Starter
 
 def _has_pidfds() -> bool:
     try:
-        os.close(os.pidfd_open(os.getpid()))
-    except (AttributeError, OSError):  # another system, an old kernel, or a sandbox
+        os.close(open_process(os.getpid()))
+    except OSError:
         return False
     return True
 
@@ -123,7 +124,7 @@ class LaunchedWorker(WorkerProcess):
     """A worker that the launcher has forked, as the parent sees it."""
 
     def __init__(self, launcher: Launcher, pid: int) -> None:
-        super().__init__(pid, os.pidfd_open(pid))
+        super().__init__(pid, open_process(pid))
         self._launcher = launcher
         self._fate: tuple[int | None, int] | None = None
 
@@ -303,7 +304,7 @@ class Launcher:
                     sys.setswitchinterval(interval)
                     ours.close()
                     self._serve(theirs, parent, collecting, threads)
-            self._requests, self.pid, self._pidfd = ours, pid, os.pidfd_open(pid)
+            self._requests, self.pid, self._pidfd = ours, pid, open_process(pid)
         except BaseException:
             ours.close()
             raise
@@ -371,7 +372,7 @@ class Launcher:
             multiprocessing.current_process().daemon = False
             rehearse(self._payload.open(), threads)
             signal.alarm(0)
-            _Server(requests, os.pidfd_open(parent), self._links, self._payload).run()
+            _Server(requests, open_process(parent), self._links, self._payload).run()
         except (ConnectionError, ProcessLookupError):
             pass  # the parent has closed its end, or is gone
         except BaseException:

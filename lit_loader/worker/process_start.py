@@ -18,6 +18,7 @@ from typing import Any, Final
 from lit_loader.errors import LoaderError
 from lit_loader.seeding.seeds import await_draws
 from lit_loader.system.fork_guard import unguarded_fork
+from lit_loader.system.linux import open_process
 from lit_loader.worker.payload import Descriptor
 
 __all__ = ["Permit", "await_end_of_fork_server", "quiet_start", "reset_signals"]
@@ -135,8 +136,8 @@ def await_end_of_fork_server() -> None:
     pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
     if pid is None:
         return
-    with contextlib.suppress(AttributeError, OSError):  # no pidfd here; it has ended already
-        server = os.pidfd_open(pid)
+    with contextlib.suppress(OSError):  # no pidfds here; it has ended already
+        server = open_process(pid)
         try:
             wait_for([server], _ENDING)
         finally:
