@@ -15,7 +15,7 @@ place never changes the cache.
 
 from __future__ import annotations
 
-import ctypes
+import ctypes  # reach: python: memmove of ctypes is the quickest copy of bytes by address
 import itertools
 import marshal
 import struct

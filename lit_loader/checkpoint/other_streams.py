@@ -13,8 +13,8 @@ iterated in the state's epoch: also where it is to begin anew, as a source of a 
 it, or as a loader's dataset in the same epoch once more. What was before that place would be lost.
 So one that has been given a state, and is to begin at its start, gets back what it had before.
 
-Private reach into Hugging Face's library, with no public way: what a stream is made of, and what it
-has been given. A version that calls it otherwise is taken at its word, as before.
+Hugging Face's library has no public way to say what a stream is made of, and what it has been
+given. A version that calls it otherwise is taken at its word, as before.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ __all__ = [
 
 _BUFFERS: Final = "BufferShuffledExamplesIterable"
 _MOST: Final = 10_000
+# reach: datasets: where a stream notes the state that it is given
 _START: Final = "_starting_state_dict"
 
 _noted: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
@@ -56,6 +57,7 @@ def wants_arguments(stream: Any) -> bool:
     return False
 
 
+# reach: datasets: the stages of a stream, among them a buffer that its state leaves out
 def forgets(stream: Any) -> bool:
     """Whether this is a stream whose state is known to leave out samples."""
     waiting = [getattr(stream, "_ex_iterable", None)]

@@ -346,6 +346,7 @@ def _check_split_once(dataset: Any, config: Any) -> None:
     if not config.num_shards or (config.num_replicas or 1) == 1:
         return
     splitter = None
+    # reach: datasets: whether a stream is split by rank already
     if getattr(dataset, "_distributed", None) is not None:  # of Hugging Face's
         splitter = "split_dataset_by_node"
     stages = getattr(dataset, "pipeline", None)  # of a WebDataset

@@ -213,8 +213,7 @@ def freeze(
     Raises:
         Exception: Whatever pickling raises.
     """
-    # Private reach: it stands for a process that is being started, which locks, queues and shared
-    # tensors ask for.
+    # It stands for a process that is being started, which locks, queues and shared tensors ask for.
     before, along = context.get_spawning_popen(), _Along()
     meanwhile: Any = along if policy.along else None
     file, buffers, carried = io.BytesIO(), list[memoryview](), dict[str, object]()

@@ -1,17 +1,17 @@
 """A canary for every reach into what torch, NumPy or Python do not document.
 
-If one of these fails after an upgrade, the code it names must change. The list of reaches is kept
-complete by the first test.
+If one of these fails after an upgrade, the code it names must change. Each reach is marked in the
+code (``tests/project/reaches.py``), and `reaches.md` lists the marks.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
 import io
 import multiprocessing
 import os
 import random
-import re
 from multiprocessing import context, forkserver, reduction, resource_tracker
 from pathlib import Path
 from typing import Any
@@ -25,44 +25,68 @@ from torch.utils.data._utils import worker as torch_worker
 from lit_loader.batch import collate
 from lit_loader.seeding import find_generators, seeds
 from lit_loader.worker import payload as handover
+from tests.project.reaches import VERSIONS, Reach, all_marks, all_reaches, reaches
 
-PACKAGE = Path(__file__).parents[2] / "lit_loader"
+TABLE = Path(__file__).with_name("reaches.md")
 
-REACHES = {
-    "lightning/state_callback.py": {"fit_loop._data_fetcher"},
-    "ranks/job_store.py": {"distributed_c10d._get_default_store"},
-    "system/forked_locks.py": {"accelerator._initialization_lock"},
-    "system/child_processes.py": {"process._popen"},
-    "batch/collate.py": {"torch.utils.data._utils"},
-    "seeding/find_generators.py": {"mtrand._rand"},
-    "worker/launcher.py": {"process._popen"},
-    "worker/process_start.py": {"forkserver._forkserver"},
-    "transport/reductions.py": {
-        "tensor._indices", "tensor._values", "obj._untyped_storage", "torch._C",
-        "torch._make_per_tensor_quantized_tensor", "torch._make_per_channel_quantized_tensor",
-    },
-    "lightning/trainer_progress.py": {
-        "fit_loop._restarting", "loop._batches_that_stepped", "fit_loop._combined_loader",
-        "combined._iterator",
-    },
-    "batch/worker_info.py": {"torch.utils.data._utils", "torch_worker._worker_info"},
-}  # fmt: skip
 
-OWN = re.compile(
-    r"\b(self|cls|short|payload|state|module|watch)\._\w+"
-    r"|\bloader\._core\b|\w+\._(asdict|fields|make|replace)\b"
+def table() -> str:
+    """What the marks say, as Markdown."""
+    found, rows = all_reaches(), []
+    for mark in all_marks():
+        what = dict.fromkeys(r.what for r in found if (mark.file, mark.line) in places(r))
+        names = ", ".join(f"`{name}`" for name in what)
+        rows.append(f"| {mark.file} | {names} | {mark.why} | {VERSIONS[mark.library]} |")
+    head = (
+        "Where the package reaches into what others do not document; written by "
+        "`python -m tests.project.test_reaches`.\n\n"
+        "| file | what | why | versions |\n| --- | --- | --- | --- |\n"
+    )
+    return head + "\n".join(rows) + "\n"
+
+
+def places(reach: Reach) -> set[tuple[str, int]]:
+    return {(reach.file, line) for line in reach.lines}
+
+
+def test_every_reach_is_marked() -> None:
+    marked = {(mark.file, mark.line) for mark in all_marks()}
+    bare = [f"{r.file}:{r.line} {r.what}" for r in all_reaches() if not places(r) & marked]
+    assert not bare, "say '# reach: LIBRARY: why' there, or above it"
+
+
+def test_no_mark_is_stale() -> None:
+    held = {place for reach in all_reaches() for place in places(reach)}
+    assert [mark for mark in all_marks() if (mark.file, mark.line) not in held] == []
+
+
+def test_the_table() -> None:
+    assert TABLE.read_text() == table(), "python -m tests.project.test_reaches writes it"
+
+
+@pytest.mark.parametrize(
+    ("code", "what"),
+    [
+        ("x._secret", "x._secret"),
+        ("getattr(x, '_secret')", "_secret"),
+        ("from torch._secret import y", "torch._secret.y"),
+        ("import ctypes", "ctypes"),
+        ("from dis import dis", "dis.dis"),
+        ("sys._getframe(1)", "sys._getframe"),
+        ("gc.get_referrers(x)", "gc.get_referrers"),
+        ("def f():\n    return 1, x._secret", "x._secret"),
+        ("self._own; x._replace(a=1); os._exit(0); x.__class__; gc.collect()", None),
+    ],
 )
-PRIVATE = re.compile(r"(?:\btorch\.utils\.data\._utils|\b\w+\._[a-zA-Z]\w*)")
+def test_what_is_one(code: str, what: str | None) -> None:
+    found = [reach.what for reach in reaches("a.py", ast.parse(code), {"_own"})]
+    assert found == ([] if what is None else [what])
 
 
-def test_the_list_is_complete() -> None:
-    found = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        code = re.sub(r'(?s:""".*?""")|#.*', "", path.read_text())
-        names = set(PRIVATE.findall(OWN.sub("", code))) - {"os._exit"}
-        if names:
-            found[path.relative_to(PACKAGE).as_posix()] = names
-    assert found == REACHES
+def test_where_a_mark_may_stand() -> None:
+    code = "def f():\n    a = 1\n    return (\n        x._secret\n    )\nb = 2\n"
+    [reach] = reaches("a.py", ast.parse(code), set())
+    assert sorted(reach.lines) == [0, 1, 2, 3, 4, 5]
 
 
 def test_worker_info(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +251,7 @@ def test_lightnings_mark_of_a_resumed_loop() -> None:
 
 
 def test_a_process_that_somebody_else_has_waited_for() -> None:
-    """worker/launcher.py: wait4 gives peak memory; Popen.returncode spares a wait."""
+    """system/child_processes.py: Popen.returncode says how it ended."""
     process = multiprocessing.get_context("fork").Process(target=os._exit, args=(7,))
     process.start()
     os.wait4(process.pid or 0, 0)
@@ -252,3 +276,7 @@ def _child_of_a_daemon() -> None:
     process.start()
     process.join()
     os._exit(process.exitcode or 0)
+
+
+if __name__ == "__main__":
+    TABLE.write_text(table())
