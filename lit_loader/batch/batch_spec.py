@@ -15,6 +15,7 @@ from torch.utils.data import default_collate as torch_default_collate
 from lit_loader.batch.collate import default_collate
 from lit_loader.batch.sample_errors import SampleError, Tolerance
 from lit_loader.batch.tensor_table import Table, table_of
+from lit_loader.checkpoint.reader_states import Shards
 from lit_loader.seeding.generator_watch import GeneratorWatch
 
 __all__ = ["BatchSpec", "BatchWithReport"]
@@ -71,8 +72,7 @@ class BatchSpec:
         watched: Whether each sample is announced, for somebody looks at how long it takes.
         remote_workers: Workers on other machines.
         share: Whether workers are to have the dataset's long lists in shared memory.
-        num_shards: Readers of an iterable dataset, of all ranks together, whatever the number of
-            workers; 0: each worker is one.
+        shards: The readers of an iterable dataset where they are given; None: each worker is one.
         ahead: Of these, how many a worker may begin the next epoch of when they have ended.
     """
 
@@ -93,13 +93,8 @@ class BatchSpec:
     watched: bool = True
     remote_workers: int = 0
     share: bool = False
-    num_shards: int = 0
+    shards: Shards | None = None
     ahead: int = 0
-
-    @property
-    def num_readers(self) -> int:
-        """Readers that this rank serves, where their number is given."""
-        return self.num_shards // self.num_replicas
 
     @property
     def default_collation(self) -> bool:

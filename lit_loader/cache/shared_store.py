@@ -30,8 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_loader.cache.entry import MISSING, UNIT, unpack
-from lit_loader.node import files
-from lit_loader.node.lock import NodeLock
+from lit_loader.node import memory_files
 from lit_loader.system import linux
 from lit_loader.system.cgroups import memory_limits
 from lit_loader.system.process_memory import memory_left
@@ -123,7 +122,7 @@ class SharedStore:
 
     def __init__(self, length: int, limit: int, label: str | None = None) -> None:
         self.length, self.limit = length, limit
-        if label is None or not limit or not files.is_supported():
+        if label is None or not limit or not memory_files.is_supported():
             self._make()
         else:
             self._find_or_make(label)
@@ -141,21 +140,20 @@ class SharedStore:
 
     def _find_or_make(self, label: str) -> None:
         """Find the one that another process has made, or make it for others, too."""
-        lock = NodeLock(label)
         try:
-            lock.acquire(_PATIENCE)
+            lock = memory_files.lock(label, _PATIENCE)
         except OSError as error:
             _log.warning("CachedDataset: each process has a cache of its own: %s", str(error))
             self._make()
             return
         with lock:
-            fd = files.find(label, writable=True)
+            fd = memory_files.find(label, writable=True)
             if fd is not None:
                 self._own(fd)
                 return
-            self._own(files.new(label))
+            self._own(memory_files.new(label))
             os.ftruncate(self._fd, self._begin)
-            files.seal(self._fd, writable=True)
+            memory_files.seal(self._fd, writable=True)
 
     def _own(self, fd: int) -> None:
         """Take over a descriptor: it is closed once, when this object dies or cannot be made."""

@@ -71,7 +71,7 @@ class LoaderState:
         ahead: Numbers of batches delivered after those; only with ``in_order=False``.
         sampler: What a stateful sampler must remember; None for most.
         workers: What each worker of an iterable dataset must remember; None for map-style ones.
-        readers: The same for each reader, with its number, where there are ``num_shards``.
+        readers: The same for each reader, with its number, where that of readers is given.
         since: There, batches that the rank has delivered since the epoch was begun or resumed.
         requested: The epoch that ``set_epoch`` has asked for last, if the loader has counted on
             from it by itself; else None.
@@ -102,7 +102,7 @@ class LoaderState:
             position: The position.
             samples: Samples that all ranks together have got then.
             fingerprint: The loader's.
-            shards: Which readers are this rank's; None: there are no ``num_shards``.
+            shards: Which readers are this rank's; None: each worker is one.
         """
         workers = [
             [point.batches, point.state, point.ended, *_counts(point)] for point in position.readers
@@ -137,7 +137,7 @@ class LoaderState:
             fingerprint: That loader's.
             plan: Its `BatchPlan`, which `sampling` has; None for an iterable dataset.
             with_workers: Whether it has worker processes.
-            shards: Which readers are its rank's; None: it has no ``num_shards``.
+            shards: Which readers are its rank's; None: each worker is one.
 
         Raises:
             StateError: The state does not fit that loader.

@@ -26,7 +26,7 @@ from weakref import WeakKeyDictionary
 
 __all__ = [
     *("advice_on_reading_again", "begin_at_start", "forgets", "has_methods", "note_start"),
-    "wants_arguments",
+    *("shared_epoch", "wants_arguments"),
 ]
 
 _BUFFERS: Final = "BufferShuffledExamplesIterable"
@@ -35,6 +35,10 @@ _MOST: Final = 10_000
 _START: Final = "_starting_state_dict"
 
 _noted: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+
+def _attributes(stream: Any) -> dict[str, Any]:
+    return getattr(stream, "__dict__", {})
 
 
 def has_methods(stream: Any) -> bool:
@@ -103,9 +107,18 @@ def advice_on_reading_again(dataset: Any, later_epoch: bool = False) -> str:
     return text
 
 
+def shared_epoch(stream: Any) -> Any:
+    """Give the epoch of a Hugging Face stream, which torch's persistent workers share; else None.
+
+    Readers are in different epochs: who begins the next would set that of all others.
+    """
+    # reach: datasets: known by what it is made of
+    return getattr(stream, "_epoch", None) if "_ex_iterable" in _attributes(stream) else None
+
+
 def note_start(stream: Any) -> None:
     """Note where a stream begins that is about to be given a state."""
-    kept = getattr(stream, "__dict__", {})
+    kept = _attributes(stream)
     if _START in kept:
         with contextlib.suppress(TypeError):  # it cannot be noted
             _noted.setdefault(stream, kept[_START])

@@ -2,8 +2,8 @@
 
 A reader's part is ``[batches, the dataset's state, whether it has ended]``; then the number of
 batches behind that state, of those before it began again, and the marks of the first (`ReadPoint`),
-where there are any. Without
-``num_shards`` they stand in the order of the workers; with them, each behind its number among all
+where there are any. Where each
+worker is a reader they stand in the order of the workers; else each behind its number among all
 readers, so that those of several ranks can be put together (`checkpoint/loader_state.py`) and
 dealt out to others.
 """
@@ -19,7 +19,10 @@ from lit_loader.checkpoint.stateful import checked_parts
 from lit_loader.checkpoint.untrusted_state import brief, damaged, is_count
 from lit_loader.errors import StateError
 
-__all__ = ["Shards", "batches_of_first_rank", "checked_readers", "checked_workers"]
+__all__ = ["COUNT", "Shards", "batches_of_first_rank", "checked_readers", "checked_workers"]
+
+COUNT: Final = "num_shards"
+"""Their number among what a fingerprint has, where it is given."""
 
 _MAX_READ: Final = 2**32
 """Batches of one reader are below it: their numbers, of all readers, are below `MAX_BATCHES`."""
@@ -84,9 +87,9 @@ def checked_readers(readers: Any, fingerprint: Fingerprint) -> list[list[Any]] |
     """
     if readers is None:
         return None
-    count, replicas = fingerprint.get("num_shards"), fingerprint.get("num_replicas")
+    count, replicas = fingerprint.get(COUNT), fingerprint.get("num_replicas")
     if not (is_count(count) and is_count(replicas) and replicas >= 1):
-        raise damaged("readers need num_shards and num_replicas in the fingerprint", fingerprint)
+        raise damaged(f"readers need {COUNT} and num_replicas in the fingerprint", fingerprint)
     if not isinstance(readers, (list, tuple)) or not readers:
         raise damaged("readers must be a list, and not empty", readers)
     parts: list[list[Any]] = []

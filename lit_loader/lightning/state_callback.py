@@ -4,7 +4,7 @@ The data modules of ours bring one along, users pass one in ``Trainer(callbacks=
 other Trainer gets one by itself (`lightning/trainer_plugin.py`)::
 
     a fit:      setup ─▶ load_state_dict ─▶ … loaders are made … ─▶ on_train_start: restore, correct
-    a checkpoint: on_save_checkpoint: the readers of all ranks, where loaders have num_shards
+    a checkpoint: on_save_checkpoint: the readers of a stream, of all ranks
     an epoch:   on_train_epoch_start: set_epoch
     a batch:    fetch ─▶ training_step ─▶ on_train_batch_end: commit ─▶ later hooks: checkpoints
 

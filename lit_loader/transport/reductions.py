@@ -35,7 +35,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["Part", "Refusal", "is_plain", "pickle_apart", "unpickle_together"]
+__all__ = ["Part", "Refusal", "is_plain", "is_plain_array", "pickle_apart", "unpickle_together"]
 
 Part: TypeAlias = "torch.Tensor | npt.NDArray[Any]"
 
@@ -62,6 +62,18 @@ def is_plain(tensor: torch.Tensor) -> bool:
         and not tensor.is_neg()
         and not tensor.is_nested
         and not tensor.is_quantized
+    )
+
+
+def is_plain_array(array: npt.NDArray[Any]) -> bool:
+    """Whether an exact ``numpy.ndarray`` holds numbers that its bytes and dtype's name are."""
+    dtype = array.dtype
+    return (
+        dtype.kind in "biufc"
+        and dtype.isbuiltin == 1
+        and dtype.metadata is None
+        and array.nbytes > 0
+        and (array.flags.writeable or 0 not in array.strides)
     )
 
 

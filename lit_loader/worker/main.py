@@ -129,7 +129,7 @@ class _Worker:
             links.seed,
             unpack,
         )
-        self._loader, self._shards, self._broken = maker.loader, maker.shards, maker.broken
+        self._loader, self._readers, self._broken = maker.loader, maker.readers, maker.broken
         if maker.spec is not None:
             self._clock = ProcessorClock() if maker.spec.timed else None
             self._progress.each = maker.spec.watched
@@ -147,7 +147,7 @@ class _Worker:
 
     def _receive(self) -> Message:
         """Wait for the next message; the pipe's end is a Stop: the parent has given this one up."""
-        loader = self._shards
+        loader = self._readers
         while (
             loader is not None  # nothing else is to be done, so readers may begin the next epoch
             and loader.may_begin_ahead

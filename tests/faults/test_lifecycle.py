@@ -125,15 +125,6 @@ def test_a_changed_number_of_workers(iterable: bool) -> None:
         assert loader._core.pool.pids == old
 
 
-def test_lengths() -> None:
-    loader = DataLoader(range(10), batch_size=4, num_workers=2)
-    iterator = iter(loader)
-    assert len(loader) == len(iterator) == 3
-    next(iterator)
-    assert len(iterator) == 3
-    assert len(list(iterator)) == 2
-
-
 # Several users ---------------------------------------------------------------------------------
 
 
@@ -527,6 +518,32 @@ say(int(next(iterator)), int(next(iterator)))
     process = start_script(DataLoader, program(body), tmp_path)
     out, err, status = finish_script(process, 30)
     assert (err, status) == ("", 0)
+    wait_gone(map(int, out.split()))
+
+
+@PERSISTENT
+@pytest.mark.parametrize(
+    ("last_word", "status", "last_line"),
+    [
+        ("break", 0, ""),
+        ("1 / 0", 1, "ZeroDivisionError: division by zero"),
+        ("sys.exit(5)", 5, ""),
+    ],
+)
+def test_the_loop_ends_the_program(
+    tmp_path: Path, last_word: str, status: int, last_line: str, persistent: bool
+) -> None:
+    """As it is, and without a word of the workers."""
+    body = f"""
+for batch in DataLoader(Data(1000), **options):
+    say(int(batch))
+    {last_word}
+"""
+    out, err, ended = finish_script(
+        start_script(DataLoader, program(body, persistent=persistent), tmp_path)
+    )
+    assert (ended, err.count("Traceback")) == (status, int(status == 1))
+    assert err.strip().splitlines()[-1:] == [last_line][: bool(last_line)]
     wait_gone(map(int, out.split()))
 
 

@@ -389,6 +389,7 @@ def test_the_next_epochs_make_do_with_as_many(
 # Without workers, and what is refused ------------------------------------------------------------
 
 
+@pytest.mark.process
 def test_from_none_and_to_none() -> None:
     with DataLoader(Rows(6), num_workers=0) as loader:
         loader.resize(2)

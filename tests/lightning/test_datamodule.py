@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,6 @@ from torch import Tensor
 from torch.utils.data import (
     Dataset,
     IterableDataset,
-    RandomSampler,
-    SequentialSampler,
     TensorDataset,
     WeightedRandomSampler,
 )
@@ -207,23 +204,6 @@ def test_options_are_laid_over_the_common_ones() -> None:
     assert data.configs["predict"] == LoaderConfig(batch_size=4)
 
 
-def test_loaders_are_fresh_and_configured() -> None:
-    data = LoaderDataModule({"train": Points}, {"batch_size": 4}, {"shuffle": True})
-    data.setup("fit")
-    first, second = data.train_dataloader(), data.train_dataloader()
-    assert first is not second
-    assert isinstance(first, lit_loader.DataLoader)
-    assert isinstance(first.sampler, RandomSampler)
-    assert (len(first), first.batch_size) == (3, 4)
-
-
-def test_iterable_dataset_refuses_shuffle() -> None:
-    data = LoaderDataModule({"train": Stream}, train={"shuffle": True})
-    data.setup("fit")
-    with pytest.raises(OptionError, match="^shuffle does not apply to an IterableDataset"):
-        data.train_dataloader()
-
-
 def test_sampler_factory_gets_the_dataset() -> None:
     def factory(dataset: Points) -> WeightedRandomSampler:
         return WeightedRandomSampler(torch.ones(len(dataset)), num_samples=5)
@@ -231,16 +211,6 @@ def test_sampler_factory_gets_the_dataset() -> None:
     data = LoaderDataModule({"train": Points}, train={"sampler": factory})
     data.setup("fit")
     assert len(data.train_dataloader()) == 5
-
-
-def test_several_loaders_for_one_split() -> None:
-    class Several(LoaderDataModule):
-        def val_dataloader(self) -> list[Any]:
-            return [super().val_dataloader(), self.make_loader("val", Points(5))]
-
-    data = Several({"train": Points, "val": Points}, {"batch_size": 5})
-    data.setup("fit")
-    assert [len(loader) for loader in data.val_dataloader()] == [3, 1]
 
 
 # --- under the Trainer ---
@@ -257,21 +227,6 @@ def test_fit_validate_test_predict(tmp_path: Path) -> None:
     assert model.seen == dict.fromkeys(SPLITS, whole)
 
 
-def test_fit_with_persistent_workers_for_several_epochs(tmp_path: Path) -> None:
-    model = Model()
-    data = LoaderDataModule(
-        {"train": Points, "val": Points},
-        {"batch_size": 4, "num_workers": 2, "persistent_workers": True},
-        train={"shuffle": True},
-    )
-    trainer(tmp_path, max_epochs=3, num_sanity_val_steps=0).fit(model, datamodule=data)
-    epochs = [model.seen["train"][i : i + 3] for i in (0, 3, 6)]
-    for epoch in epochs:
-        assert sorted(chain.from_iterable(epoch)) == list(range(12))
-    assert epochs[0] != epochs[1] != epochs[2]
-    assert sorted(chain.from_iterable(model.seen["val"])) == sorted([*range(12)] * 3)
-
-
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
 def test_fit_without_a_validation_split(tmp_path: Path) -> None:
     data = LoaderDataModule({"train": Points})
@@ -282,16 +237,6 @@ def test_fit_without_a_validation_split(tmp_path: Path) -> None:
     assert model.seen["val"] == []
     with pytest.raises(OptionError, match="datasets has no 'val' split"):
         trainer(tmp_path).validate(model, datamodule=data)
-
-
-def test_overfitting_reads_the_same_batches(tmp_path: Path) -> None:
-    model = Model()
-    options = {"batch_size": 4, "shuffle": True}
-    data = LoaderDataModule({"train": Points, "val": Points}, options)
-    trainer(tmp_path, overfit_batches=2, max_epochs=2).fit(model, datamodule=data)
-    assert model.seen["train"] == [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]] * 2
-    assert data.configs["train"].shuffle is True
-    assert isinstance(data.train_dataloader().sampler, SequentialSampler)
 
 
 def test_ranks_come_from_the_trainer_unless_given() -> None:

@@ -1,8 +1,8 @@
 """What the default run leaves to ``-m slow``, besides what is marked where it stands.
 
-The default run is to be over in ten minutes on two cores. So of tests that start an interpreter or
-a Trainer for each cell it has one cell of a kind, and of the large matrices some cells in turn;
-``-m slow`` runs the others.
+The default run is to be over in twelve minutes on two idle cores, ``-m unit`` in one. So of tests
+that start an interpreter or a Trainer for each cell it has one cell of a kind, and of the large
+matrices some cells in turn; ``-m slow`` runs the others.
 """
 
 from __future__ import annotations
@@ -76,7 +76,6 @@ LONG: Final = (
 """Patterns of what comes after ``tests/`` in a test's name."""
 
 THINNED: Final = {
-    "parity/test_process_exit.py::test_an_interrupt": 2,
     "faults/test_fault_matrix.py::test_what_ends_or_stops_a_worker": 3,
     "exactness/test_exactness.py::test_out_of_order_loses_and_repeats_nothing": 2,
     "exactness/test_exactness.py::test_stopped_and_resumed_twice": 3,

@@ -12,8 +12,8 @@ import torch
 from torch.distributed import HashStore, distributed_c10d
 
 from lit_loader import LoaderError
-from lit_loader.ranks.agreement import Agreement
-from lit_loader.ranks.job_store import JobStore, Talks
+from lit_loader.streams.agreement import Agreement
+from lit_loader.streams.job_store import JobStore, Talks
 
 
 @pytest.fixture(autouse=True)

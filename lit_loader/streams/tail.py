@@ -19,8 +19,8 @@ from lit_loader.checkpoint.reader_states import Shards
 from lit_loader.context import reading
 from lit_loader.describe import short_repr
 from lit_loader.errors import LoaderError
-from lit_loader.ranks.agreement import Agreement
-from lit_loader.ranks.job_store import Talks
+from lit_loader.streams.agreement import Agreement
+from lit_loader.streams.job_store import Talks
 
 __all__ = ["Padding", "ShardTail", "WholeRounds", "least_depth", "tail_of"]
 
@@ -170,7 +170,7 @@ def tail_of(
 
     Args:
         loader: The loader.
-        shards: Which readers are this rank's; None: there are no ``num_shards``.
+        shards: Which readers are this rank's; None: each worker is one.
         talks: The loader's, with the other ranks.
         start: Where the epoch begins.
 

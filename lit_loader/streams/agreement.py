@@ -22,7 +22,7 @@ from multiprocessing import util
 from typing import Any, Final, Literal
 
 from lit_loader.errors import LoaderError
-from lit_loader.ranks.job_store import JobStore
+from lit_loader.streams.job_store import JobStore
 
 __all__ = ["Agreement"]
 

@@ -22,13 +22,13 @@ import mmap
 import pickle
 import threading
 import types
-from collections.abc import Sequence
 from multiprocessing import connection, queues, sharedctypes, synchronize
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 
+from lit_loader.checkpoint.other_streams import shared_epoch
 from lit_loader.describe import find_failing_object
 from lit_loader.system.carrier import refusal
 
@@ -53,21 +53,16 @@ class DatasetCopies:
 
     Args:
         dataset: The dataset; not referred to afterwards, but for what copies share.
-        generators: Random generators that it holds or uses.
 
     Raises:
         TransportError: It cannot be copied; names the place in it.
     """
 
-    def __init__(self, dataset: Any, generators: Sequence[Any] = ()) -> None:
+    def __init__(self, dataset: Any) -> None:
         self._shared: list[Any] = []
         file = io.BytesIO()
-        pickler = _Pickler(file, self._shared)
         try:
-            pickler.dump(dataset)
-            copied = pickler.memo.copy()
-            # One that is not part of the dataset (its code uses it, say) is the same for all.
-            pickler.dump([each if id(each) in copied else _Same(each) for each in generators])
+            _Pickler(file, self._shared).dump(dataset)
         except Exception as error:
 
             def attempt(value: object) -> None:
@@ -81,11 +76,11 @@ class DatasetCopies:
             ) from error
         self._pickled = file.getvalue()
 
-    def make(self) -> tuple[Any, list[Any]]:
-        """Return another copy, and the generators, as far as these are copied with it."""
+    def make(self) -> Any:
+        """Return another copy."""
         unpickler = _Unpickler(io.BytesIO(self._pickled))
         unpickler.shared = self._shared
-        return unpickler.load(), unpickler.load()
+        return unpickler.load()
 
 
 class _Pickler(pickle.Pickler):
@@ -112,11 +107,7 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
-        # A Hugging Face stream has its epoch in shared memory, for torch's persistent workers. Here
-        # readers are in different ones: who begins the next would set that of all the others.
-        # reach: datasets: known by what it is made of
-        if "_ex_iterable" in getattr(obj, "__dict__", ()):
-            self._epochs.add(id(getattr(obj, "_epoch", None)))
+        self._epochs.add(id(shared_epoch(obj)))
         if names := getattr(kind, "shared_by_readers", ()):
             same = {name: _Same(vars(obj)[name]) for name in names}
             return object.__new__, (kind,), {**obj.__getstate__(), **same}

@@ -1,18 +1,18 @@
-"""`ShardLoader`: makes batches of several readers of an iterable dataset, in one process.
+"""`Readers`: makes batches of several readers of an iterable dataset, in one process.
 
 ::
 
-    task ─▶ number % readers ─▶ a reader ── BatchLoader ─┬─ a copy of the dataset, of its own
-                                                         ╰─ its iterator, generators, errors
+    task ─▶ number % readers ─▶ a reader ── Reader ─┬─ a copy of the dataset, of its own
+                                                    ╰─ its iterator, generators, errors
 
-With ``num_shards`` the readers are a part of the data, and the processes that serve them are not.
+These readers are a part of the data, and the processes that serve them are not.
 So whatever a reader could be told from another one by is its own: the copy of the dataset, made
 anew for each epoch as it was when the workers were started; the seeds; and what
 `lit_loader.get_shard`, ``torch.utils.data.get_worker_info()`` and ``torch.initial_seed()`` answer
 while it is served.
 
 A reader that has ended may begin the next epoch while its process has nothing else to do
-(:meth:`ShardLoader.begin_ahead`): its first batch is kept until somebody asks for that epoch, with
+(:meth:`Readers.begin_ahead`): its first batch is kept until somebody asks for that epoch, with
 that seed. It is a function of these, as all batches are; who asks for another epoch gets that.
 """
 
@@ -26,26 +26,26 @@ import torch
 
 from lit_loader.batch.batch_loader import BatchLoader
 from lit_loader.batch.batch_spec import BatchSpec
-from lit_loader.batch.dataset_copies import DatasetCopies
 from lit_loader.batch.fetch import EndOfData
 from lit_loader.batch.worker_info import WorkerInfo, show, shown
 from lit_loader.checkpoint.position import ReadPoint
 from lit_loader.seeding.generator_watch import GeneratorWatch
+from lit_loader.streams.copies import DatasetCopies
+from lit_loader.streams.reader import Reader
 from lit_loader.transport.progress import Progress
 from lit_loader.transport.remote_error import ReaderShare
 
-__all__ = ["ShardLoader"]
+__all__ = ["Readers", "maker_of"]
 
 _MASK: Final = 0xFFFF_FFFF_FFFF_FFFF
 _START: Final = ReadPoint()
 
 
-class ShardLoader:
-    """Makes batches by a spec that says how many readers there are; used as a `BatchLoader` is.
+class Readers:
+    """Makes batches by a spec that says which readers there are; used as a `BatchLoader` is.
 
     Args:
         spec: What to make.
-        watch: The generators of the spec's dataset and functions, as far as they are known.
 
     Raises:
         TransportError: The dataset cannot be copied.
@@ -53,14 +53,12 @@ class ShardLoader:
 
     reads_table = False
 
-    def __init__(self, spec: BatchSpec, watch: GeneratorWatch | None = None) -> None:
-        self._spec = spec
-        self._watch = watch or spec.watch()
-        self._copies = DatasetCopies(spec.dataset, self._watch.held.generators)
-        # Whether copies hold what they should, by the paths that it was found at: of the first
-        # one that is looked at (a search takes long), after its set_epoch.
-        self._alike: bool | None = None
-        self._readers: dict[int, BatchLoader | None] = {}  # None: it has come to its end
+    def __init__(self, spec: BatchSpec) -> None:
+        assert spec.shards is not None
+        self._spec, self._shards = spec, spec.shards.mine
+        self._of = spec.shards.count
+        self._copies = DatasetCopies(spec.dataset)
+        self._readers: dict[int, Reader | None] = {}  # None: it has come to its end
         self._next: dict[int, int] = {}  # the batch that each can go on with
         self._ended: deque[tuple[int, int, int]] = deque()  # reader, epoch and seed to begin
         self._begun: dict[int, _Begun] = {}
@@ -72,8 +70,6 @@ class ShardLoader:
         self._readers.clear()
         self._next.clear()
         self._ended.clear()
-        if self._told_epoch:
-            self._alike = None
 
     @property
     def may_begin_ahead(self) -> bool:
@@ -91,7 +87,7 @@ class ShardLoader:
         reader, epoch, seed = self._ended.popleft()
         progress.begin(-1)
         try:
-            loader = self._open(reader, fresh=self._told_epoch)
+            loader = self._open(reader)
             batch = self._make(loader, _START, reader, epoch, seed, progress)
         except BaseException:
             return
@@ -99,9 +95,7 @@ class ShardLoader:
 
     def whose(self, number: int) -> ReaderShare:
         """Give whose turn a batch is."""
-        spec = self._spec
-        shard = number % spec.num_readers * spec.num_replicas + spec.rank
-        return ReaderShare(shard, spec.num_shards)
+        return ReaderShare(self._shards[number % len(self._shards)], self._of)
 
     def take(self, indices: Any, progress: Progress) -> Any:
         """Give None: a batch of an iterable dataset is for :meth:`load` to make."""
@@ -122,19 +116,19 @@ class ShardLoader:
             EndOfData: The reader has no more.
             Cancelled: The batch is no longer wanted.
         """
-        reader = number % self._spec.num_readers
+        reader, after = number % len(self._shards), number + len(self._shards)
         if self._next.get(reader) != number and indices is None:
             indices = _START
             if number == reader and (begun := self._take_begun(reader, epoch, seed)) is not None:
                 self._readers[reader] = begun.loader
-                self._next[reader] = number + self._spec.num_readers
+                self._next[reader] = after
                 self.samples = begun.loader.samples
                 progress.collating()
                 return begun.batch
         if indices is not None:
             self._readers[reader] = None if indices.ended else self._open(reader)
         loader = self._readers[reader]
-        self._next[reader] = number + self._spec.num_readers
+        self._next[reader] = after
         if loader is None:
             raise EndOfData
         try:
@@ -149,7 +143,7 @@ class ShardLoader:
 
     def _make(
         self,
-        loader: BatchLoader,
+        loader: Reader,
         indices: ReadPoint | None,
         number: int,
         epoch: int,
@@ -164,31 +158,14 @@ class ShardLoader:
         before = shown()
         try:
             show(WorkerInfo(id=share, num_workers=count, seed=own_seed, dataset=loader.dataset))
-            batch = loader.load(indices, number, epoch, seed, progress)
-            if self._alike is None and indices is not None:  # it has been opened just now
-                self._alike = loader.holds(self._generators)
-            return batch
+            return loader.load(indices, number, epoch, seed, progress)
         finally:
             show(before)
 
-    @property
-    def _told_epoch(self) -> bool:
-        """Whether the dataset is told the epoch, and may hold other generators in each."""
-        return callable(getattr(self._spec.dataset, "set_epoch", None))
-
-    def _open(self, reader: int, fresh: bool = False) -> BatchLoader:
-        """Give a reader another copy of the dataset, with what is known of its generators.
-
-        Args:
-            reader: Which.
-            fresh: Look for them anew: the copy is about to be another than those of this epoch.
-        """
-        dataset, self._generators = self._copies.make()
-        spec, watch = dataclasses.replace(self._spec, dataset=dataset), None
-        if self._alike and not fresh:
-            roots = (dataset, *self._watch.roots[1:])
-            watch = self._watch.in_a_copy(roots, self._generators)
-        return BatchLoader(spec, reader, spec.num_readers, watch, self._copies)
+    def _open(self, reader: int) -> Reader:
+        """Give a reader another copy of the dataset."""
+        spec = dataclasses.replace(self._spec, dataset=self._copies.make())
+        return Reader(spec, reader, len(self._shards), copies=self._copies)
 
     def _take_begun(self, reader: int, epoch: int, seed: int) -> _Begun | None:
         """Take what was begun of a reader's epoch; what is of another epoch is thrown away."""
@@ -204,5 +181,26 @@ class _Begun(NamedTuple):
 
     epoch: int
     seed: int
-    loader: BatchLoader
+    loader: Reader
     batch: Any
+
+
+def maker_of(
+    spec: BatchSpec, worker: int = 0, num_workers: int = 1, watch: GeneratorWatch | None = None
+) -> BatchLoader | Readers:
+    """Give what makes a process's batches.
+
+    Args:
+        spec: What to make.
+        worker: The process's number among the workers; 0 without any.
+        num_workers: How many there are; 1 without any.
+        watch: The generators of the spec's dataset and functions, as far as they are known.
+
+    Raises:
+        TransportError: The dataset has to be copied, and cannot be.
+    """
+    if not spec.iterable:
+        return BatchLoader(spec, worker, num_workers, watch)
+    if spec.shards is None:
+        return Reader(spec, worker, num_workers, watch)
+    return Readers(spec)
