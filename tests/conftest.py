@@ -20,6 +20,7 @@ from lit_loader.system import processors
 from tests.support import programs
 from tests.support.huge_pages import collapse
 from tests.support.kinds import mark_kinds
+from tests.support.portable import leave_out_linux
 from tests.support.selection import leave_to_slow
 from tests.support.turns import Turns
 
@@ -181,6 +182,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave a part of the long matrices to ``-m slow``, and mark what kind of test each is."""
     leave_to_slow(items)
     mark_kinds(items)
+    leave_out_linux(items)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
