@@ -25,7 +25,7 @@ import torch
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset, IterableDataset, default_collate
 from torch.utils.data import default_convert as torch_default_convert
-from torch.utils.data.dataloader import _DatasetKind  # programs compare _dataset_kind with it
+from torch.utils.data.dataloader import _DatasetKind  # reach: torch: what _dataset_kind is of
 
 from lit_loader.accelerator.device_copy import Move
 from lit_loader.checkpoint.other_streams import advice_on_reading_again
@@ -288,6 +288,7 @@ class DataLoader(_TorchLoader[T_co]):
         if self.__initialized and name != "multiprocessing_context":  # whose property checks it
             value = check_option(name, value)
         super().__setattr__(name, value)
+        # reach: torch: its loader sets it when it is made, and Lightning when it has renewed one
         if name == "_DataLoader__initialized" and value:
             self._core.make_plan()
 
