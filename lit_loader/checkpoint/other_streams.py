@@ -114,6 +114,7 @@ def advice_on_reading_again(dataset: Any, later_epoch: bool = False) -> str:
 
 def splitter_by_ranks(stream: Any) -> str | None:
     """Name what makes a stream take its rank's share by itself; None: nothing that is known."""
+    # reach: datasets: whether a stream is split by rank already
     if getattr(stream, "_distributed", None) is not None:
         return "split_dataset_by_node"
     stages = getattr(stream, "pipeline", None)
