@@ -18,7 +18,7 @@ take its rank's share by itself (`splitter_by_ranks`).
 **LitData, Mosaic.** Their ``state_dict`` is of another protocol: their own loaders call it with
 what they have counted, which no other loader knows. It is not called (`wants_arguments`).
 
-Private reach into these, with no public way: what a stream is made of, and what it has been given.
+There is no public way to say what a stream is made of, and what it has been given.
 A version that calls it otherwise is taken at its word, as before.
 """
 
@@ -36,6 +36,7 @@ __all__ = [
 
 _BUFFERS: Final = "BufferShuffledExamplesIterable"
 _MOST: Final = 10_000
+# reach: datasets: where a stream notes the state that it is given
 _START: Final = "_starting_state_dict"
 
 _noted: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
@@ -65,6 +66,7 @@ def wants_arguments(stream: Any) -> bool:
     return False
 
 
+# reach: datasets: the stages of a stream, among them a buffer that its state leaves out
 def forgets(stream: Any) -> bool:
     """Whether this is a stream whose state is known to leave out samples."""
     waiting = [getattr(stream, "_ex_iterable", None)]
@@ -112,6 +114,7 @@ def advice_on_reading_again(dataset: Any, later_epoch: bool = False) -> str:
 
 def splitter_by_ranks(stream: Any) -> str | None:
     """Name what makes a stream take its rank's share by itself; None: nothing that is known."""
+    # reach: datasets: whether a stream is split by rank already
     if getattr(stream, "_distributed", None) is not None:
         return "split_dataset_by_node"
     stages = getattr(stream, "pipeline", None)
@@ -126,6 +129,7 @@ def shared_epoch(stream: Any) -> Any:
 
     Readers are in different epochs: who begins the next would set that of all others.
     """
+    # reach: datasets: known by what it is made of
     return getattr(stream, "_epoch", None) if "_ex_iterable" in _attributes(stream) else None
 
 

@@ -27,7 +27,7 @@ from lit_loader.errors import LoaderError, OptionError, TransportError
 from lit_loader.node import memory_files
 from lit_loader.node.fingerprint import environment, fingerprint
 from lit_loader.seeding.draws import Draws
-from lit_loader.system.carrier import Frozen, Policy, explain, freeze, thaw
+from lit_loader.system.carrier import Frozen, Policy, freeze, thaw
 from lit_loader.system.process_memory import memory_left
 
 __all__ = ["shared_dataset"]
@@ -49,10 +49,10 @@ def shared_dataset(factory: Callable[[], Any], key: str, timeout: float = 1800.0
     """Build a dataset once for all processes of this user on this machine that ask for it.
 
     The first one calls ``factory``; it and all others, ranks or other runs, get an equal dataset
-    each, whose large arrays, tensors and `bytes` (64 KiB and more) lie in memory once for all of
-    them and for their workers under every start method. What a process writes into one is seen by
-    no other. The data lives as long as any process that has it, and nothing is left behind. If the
-    process that builds is killed, another one builds; where ``factory`` raises, that is raised, and
+    each, whose large arrays and tensors (64 KiB and more) lie in memory once for all of them and
+    for their workers under every start method. What a process writes into one is seen by no other.
+    The data lives as long as any process that has it, and nothing is left behind. If the process
+    that builds is killed, another one builds; where ``factory`` raises, that is raised, and
     the next process tries by itself.
 
     In Hydra around any dataset::
@@ -169,7 +169,7 @@ def _built(factory: Callable[[], Any], key: str, label: str) -> Any:
     """Build, publish and map it."""
     began = time.monotonic()
     dataset: Any = _made(factory, key)
-    frozen: Frozen | None = _frozen(dataset)
+    frozen: Frozen | None = freeze(dataset, Policy.processes(), {"dataset": dataset})
     assert frozen is not None
     nbytes, left = frozen.size, memory_left()
     if left is not None and left < nbytes + _SPARED:
@@ -199,14 +199,6 @@ def _built(factory: Callable[[], Any], key: str, label: str) -> Any:
         *(key, time.monotonic() - began, nbytes / 1e6),
     )
     return dataset
-
-
-def _frozen(dataset: Any) -> Frozen:
-    policy = Policy.processes()
-    try:
-        return freeze(dataset, policy)
-    except Exception as error:
-        raise explain({"dataset": dataset}, policy, error) from error
 
 
 def _published(fd: int, key: str) -> Any:

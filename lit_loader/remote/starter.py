@@ -94,7 +94,7 @@ class _MixedStarter:
         self._relays = 0
         self._relay: _Relay | None = None
         self.notices: deque[Notice] = here.notices
-        packed = freeze_spec(spec, [Policy.machines()]).pickled
+        packed = freeze_spec(spec, Policy.machines()).pickled
         self._payload, _ = nameless_file("lit_loader dataset")
         try:
             write_all(self._payload, packed)

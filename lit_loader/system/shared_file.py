@@ -9,17 +9,20 @@ full disk would end the process with SIGBUS.
 from __future__ import annotations
 
 import contextlib
-import ctypes
+import ctypes  # reach: python: mmap(MAP_FIXED), which no module has
 import errno
 import mmap
 import os
 import resource
 import tempfile
-from typing import Final
+import weakref
+from multiprocessing import reduction
+from typing import Any, Final
 
 from lit_loader.system import linux
 
 __all__ = [
+    "HeldFile",
     "SharedFile",
     "address_space_left",
     "map_over",
@@ -152,12 +155,26 @@ class SharedFile:
         os.close(self.fd)
 
 
-def nameless_file(label: str, on_disk: bool = False) -> tuple[int, bool]:
+class HeldFile:
+    """A descriptor that is closed with this object, and goes along when a process is started."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        weakref.finalize(self, os.close, fd).atexit = False  # a process that ends closes it itself
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrived, (reduction.DupFd(self.fd),)
+
+
+def _arrived(duplicate: Any) -> HeldFile:
+    return HeldFile(duplicate.detach())
+
+
+def nameless_file(label: str) -> tuple[int, bool]:
     """Open a file that no directory knows.
 
     Args:
         label: What ``/proc`` shows it as.
-        on_disk: Not in memory.
 
     Returns:
         Its descriptor, and whether it is sparse memory.
@@ -165,12 +182,11 @@ def nameless_file(label: str, on_disk: bool = False) -> tuple[int, bool]:
     Raises:
         OSError: No descriptor is to be had.
     """
-    if not on_disk:
-        try:
-            return linux.memory_file(label), True
-        except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                raise  # else there are none here
+    try:
+        return linux.memory_file(label), True
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise  # else there are none here
     with tempfile.TemporaryFile(prefix="lit_loader-") as file:
         return os.dup(file.fileno()), False
 

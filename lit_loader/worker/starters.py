@@ -212,9 +212,9 @@ class _ForkedProcess(getattr(multiprocessing.context, "ForkProcess", BaseProcess
     """A process that is forked from one with other threads."""
 
     def _bootstrap(self, *arguments: Any, **options: Any) -> Any:
-        # Private reach: before multiprocessing's own beginning, which needs the streams.
         renew_locks()
         renew_numpy_generator()
+        # reach: python: before multiprocessing's own beginning, which needs the streams
         return super()._bootstrap(*arguments, **options)
 
 
@@ -272,7 +272,7 @@ class DirectStarter:
         self._kind: Any = _ForkedProcess if self.forks else context.Process  # type: ignore[attr-defined]
         self._context = context
         self._payload = Payload(spec)
-        self.notices = self._payload.notices
+        self.notices: deque[Notice] = deque()
 
     @property
     def shared_data(self) -> int:
