@@ -25,7 +25,7 @@ import torch
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset, IterableDataset, default_collate
 from torch.utils.data import default_convert as torch_default_convert
-from torch.utils.data.dataloader import _DatasetKind  # programs compare _dataset_kind with it
+from torch.utils.data.dataloader import _DatasetKind  # reach: torch: what _dataset_kind is of
 
 from lit_loader.accelerator.device_copy import Move
 from lit_loader.checkpoint.other_streams import advice_on_reading_again
@@ -85,7 +85,7 @@ class DataLoader(_TorchLoader[T_co]):
     ``rank`` are given, ``loader.sampler`` is one, of this rank's indices.
 
     Nothing is started before the first ``next()`` of an iterator. With ``persistent_workers`` the
-    workers live until :meth:`close`, the end of a ``with`` block, or the loader's own end. Several
+    workers live until `close`, the end of a ``with`` block, or the loader's own end. Several
     iterators of one loader may live at the same time, each gives a whole epoch; iterators and
     loader may be used from any thread, one thread at a time being served.
 
@@ -288,6 +288,7 @@ class DataLoader(_TorchLoader[T_co]):
         if self.__initialized and name != "multiprocessing_context":  # whose property checks it
             value = check_option(name, value)
         super().__setattr__(name, value)
+        # reach: torch: its loader sets it when it is made, and Lightning when it has renewed one
         if name == "_DataLoader__initialized" and value:
             self._core.make_plan()
 
@@ -365,7 +366,7 @@ class DataLoader(_TorchLoader[T_co]):
 
         A sampler of the program's own is told it, if it has ``set_epoch``, and nothing otherwise.
 
-        A position within that very epoch, from :meth:`load_state_dict`, is kept; one within another
+        A position within that very epoch, from `load_state_dict`, is kept; one within another
         epoch is given up. Where the program had set the epoch on its sampler alone, what that gives
         now tells whether it is the same epoch.
 
@@ -414,7 +415,7 @@ class DataLoader(_TorchLoader[T_co]):
     def commit(self, ahead: bool = False, within: bool = False) -> None:
         """Declare everything given out so far as used.
 
-        Once this has been called, :meth:`state_dict` gives the position of the last call instead of
+        Once this has been called, `state_dict` gives the position of the last call instead of
         that of the last batch given out: a batch that was given out, and whose training step did
         not come to its end, is given out again after resuming.
 
@@ -427,7 +428,7 @@ class DataLoader(_TorchLoader[T_co]):
         self._core.epochs.commit(ahead, within)
 
     def state_dict(self) -> dict[str, Any]:
-        """Give the position in the data, for :meth:`load_state_dict`.
+        """Give the position in the data, for `load_state_dict`.
 
         May be called at any time and starts nothing. All processes of a distributed job give the
         same; of an iterable dataset each gives its own readers (`lit_loader.merge_states`). Inside
@@ -446,7 +447,7 @@ class DataLoader(_TorchLoader[T_co]):
         """Go on where a state was taken: the next iterator begins there.
 
         Args:
-            state: What :meth:`state_dict` of a loader of the same data gave. The number of workers,
+            state: What `state_dict` of a loader of the same data gave. The number of workers,
                 the prefetching and the start method may differ; ``batch_size`` and
                 ``num_replicas`` may, if the position is at the start of a batch of this loader.
 

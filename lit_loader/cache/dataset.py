@@ -66,7 +66,7 @@ class CachedDataset(Dataset[T_co]):
     rest is made anew each time (and a line is logged).
 
     What is kept must not depend on random numbers, or on the epoch: a sample that draws from a
-    generator while it is kept is an error. Augment behind the cache: :meth:`map`. Attributes that
+    generator while it is kept is an error. Augment behind the cache: `map`. Attributes that
     this object does not have are the dataset's. Copies by ``pickle`` and ``copy.deepcopy`` begin
     empty, unless there is a key.
 

@@ -24,13 +24,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torch import Generator
 from torch.utils.data import dataloader
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data.dataloader import _BaseDataLoaderIter  # reach: torch: base class
 
 from lit_loader.errors import LoaderError
 from lit_loader.sampling.epochs import EpochStart
 
 __all__ = ["TorchSurface", "run_patches"]
 
+# reach: torch: what programs ask an iterator for
 _OPTIONS: Final = {
     "_auto_collation": "_auto_collation",
     "_collate_fn": "collate_fn",
@@ -112,6 +113,7 @@ class TorchSurface(_BaseDataLoaderIter):
                 )
             start = self._start = self._start or self._core.begin_epoch()
             if start.batches is None:  # an endless sampler, which leads nowhere: as with torch
+                # reach: torch: the loader's property, which programs exchange
                 return next(iter(self._index_sampler))
             batches, position = start.batches, start.position
             while True:
@@ -161,6 +163,7 @@ class _Unasked:
     """
 
     def __init__(self, loader: Any, iterator: TorchSurface) -> None:
+        # reach: torch: what its iterators take of their loader
         own = {
             **{"_loader": loader, "_index_sampler": self, "_iterator": iterator},
             **{"dataset": None, "generator": Generator(), "pin_memory": False},

@@ -14,6 +14,7 @@ from lit_loader.sampling.shard import distributed_sampler_of
 
 __all__ = ["advice_if_unsharded", "broken_promise", "ignored_share"]
 
+# reach: datasets: known by what they hold, as others are
 _OWN_SHARE: Final = (
     *("num_replicas", "world_size", "_world_size", "num_processes", "process_index"),
     *("rank", "_rank", "_distributed"),

@@ -27,7 +27,7 @@ _loaders: Counter[str] = Counter()  # of each kind
 
 def common_store() -> Any:
     """The store by which the ranks of this job have found each other."""
-    # Private reach: torch gives no public way to it.
+    # reach: torch: no public way leads to the store of the default group
     return distributed_c10d._get_default_store()
 
 

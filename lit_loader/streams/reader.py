@@ -78,6 +78,7 @@ class Reader(BatchLoader):
         if spec.shards is not None:  # dealt out to the ranks one by one, and not in stretches
             self._share = (spec.shards.mine[number], spec.shards.count)
         self._copies = copies
+        self._is_first = number == 0  # which looks for what others would find, too
         self._stale = self._begun = False
         self._draws_first = False  # with the first next(), as far as it matters
 
@@ -130,7 +131,7 @@ class Reader(BatchLoader):
             batch = self._collate(samples, number, progress)
         ignores = begins and self._share[1] > 1 and not reading.shard_asked
         batch = self._with_report(batch, state, mark, ignores, omitted)
-        if begins:
+        if begins and self._is_first:
             self._watch.begun_to_iterate()  # type: ignore[union-attr]
         return self._with_notes(batch)
 

@@ -253,8 +253,7 @@ def refusal(place: FailingObject, fault: str, advice: str) -> TransportError:
 
 
 def _freeze(value: object, policy: Policy, instead: Callable[[object], object] | None) -> Frozen:
-    # Private reach: it stands for a process that is being started, which locks, queues and shared
-    # tensors ask for.
+    # It stands for a process that is being started, which locks, queues and shared tensors ask for.
     before, along = context.get_spawning_popen(), _Along()
     meanwhile: Any = along if policy.along else None
     file, buffers, carried = io.BytesIO(), list[memoryview](), dict[str, object]()

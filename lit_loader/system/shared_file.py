@@ -9,7 +9,7 @@ full disk would end the process with SIGBUS.
 from __future__ import annotations
 
 import contextlib
-import ctypes
+import ctypes  # reach: python: mmap(MAP_FIXED), which no module has
 import errno
 import mmap
 import os

@@ -118,6 +118,7 @@ class _Pickler(pickle.Pickler):
         if kind is torch.UntypedStorage:
             return _storage, (_bytes_of(obj),)
         if kind is torch.TypedStorage:  # met inside what torch's own reductions return
+            # reach: torch: what is inside of a TypedStorage
             return _typed_storage, (obj._untyped_storage, obj.dtype)
         return NotImplemented
 
@@ -158,6 +159,7 @@ def _reduce_tensor(tensor: torch.Tensor) -> Any:
         # until the next torch.load: the slot would never come back.
         reduced = (
             _sparse_coo,
+            # reach: torch: parts of a sparse tensor that is not coalesced
             (tensor._indices(), tensor._values(), tuple(tensor.shape), tensor.is_coalesced()),
         )
     elif tensor.layout in COMPRESSED_LAYOUTS:
@@ -200,6 +202,7 @@ def _reduce_quantised(tensor: torch.Tensor) -> Any:
 def _reduce_subclass(tensor: torch.Tensor) -> Any:
     """Reduce an instance of a subclass of ``torch.Tensor``."""
     kind = type(tensor)
+    # reach: torch: attributes are read without __torch_function__
     with torch._C.DisableTorchFunctionSubclass():  # attributes are read here, nothing is computed
         _refuse_uncarried(tensor)
         if (
@@ -284,6 +287,7 @@ def _subclass(tensor: torch.Tensor, kind: type[torch.Tensor]) -> torch.Tensor:
     return tensor.as_subclass(kind)
 
 
+# reach: torch: an attribute is set without __torch_function__
 def _adorn(tensor: torch.Tensor, state: tuple[bool, dict[str, Any]]) -> None:
     requires_grad, attributes = state
     tensor.__dict__.update(attributes)
@@ -296,6 +300,7 @@ def _meta(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) 
     return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
 
 
+# reach: torch: a quantised tensor of its integers
 def _quantised(integers: torch.Tensor, scale: Any, zero_point: Any, axis: int = -1) -> torch.Tensor:
     if axis < 0:
         return torch._make_per_tensor_quantized_tensor(integers, scale, zero_point)

@@ -465,14 +465,13 @@ class _Server:
 
     def _fate(self, pid: int) -> tuple[int | None, int]:
         """Let go of a child that has ended; returns its exit code and peak memory."""
-        process, peak = self._workers.pop(pid, None), 0
+        process, peak, code = self._workers.pop(pid, None), 0, None
         if process is None:
             return None, 0  # a worker of a launcher before this one
         # Starting another process may have reaped it, and then has kept its exit code.
         with contextlib.suppress(ChildProcessError):
             _, status, usage = os.wait4(pid, 0)
             peak = usage.ru_maxrss * 1024
-            # Private reach: join() would wait for the same child once more, and knows no memory.
-            process._popen.returncode = os.waitstatus_to_exitcode(status)
+            code = os.waitstatus_to_exitcode(status)
         reap(process)
-        return process.exitcode, peak
+        return process.exitcode if code is None else code, peak

@@ -120,7 +120,7 @@ def _preload(context: BaseContext) -> None:
     """
     from multiprocessing import forkserver
 
-    # Private reach: the list can be set, and not be asked for. Unset it is this one.
+    # reach: python: the list can be set, and not be asked for; unset it is this one
     if forkserver._forkserver._preload_modules == ["__main__"]:  # type: ignore[attr-defined]
         context.set_forkserver_preload(["__main__", "lit_loader.worker.starters"])
 
@@ -132,7 +132,7 @@ def await_end_of_fork_server() -> None:
     """
     from multiprocessing import forkserver
 
-    # Private reach: nothing else gives the server's process id.
+    # reach: python: nothing else gives the fork server's process id
     pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
     if pid is None:
         return

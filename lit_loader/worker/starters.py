@@ -212,9 +212,9 @@ class _ForkedProcess(getattr(multiprocessing.context, "ForkProcess", BaseProcess
     """A process that is forked from one with other threads."""
 
     def _bootstrap(self, *arguments: Any, **options: Any) -> Any:
-        # Private reach: before multiprocessing's own beginning, which needs the streams.
         renew_locks()
         renew_numpy_generator()
+        # reach: python: before multiprocessing's own beginning, which needs the streams
         return super()._bootstrap(*arguments, **options)
 
 

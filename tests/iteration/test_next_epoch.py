@@ -13,7 +13,6 @@ from torch.utils.data import SequentialSampler
 
 import lit_loader
 from lit_loader import DataLoader
-from lit_loader.accelerator import pin_memory as pinning
 from tests.support.samples import Call, ints
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("by_fork")]  # for pipes and gates
@@ -75,19 +74,10 @@ def begun(loader: Any) -> set[int]:
     return set() if kept is None else {number >> 40 for number in kept.tasks}
 
 
-@pytest.fixture
-def fake_pinning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pinning, "find_accelerator", lambda device="": 0)
-    monkeypatch.setattr(pinning, "pin_tensor", torch.Tensor.clone)
-    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda device: None)
-
-
 @pytest.mark.parametrize("pin", [False, True], ids=["", "pin"])
 @pytest.mark.parametrize("prefetch", [1, 2, 8])
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 40])
-def test_epochs_are_what_they_are(
-    length: int, prefetch: int, pin: bool, fake_pinning: None
-) -> None:
+def test_epochs_are_what_they_are(length: int, prefetch: int, pin: bool, pinned: None) -> None:
     reference = single(length, shuffle=True)
     with many(length, shuffle=True, prefetch_factor=prefetch, pin_memory=pin) as loader:
         for _ in range(5):

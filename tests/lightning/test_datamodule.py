@@ -13,7 +13,6 @@ from lightning.pytorch.tuner import Tuner
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils.data import (
-    Dataset,
     IterableDataset,
     TensorDataset,
     WeightedRandomSampler,
@@ -21,25 +20,23 @@ from torch.utils.data import (
 
 import lit_loader
 from lit_loader import LoaderConfig, LoaderDataModule, OptionError
+from tests.support import lightning_runs
+from tests.support.lightning_runs import Noting, quiet_trainer
 from tests.support.older_lightning import needs_2_6
+
+pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no")
 
 SPLITS = ("train", "val", "test", "predict")
 
 
-class Points(Dataset[Tensor]):
-    """Vectors that hold their own index; counts how often it was made."""
+class Points(lightning_runs.Points):
+    """Counts how often it was made."""
 
     made = 0
 
     def __init__(self, length: int = 12) -> None:
         type(self).made += 1
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> Tensor:
-        return torch.full((3,), float(index))
+        super().__init__(length)
 
 
 class Stream(IterableDataset[Tensor]):
@@ -47,50 +44,13 @@ class Stream(IterableDataset[Tensor]):
         return iter(torch.zeros(4, 3))
 
 
-class Model(LightningModule):
-    """Records the first column of each batch it is trained on."""
-
-    def __init__(self, fail_at: int = -1) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(3, 1)
-        self.fail_at = fail_at
-        self.seen: dict[str, list[list[float]]] = {split: [] for split in SPLITS}
-
-    def _see(self, split: str, batch: Tensor) -> Tensor:
-        self.seen[split].append(batch[:, 0].tolist())
-        return self.layer(batch).mean()
+class Failing(Noting):
+    """Fails in its second step."""
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        if batch_idx == self.fail_at:
+        if batch_idx == 1:
             raise LookupError("in the training loop")
-        return self._see("train", batch)
-
-    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
-        self._see("val", batch)
-
-    def test_step(self, batch: Tensor, batch_idx: int) -> None:
-        self._see("test", batch)
-
-    def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        return self._see("predict", batch)
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.0)
-
-
-class PlainModel(Model):
-    """Without validation."""
-
-    validation_step = LightningModule.validation_step  # type: ignore[assignment]
-
-
-def trainer(tmp_path: Path, **options: Any) -> Trainer:
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    defaults: dict[str, Any] = {
-        "accelerator": "cpu", "max_epochs": 1, "enable_checkpointing": False,
-        "default_root_dir": tmp_path, **quiet,
-    }  # fmt: skip
-    return Trainer(**{**defaults, **options})
+        return super().training_step(batch, batch_idx)
 
 
 class CloseCounter:
@@ -217,26 +177,25 @@ def test_sampler_factory_gets_the_dataset() -> None:
 
 
 def test_fit_validate_test_predict(tmp_path: Path) -> None:
-    model = Model()
+    model = Noting()
     data = LoaderDataModule(dict.fromkeys(SPLITS, Points), {"batch_size": 5})
-    run = trainer(tmp_path, num_sanity_val_steps=0)
+    run = quiet_trainer(tmp_path, num_sanity_val_steps=0)
     run.fit(model, datamodule=data)
     run.test(model, datamodule=data, verbose=False)
     run.predict(model, datamodule=data)
-    whole = [[0.0, 1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0, 9.0], [10.0, 11.0]]
-    assert model.seen == dict.fromkeys(SPLITS, whole)
+    whole = [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11]]
+    assert [model.seen(split) for split in SPLITS] == [whole] * len(SPLITS)
 
 
-@pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
 def test_fit_without_a_validation_split(tmp_path: Path) -> None:
     data = LoaderDataModule({"train": Points})
     assert is_overridden("train_dataloader", data)
     assert not is_overridden("val_dataloader", data)
-    model = Model()
-    trainer(tmp_path).fit(model, datamodule=data)
-    assert model.seen["val"] == []
+    model = Noting()
+    quiet_trainer(tmp_path).fit(model, datamodule=data)
+    assert model.seen("val") == []
     with pytest.raises(OptionError, match="datasets has no 'val' split"):
-        trainer(tmp_path).validate(model, datamodule=data)
+        quiet_trainer(tmp_path).validate(model, datamodule=data)
 
 
 def test_ranks_come_from_the_trainer_unless_given() -> None:
@@ -257,7 +216,7 @@ def test_ranks_come_from_the_trainer_unless_given() -> None:
 
 def test_a_single_device_is_not_sharded(tmp_path: Path) -> None:
     data = LoaderDataModule({"train": Points})
-    data.trainer = trainer(tmp_path)
+    data.trainer = quiet_trainer(tmp_path)
     assert data._with_trainer("train", data.configs["train"]) is data.configs["train"]
 
 
@@ -265,8 +224,10 @@ def test_a_single_device_is_not_sharded(tmp_path: Path) -> None:
 def test_batch_size_finder(tmp_path: Path) -> None:
     data = LoaderDataModule({"train": lambda: Points(64)}, {"batch_size": 2})
     assert data.batch_size == 2
-    found = Tuner(trainer(tmp_path)).scale_batch_size(
-        PlainModel(), datamodule=data, max_trials=2, steps_per_trial=1
+    model = Noting()
+    model.validation_step = None  # type: ignore[assignment, method-assign]
+    found = Tuner(quiet_trainer(tmp_path)).scale_batch_size(
+        model, datamodule=data, max_trials=2, steps_per_trial=1
     )
     assert found == data.batch_size == 4
     assert {config.batch_size for config in data.configs.values()} == {4}
@@ -278,7 +239,7 @@ def test_batch_size_finder(tmp_path: Path) -> None:
 def test_teardown_closes_every_loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counter = CloseCounter(monkeypatch)
     data = LoaderDataModule({"train": Points, "val": Points}, {"batch_size": 4, "num_workers": 1})
-    trainer(tmp_path).fit(Model(), datamodule=data)
+    quiet_trainer(tmp_path).fit(Noting(), datamodule=data)
     assert len(set(counter.closed)) == 2
     data.teardown("fit")
     data.close()
@@ -288,7 +249,7 @@ def test_exception_closes_every_loader(tmp_path: Path, monkeypatch: pytest.Monke
     counter = CloseCounter(monkeypatch)
     data = LoaderDataModule({"train": Points}, {"num_workers": 1})
     with pytest.raises(LookupError, match="in the training loop"):
-        trainer(tmp_path).fit(PlainModel(fail_at=1), datamodule=data)
+        quiet_trainer(tmp_path).fit(Failing(), datamodule=data)
     assert len(set(counter.closed)) == 1
 
 
@@ -334,8 +295,8 @@ def test_hyperparameters_survive_a_safe_checkpoint(tmp_path: Path) -> None:
         {"batch_size": 2, "timeout": torch.tensor(2.5).item(), "num_workers": 1},
         {"collate_fn": stack, "generator": torch.Generator()},
     )
-    run = trainer(tmp_path, callbacks=[Save()], enable_checkpointing=False)
-    run.fit(PlainModel(), datamodule=data)
+    run = quiet_trainer(tmp_path, callbacks=[Save()])
+    run.fit(Noting(), datamodule=data)
     checkpoint = torch.load(tmp_path / "run.ckpt", weights_only=True)
     hyperparameters = checkpoint[LoaderDataModule.CHECKPOINT_HYPER_PARAMS_KEY]
     assert set(hyperparameters) == {"loader", "train"}
@@ -356,7 +317,7 @@ def test_device_prefetch_is_handed_on(tmp_path: Path, monkeypatch: pytest.Monkey
     )
     for wanted in (True, False):
         data = LoaderDataModule({"train": range(4)}, device_prefetch=wanted)
-        data.trainer = trainer(tmp_path)
+        data.trainer = quiet_trainer(tmp_path)
         data.setup("fit")
         data.train_dataloader()
     [(device, move)] = asked
@@ -367,7 +328,7 @@ def test_device_prefetch_is_handed_on(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_device_prefetch_does_nothing_without_an_accelerator(tmp_path: Path) -> None:
     data = LoaderDataModule({"train": range(6)}, {"num_workers": 1}, device_prefetch=True)
-    data.trainer = trainer(tmp_path)
+    data.trainer = quiet_trainer(tmp_path)
     data.setup("fit")
     assert [int(batch) for batch in data.train_dataloader()] == list(range(6))
     data.teardown()
@@ -394,23 +355,17 @@ class InLightningsStyle(LoaderDataModule):
 
 
 def test_a_subclass_with_hooks_of_its_own(tmp_path: Path) -> None:
-    data, model = InLightningsStyle(8), Model()
+    data, model = InLightningsStyle(8), Noting()
     assert data.given_splits == []
     assert repr(data) == "InLightningsStyle()"
-    trainer = Trainer(
-        accelerator="cpu", max_steps=1, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
-    )  # fmt: skip
+    trainer = quiet_trainer(tmp_path, max_steps=1)
     trainer.fit(model, data)
-    assert model.seen["train"] == [[0.0, 1.0, 2.0, 3.0]]
+    assert model.seen("train") == [[0, 1, 2, 3]]
     trainer.save_checkpoint(tmp_path / "a.ckpt")
-    model = Model()
-    trainer = Trainer(
-        accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
-    )  # fmt: skip
+    model = Noting()
+    trainer = quiet_trainer(tmp_path, max_epochs=1)
     trainer.fit(model, InLightningsStyle(8), ckpt_path=tmp_path / "a.ckpt")
-    assert model.seen["train"] == [[4.0, 5.0, 6.0, 7.0]]
+    assert model.seen("train") == [[4, 5, 6, 7]]
     with pytest.raises(OptionError, match="datasets has no 'test' split, which 'test' needs"):
         LoaderDataModule.setup(data, "test")
 

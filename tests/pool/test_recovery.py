@@ -267,10 +267,8 @@ def test_one_warning_says_it_all(how: str, words: list[str], tmp_path: Path) -> 
 @pytest.mark.parametrize("pin", [False, True], ids=["", "pin"])
 @pytest.mark.parametrize("kind", ["map", "stream", "stateful"])
 def test_a_warning_that_is_an_error_loses_no_batch(
-    kind: str, pin: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, pin: bool, tmp_path: Path, pinned: None
 ) -> None:
-    if pin:
-        _pretend_to_pin(monkeypatch)
     dataset = {"map": Noisy, "stream": NoisyStream, "stateful": StatefulStream}[kind]()
     expected = outcomes(DataLoader(dataset, batch_size=3, num_workers=2, seed=1))
     strikes = [Strike("SIGKILL", "fetching", number) for number in (3, 5)]
@@ -286,16 +284,6 @@ def test_a_warning_that_is_an_error_loses_no_batch(
     # The first one ends all workers, perhaps also one that has died and was not missed yet.
     assert found.count(WorkerRestartWarning) in (1, 2)
     assert [entry for entry in found if entry is not WorkerRestartWarning] == expected
-
-
-def _pretend_to_pin(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    from lit_loader.accelerator import pin_memory
-
-    monkeypatch.setattr(pin_memory, "find_accelerator", lambda device="": 0)
-    monkeypatch.setattr(pin_memory, "pin_tensor", torch.Tensor.clone)
-    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda device: None)
 
 
 # Hanging ---------------------------------------------------------------------------------------
@@ -397,11 +385,7 @@ def test_slow_is_not_hanging() -> None:
 
 @pytest.mark.parametrize("pin", [False, True], ids=["", "pin"])
 @pytest.mark.parametrize("iterable", [False, True], ids=["map", "stream"])
-def test_a_slow_consumer_is_not_the_workers_fault(
-    iterable: bool, pin: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if pin:
-        _pretend_to_pin(monkeypatch)
+def test_a_slow_consumer_is_not_the_workers_fault(iterable: bool, pin: bool, pinned: None) -> None:
     dataset = Counting(12) if iterable else Call(int, 12)
     loader = DataLoader(dataset, num_workers=2, timeout=0.2, pin_memory=pin)
     with told(0):

@@ -26,7 +26,10 @@ READMES = {path.relative_to(ROOT).as_posix(): path for path in (TOP, *README_FIL
 
 PAGES = {
     path.relative_to(ROOT).as_posix(): path
-    for path in (*READMES.values(), PACKAGE / "CHANGELOG.md", *sorted(ROOT.glob(".github/*.md")))
+    for path in (
+        *(*READMES.values(), PACKAGE / "CHANGELOG.md"),
+        *(*sorted(ROOT.glob(".agents/**/*.md")), *sorted(ROOT.glob(".github/*.md"))),
+    )
 }
 """These too, which name what is gone, or what is not the package's."""
 

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from lit_loader import DataLoader
-from lit_loader.accelerator import pin_memory as pinning
 from lit_loader.loader import recorder_of
 from lit_loader.statistics.chrome_trace import trace_events, write_trace
 from lit_loader.statistics.plot import draw, write_plot
@@ -193,12 +191,7 @@ def test_the_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("pin", [False, True], ids=["plain", "pinned"])
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
-def test_a_loaders_own_records(
-    monkeypatch: pytest.MonkeyPatch, num_workers: int, pin: bool
-) -> None:
-    monkeypatch.setattr(pinning, "find_accelerator", lambda device="": 0)
-    monkeypatch.setattr(pinning, "pin_tensor", torch.clone)
-    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda device: None)
+def test_a_loaders_own_records(pinned: None, num_workers: int, pin: bool) -> None:
     loader = DataLoader(
         Rows(60, 1_000), batch_size=4, shuffle=True, num_workers=num_workers, pin_memory=pin
     )

@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from lit_loader import DataLoader
-from lit_loader.accelerator import pin_memory as pinning
 from lit_loader.errors import WorkerRestartWarning
 from lit_loader.statistics.records import LoaderStatistics, StageTimes, WorkerTimes
 from tests.parity.tools import PROMPT
@@ -125,14 +123,6 @@ def test_sample_errors_are_counted(num_workers: int) -> None:
 
 
 # --- delays are found where they were put ---
-
-
-@pytest.fixture
-def pinned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pretend there is an accelerator."""
-    monkeypatch.setattr(pinning, "find_accelerator", lambda device="": 0)
-    monkeypatch.setattr(pinning, "pin_tensor", torch.clone)
-    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda device: None)
 
 
 def delayed_loader(stage: str, wait: Wait, num_workers: int) -> DataLoader[Any]:

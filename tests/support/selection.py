@@ -52,7 +52,7 @@ LONG: Final = (
     "parity/test_iterators.py::test_a_loader_in_a_child_process[[]*persistent*-spawn*",
     "parity/test_start_methods.py::test_facts_about_a_worker[[]*-spawn*",
     "parity/test_start_methods.py::test_iterable_style_with_worker_init_fn[[]*-spawn*",
-    "project/test_private_reach.py::test_descriptors_travel_along[[]spawn*",
+    "project/test_reaches.py::test_descriptors_travel_along[[]spawn*",
     "sampling/test_epochs.py::test_a_dataset_learns_the_epoch_in_each_worker[[]spawn*",
     "system/test_pickling.py::test_beside_what_only_a_processs_start_can_carry[[]spawn*",
     "system/test_pickling.py::test_the_other_options[[]spawn*",
