@@ -116,6 +116,7 @@ class DataLoader(_TorchLoader[T_co]):
     prefetch_next_epoch: bool
     check_exactness: int
     share: bool
+    reads: int
     remote_workers: int
 
     # The class has torch's name, and so this is torch's own flag under torch's own mangled name
@@ -163,6 +164,7 @@ class DataLoader(_TorchLoader[T_co]):
         prefetch_next_epoch: bool = True,
         check_exactness: int = 0,
         share: bool = False,
+        reads: int = 16,
         remote_workers: int = 0,
         remote: RayWorkers | Mapping[str, Any] | None = None,
     ) -> None:

@@ -15,6 +15,8 @@ from torch.utils.data import default_collate as torch_default_collate
 from lit_loader.batch.collate import default_collate
 from lit_loader.batch.sample_errors import SampleError, Tolerance
 from lit_loader.batch.tensor_table import Table, table_of
+from lit_loader.reads.ahead import ReadAhead
+from lit_loader.reads.declared import declares_reads
 from lit_loader.seeding.generator_watch import GeneratorWatch
 
 __all__ = ["BatchSpec", "BatchWithReport"]
@@ -74,6 +76,8 @@ class BatchSpec:
         num_shards: Readers of an iterable dataset, of all ranks together, whatever the number of
             workers; 0: each worker is one.
         ahead: Of these, how many a worker may begin the next epoch of when they have ended.
+        reads: Reads that a process may have under way for its samples.
+        read_bytes: Bytes that what was read ahead may take in a process; None: any number.
     """
 
     dataset: Any
@@ -95,11 +99,19 @@ class BatchSpec:
     share: bool = False
     num_shards: int = 0
     ahead: int = 0
+    reads: int = 0
+    read_bytes: int | None = None
 
     @property
     def num_readers(self) -> int:
         """Readers that this rank serves, where their number is given."""
         return self.num_shards // self.num_replicas
+
+    def read_ahead(self) -> ReadAhead | None:
+        """What reads ahead for the samples; None: the dataset does not say what waits."""
+        if not (self.iterable or declares_reads(self.dataset)):
+            return None
+        return ReadAhead(self.dataset, self.reads, self.read_bytes)
 
     @property
     def default_collation(self) -> bool:

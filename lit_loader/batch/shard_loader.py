@@ -52,6 +52,7 @@ class ShardLoader:
     """
 
     reads_table = False
+    reads: None = None  # each reader has them for itself
 
     def __init__(self, spec: BatchSpec, watch: GeneratorWatch | None = None) -> None:
         self._spec = spec
@@ -188,7 +189,10 @@ class ShardLoader:
         if self._alike and not fresh:
             roots = (dataset, *self._watch.roots[1:])
             watch = self._watch.in_a_copy(roots, self._generators)
-        return BatchLoader(spec, reader, spec.num_readers, watch, self._copies)
+        loader = BatchLoader(spec, reader, spec.num_readers, watch, self._copies)
+        if loader.reads is not None:
+            loader.reads.sharing = self._readers
+        return loader
 
     def _take_begun(self, reader: int, epoch: int, seed: int) -> _Begun | None:
         """Take what was begun of a reader's epoch; what is of another epoch is thrown away."""

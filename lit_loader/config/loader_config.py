@@ -131,6 +131,10 @@ class LoaderConfig:
             tuples, lists and dicts of such, and more) from memory that all of them share, instead
             of a copy in each. They and their records read as before, and raise if they are
             written to. The training process's own stay as they are.
+        reads: Reads that each worker has under way at a time, ahead of their samples, where the
+            dataset says by `lit_loader.reads_ahead` or `lit_loader.read_stream` what waits for
+            storage. They hold up to a quarter of memory_budget besides. 0: one at a time, when the
+            sample asks.
         remote_workers: Workers on other machines, besides those of num_workers here; readers of an
             iterable dataset stay here. 0: none.
         remote: Where remote workers come from: a `RayWorkers`, or a mapping of its options; None:
@@ -179,6 +183,7 @@ class LoaderConfig:
     prefetch_next_epoch: bool = checked(True, flag)
     check_exactness: int = checked(0, count)
     share: bool = checked(False, flag)
+    reads: int = checked(16, partial(count, below=checks.MANY))
     remote_workers: int = checked(0, count)
     remote: Any = checked(None, or_none(remote_from))
 

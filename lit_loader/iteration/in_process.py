@@ -133,6 +133,7 @@ class InProcessIterator(LoaderIterator[T_co]):
                 slowest_index=indices[progress.slowest_at]
                 if type(indices) is list and progress.slowest_at < len(indices)
                 else None,
+                read=progress.waited,
             )
         )
         self._given = given

@@ -63,11 +63,13 @@ class Progress:
         collated: The same when it was collated; 0: it is not.
         slowest: Nanoseconds of the sample that has taken longest; 0: they were not timed.
         slowest_at: Its position in the batch.
+        waited: Nanoseconds that samples have waited for methods that `reads_ahead` marks.
     """
 
     __slots__ = (
         *("_at", "_last", "_one_by_one", "_quick", "_row", "_under_way", "_words"),
-        *("began", "collated", "each", "empty", "fetched", "slowest", "slowest_at", "token"),
+        *("began", "collated", "each", "empty", "fetched", "slowest"),
+        *("slowest_at", "token", "waited"),
     )
 
     def __init__(self, words: memoryview | None = None, row: int = ROW_WORDS) -> None:
@@ -86,7 +88,7 @@ class Progress:
         words[row + NUMBER] = number
         words[row + POSITION] = 0
         words[row + SINCE] = self.began = _clock()
-        self.fetched = self.collated = self.slowest = self.slowest_at = 0
+        self.fetched = self.collated = self.slowest = self.slowest_at = self.waited = 0
         self._last = self._at = -1
         self._one_by_one = False
         self._under_way: tuple[Any, int] | None = None
