@@ -228,7 +228,7 @@ class BatchLoader:
         """Read samples whose reads may have been made ahead, and more of them meanwhile."""
         reads, epoch, made = self.reads, self._epoch, False
         assert reads is not None
-        reads.waited = 0
+        reads.waited, reads.progress = 0, progress
         reads.announce((epoch, number), epoch, indices if self._spec.batched else [indices])
         try:
             samples = fetcher.fetch(indices, progress)
@@ -236,7 +236,7 @@ class BatchLoader:
             return samples
         finally:
             reads.end((epoch, number), made)
-            progress.waited = reads.waited
+            progress.waited, reads.progress = reads.waited, None
 
     def _load_next(self, indices: Any, number: int, progress: Progress) -> BatchWithReport:
         """Make the next batch of an iterable dataset; see :meth:`load`."""

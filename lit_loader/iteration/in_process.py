@@ -7,6 +7,7 @@ Used by the loader where ``num_workers=0``, and where workers would only be in t
 from __future__ import annotations
 
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -233,6 +234,8 @@ class InProcessIterator(LoaderIterator[T_co]):
         else:
             loader = BatchLoader(spec, watch=self._core.generators(spec))
         self._loader = loader
+        if loader.reads is not None:  # whose threads end with this pass
+            weakref.finalize(self, loader.reads.background.end)
         self._draws = not loader.reads_table
         if spec.seeding == "worker":
             self._streams = OwnStreams(start.seed)  # those of a single worker

@@ -9,7 +9,8 @@
 
 - Read is for one sample of one batch, so a sample that comes twice is read twice, and what a sample
   does to what it was given is seen by no other.
-- Room: at most ``reads`` are under way or not taken, and no more bytes than ``limit``.
+- Room: at most ``reads`` are under way, as many again wait to be taken, and they hold no more bytes
+  than ``limit``. What has come makes room for the next, whatever the batch's thread is at.
 - Of an epoch nothing is begun before the dataset has been told of it (:meth:`ReadAhead.enter`).
 - A method's first read is done when it is asked for, by the thread that makes the batch, and the
   generators are compared. One that draws is never read ahead: threads share global generators.
@@ -21,11 +22,12 @@ from __future__ import annotations
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence, Sized
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from lit_loader.describe import short_repr
 from lit_loader.reads.background import Background, Call, read_now
@@ -39,10 +41,18 @@ IN_VAIN: Final = 3
 """Batches in a row of whose reads none was asked for; then nothing is read ahead any more."""
 
 
+class Progress(Protocol):
+    """What is asked of a batch's progress: see `transport/progress.py`."""
+
+    def read_begins(self) -> None: ...
+
+    def read_ends(self) -> None: ...
+
+
 class _Read:
     """One read of one sample."""
 
-    __slots__ = ("call", "epoch", "future", "key", "over", "size")
+    __slots__ = ("call", "epoch", "future", "given_up", "key", "over", "size")
 
     def __init__(self, key: Key, call: tuple[Call, Any, Any], epoch: Any) -> None:
         self.key = key
@@ -50,6 +60,7 @@ class _Read:
         self.epoch = epoch
         self.future: Future[Any] | None = None
         self.over = False  # taken, or dropped
+        self.given_up = False  # dropped, and goes on
         self.size = 0
 
 
@@ -58,13 +69,14 @@ class ReadAhead:
 
     Args:
         dataset: What is read.
-        reads: Reads under way or not taken, at most; 0: each is done when it is asked for.
+        reads: Reads under way, at most; 0: each is done when it is asked for.
         limit: Bytes that these may hold; None: any number.
 
     Attributes:
         notes: What the user is to be warned of.
         waited: Nanoseconds that samples have waited for reads since it was last set to 0.
-        look_ahead: Announces batches that come later; called by the thread that has set it.
+        look_ahead: Announces batches that come later; called by the thread that makes them.
+        progress: Notes that a sample waits for a read; None: nobody looks.
         sharing: Readers of a stream that share the ``reads``.
         background: Has what is under way.
     """
@@ -76,6 +88,7 @@ class ReadAhead:
         self.notes: list[str] = []
         self.waited = 0
         self.look_ahead: Callable[[], None] | None = None
+        self.progress: Progress | None = None
         self.sharing: Sized = ()
         self.background = Background(reads)
         self._lock = threading.RLock()
@@ -84,7 +97,9 @@ class ReadAhead:
         self._announced: dict[Any, list[_Read]] = {}  # by batch
         self._pending: deque[_Read] = deque()
         self._known: dict[Key, deque[_Read]] = {}
-        self._begun = self._held = self._bytes = 0  # reads that have room; came; their bytes
+        self._under_way = 0
+        self._beginning = False
+        self._begun = self._held = self._bytes = 0  # not taken; of these came; their bytes
         self._arrived = self._sizes = 0  # of all reads there were
         self._in_vain = 0
         self._draws: Draws | None = None
@@ -139,8 +154,10 @@ class ReadAhead:
             left = [read for read in reads if not read.over]
             for read in left:
                 self._forget(read)
-                if read.future is not None:
-                    read.future.cancel()
+            for read in left:
+                if read.future is not None and not read.future.cancel():
+                    read.given_up = not read.future.done()  # it may hang, and holds up nobody
+                    self._under_way -= read.given_up
             if made and begun:
                 self._in_vain = self._in_vain + 1 if all(r in left for r in begun) else 0
                 if self._in_vain == IN_VAIN:
@@ -162,6 +179,10 @@ class ReadAhead:
             BaseException: Whatever the read has raised, with its traceback.
         """
         began = time.monotonic_ns()
+        mine = threading.get_ident() == self._owner
+        progress = self.progress if mine else None
+        if progress is not None:
+            progress.read_begins()
         read = self._claim(key_of(method, dataset, index))
         try:
             if read is None or read.future is None:
@@ -173,10 +194,12 @@ class ReadAhead:
                     self._give_room(read)
                 self.waited += time.monotonic_ns() - began
                 del read
-            if not self._pending and self.look_ahead and threading.get_ident() == self._owner:
-                self.look_ahead()
+            if progress is not None:
+                progress.read_ends()
             with self._lock:
                 self._begin_more()
+            if mine and not self._pending and self.look_ahead:
+                self.look_ahead()
 
     def _claim(self, key: Key | None) -> _Read | None:
         """Take the earliest read for a sample out of what is known."""
@@ -214,41 +237,53 @@ class ReadAhead:
 
     def _begin_more(self) -> None:
         """Begin what there is room for; called under the lock."""
-        pending = self._pending
-        while pending and self._has_room():
-            read = pending[0]
-            if not read.over:
-                if read.epoch != self._epoch:
+        if self._beginning:
+            return  # by a read that has come at once
+        pending, self._beginning = self._pending, True
+        try:
+            while pending and self._has_room():
+                read = pending[0]
+                # The epoch's time comes; and a first sample's are read when it asks.
+                if not read.over and (read.epoch != self._epoch or not self._checked):
                     return
-                if not self._checked:
-                    return  # the first sample's are read when it asks
-                if self._checked.get(read.call[0]):
-                    self._begun += 1
-                    method, *arguments = read.call
-                    read.future = self.background.start(method, tuple(arguments))
-                    read.future.add_done_callback(partial(self._weigh, read))
-            pending.popleft()
+                pending.popleft()
+                if not read.over and self._checked.get(read.call[0]):
+                    self._begin(read)
+        finally:
+            self._beginning = False
+
+    def _begin(self, read: _Read) -> None:
+        method, *arguments = read.call
+        read.future = self.background.start(method, tuple(arguments))
+        self._begun += 1
+        self._under_way += 1
+        # Nothing that a thread holds keeps this object.
+        read.future.add_done_callback(partial(_came, weakref.ref(self), read))
 
     def _has_room(self) -> bool:
+        if self._under_way >= self.reads or self._begun >= 2 * self.reads:
+            return False
         if self._limit is None or not self._begun:
-            return self._begun < self.reads
-        if not self._arrived or self._begun >= self.reads:
+            return True
+        if not self._arrived:
             return False
         coming = self._begun - self._held + 1
         return self._bytes + coming * self._sizes / self._arrived <= self._limit
 
-    def _weigh(self, read: _Read, future: Future[Any]) -> None:
-        """Note how large it is what has come."""
-        if self._limit is None or future.cancelled() or future.exception():
-            return
-        size = max(1, size_of(future.result()))
+    def _note(self, read: _Read, future: Future[Any]) -> None:
+        """Note that a read has come to its end, and how large it is what has come."""
+        weighed = self._limit is not None and not (future.cancelled() or future.exception())
+        size = max(1, size_of(future.result())) if weighed else 0
         with self._lock:
-            self._sizes += size
-            self._arrived += 1
-            if not read.over:
+            self._under_way -= not read.given_up
+            if size:
+                self._sizes += size
+                self._arrived += 1
+            if size and not read.over:
                 read.size = size
                 self._bytes += size
                 self._held += 1
+            self._begin_more()
 
     def _forget(self, read: _Read) -> None:
         """Let go of a read that nobody has taken."""
@@ -264,6 +299,11 @@ class ReadAhead:
         self._begun -= 1
         self._bytes -= read.size
         self._held -= bool(read.size)
+
+
+def _came(reads: weakref.ref[ReadAhead], read: _Read, future: Future[Any]) -> None:
+    if (ahead := reads()) is not None:
+        ahead._note(read, future)
 
 
 def size_of(value: Any, depth: int = 3) -> int:

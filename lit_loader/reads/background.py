@@ -37,11 +37,15 @@ class Background:
 
     Args:
         reads: How many are to be under way at a time.
+
+    Attributes:
+        end: Ends the threads, as far as they do not read.
     """
 
     def __init__(self, reads: int) -> None:
         self._pid = os.getpid()
         self._threads = threads = _Threads(CROWD * reads)
+        self.end = threads.end
         weakref.finalize(self, threads.end)
 
     def start(self, read: Call, arguments: tuple[Any, ...]) -> Future[Any]:

@@ -117,10 +117,16 @@ def declares_reads(dataset: Any) -> bool:
     return False
 
 
+_FEW: Final = 1000
+"""Members of a list or mapping that may be datasets; a longer one is data."""
+
+
 def _members(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, (list, tuple)) else (value,)
+    if type(value) not in (list, tuple, dict):
+        return (value,)
+    if len(value) > _FEW:
+        return ()
+    return value.values() if type(value) is dict else value
 
 
 def _is_dataset(value: Any) -> bool:

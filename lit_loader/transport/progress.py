@@ -37,8 +37,8 @@ take as long as many a sample."""
 _MANY: Final = 16
 """Samples of a batch in which that would be felt."""
 
-_FETCHING, _COLLATING, _ENCODING, _IDLE = (  # read for each batch
-    *(Stage.FETCHING, Stage.COLLATING, Stage.ENCODING, Stage.IDLE),
+_FETCHING, _READING, _COLLATING, _ENCODING, _IDLE = (  # read for each batch
+    *(Stage.FETCHING, Stage.READING, Stage.COLLATING, Stage.ENCODING, Stage.IDLE),
 )
 _clock = time.monotonic_ns
 
@@ -128,6 +128,14 @@ class Progress:
         if self._at >= 0:
             self._finish(now)
         self._at, self._last = position, now
+
+    def read_begins(self) -> None:
+        """Note that the sample waits for what `lit_loader.reads_ahead` marks."""
+        self._words[self._row + STAGE] = _READING
+
+    def read_ends(self) -> None:
+        """Note that it goes on."""
+        self._words[self._row + STAGE] = _FETCHING
 
     def beat(self) -> None:
         """Note that work of the loader's own gets on, before a sample or after it."""

@@ -321,7 +321,7 @@ def test_a_read_that_hangs_is_named() -> None:
     ):
         digests(loader)
     text = "".join(map(str, [raised.value, *getattr(raised.value, "__notes__", [])]))
-    assert "index 6" in text
+    assert "it was waiting for the read of index 6 (sample 2 of" in text
     assert "in read" in text
 
 
@@ -390,6 +390,9 @@ def test_reads_that_nobody_asks_for_end() -> None:
         assert digests(loader) == expected
 
 
+_counting = threading.Lock()
+
+
 class Counting(Still):
     """Tells how many reads there were at a time, and waits for as many as there are to be."""
 
@@ -402,21 +405,24 @@ class Counting(Still):
         if self.first:
             self.first, self.gate = False, threading.Barrier(self.together)
             return torch.zeros(2)
-        self.now += 1
-        self.most = max(self.most, self.now)
+        with _counting:
+            self.now += 1
+            self.most = max(self.most, self.now)
         self.gate.wait(20)  # raises where they are fewer
-        self.now -= 1
+        with _counting:
+            self.now -= 1
         return torch.full((2,), float(self.most))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_so_many_at_a_time_over_batches(workers: int) -> None:
-    # 1 + 16 samples; in a worker over batches of 4 of which two are there at a time.
+    # One sample, and then 12; in a worker in batches of 4, all of which are there at once.
     together = 4
-    dataset = Subset(Counting(together), range(17))
-    options: Any = {"batch_size": 17} if not workers else {"prefetch_factor": 3}
+    dataset = Subset(Counting(together), range(13))
+    options: Any = {"batch_size": 13} if not workers else {"prefetch_factor": 4}
     with make(dataset, num_workers=workers, reads=together, shuffle=False, **options) as loader:
-        assert torch.cat([*loader]).max() == together + 1
+        most = torch.cat([*loader]).max() - 1  # the thread that makes the batch may read as well
+        assert together <= most <= together + 1
 
 
 class Large(Still):
