@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 __all__ = [
     "PACKAGE",
     "FailingObject",
+    "callers",
     "class_name",
     "find_failing_object",
     "message_of",
@@ -70,6 +71,10 @@ class FailingObject(NamedTuple):
     error: Exception
 
 
+def _is_too_deep(error: BaseException) -> bool:
+    return isinstance(error, RecursionError) or isinstance(error.__cause__, RecursionError)
+
+
 def find_failing_object(
     value: object,
     error: Exception,
@@ -88,7 +93,7 @@ def find_failing_object(
     """
     seen: set[int] = set()  # a structure may contain itself
     # Of a structure too deep to follow, the whole is named: going down level by level takes ages.
-    while id(value) not in seen and not isinstance(error, RecursionError):
+    while id(value) not in seen and not _is_too_deep(error):
         seen.add(id(value))
         for step, child in _children(value, inside):
             try:
@@ -126,11 +131,19 @@ def program_stacklevel() -> int:
 
     It is that of a ``warnings.warn`` in the function that asks.
     """
-    level, frame = 1, inspect.currentframe()
+    files = [file for _, file in callers()]
+    ours = (level for level, file in enumerate(files, 1) if not file.startswith(PACKAGE))
+    return next(ours, len(files))
+
+
+# reach: python: frames, by which alone a function learns who has called it
+def callers() -> list[tuple[str, str]]:
+    """Module and file of what has called the function that asks; the innermost one first."""
+    found, frame = [], inspect.currentframe()
     frame = frame and frame.f_back
-    while frame and frame.f_back and frame.f_code.co_filename.startswith(PACKAGE):
-        level, frame = level + 1, frame.f_back
-    return level
+    while frame := frame and frame.f_back:
+        found.append((frame.f_globals.get("__name__", ""), frame.f_code.co_filename))
+    return found
 
 
 def _children(value: Any, inside: bool) -> Iterator[tuple[str, object]]:

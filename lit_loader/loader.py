@@ -25,7 +25,7 @@ import torch
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset, IterableDataset, default_collate
 from torch.utils.data import default_convert as torch_default_convert
-from torch.utils.data.dataloader import _DatasetKind  # programs compare _dataset_kind with it
+from torch.utils.data.dataloader import _DatasetKind  # reach: torch: what _dataset_kind is of
 
 from lit_loader.accelerator.device_copy import Move
 from lit_loader.checkpoint.other_streams import advice_on_reading_again
@@ -78,16 +78,106 @@ class DataLoader(_TorchLoader[T_co]):
     """Loads batches of a dataset, in worker processes if wanted.
 
     Takes the place of ``torch.utils.data.DataLoader``, and is one: the same arguments, in the same
-    order, with the same defaults. :class:`lit_loader.LoaderConfig` documents every one of them.
+    order, with the same defaults; more come after them, by keyword.
 
     A ``torch.utils.data.DistributedSampler`` is taken for what it says: rank, replicas, shuffle,
     seed, what to do with the rest, and the epoch that is set on it. Where ``num_replicas`` and
     ``rank`` are given, ``loader.sampler`` is one, of this rank's indices.
 
     Nothing is started before the first ``next()`` of an iterator. With ``persistent_workers`` the
-    workers live until :meth:`close`, the end of a ``with`` block, or the loader's own end. Several
+    workers live until `close`, the end of a ``with`` block, or the loader's own end. Several
     iterators of one loader may live at the same time, each gives a whole epoch; iterators and
     loader may be used from any thread, one thread at a time being served.
+
+    Args:
+        dataset: A map-style dataset (``__getitem__`` and ``__len__``), or a
+            ``torch.utils.data.IterableDataset``.
+        batch_size: Samples in a batch; None: samples are passed on one by one, uncollated.
+        shuffle: A new order every epoch; None: not shuffled (IterableDataset: its own order).
+        sampler: Iterable of sample indices, or a callable that makes one from the dataset;
+            None: every index once.
+        batch_sampler: Iterable of lists of indices, or a callable that makes one from the
+            dataset; takes the place of batch_size, shuffle, sampler and drop_last.
+        num_workers: Worker processes; 0: samples are loaded in the calling process; "auto": as
+            many as are found to help, while it runs, by what batches cost (map-style datasets, and
+            iterable ones with num_shards; ``loader.num_workers`` is the number of the moment).
+            ``loader.resize(n)`` changes it while they are at work.
+        collate_fn: Turns a list of samples into a batch; None: `default_collate`, or
+            `default_convert` where batch_size is None.
+        pin_memory: Copy batches into page-locked memory before they are given out.
+        drop_last: Leave off an epoch's last batch if it is smaller than batch_size.
+        timeout: Seconds that a worker may spend on one sample (or on collating, or in
+            worker_init_fn) while the consumer waits; then it hangs and is replaced, see
+            max_worker_restarts. 0: for ever.
+        worker_init_fn: Called with the worker's id (0 … num_workers - 1) in each worker, after
+            seeding and before the first sample; None: nothing is called.
+        multiprocessing_context: Start method ("fork", "spawn", "forkserver") or a context object;
+            None: Python's default.
+        generator: A torch.Generator: its initial seed takes the place of torch's where seed is
+            None, and it may be shared with samplers.
+        prefetch_factor: Batches in flight for each worker (8 workers × 2 = 16 batches); None: 2
+            with workers, nothing ahead without; with ``num_workers="auto"`` 2 or more, as batches
+            differ in what they take.
+        persistent_workers: Keep the workers alive from epoch to epoch.
+        pin_memory_device: Deprecated in torch, kept for old programs: the accelerator whose
+            memory is pinned for; "": the current one.
+        in_order: Give batches out in the sampler's order; False: as they are finished, but those of
+            one reader of an iterable dataset in order.
+        seed: Base of all randomness, 0 … 2**64 - 1; None: taken from a DistributedSampler, else
+            from generator, else from ``torch.initial_seed()`` (with several replicas from
+            PL_GLOBAL_SEED, else 0), drawing nothing.
+        seeding: What the random generators are seeded from, besides seed and epoch: the number of
+            the "batch", the index of the "sample", or the "worker" (torch's own scheme).
+        reseed_fn: Called with (dataset, seed) wherever the generators are seeded, for those that
+            cannot be found in the dataset; None: nothing is called.
+        num_replicas: Processes that share an epoch; None: not sharded.
+        rank: Number of this process among them, 0 … num_replicas - 1; None: not sharded.
+        num_shards: Readers that an IterableDataset is read by, whatever the number of workers and
+            ranks: reader k has ``lit_loader.get_shard() == (k, num_shards)``, its own copy of the
+            dataset, and its turn in every round of batches. A multiple of num_replicas; None: each
+            worker of each rank is a reader, as with torch.
+        shard_tail: What the ranks do with samples that cannot be split evenly: "pad" repeats some,
+            "drop" leaves them off, "keep" gives each sample once (ranks may differ in length). With
+            num_shards: "pad" lets a rank's readers begin again until all ranks have as many
+            batches; "drop" ends the epoch before the first round that some reader has no batch for.
+        max_worker_restarts: Workers that may be replaced in an epoch after they died or hung;
+            0: their death is raised at once.
+        on_sample_error: What becomes of a sample whose reading raises an exception: "raise" it;
+            "skip" the sample (a map-style batch gets shorter, and one of which nothing is left is
+            omitted: ``len(loader)`` is then an upper bound; an IterableDataset is asked for the
+            next sample); "replace" it by another, the same for any number of workers (drawn from
+            the whole dataset; under a sampler of the user's, from the rest of the batch).
+        max_sample_errors: Bad samples that an epoch may have where they are skipped or replaced;
+            more raise a SampleErrorsError that lists them. None: any number, if not all are bad.
+        sample_retries: Times that a sample is read again after a transient error, before the error
+            counts.
+        retry_backoff: Seconds before the first of these, doubled for each further one up to 10 s
+            (0.1 and 3 retries: 0.1 + 0.2 + 0.4 s).
+        transient_errors: Exception classes, or their names ("OSError", "my.module.Error"), after
+            which a sample is read again; None: OSError and TimeoutError.
+        memory_budget: Shared memory that batches may take: bytes, or text such as "2 GB"; None:
+            unlimited.
+        prefetch_next_epoch: Let workers that have nothing left to do in an epoch begin the next
+            one, where they are persistent and the order is the loader's own (no sampler or
+            batch_sampler, no seeding="worker", of iterable datasets those with num_shards). What
+            they made is dropped if that epoch, seed or position is not what comes next. False for
+            datasets that are changed between epochs through memory shared with the workers.
+        check_exactness: So many of the first batches are made again, after others and, where there
+            are workers, in another process. One warning names the first difference: something in
+            the samples is not a function of seed and index. The samples are read twice. 0: none.
+            For a test run, or for the first of many.
+        share: Let workers read the dataset's long lists and tuples (10,000 strings, numbers, or
+            tuples, lists and dicts of such, and more) from memory that all of them share, instead
+            of a copy in each. They and their records read as before, and raise if they are
+            written to. The training process's own stay as they are.
+        reads: Reads that each worker has under way at a time, ahead of their samples, where the
+            dataset says by `lit_loader.reads_ahead` or `lit_loader.read_stream` what waits for
+            storage. They hold up to a quarter of memory_budget besides. 0: one at a time, when the
+            sample asks.
+        remote_workers: Workers on other machines, besides those of num_workers here; readers of an
+            iterable dataset stay here. 0: none.
+        remote: Where remote workers come from: a `RayWorkers`, or a mapping of its options; None:
+            ``RayWorkers()``, the Ray cluster that this machine is a node of.
 
     Raises:
         OptionError: An option, or a combination of options, is refused (a ValueError).
@@ -204,6 +294,7 @@ class DataLoader(_TorchLoader[T_co]):
         if self.__initialized and name != "multiprocessing_context":  # whose property checks it
             value = check_option(name, value)
         super().__setattr__(name, value)
+        # reach: torch: its loader sets it when it is made, and Lightning when it has renewed one
         if name == "_DataLoader__initialized" and value:
             self._core.make_plan()
 
@@ -281,7 +372,7 @@ class DataLoader(_TorchLoader[T_co]):
 
         A sampler of the program's own is told it, if it has ``set_epoch``, and nothing otherwise.
 
-        A position within that very epoch, from :meth:`load_state_dict`, is kept; one within another
+        A position within that very epoch, from `load_state_dict`, is kept; one within another
         epoch is given up. Where the program had set the epoch on its sampler alone, what that gives
         now tells whether it is the same epoch.
 
@@ -330,7 +421,7 @@ class DataLoader(_TorchLoader[T_co]):
     def commit(self, ahead: bool = False, within: bool = False) -> None:
         """Declare everything given out so far as used.
 
-        Once this has been called, :meth:`state_dict` gives the position of the last call instead of
+        Once this has been called, `state_dict` gives the position of the last call instead of
         that of the last batch given out: a batch that was given out, and whose training step did
         not come to its end, is given out again after resuming.
 
@@ -343,7 +434,7 @@ class DataLoader(_TorchLoader[T_co]):
         self._core.epochs.commit(ahead, within)
 
     def state_dict(self) -> dict[str, Any]:
-        """Give the position in the data, for :meth:`load_state_dict`.
+        """Give the position in the data, for `load_state_dict`.
 
         May be called at any time and starts nothing. All processes of a distributed job give the
         same; of an iterable dataset each gives its own readers (`lit_loader.merge_states`). Inside
@@ -362,7 +453,7 @@ class DataLoader(_TorchLoader[T_co]):
         """Go on where a state was taken: the next iterator begins there.
 
         Args:
-            state: What :meth:`state_dict` of a loader of the same data gave. The number of workers,
+            state: What `state_dict` of a loader of the same data gave. The number of workers,
                 the prefetching and the start method may differ; ``batch_size`` and
                 ``num_replicas`` may, if the position is at the start of a batch of this loader.
 

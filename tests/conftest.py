@@ -20,6 +20,7 @@ from lit_loader.system import processors
 from tests.support import programs
 from tests.support.huge_pages import collapse
 from tests.support.kinds import mark_kinds
+from tests.support.portable import leave_out_linux
 from tests.support.selection import leave_to_slow
 from tests.support.turns import Turns
 
@@ -184,6 +185,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave a part of the long matrices to ``-m slow``, and mark what kind of test each is."""
     leave_to_slow(items)
     mark_kinds(items)
+    leave_out_linux(items)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -202,6 +204,18 @@ def processors_enough(monkeypatch: pytest.MonkeyPatch) -> None:
         "lit_loader.loader.advice_if_too_many",
         lambda num_workers: advise(num_workers) if num_workers > 64 else None,
     )
+
+
+@pytest.fixture
+def pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pretend that there is an accelerator; a copy stands for pinning."""
+    import torch
+
+    from lit_loader.accelerator import pin_memory
+
+    monkeypatch.setattr(pin_memory, "find_accelerator", lambda device="": 0)
+    monkeypatch.setattr(pin_memory, "pin_tensor", torch.Tensor.clone)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda device: None)
 
 
 @pytest.fixture(autouse=True)

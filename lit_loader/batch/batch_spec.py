@@ -15,6 +15,7 @@ from torch.utils.data import default_collate as torch_default_collate
 from lit_loader.batch.collate import default_collate
 from lit_loader.batch.sample_errors import SampleError, Tolerance
 from lit_loader.batch.tensor_table import Table, table_of
+from lit_loader.checkpoint.reader_states import Shards
 from lit_loader.reads.ahead import ReadAhead
 from lit_loader.reads.declared import declares_reads
 from lit_loader.seeding.generator_watch import GeneratorWatch
@@ -73,8 +74,7 @@ class BatchSpec:
         watched: Whether each sample is announced, for somebody looks at how long it takes.
         remote_workers: Workers on other machines.
         share: Whether workers are to have the dataset's long lists in shared memory.
-        num_shards: Readers of an iterable dataset, of all ranks together, whatever the number of
-            workers; 0: each worker is one.
+        shards: The readers of an iterable dataset where they are given; None: each worker is one.
         ahead: Of these, how many a worker may begin the next epoch of when they have ended.
         reads: Reads that a process may have under way for its samples.
         read_bytes: Bytes that what was read ahead may take in a process; None: any number.
@@ -97,15 +97,10 @@ class BatchSpec:
     watched: bool = True
     remote_workers: int = 0
     share: bool = False
-    num_shards: int = 0
+    shards: Shards | None = None
     ahead: int = 0
     reads: int = 0
     read_bytes: int | None = None
-
-    @property
-    def num_readers(self) -> int:
-        """Readers that this rank serves, where their number is given."""
-        return self.num_shards // self.num_replicas
 
     def read_ahead(self) -> ReadAhead | None:
         """What reads ahead for the samples; None: the dataset does not say what waits."""

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch.utils.data import default_convert as default_convert
-from torch.utils.data._utils import collate as rules
+from torch.utils.data._utils import collate as rules  # reach: torch: rules of default_collate
 
 from lit_loader.describe import public
 from lit_loader.transport.dtypes import TORCH_DTYPES

@@ -286,6 +286,7 @@ _NO_GOING_ON = (
 )
 
 
+# reach: python: frames say whether a generator let an exception through
 def _went_through_a_generator(error: Exception) -> bool:
     """Whether a generator has let the exception through, which has finished it."""
     frames = traceback.walk_tb(error.__traceback__)

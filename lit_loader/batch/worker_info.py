@@ -2,9 +2,6 @@
 
 Datasets that were written for torch take their share by it. So it names a reader's number among all
 readers, whichever process the reader is served by.
-
-Private reach into torch, with no public way: the variable behind a public function. Watched by
-``tests/project/test_private_reach.py``.
 """
 
 from __future__ import annotations
@@ -13,7 +10,7 @@ import random
 from typing import Any
 
 import torch
-from torch.utils.data._utils import worker as torch_worker
+from torch.utils.data._utils import worker as torch_worker  # reach: torch: get_worker_info()
 
 from lit_loader.context import get_rng, reading
 from lit_loader.errors import OptionError
@@ -27,17 +24,18 @@ class WorkerInfo(torch_worker.WorkerInfo):
     def __getattribute__(self, name: str) -> Any:
         if name in ("id", "num_workers", "dataset"):
             reading.shard_asked = True
-        elif name == "rng" and _RNG is not None and reading.maker is not None:
+        elif name == "rng" and _TorchRNG is not None and reading.maker is not None:
             return reading.maker.rng.give(None, _generators)
         return super().__getattribute__(name)
 
 
-_RNG = getattr(torch_worker, "_RNG", None)  # reach: what torch 2.13 gives workers in threads
+# reach: torch: the class of WorkerInfo.rng, which torch 2.13 gives workers in threads
+_TorchRNG = getattr(torch_worker, "_RNG", None)
 
 
 def _generators(seed: int) -> Any:
     """Give a generator of each kind for the sample that is being read."""
-    return _RNG(random.Random(seed), torch.Generator().manual_seed(seed), get_rng())  # type: ignore[misc]
+    return _TorchRNG(random.Random(seed), torch.Generator().manual_seed(seed), get_rng())  # type: ignore[misc]
 
 
 class ProcessInfo(WorkerInfo):
@@ -55,11 +53,13 @@ class ProcessInfo(WorkerInfo):
 
 def shown() -> Any:
     """Give what is answered now; None: this is no worker."""
+    # reach: torch: the variable behind get_worker_info()
     return torch_worker._worker_info
 
 
 def show(info: Any) -> None:
     """Let this be answered; None: this is no worker."""
+    # reach: torch: the variable behind get_worker_info()
     torch_worker._worker_info = info
 
 

@@ -162,6 +162,7 @@ def _spdl(dataset: Any, setup: Setup) -> OpenLoader:
     else:
         options["batch_sampler"] = _EndlessSampler(BatchSampler(sampler, setup.batch_size, False))
     loader = get_pytorch_dataloader(dataset, batch_size=None, **options)
+    # reach: spdl: its shared memory, to be closed
     return _Endless(iter(loader), dataset, setup, vars(loader).get("_shmem"))
 
 

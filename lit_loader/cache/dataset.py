@@ -37,7 +37,7 @@ from lit_loader.seeding.find_generators import root_of
 
 __all__ = ["CachedDataset"]
 
-_FORMAT: Final = 2
+_FORMAT: Final = 3
 _LABEL: Final = f"lit_loader cache {_FORMAT}"
 _STATELESS: Final = frozenset({"_thread", "threading", "multiprocessing"})
 """Modules whose objects (locks, say) cannot be compared, and need not be."""
@@ -66,7 +66,7 @@ class CachedDataset(Dataset[T_co]):
     rest is made anew each time (and a line is logged).
 
     What is kept must not depend on random numbers, or on the epoch: a sample that draws from a
-    generator while it is kept is an error. Augment behind the cache: :meth:`map`. Attributes that
+    generator while it is kept is an error. Augment behind the cache: `map`. Attributes that
     this object does not have are the dataset's. Copies by ``pickle`` and ``copy.deepcopy`` begin
     empty, unless there is a key.
 
@@ -88,7 +88,7 @@ class CachedDataset(Dataset[T_co]):
     """
 
     shared_by_readers: ClassVar = ("_store", "_folder")
-    """See `batch/dataset_copies.py`: samples do not depend on who has made them."""
+    """See `streams/copies.py`: samples do not depend on who has made them."""
 
     def __init__(
         self,

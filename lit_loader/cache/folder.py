@@ -19,16 +19,14 @@ import platform
 import re
 import stat
 import time
-import weakref
-from multiprocessing import reduction
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from lit_loader.cache.entry import Bytes, seal, whole
 from lit_loader.errors import OptionError
-from lit_loader.system.shared_file import write_all
+from lit_loader.system.shared_file import HeldFile, write_all
 
 __all__ = ["Folder"]
 
@@ -67,8 +65,9 @@ class Folder:
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=0o700)
         self.path = path
-        self._own(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW))
-        status = os.fstat(self._fd)
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._file = HeldFile(os.open(path, flags))
+        status = os.fstat(self._file.fd)
         if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o022:
             raise OptionError(
                 f"directory holds {path}, which others may write into, and what is read from it "
@@ -76,24 +75,12 @@ class Folder:
                 f"directory={str(directory)!r}"
             )
         with contextlib.suppress(FileExistsError):
-            os.mkdir(_NEW, 0o700, dir_fd=self._fd)
+            os.mkdir(_NEW, 0o700, dir_fd=self._file.fd)
         self._made: set[str] = set()
         self._number = 0
         self._sweep()
         if not (path / "about.txt").exists():
             self._write("about.txt", f"{key}\n{about}\n".encode())
-
-    def _own(self, fd: int) -> None:
-        self._fd = fd
-        weakref.finalize(self, os.close, fd).atexit = False
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return object.__new__, (Folder,), (reduction.DupFd(self._fd), self.path)
-
-    def __setstate__(self, state: tuple[Any, Path]) -> None:
-        data, self.path = state
-        self._made, self._number = set(), 0
-        self._own(data.detach())
 
     def _sweep(self) -> None:
         """Remove what processes that were killed have not finished."""
@@ -104,7 +91,7 @@ class Folder:
 
     def __contains__(self, index: int) -> bool:
         try:
-            os.stat(f"{index // _EACH:06}/{index}", dir_fd=self._fd)
+            os.stat(f"{index // _EACH:06}/{index}", dir_fd=self._file.fd)
         except OSError:
             return False
         return True
@@ -112,7 +99,7 @@ class Folder:
     def get(self, index: int) -> Bytes | None:
         """Return the entry of a sample; None: it is not there, or damaged."""
         try:
-            fd = os.open(f"{index // _EACH:06}/{index}", _READ, dir_fd=self._fd)
+            fd = os.open(f"{index // _EACH:06}/{index}", _READ, dir_fd=self._file.fd)
         except OSError:
             return None
         with open(fd, "rb", buffering=0) as file, contextlib.suppress(OSError):
@@ -133,21 +120,21 @@ class Folder:
         folder = f"{index // _EACH:06}"
         if folder not in self._made:
             with contextlib.suppress(FileExistsError):
-                os.mkdir(folder, 0o700, dir_fd=self._fd)
+                os.mkdir(folder, 0o700, dir_fd=self._file.fd)
             self._made.add(folder)
         self._write(f"{folder}/{index}", entry.data)
 
     def _write(self, name: str, data: bytes | memoryview) -> None:
         self._number += 1
         new = f"{_NEW}/{platform.node()}-{os.getpid()}-{time.monotonic_ns()}-{self._number}"
-        fd = os.open(new, _WRITE, 0o600, dir_fd=self._fd)
+        fd = os.open(new, _WRITE, 0o600, dir_fd=self._file.fd)
         try:
             try:
                 write_all(fd, data)
             finally:
                 os.close(fd)
-            os.rename(new, name, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+            os.rename(new, name, src_dir_fd=self._file.fd, dst_dir_fd=self._file.fd)
         except BaseException:
             with contextlib.suppress(OSError):
-                os.unlink(new, dir_fd=self._fd)
+                os.unlink(new, dir_fd=self._file.fd)
             raise

@@ -23,18 +23,17 @@ import os
 import threading
 import weakref
 from enum import IntEnum
-from multiprocessing import reduction
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from lit_loader.cache.entry import MISSING, UNIT, unpack
-from lit_loader.node import files
-from lit_loader.node.lock import NodeLock
+from lit_loader.node import memory_files
+from lit_loader.system import linux
 from lit_loader.system.cgroups import memory_limits
 from lit_loader.system.process_memory import memory_left
-from lit_loader.system.shared_file import nameless_file, round_up
+from lit_loader.system.shared_file import HeldFile, nameless_file, round_up
 from lit_loader.system.weak_sets import members
 
 __all__ = ["CacheFigures", "Counter", "Note", "SharedStore"]
@@ -42,7 +41,7 @@ __all__ = ["CacheFigures", "Counter", "Note", "SharedStore"]
 Bytes = npt.NDArray[np.uint8]
 
 _NAME: Final = "lit_loader cache"
-_OPENED: Final = "/proc/self/fd"
+_OPENED: Final = f"{linux.PROC}/self/fd"
 _WORD: Final = 8
 _NOTES: Final = 64  # bytes
 _ROWS: Final = 1024  # of counters; a process has that of its number, modulo so many
@@ -122,52 +121,47 @@ class SharedStore:
 
     def __init__(self, length: int, limit: int, label: str | None = None) -> None:
         self.length, self.limit = length, limit
-        if label is None or not limit or not files.is_supported():
-            self._make()
+        if label is None or not limit or not memory_files.is_supported():
+            file = self._made()
         else:
-            self._find_or_make(label)
-        self._map()
+            file = self._found_or_made(label)
+        self._map(file)
 
-    def _make(self) -> None:
+    def _made(self) -> HeldFile:
         """Make the file, for this process and those that it starts."""
-        fd, sparse = nameless_file(_NAME, on_disk=not os.path.isdir(_OPENED))
-        self._own(fd)
-        if not sparse and hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(fd, 0, self._begin)
-        else:
+        fd, sparse = nameless_file(_NAME)
+        file = HeldFile(fd)
+        if sparse:
             os.ftruncate(fd, self._begin)
+        else:
+            linux.allocate(fd, 0, self._begin)
         os.lseek(fd, self._begin, os.SEEK_SET)
+        return file
 
-    def _find_or_make(self, label: str) -> None:
+    def _found_or_made(self, label: str) -> HeldFile:
         """Find the one that another process has made, or make it for others, too."""
-        lock = NodeLock(label)
         try:
-            lock.acquire(_PATIENCE)
+            lock = memory_files.lock(label, _PATIENCE)
         except OSError as error:
             _log.warning("CachedDataset: each process has a cache of its own: %s", str(error))
-            self._make()
-            return
+            return self._made()
         with lock:
-            fd = files.find(label, writable=True)
-            if fd is not None:
-                self._own(fd)
-                return
-            self._own(files.new(label))
-            os.ftruncate(self._fd, self._begin)
-            files.seal(self._fd, writable=True)
-
-    def _own(self, fd: int) -> None:
-        """Take over a descriptor: it is closed once, when this object dies or cannot be made."""
-        self._fd, self._lock = fd, threading.RLock()
-        self._appending: list[int] = []  # a descriptor with a position of this process's own
-        weakref.finalize(self, _close, fd, self._appending).atexit = False
+            found = memory_files.find(label, writable=True)
+            if found is not None:
+                return HeldFile(found)
+            file = HeldFile(memory_files.new(label))
+            os.ftruncate(file.fd, self._begin)
+            memory_files.seal(file.fd, writable=True)
+            return file
 
     @property
     def _begin(self) -> int:
         return round_up(_INDEX + self.length * _WORD)
 
-    def _map(self) -> None:
+    def _map(self, file: HeldFile) -> None:
         """Map the table."""
+        self._file, self._fd, self._lock = file, file.fd, threading.RLock()
+        self._appending: HeldFile | None = None  # with a position of this process's own
         table = memoryview(mmap.mmap(self._fd, self._begin))
         self._notes = table[:_NOTES].cast("Q")
         self._counters = table[_NOTES:_INDEX].cast("Q")
@@ -176,19 +170,15 @@ class SharedStore:
         _stores.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        state = reduction.DupFd(self._fd), self.length, self.limit
-        return object.__new__, (SharedStore,), state
+        return object.__new__, (SharedStore,), (self._file, self.length, self.limit)
 
-    def __setstate__(self, state: tuple[Any, int, int]) -> None:
-        data, self.length, self.limit = state
-        self._own(data.detach())
-        self._map()
+    def __setstate__(self, state: tuple[HeldFile, int, int]) -> None:
+        file, self.length, self.limit = state
+        self._map(file)
 
     def forked(self) -> None:
         """Append at a position of its own from now on."""
-        self._lock = threading.RLock()
-        while self._appending:
-            os.close(self._appending.pop())
+        self._lock, self._appending = threading.RLock(), None
 
     # --- entries ---
 
@@ -268,10 +258,10 @@ class SharedStore:
                 start = os.lseek(self._fd, len(entry), os.SEEK_CUR) - len(entry)
                 written = os.pwrite(self._fd, entry.data, start)
             else:
-                if not self._appending:
+                if self._appending is None:
                     flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
-                    self._appending.append(os.open(f"{_OPENED}/{self._fd}", flags))
-                [own] = self._appending
+                    self._appending = HeldFile(os.open(f"{_OPENED}/{self._fd}", flags))
+                own = self._appending.fd
                 written = os.write(own, entry.data)
                 start = os.lseek(own, 0, os.SEEK_CUR) - written
                 if start % UNIT:  # another was killed in the midst of a write
@@ -320,11 +310,6 @@ class SharedStore:
         if not self._notes[note]:
             self._notes[note] = 1
             _log.warning("CachedDataset: %s", text)
-
-
-def _close(fd: int, appending: list[int]) -> None:
-    for each in (fd, *appending):
-        os.close(each)
 
 
 def _memory_left() -> tuple[int, int]:

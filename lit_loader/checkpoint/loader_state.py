@@ -10,15 +10,16 @@ from __future__ import annotations
 import copy
 import itertools
 import pickle
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any
 
 from lit_loader.checkpoint.fingerprint import Fingerprint
 from lit_loader.checkpoint.position import Position, ReadPoint
 from lit_loader.checkpoint.reader_states import (
+    COUNT,
     Shards,
-    batches_of_first_rank,
     checked_readers,
     checked_workers,
 )
@@ -61,32 +62,20 @@ class LoaderState:
     """A position in an epoch, with a fingerprint of everything that the position depends on.
 
     Attributes:
-        epoch: Epoch number, counted from 0.
-        batches: Batches of this epoch delivered on each rank.
-        samples: Samples of this epoch delivered on all ranks together.
+        position: The position; its seed is the fingerprint's.
+        samples: Samples of the epoch delivered on all ranks together.
         fingerprint: Names and values (int, float, str, bool, None) that make the order of the
             samples and their random numbers, such as dataset_length, seed, seeding, order,
             batch_size and num_replicas; and what samplers and datasets name themselves, as
             sampler.seed (see `checkpoint/fingerprint.py`).
-        ahead: Numbers of batches delivered after those; only with ``in_order=False``.
-        sampler: What a stateful sampler must remember; None for most.
-        workers: What each worker of an iterable dataset must remember; None for map-style ones.
-        readers: The same for each reader, with its number, where there are ``num_shards``.
-        since: There, batches that the rank has delivered since the epoch was begun or resumed.
-        requested: The epoch that ``set_epoch`` has asked for last, if the loader has counted on
-            from it by itself; else None.
+        numbers: Those of the position's readers among all ranks' readers, where their number is
+            given; None: each worker is one.
     """
 
-    epoch: int
-    batches: int
+    position: Position
     samples: int
     fingerprint: Fingerprint
-    ahead: tuple[int, ...] = ()
-    sampler: Any = None
-    workers: Any = None
-    requested: int | None = None
-    readers: Any = None
-    since: int = 0
+    numbers: Sequence[int] | None = None
 
     @classmethod
     def at(
@@ -102,27 +91,10 @@ class LoaderState:
             position: The position.
             samples: Samples that all ranks together have got then.
             fingerprint: The loader's.
-            shards: Which readers are this rank's; None: there are no ``num_shards``.
+            shards: Which readers are this rank's; None: each worker is one.
         """
-        workers = [
-            [point.batches, point.state, point.ended, *_counts(point)] for point in position.readers
-        ]
-        readers = None
-        if shards is not None and workers:
-            readers = [[k, *part] for k, part in zip(shards.mine, workers, strict=True)]
-            workers = []
-        return cls(
-            epoch=position.epoch,
-            batches=position.batches,
-            samples=samples,
-            fingerprint=fingerprint,
-            ahead=position.ahead,
-            sampler=position.sampler,
-            workers=workers or None,
-            requested=None if position.requested == position.epoch else position.requested,
-            readers=readers,
-            since=position.since if readers else 0,
-        )
+        numbers = shards.mine if shards is not None and position.readers else None
+        return cls(position, samples, fingerprint, numbers)
 
     def to_position(
         self,
@@ -137,14 +109,13 @@ class LoaderState:
             fingerprint: That loader's.
             plan: Its `BatchPlan`, which `sampling` has; None for an iterable dataset.
             with_workers: Whether it has worker processes.
-            shards: Which readers are its rank's; None: it has no ``num_shards``.
+            shards: Which readers are its rank's; None: each worker is one.
 
         Raises:
             StateError: The state does not fit that loader.
         """
         self._check_parts(plan is None)
-        readers = self._readers
-        elastic = ELASTIC
+        position, readers, elastic = self.position, self.position.readers, ELASTIC
         if shards is not None:
             elastic = frozenset({"num_replicas"})
         elif plan is None:
@@ -153,14 +124,14 @@ class LoaderState:
         self.check(fingerprint, elastic)
         if shards is None and self.fingerprint.get("rank") != fingerprint.get("rank"):
             readers = tuple(replace(point, marks=()) for point in readers)  # of that rank's data
-        batches = self.batches
-        if shards is not None and self.readers:
-            readers = tuple(ReadPoint(*part[1:]) for part in shards.own_parts(self.readers))
+        batches = position.batches
+        if shards is not None and self.numbers is not None:
+            readers = shards.own(dict(self.numbered()))
             batches = sum(point.delivered for point in readers)
         if plan is not None and any(
             self.fingerprint.get(name) != fingerprint.get(name) for name in ELASTIC
         ):
-            if self.ahead:
+            if position.ahead:
                 raise StateError(
                     "a state taken with in_order=False in mid-epoch fits only the batch_size and "
                     "num_replicas it was taken with: resume with those"
@@ -170,15 +141,8 @@ class LoaderState:
             raise damaged(f"samples must be those of {batches:,} batches", self.samples)
         if with_workers:
             _check_portable(readers)
-        return Position(
-            self.epoch,
-            fingerprint["seed"],  # type: ignore[arg-type]
-            batches,
-            self.ahead,
-            self.sampler,
-            readers,
-            requested=self.requested,
-        )
+        seed: Any = fingerprint["seed"]
+        return replace(position, seed=seed, batches=batches, readers=readers, since=0)
 
     @property
     def seed(self) -> int | None:
@@ -189,25 +153,26 @@ class LoaderState:
     @property
     def reads_again(self) -> bool:
         """Whether samples that were given out are read again, for want of the dataset's state."""
-        points = self._readers or [ReadPoint(*part[1:]) for part in self.readers or ()]
+        points = self.position.readers
         read = any(point.batches and not point.ended for point in points)
         return read and all(point.state is None for point in points)
 
-    @property
-    def _readers(self) -> tuple[ReadPoint, ...]:
-        return tuple(ReadPoint(*point) for point in self.workers or ())
-
     def to_dict(self) -> dict[str, Any]:
         """Give the state as a new dict of primitives that shares nothing with this loader."""
-        state: dict[str, Any] = {"version": VERSION}
-        state |= {name: int(getattr(self, name)) for name in _COUNTS}
-        state["fingerprint"] = dict(self.fingerprint)
-        state["ahead"] = list(self.ahead)
-        for name in ("sampler", "workers", "requested", "readers"):
-            if (value := getattr(self, name)) is not None:
-                state[name] = _copied(value)
-        if self.readers is not None:
-            state["since"] = self.since
+        position, numbers = self.position, self.numbers
+        state: dict[str, Any] = {"version": VERSION, "epoch": int(position.epoch)}
+        state |= {"batches": int(position.batches), "samples": int(self.samples)}
+        state |= {"fingerprint": dict(self.fingerprint), "ahead": list(position.ahead)}
+        if position.sampler is not None:
+            state["sampler"] = _copied(position.sampler)
+        if position.requested not in (None, position.epoch):
+            state["requested"] = position.requested
+        parts = _copied([_part(point) for point in position.readers])
+        if numbers is not None:
+            state["readers"] = [[k, *part] for k, part in zip(numbers, parts, strict=True)]
+            state["since"] = position.since
+        elif parts:
+            state["workers"] = parts
         return state
 
     @classmethod
@@ -246,16 +211,20 @@ class LoaderState:
         since = state.get("since", 0)
         if not is_count(since):
             raise damaged("since must be a whole number of at least 0", since)
-        return cls(
-            **{name: state[name] for name in _COUNTS},
-            fingerprint=fingerprint,
-            ahead=_checked_ahead(state.get("ahead", ()), _checked_batches(state["batches"])),
-            sampler=checked_sampler_state(state.get("sampler")),
-            workers=checked_workers(state.get("workers"), fingerprint.get("num_workers")),
-            requested=requested,
-            readers=checked_readers(state.get("readers"), fingerprint),
-            since=since,
+        batches = _checked_batches(state["batches"])
+        ahead = _checked_ahead(state.get("ahead", ()), batches)
+        sampler = checked_sampler_state(state.get("sampler"))
+        points = checked_workers(state.get("workers"), fingerprint.get("num_workers"))
+        readers = checked_readers(state.get("readers"), fingerprint)
+        if readers is not None:
+            if points is not None:
+                raise damaged("workers must be None beside readers", state["workers"])
+            points = [*readers.values()]
+        numbers = None if readers is None else [*readers]
+        position = Position(
+            epoch, 0, batches, ahead, sampler, tuple(points or ()), False, requested, since
         )
+        return cls(position, state["samples"], fingerprint, numbers)
 
     def check(
         self,
@@ -292,31 +261,42 @@ class LoaderState:
         Raises:
             StateError: It has another's.
         """
+        position, numbers = self.position, self.numbers
         if not iterable:
-            for name in ("workers", "readers"):
-                if (value := getattr(self, name)) is not None:
-                    raise damaged(f"{name} must be None for a map-style dataset", value)
+            if position.readers:
+                name = "workers" if numbers is None else "readers"
+                raise damaged(f"{name} must be None for a map-style dataset", position.readers)
             return
         for name in ("ahead", "sampler"):
-            if value := getattr(self, name):
+            if value := getattr(position, name):
                 raise damaged(f"{name} must be empty for an IterableDataset", value)
-        whose, read = "workers", sum(part[0] for part in self.workers or ())
-        if self.readers:
-            if self.workers is not None:
-                raise damaged("workers must be None beside readers", self.workers)
+        whose, read = "workers", sum(point.batches for point in position.readers)
+        if numbers is not None:
             whose = "first rank's readers"
-            read = batches_of_first_rank(self.readers, self.fingerprint["num_replicas"])
-        if read != self.batches:
-            raise damaged(f"batches must be those of its {whose}, {read} in all", self.batches)
+            read = self.batches_of_first_rank()
+        if read != position.batches:
+            raise damaged(f"batches must be those of its {whose}, {read} in all", position.batches)
+
+    def numbered(self) -> list[tuple[int, ReadPoint]]:
+        """Give the readers with their numbers, where they have some."""
+        return [*zip(self.numbers or (), self.position.readers, strict=False)]
+
+    def batches_of_first_rank(self) -> int:
+        """Count the batches that the first of the ranks in a state has been given."""
+        replicas: Any = self.fingerprint["num_replicas"]
+        pairs = self.numbered()
+        first = min(number % replicas for number, _ in pairs)
+        return sum(point.delivered for number, point in pairs if number % replicas == first)
 
 
-def _counts(point: ReadPoint) -> list[Any]:
-    """Give what follows in a reader's part, as far as there is anything."""
+def _part(point: ReadPoint) -> list[Any]:
+    """Give a reader's part, with what follows as far as there is anything."""
+    part = [point.batches, point.state, point.ended]
     if point.marks:
-        return [point.behind, point.before, list(point.marks)]
+        return [*part, point.behind, point.before, list(point.marks)]
     if point.before:
-        return [point.behind, point.before]
-    return [point.behind] if point.behind else []
+        return [*part, point.behind, point.before]
+    return [*part, point.behind] if point.behind else part
 
 
 def _checked_batches(batches: int) -> int:
@@ -428,22 +408,24 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     for state in loaded[1:]:
         first.check(state.fingerprint, ())
         for name in ("epoch", "requested"):
-            ours, theirs = getattr(first, name), getattr(state, name)
+            ours, theirs = getattr(first.position, name), getattr(state.position, name)
             if ours != theirs:
                 raise StateError(
                     f"states were taken in {name} {brief(ours)} and in {name} {brief(theirs)}: "
                     "merge those that were taken at the same step"
                 )
-    if len(loaded) > 1 and any(state.workers for state in loaded):
+    if len(loaded) > 1 and any(
+        state.numbers is None and state.position.readers for state in loaded
+    ):
         raise StateError(
             "states of an IterableDataset that is read without num_shards are each rank's own: "
             "load each on the rank that it was taken on, or read with num_shards"
         )
-    if not any(state.readers for state in loaded):
+    if all(state.numbers is None for state in loaded):
         if not all(alike(_common(state), _common(first)) for state in loaded):
             raise StateError(
-                f"states differ, which are the same on all ranks (after {first.batches} batches "
-                "and others): merge those that were taken at the same step"
+                f"states differ, which are the same on all ranks (after {first.position.batches} "
+                "batches and others): merge those that were taken at the same step"
             )
         return first.to_dict()
     return _merged(loaded).to_dict()
@@ -451,31 +433,31 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _common(state: LoaderState) -> dict[str, Any]:
     """What is the same on all ranks: not what a sampler has drawn that takes its rank's share."""
-    sampler = {name: part for name, part in (state.sampler or {}).items() if name not in DIGESTS}
-    return {**vars(state), "sampler": sampler}
+    position = vars(state.position)
+    sampler = {k: part for k, part in (state.position.sampler or {}).items() if k not in DIGESTS}
+    return {**vars(state), "position": {**position, "sampler": sampler}}
 
 
 def _merged(states: list[LoaderState]) -> LoaderState:
-    readers = sorted((part for state in states for part in state.readers or ()), key=_number)
+    readers = sorted((pair for state in states for pair in state.numbered()), key=itemgetter(0))
     fingerprint = states[0].fingerprint
-    count, replicas = fingerprint["num_shards"], fingerprint["num_replicas"]
-    if list(map(_number, readers)) != list(range(count)):  # type: ignore[arg-type]
-        have = sorted({part[0] % replicas for part in readers})
+    count, replicas = fingerprint[COUNT], fingerprint["num_replicas"]
+    numbers = [number for number, _ in readers]
+    if numbers != list(range(count)):  # type: ignore[arg-type]
+        have = sorted({number % replicas for number in numbers})  # type: ignore[operator]
         raise StateError(
             f"states must be those of all {replicas} ranks, each once, got {len(states)} states "
             f"with the readers of ranks {brief(have)}"
         )
     # One that has come to its end is behind the others, and stays there.
-    since = {state.since for state in states if not all(part[3] for part in state.readers)}
+    going = (state.position for state in states if not all(p.ended for p in state.position.readers))
+    since = {position.since for position in going}
     if len(since) > 1:
         raise StateError(
             f"states were taken after {brief(min(since))} batches on one rank and after "
             f"{brief(max(since))} on another: merge those that were taken at the same step"
         )
-    batches = batches_of_first_rank(readers, replicas)
-    return replace(states[0], readers=readers, batches=batches, samples=batches)
-
-
-def _number(part: list[Any]) -> int:
-    number: int = part[0]
-    return number
+    position = replace(states[0].position, readers=tuple(point for _, point in readers))
+    merged = replace(states[0], position=position, numbers=numbers)
+    batches = merged.batches_of_first_rank()
+    return replace(merged, position=replace(position, batches=batches), samples=batches)

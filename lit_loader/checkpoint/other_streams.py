@@ -1,20 +1,25 @@
-"""Streams of other libraries whose own state cannot be taken, or is kept where it should not be.
+"""Streams of other libraries that do not do what their methods promise: all that is known of them.
 
-A Hugging Face stream with ``.shuffle()`` reads ahead into a buffer, and its state says how far it
-has read, not what it has given: who goes on from it never gets what was in the buffer (with several
-input shards the library's own ``load_state_dict`` fails, besides). So such a state is not taken.
-The stream is read again up to the place, which is slower and loses nothing.
+**Hugging Face.** A stream with ``.shuffle()`` reads ahead into a buffer, and its state says how far
+it has read, not what it has given: who goes on from it never gets what was in the buffer (with
+several input shards the library's own ``load_state_dict`` fails, besides). So such a state is not
+taken (`forgets`). The stream is read again up to the place, which is slower and loses nothing.
 
-LitData's and Mosaic's streams have a ``state_dict`` of another protocol: their own loaders call it
-with what they have counted, which no other loader knows. It is not called.
+It also notes the state that it is given, and goes on there whenever it is iterated in the state's
+epoch: also where it is to begin anew, as a source of a mixture that repeats it, or as a loader's
+dataset in the same epoch once more. What was before that place would be lost. So one that has been
+given a state, and is to begin at its start, gets back what it had before (`begin_at_start`).
 
-A Hugging Face stream also notes the state that it is given, and goes on there whenever it is
-iterated in the state's epoch: also where it is to begin anew, as a source of a mixture that repeats
-it, or as a loader's dataset in the same epoch once more. What was before that place would be lost.
-So one that has been given a state, and is to begin at its start, gets back what it had before.
+Its epoch lies in memory that copies share (`shared_epoch`), and ``split_dataset_by_node`` makes it
+take its rank's share by itself (`splitter_by_ranks`).
 
-Private reach into Hugging Face's library, with no public way: what a stream is made of, and what it
-has been given. A version that calls it otherwise is taken at its word, as before.
+**WebDataset.** A pipeline may have a stage that takes its rank's share (`splitter_by_ranks`).
+
+**LitData, Mosaic.** Their ``state_dict`` is of another protocol: their own loaders call it with
+what they have counted, which no other loader knows. It is not called (`wants_arguments`).
+
+There is no public way to say what a stream is made of, and what it has been given.
+A version that calls it otherwise is taken at its word, as before.
 """
 
 from __future__ import annotations
@@ -26,14 +31,19 @@ from weakref import WeakKeyDictionary
 
 __all__ = [
     *("advice_on_reading_again", "begin_at_start", "forgets", "has_methods", "note_start"),
-    "wants_arguments",
+    *("shared_epoch", "splitter_by_ranks", "wants_arguments"),
 ]
 
 _BUFFERS: Final = "BufferShuffledExamplesIterable"
 _MOST: Final = 10_000
+# reach: datasets: where a stream notes the state that it is given
 _START: Final = "_starting_state_dict"
 
 _noted: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+
+def _attributes(stream: Any) -> dict[str, Any]:
+    return getattr(stream, "__dict__", {})
 
 
 def has_methods(stream: Any) -> bool:
@@ -56,6 +66,7 @@ def wants_arguments(stream: Any) -> bool:
     return False
 
 
+# reach: datasets: the stages of a stream, among them a buffer that its state leaves out
 def forgets(stream: Any) -> bool:
     """Whether this is a stream whose state is known to leave out samples."""
     waiting = [getattr(stream, "_ex_iterable", None)]
@@ -101,9 +112,30 @@ def advice_on_reading_again(dataset: Any, later_epoch: bool = False) -> str:
     return text
 
 
+def splitter_by_ranks(stream: Any) -> str | None:
+    """Name what makes a stream take its rank's share by itself; None: nothing that is known."""
+    # reach: datasets: whether a stream is split by rank already
+    if getattr(stream, "_distributed", None) is not None:
+        return "split_dataset_by_node"
+    stages = getattr(stream, "pipeline", None)
+    for stage in stages if isinstance(stages, (list, tuple)) else ():
+        if getattr(getattr(stage, "func", stage), "__name__", "") == "split_by_node":
+            return "split_by_node (pass nodesplitter=None)"
+    return None
+
+
+def shared_epoch(stream: Any) -> Any:
+    """Give the epoch of a Hugging Face stream, which torch's persistent workers share; else None.
+
+    Readers are in different epochs: who begins the next would set that of all others.
+    """
+    # reach: datasets: known by what it is made of
+    return getattr(stream, "_epoch", None) if "_ex_iterable" in _attributes(stream) else None
+
+
 def note_start(stream: Any) -> None:
     """Note where a stream begins that is about to be given a state."""
-    kept = getattr(stream, "__dict__", {})
+    kept = _attributes(stream)
     if _START in kept:
         with contextlib.suppress(TypeError):  # it cannot be noted
             _noted.setdefault(stream, kept[_START])

@@ -2,24 +2,28 @@
 
 A reader's part is ``[batches, the dataset's state, whether it has ended]``; then the number of
 batches behind that state, of those before it began again, and the marks of the first (`ReadPoint`),
-where there are any. Without
-``num_shards`` they stand in the order of the workers; with them, each behind its number among all
+where there are any. Where each
+worker is a reader they stand in the order of the workers; else each behind its number among all
 readers, so that those of several ranks can be put together (`checkpoint/loader_state.py`) and
 dealt out to others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from lit_loader.checkpoint.fingerprint import Fingerprint
+from lit_loader.checkpoint.position import ReadPoint
 from lit_loader.checkpoint.stateful import checked_parts
 from lit_loader.checkpoint.untrusted_state import brief, damaged, is_count
 from lit_loader.errors import StateError
 
-__all__ = ["Shards", "batches_of_first_rank", "checked_readers", "checked_workers"]
+__all__ = ["COUNT", "Shards", "checked_readers", "checked_workers"]
+
+COUNT: Final = "num_shards"
+"""Their number among what a fingerprint has, where it is given."""
 
 _MAX_READ: Final = 2**32
 """Batches of one reader are below it: their numbers, of all readers, are below `MAX_BATCHES`."""
@@ -44,36 +48,23 @@ class Shards:
         """The numbers of this rank's readers, in the order in which they take turns."""
         return range(self.rank, self.count, self.replicas)
 
-    def own_parts(self, readers: Sequence[Sequence[Any]]) -> list[Sequence[Any]]:
+    def own(self, points: Mapping[int, ReadPoint]) -> tuple[ReadPoint, ...]:
         """Choose this rank's readers of those in a state.
 
         Raises:
             StateError: Some are missing.
         """
-        known = {part[0]: part for part in readers}
-        missing = [number for number in self.mine if number not in known]
-        if missing:
+        if any(number not in points for number in self.mine):
             raise StateError(
-                f"state has the readers of one rank, {brief(list(known))} of {self.count}, but "
+                f"state has the readers of one rank, {brief(list(points))} of {self.count}, but "
                 f"rank {self.rank} of {self.replicas} reads {brief(list(self.mine))}: load what "
                 "lit_loader.merge_states makes of the states of all ranks"
             )
-        return [known[number] for number in self.mine]
+        return tuple(points[number] for number in self.mine)
 
 
-def batches_of_first_rank(readers: Sequence[Sequence[Any]], replicas: Any) -> int:
-    """Count the batches that the first of the ranks in a state has been given.
-
-    Args:
-        readers: The state's, checked.
-        replicas: How many ranks there were then.
-    """
-    first = min(part[0] % replicas for part in readers)
-    return sum(part[1] + sum(part[5:6]) for part in readers if part[0] % replicas == first)
-
-
-def checked_readers(readers: Any, fingerprint: Fingerprint) -> list[list[Any]] | None:
-    """Copy the readers of a state, if they are what ``state_dict()`` makes of them.
+def checked_readers(readers: Any, fingerprint: Fingerprint) -> dict[int, ReadPoint] | None:
+    """Take in the readers of a state, if they are what ``state_dict()`` makes of them.
 
     Args:
         readers: The parts, each behind its reader's number; None: there are none.
@@ -84,19 +75,21 @@ def checked_readers(readers: Any, fingerprint: Fingerprint) -> list[list[Any]] |
     """
     if readers is None:
         return None
-    count, replicas = fingerprint.get("num_shards"), fingerprint.get("num_replicas")
+    count, replicas = fingerprint.get(COUNT), fingerprint.get("num_replicas")
     if not (is_count(count) and is_count(replicas) and replicas >= 1):
-        raise damaged("readers need num_shards and num_replicas in the fingerprint", fingerprint)
+        raise damaged(f"readers need {COUNT} and num_replicas in the fingerprint", fingerprint)
     if not isinstance(readers, (list, tuple)) or not readers:
         raise damaged("readers must be a list, and not empty", readers)
-    parts: list[list[Any]] = []
+    points: dict[int, ReadPoint] = {}
+    last = -1
     for place, part in enumerate(readers):
         if not (isinstance(part, (list, tuple)) and part and is_count(part[0], count)):
             raise damaged(f"readers[{place}] must begin with a reader's number", part)
-        if parts and part[0] <= parts[-1][0]:
+        if part[0] <= last:
             raise damaged(f"readers[{place}] must have a higher number than that before", part)
-        parts.append([part[0], *_checked_part(f"readers[{place}]", list(part[1:]))])
-    return parts
+        last = part[0]
+        points[last] = _checked_part(f"readers[{place}]", list(part[1:]))
+    return points
 
 
 def _leads_to(own: Mapping[str, Any], batches: int, behind: int) -> bool:
@@ -107,8 +100,8 @@ def _leads_to(own: Mapping[str, Any], batches: int, behind: int) -> bool:
     return behind >= 1 and (bool(own) or behind == batches)
 
 
-def checked_workers(workers: Any, expected: Any) -> list[list[Any]] | None:
-    """Copy each worker's part of a state, if it is what ``state_dict()`` makes of it.
+def checked_workers(workers: Any, expected: Any) -> list[ReadPoint] | None:
+    """Take in each worker's part of a state, if it is what ``state_dict()`` makes of it.
 
     Args:
         workers: The parts; None: there are none.
@@ -121,6 +114,8 @@ def checked_workers(workers: Any, expected: Any) -> list[list[Any]] | None:
         return None
     if not isinstance(workers, (list, tuple)):
         raise damaged("workers must be a list", workers)
+    if not workers and expected is None:
+        raise damaged("workers must be None for a map-style dataset", workers)
     if expected is not None and len(workers) != expected:
         raise StateError(
             f"state's workers must have a part for each of its num_workers={brief(expected)}, got "
@@ -129,8 +124,8 @@ def checked_workers(workers: Any, expected: Any) -> list[list[Any]] | None:
     return [_checked_part(f"workers[{number}]", part) for number, part in enumerate(workers)]
 
 
-def _checked_part(name: str, part: Any) -> list[Any]:
-    """Copy one reader's part.
+def _checked_part(name: str, part: Any) -> ReadPoint:
+    """Take in one reader's part.
 
     Args:
         name: Where it stands in the state.
@@ -158,7 +153,7 @@ def _checked_part(name: str, part: Any) -> list[Any]:
             f"{name} must have the dataset's state of a batch that was given out",
             part,
         )
-    return [part[0], own, *part[2:5], *map(list, part[5:])]
+    return ReadPoint(part[0], own, *part[2:5], *map(tuple, part[5:]))
 
 
 def _are_marks(marks: Any, own: Any, behind: int) -> bool:

@@ -6,9 +6,10 @@ The loader then advises to add the callback that does know.
 
 from __future__ import annotations
 
-import inspect
 import weakref
 from typing import Final
+
+from lit_loader.describe import callers
 
 __all__ = ["ADVICE_WITHOUT_CALLBACK", "CALLBACKS", "called_by_lightning"]
 
@@ -29,7 +30,4 @@ _CALLERS: Final = {
 
 def called_by_lightning() -> bool:
     """Whether the method that asks this was called by a Trainer's loop."""
-    frame = inspect.currentframe()
-    for _ in range(2):
-        frame = frame and frame.f_back
-    return frame is not None and frame.f_globals.get("__name__") in _CALLERS
+    return any(module in _CALLERS for module, _ in callers()[1:2])

@@ -23,6 +23,7 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
+from lit_loader.checkpoint.other_streams import splitter_by_ranks
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError
 
@@ -345,14 +346,7 @@ def _check_split_once(dataset: Any, config: Any) -> None:
     """
     if not config.num_shards or (config.num_replicas or 1) == 1:
         return
-    splitter = None
-    if getattr(dataset, "_distributed", None) is not None:  # of Hugging Face's
-        splitter = "split_dataset_by_node"
-    stages = getattr(dataset, "pipeline", None)  # of a WebDataset
-    for stage in stages if isinstance(stages, (list, tuple)) else ():
-        if getattr(getattr(stage, "func", stage), "__name__", "") == "split_by_node":
-            splitter = "split_by_node (pass nodesplitter=None)"
-    if splitter is not None:
+    if (splitter := splitter_by_ranks(dataset)) is not None:
         raise OptionError(
             f"{type(dataset).__name__} is split by ranks already, by {splitter}, and num_shards="
             f"{config.num_shards} readers of {config.num_replicas} ranks would split it once more, "

@@ -16,9 +16,9 @@ from lit_loader.batch.batch_spec import BatchWithReport
 from lit_loader.batch.sample_errors import SampleErrorLog
 from lit_loader.errors import LoaderError
 from lit_loader.iteration.torch_surface import TorchSurface
-from lit_loader.ranks.shard_tail import ShardTail
 from lit_loader.sampling.epochs import EpochStart
 from lit_loader.seeding.generator_lock import Turn
+from lit_loader.streams.tail import ShardTail
 from lit_loader.system.interrupts import is_interruption
 
 if TYPE_CHECKING:

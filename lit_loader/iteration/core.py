@@ -50,8 +50,6 @@ from lit_loader.iteration.shown import ShownLoader
 from lit_loader.iteration.torch_surface import run_patches
 from lit_loader.pool.pipes import PoolClosed
 from lit_loader.pool.worker_pool import MOST_WORKERS, WorkerPool
-from lit_loader.ranks.job_store import Talks
-from lit_loader.ranks.shard_tail import ShardTail, least_depth, tail_of
 from lit_loader.remote.starter import RemoteWorkers
 from lit_loader.sampling.advice import advice_if_unsharded, broken_promise, ignored_share
 from lit_loader.sampling.batch_plan import BatchPlan
@@ -65,6 +63,8 @@ from lit_loader.seeding.seeds import BaseSeed
 from lit_loader.statistics.elsewhere import Elsewhere
 from lit_loader.statistics.recorder import Recorder
 from lit_loader.statistics.records import BatchRecord, LoaderStatistics, MemoryUse
+from lit_loader.streams.job_store import Talks
+from lit_loader.streams.tail import ShardTail, least_depth, tail_of
 from lit_loader.system.interrupts import HeldBack, let_handlers_through
 from lit_loader.system.process_memory import own_memory
 from lit_loader.system.start_method import default_context
@@ -72,6 +72,7 @@ from lit_loader.system.weak_sets import members
 from lit_loader.transport import loader_page
 from lit_loader.transport.loader_page import LoaderPage
 from lit_loader.tuning.auto_workers import AutoWorkers
+from lit_loader.worker.starters import WorkerProcess
 
 __all__ = ["DEFAULT_PREFETCH", "ITERATED", "LoaderCore"]
 
@@ -100,12 +101,11 @@ class LoaderCore:
         base_seed: Its base seed.
         replica: Its ``rank`` and ``num_replicas``, if these were given. Not read from the loader
             later: subclasses keep numbers of their own under such names.
-        num_shards: Its ``num_shards``, likewise.
+        readers: Its ``num_shards``, likewise.
 
     Attributes:
         pid: The process whose this is; a forked child has the workers no more.
         base_seed: As given.
-        num_shards: As given; 0: not given.
         recorder: Collects what batches have cost.
         plan: What each batch holds; None for an iterable dataset.
         epochs: Which epoch comes next, and where in it.
@@ -128,11 +128,11 @@ class LoaderCore:
         loader: Any,
         base_seed: BaseSeed,
         replica: tuple[int, int] | None,
-        num_shards: int | None,
+        readers: int | None,
     ) -> None:
         self.base_seed = base_seed
         self.given_replica = replica
-        self.num_shards = num_shards or 0
+        self._given_readers = readers
         self.recorder = Recorder()
         self.plan: BatchPlan | None = None
         self._planned_for = ShownSamplers(None, None)
@@ -203,9 +203,9 @@ class LoaderCore:
 
     @property
     def shards(self) -> Shards | None:
-        """Which readers of an iterable dataset are this rank's; None: there are no num_shards."""
-        rank, replicas = self.given_replica or (0, 1)
-        return Shards(rank, replicas, self.num_shards) if self.num_shards else None
+        """Which readers of an iterable dataset are this rank's; None: each worker is one."""
+        count = self._given_readers
+        return None if count is None else Shards(*self.given_replica or (0, 1), count)
 
     @property
     def replica(self) -> tuple[int, int]:
@@ -389,7 +389,7 @@ class LoaderCore:
         if not in_process:
             workers = loader.num_workers if self.iterable else 0
             # One worker serves all readers, where these are no workers.
-            workers = min(workers, 1) if self.num_shards else workers
+            workers = workers if self.shards is None else min(workers, 1)
             remake = made_by_pool(self._start_pool, workers, loader.timeout)
         note = partial(setattr, self, "checked", True)
         return ExactnessCheck(
@@ -403,7 +403,7 @@ class LoaderCore:
         loader, plan = self.loader, self.plan
         transient = loader.transient_errors
         rank, num_replicas = self.replica
-        kept = loader.persistent_workers and loader.prefetch_next_epoch and self.num_shards
+        kept = loader.persistent_workers and loader.prefetch_next_epoch and self.shards is not None
         return BatchSpec(
             dataset=loader.dataset,
             iterable=self.iterable,
@@ -428,7 +428,7 @@ class LoaderCore:
             watched=bool(loader.timeout),
             remote_workers=loader.remote_workers,
             share=loader.share,
-            num_shards=self.num_shards,
+            shards=self.shards if self.iterable else None,
             ahead=(loader.prefetch_factor or DEFAULT_PREFETCH) if kept else 0,
             reads=loader.reads,
             read_bytes=self._read_bytes,
@@ -461,7 +461,7 @@ class LoaderCore:
         loader = self.loader
         if self.given_replica is None:
             shown = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-            advice = advice_if_unsharded(loader.dataset, shown, self.iterable, self.num_shards)
+            advice = advice_if_unsharded(loader.dataset, shown, self.iterable, self.shards)
             if advice is not None:
                 self.warn_once(advice)
         return self.epochs.begin(self._readers)
@@ -579,11 +579,11 @@ class LoaderCore:
         """The workers, if there are some that no iterator has."""
         return self.pool if self._lent() is None else None
 
-    def pids(self, iterator: LoaderIterator[Any]) -> list[int]:
-        """The processes of the workers that are an iterator's, or idle."""
+    def workers(self, iterator: LoaderIterator[Any]) -> list[WorkerProcess]:
+        """The processes of the workers that are an iterator's, or idle, for others to watch."""
         pool = iterator.pool if isinstance(iterator, EpochRun) else None
         pool = pool or self._idle()
-        return [] if pool is None or pool.closed else pool.pids
+        return [] if pool is None or pool.closed else pool.twins
 
     def close(self) -> None:
         """End the workers, and the iterators that have some."""

@@ -16,7 +16,6 @@ from lit_loader.batch.batch_loader import BatchLoader
 from lit_loader.batch.batch_spec import BatchSpec, BatchWithReport
 from lit_loader.batch.fetch import EndOfData
 from lit_loader.batch.sample_errors import annotate
-from lit_loader.batch.shard_loader import ShardLoader
 from lit_loader.batch.worker_info import show, shown
 from lit_loader.checkpoint.position import first_turn, next_turn
 from lit_loader.context import reading
@@ -25,6 +24,7 @@ from lit_loader.iteration.base import LoaderIterator
 from lit_loader.sampling.epochs import EpochStart
 from lit_loader.seeding.generator_state import Loan, OwnStreams
 from lit_loader.statistics.records import BatchRecord
+from lit_loader.streams.readers import Readers, maker_of
 from lit_loader.system.interrupts import let_handlers_through
 from lit_loader.transport.progress import Progress
 from lit_loader.transport.remote_error import describe_batch
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["InProcessIterator"]
 
 T_co = TypeVar("T_co", covariant=True)
-_Making = BatchLoader | ShardLoader
+_Making = BatchLoader | Readers
 
 
 class InProcessIterator(LoaderIterator[T_co]):
@@ -141,7 +141,7 @@ class InProcessIterator(LoaderIterator[T_co]):
         return batch  # type: ignore[no-any-return]
 
     def _hold(self, wait: bool) -> bool | None:
-        """Make a batch ahead of its turn: see `Hold` in `ranks/shard_tail.py`."""
+        """Make a batch ahead of its turn: see `Hold` in `streams/tail.py`."""
         loader, start = self._loader, self._start
         assert loader is not None and start is not None
         if not wait:
@@ -228,12 +228,7 @@ class InProcessIterator(LoaderIterator[T_co]):
 
     def _begin(self, start: EpochStart) -> _Making:
         spec = self._spec()
-        loader: _Making
-        if spec.num_shards:
-            loader = ShardLoader(spec, self._core.generators(spec))
-        else:
-            loader = BatchLoader(spec, watch=self._core.generators(spec))
-        self._loader = loader
+        self._loader = loader = maker_of(spec, watch=self._core.generators(spec))
         if loader.reads is not None:  # whose threads end with this pass
             weakref.finalize(self, loader.reads.background.end)
         self._draws = not loader.reads_table

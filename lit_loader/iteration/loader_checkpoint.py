@@ -16,6 +16,7 @@ from torch.utils.data import DistributedSampler
 from lit_loader.checkpoint.fingerprint import Fingerprint, fingerprint_of
 from lit_loader.checkpoint.loader_state import LoaderState
 from lit_loader.checkpoint.other_streams import has_methods
+from lit_loader.checkpoint.reader_states import COUNT
 from lit_loader.iteration.core import LoaderCore
 from lit_loader.sampling.orders import ShuffledSampler
 from lit_loader.sampling.shown_samplers import SHUFFLED, order_name
@@ -100,8 +101,8 @@ def _fingerprint(loader: Any, core: LoaderCore, seed: int) -> Fingerprint:
             "rank": rank if replicas != 1 else None,
             "num_workers": max(1, loader.num_workers),
         }
-        if core.num_shards:
-            own |= {"rank": None, "num_workers": None, "num_shards": core.num_shards}
+        if core.shards is not None:
+            own |= {"rank": None, "num_workers": None, COUNT: core.shards.count}
     else:
         own = {
             "order": order_name(plan.source),

@@ -258,7 +258,7 @@ class Pipeline:
         return outcome
 
     def hold(self, wait: bool) -> bool | None:
-        """Take the next outcome ahead of its turn: see `Hold` in `ranks/shard_tail.py`."""
+        """Take the next outcome ahead of its turn: see `Hold` in `streams/tail.py`."""
         following = self.take() if wait else self.take_at_once()
         if following is None:
             return None
@@ -270,13 +270,17 @@ class Pipeline:
         assert pool is not None
         while not self._stopping:
             outcome = self._in_turn() if self._arrived else None
-            if outcome is not None:
-                outcome.unpack(pool.divide)
-                return outcome
-            began = began or time.monotonic()
-            outcome = self.healer.receive(pool, began)
-            if outcome is not None:
-                self._arrived[outcome.number] = outcome
+            if outcome is None:
+                began = began or time.monotonic()
+                outcome = self.healer.receive(pool, began)
+                if outcome is None:
+                    continue
+                if self._lines != 1 or self._expected[0][0] != outcome.number:
+                    self._arrived[outcome.number] = outcome
+                    continue
+                self._expected[0].popleft()  # as nearly always
+            outcome.unpack(pool.divide)
+            return outcome
         return None
 
     def _in_turn(self) -> Outcome | None:

@@ -19,23 +19,19 @@ one line: so ``hasattr`` says the truth.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import weakref
 from collections.abc import Iterator
-from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, Final
 
 from torch import Generator
 from torch.utils.data import dataloader
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data.dataloader import _BaseDataLoaderIter  # reach: torch: base class
 
 from lit_loader.errors import LoaderError
 from lit_loader.sampling.epochs import EpochStart
 
 __all__ = ["TorchSurface", "run_patches"]
 
+# reach: torch: what programs ask an iterator for
 _OPTIONS: Final = {
     "_auto_collation": "_auto_collation",
     "_collate_fn": "collate_fn",
@@ -117,6 +113,7 @@ class TorchSurface(_BaseDataLoaderIter):
                 )
             start = self._start = self._start or self._core.begin_epoch()
             if start.batches is None:  # an endless sampler, which leads nowhere: as with torch
+                # reach: torch: the loader's property, which programs exchange
                 return next(iter(self._index_sampler))
             batches, position = start.batches, start.position
             while True:
@@ -139,7 +136,8 @@ class TorchSurface(_BaseDataLoaderIter):
     @property
     def _workers(self) -> list[Any]:
         """The processes that make batches for it, if there are some now."""
-        return [*filter(None, map(_Worker.of, self._core.pids(self)))]
+        workers: list[Any] = self._core.workers(self)
+        return workers
 
     def _shutdown_workers(self) -> None:
         """End the workers, persistent ones too."""
@@ -156,38 +154,6 @@ class _Ahead(Iterator[Any]):
         return self._iterator._next_index()
 
 
-class _Worker:
-    """A worker process, with what programs ask of one of `multiprocessing`'s."""
-
-    def __init__(self, pid: int, pidfd: int) -> None:
-        self.pid = pid
-        self.sentinel = pidfd  # of this process, also when its number is another's
-        weakref.finalize(self, os.close, pidfd)
-
-    @classmethod
-    def of(cls, pid: int) -> _Worker | None:
-        """The process of this number; None: it is gone."""
-        with contextlib.suppress(ProcessLookupError):
-            return cls(pid, os.pidfd_open(pid))
-        return None
-
-    def is_alive(self) -> bool:
-        return not wait([self.sentinel], 0)
-
-    def join(self, timeout: float | None = None) -> None:
-        wait([self.sentinel], timeout)
-
-    def terminate(self) -> None:
-        self._send(signal.SIGTERM)
-
-    def kill(self) -> None:
-        self._send(signal.SIGKILL)
-
-    def _send(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.sentinel, number)
-
-
 class _Unasked:
     """Stands for a loader before torch's own ``__init__``: nothing is drawn, nothing begun.
 
@@ -197,6 +163,7 @@ class _Unasked:
     """
 
     def __init__(self, loader: Any, iterator: TorchSurface) -> None:
+        # reach: torch: what its iterators take of their loader
         own = {
             **{"_loader": loader, "_index_sampler": self, "_iterator": iterator},
             **{"dataset": None, "generator": Generator(), "pin_memory": False},

@@ -149,7 +149,8 @@ class BaseDataModule(LightningDataModule):
 
 def _shards(trainer: Trainer) -> bool:
     """Whether the Trainer wants data split over the ranks; ``use_distributed_sampler`` says so."""
-    # Lightning keeps that option in a private place and acts on it for torch's DataLoader alone.
-    # Where a release keeps it elsewhere, its default holds.
+    # Lightning acts on it for torch's DataLoader alone. Where it is kept elsewhere, its default
+    # holds.
+    # reach: lightning: use_distributed_sampler is kept nowhere else
     connector = getattr(trainer, "_accelerator_connector", None)
     return bool(getattr(connector, "use_distributed_sampler", True))

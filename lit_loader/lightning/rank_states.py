@@ -1,7 +1,7 @@
 """`RankStates`: puts the readers of all ranks into the checkpoint that the first rank writes.
 
-Used by `lightning/state_callback.py` where loaders have ``num_shards``: there a rank's state holds
-the readers of that rank alone::
+Used by `lightning/state_callback.py` where loaders have numbered readers: there a rank's state
+holds the readers of that rank alone::
 
     rank 1, 2, … ── own states ──▶ the job's store ──▶ rank 0: merge_states ──▶ checkpoint
 
@@ -23,8 +23,9 @@ from typing import Any, Final
 import torch.distributed
 
 from lit_loader.checkpoint.loader_state import merge_states
+from lit_loader.checkpoint.reader_states import COUNT
 from lit_loader.errors import StateError
-from lit_loader.ranks.job_store import common_store
+from lit_loader.streams.job_store import common_store
 
 __all__ = ["RankStates"]
 
@@ -103,4 +104,4 @@ class RankStates:
 def _is_partial(state: Mapping[str, Any]) -> bool:
     """Whether this is the state of one rank's readers, and not of all."""
     readers: Sequence[Any] = state.get("readers") or ()
-    return bool(readers) and len(readers) < state["fingerprint"]["num_shards"]
+    return bool(readers) and len(readers) < state["fingerprint"][COUNT]

@@ -4,7 +4,7 @@ The data modules of ours bring one along, users pass one in ``Trainer(callbacks=
 other Trainer gets one by itself (`lightning/trainer_plugin.py`)::
 
     a fit:      setup ─▶ load_state_dict ─▶ … loaders are made … ─▶ on_train_start: restore, correct
-    a checkpoint: on_save_checkpoint: the readers of all ranks, where loaders have num_shards
+    a checkpoint: on_save_checkpoint: the readers of a stream, of all ranks
     an epoch:   on_train_epoch_start: set_epoch
     a batch:    fetch ─▶ training_step ─▶ on_train_batch_end: commit ─▶ later hooks: checkpoints
 
@@ -224,6 +224,7 @@ class LoaderStateCallback(Callback):
                 self._leave_epoch(trainer, loader, state)
         if ahead and begun and not renews:
             # The batch that was taken ahead is of another place.
+            # reach: lightning: the batch that was taken ahead is in the fetcher
             iter(fit_loop._data_fetcher)
         return resumed
 
@@ -308,6 +309,7 @@ def _fetches_ahead(trainer: Trainer) -> bool:
     It does so if their combination has no length, which depends on its mode and on limits; and not
     for a ``training_step`` that takes a ``dataloader_iter``.
     """
+    # reach: lightning: whether a batch is taken ahead is the fetcher's
     fetcher = trainer.fit_loop._data_fetcher
     return math.isinf(trainer.num_training_batches) and bool(
         getattr(fetcher, "prefetch_batches", 0)

@@ -84,8 +84,7 @@ def begin_next_epoch(fit_loop: Any) -> bool:
     """Make Lightning begin an epoch if the checkpoint was saved between two.
 
     Depending on the hook that saved it, and on max_steps, Lightning would train on one batch more
-    in the old epoch, or begin the new one without counting it. Private reach into its loops; there
-    is no public way.
+    in the old epoch, or begin the new one without counting it.
 
     Args:
         fit_loop: The Trainer's, once it has been restored.
@@ -99,7 +98,8 @@ def begin_next_epoch(fit_loop: Any) -> bool:
     if epochs.current.completed < epochs.current.processed:
         epochs.increment_completed()
     fit_loop.epoch_loop.restarting = False
-    fit_loop._restarting = False  # the property does not take False when there is max_steps
+    # reach: lightning: the property does not take False with max_steps
+    fit_loop._restarting = False
     fit_loop.reset_restart_stage()
     return True
 
@@ -129,7 +129,9 @@ def mark_consumed(trainer: Trainer, ours: Sequence[Any], resumed: Sequence[Resum
         resumed: How far each of them is.
     """
     fit_loop: Any = trainer.fit_loop
+    # reach: lightning: which loaders of max_size_cycle were gone through
     combined = fit_loop._combined_loader
+    # reach: lightning: which loaders of max_size_cycle were gone through
     consumed = getattr(combined._iterator, "_consumed", None)
     if not consumed:
         return
@@ -179,7 +181,9 @@ def correct_logged_step(trainer: Trainer) -> None:
     loop: Any = trainer.fit_loop.epoch_loop
     module: Any = trainer.lightning_module
     # With manual optimization, a batch may have any number of steps.
+    # reach: lightning: the step that loggers are told
     if module.automatic_optimization and abs(loop._batches_that_stepped - loop.global_step) == 1:
+        # reach: lightning: the step that loggers are told
         loop._batches_that_stepped = loop.global_step
 
 

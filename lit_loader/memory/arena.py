@@ -18,9 +18,8 @@
   was out when the program forked stays out: the child looks into it, too.
 - Where many batches are held, the next ones are copied out, tensor by tensor
   (`memory/held_tensors.py`).
-- Memory of a past peak goes back to the system: of slots that a whole window of acquires did
-  without, and what a slot has beyond twice the largest recent batch, when it is used next. While
-  nothing changes, no memory is mapped or given back.
+- Memory of a past peak goes back to the system at an epoch's end: of slots beyond those that tasks
+  need, and what a slot has beyond twice the largest batch of late, when it is used next.
 - Under a budget (`memory/memory_budget.py`), free slots give their memory back first; then batches
   are copied out; and :meth:`Arena.room` says how many more tasks may be in flight.
 
@@ -44,8 +43,7 @@ from numpy.typing import NDArray
 from lit_loader.errors import LoaderError
 from lit_loader.memory.held_tensors import DIVIDED, Pieces, Stretch, copied, divided
 from lit_loader.memory.leases import Lease, LeaseRef, Leases
-from lit_loader.memory.memory_budget import MemoryBudget
-from lit_loader.memory.size_forecast import Forecast
+from lit_loader.memory.memory_budget import Forecast, MemoryBudget
 from lit_loader.memory.slots import FreeSlots, Slot
 from lit_loader.system.shared_file import (
     SharedFile,
@@ -120,8 +118,8 @@ class Arena:
     """The parent's side: owns the file, lends the slots.
 
     Safe to use from several threads: of the lists of slots only atomic operations are used, and a
-    lease may die in any thread. What is counted without a lock (windows, the largest batch) may be
-    off by a slot for a moment, and decides of nothing but when memory is given back or copied.
+    lease may die in any thread. What is counted without a lock (the largest batch) may be off for a
+    moment, and decides of nothing but when memory is given back or copied.
     Only the end of the file has a lock, which nothing that the garbage collector may run takes.
 
     Args:
@@ -177,13 +175,11 @@ class Arena:
             LoaderError: The memory for a new one cannot be had; names the size and the limit.
         """
         forecast = self._forecast
-        if forecast.tick():
-            self._free.begin_window()
         slot = self._free.pop(capacity) or self._append(capacity)
         if slot.touched > forecast.excess and slot.touched > 2 * capacity and self._file.sparse:
             slot.punch(max(forecast.expected, round_up(capacity)))
         if self._budgeted and slot.touched < forecast.expected:
-            self.trim(self._budget.affordable_free_slots())
+            self._trim(self._budget.affordable_free_slots())
         if capacity > slot.touched:
             slot.touched = round_up(capacity)
         return slot
@@ -228,7 +224,7 @@ class Arena:
             slot.touched = min(slot.capacity, max(slot.touched, self._forecast.ever))
         self._free.warm.append(slot)
         if self._closed:
-            self.trim(0)
+            self._trim(0)
 
     def lease(self, slot: Slot, nbytes: int) -> Lease:
         """Lend a slot's first ``nbytes`` bytes; it is free again when their last view is gone."""
@@ -287,9 +283,17 @@ class Arena:
         return self._budget.overrun()
 
     def trim(self, keep: int) -> None:
-        """Give the memory of all but the ``keep`` free slots used last back to the system."""
+        """Give memory back to the system that a new epoch will not need.
+
+        Args:
+            keep: Free slots that keep theirs, those used last.
+        """
+        self._forecast.begin_epoch()
+        self._trim(keep, self._forecast.excess)
+
+    def _trim(self, keep: int, most: int = sys.maxsize) -> None:
         if os.getpid() == self._pid:  # a forked copy would take the memory from its parent
-            self._free.trim(keep)
+            self._free.trim(keep, most)
 
     def close(self) -> None:
         """Close the descriptor and give all memory back that no batch looks into.
@@ -303,7 +307,7 @@ class Arena:
         with contextlib.ExitStack() as steps:  # each is taken, the last one first
             steps.callback(self._file.close)
             steps.callback(self.board.release)
-            steps.callback(self.trim, 0)
+            steps.callback(self._trim, 0)
 
 
 class ArenaMap:

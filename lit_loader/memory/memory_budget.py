@@ -2,7 +2,7 @@
 
 The arena (`memory/arena.py`) asks before it takes a slot and before it gives out a batch; the pool
 asks, through the arena, how many more tasks may be sent. Sizes are known only once batches are
-made: a task in flight counts as much as the largest recent batch (`memory/size_forecast.py`).
+made: a task in flight counts as much as the largest recent batch (`Forecast`).
 """
 
 from __future__ import annotations
@@ -10,10 +10,48 @@ from __future__ import annotations
 import sys
 
 from lit_loader.memory.leases import Leases
-from lit_loader.memory.size_forecast import Forecast
 from lit_loader.memory.slots import FreeSlots, memory_of
 
-__all__ = ["MemoryBudget"]
+__all__ = ["Forecast", "MemoryBudget"]
+
+
+class Forecast:
+    """Expects batches no larger than the largest of this epoch and the one before.
+
+    Nothing here is locked: two threads at once may make a forecast too small by one batch, until
+    the next one is seen.
+
+    Args:
+        least: Bytes that a slot may keep in any case.
+        slack: How many times the expected size a slot may keep.
+
+    Attributes:
+        largest: Bytes of the largest batch in this epoch.
+        ever: Bytes of the largest batch of all, at least ``least``.
+        expected: Bytes that a batch is expected to take at most; 0: none has been seen yet.
+        excess: A slot with more memory than this gives back what it has beyond ``expected``.
+    """
+
+    def __init__(self, least: int, slack: int) -> None:
+        self._least, self._slack = least, slack
+        self.largest = self.expected = 0
+        self.ever = least
+        self.excess = sys.maxsize
+
+    def see(self, nbytes: int) -> None:
+        """Take note of a batch that is larger than ``largest``."""
+        self.largest = nbytes
+        self.ever = max(self.ever, nbytes)
+        self._expect(max(nbytes, self.expected))
+
+    def begin_epoch(self) -> None:
+        """Forget the epoch before the one that ends."""
+        if self.largest:
+            self._expect(self.largest)
+            self.largest = 0
+
+    def _expect(self, nbytes: int) -> None:
+        self.expected, self.excess = nbytes, max(self._slack * nbytes, self._least)
 
 
 class MemoryBudget:

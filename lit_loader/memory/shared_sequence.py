@@ -10,19 +10,16 @@ from __future__ import annotations
 
 import mmap
 import operator
-import os
 import pickle
-import weakref
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from multiprocessing import reduction
 from multiprocessing.context import get_spawning_popen
 from typing import Any, Final, SupportsIndex, TypeVar, overload
 
 import numpy as np
 
 from lit_loader.describe import public
-from lit_loader.system.shared_file import nameless_file, write_all
+from lit_loader.system.shared_file import HeldFile, nameless_file, write_all
 
 __all__ = ["SharedSequence"]
 
@@ -56,37 +53,29 @@ class SharedSequence(Sequence[T]):
     """
 
     def __init__(self, records: Iterable[T]) -> None:
-        fd = self._own(nameless_file(_LABEL)[0])
-        try:
-            ends = array("q", [0])
-            chunk: list[bytes] = []
-            end = written = 0
-            for record in _plain(records):
-                data = pickle.dumps(record, pickle.HIGHEST_PROTOCOL)
-                chunk.append(data)
-                end += len(data)
-                ends.append(end)
-                if end - written >= _AT_ONCE:
-                    written += write_all(fd, b"".join(chunk))
-                    chunk.clear()
-            write_all(fd, b"".join(chunk) + bytes(-end % 8))
-            write_all(fd, memoryview(ends).cast("B"))
-            self._look(None, len(ends) - 1)
-        except BaseException:
-            self._finalizer()
-            raise
+        file = HeldFile(nameless_file(_LABEL)[0])
+        ends = array("q", [0])
+        chunk: list[bytes] = []
+        end = written = 0
+        for record in _plain(records):
+            data = pickle.dumps(record, pickle.HIGHEST_PROTOCOL)
+            chunk.append(data)
+            end += len(data)
+            ends.append(end)
+            if end - written >= _AT_ONCE:
+                written += write_all(file.fd, b"".join(chunk))
+                chunk.clear()
+        write_all(file.fd, b"".join(chunk) + bytes(-end % 8))
+        write_all(file.fd, memoryview(ends).cast("B"))
+        self._look(file, len(ends) - 1)
 
-    def _own(self, fd: int) -> int:
-        """Take over a descriptor: it is closed once, when this object dies or cannot be made."""
-        self._fd = fd
-        self._finalizer = weakref.finalize(self, os.close, fd)
-        self._finalizer.atexit = False  # a process that ends closes it itself
-        return fd
-
-    def _look(self, view: memoryview | None, length: int) -> None:
+    def _look(self, data: HeldFile | np.ndarray[Any, Any], length: int) -> None:
         """Look into memory: records, up to 8 bytes of nothing, and where each record ends."""
-        if view is None:
-            view = memoryview(mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ))
+        self._file = data if isinstance(data, HeldFile) else None
+        if isinstance(data, HeldFile):
+            view = memoryview(mmap.mmap(data.fd, 0, access=mmap.ACCESS_READ))
+        else:
+            view = data.data  # perhaps of memory that others look into as well
         self._view, self._length = view, length
         self._ends = view[len(view) - 8 * (length + 1) :].cast("q")
 
@@ -140,20 +129,13 @@ class SharedSequence(Sequence[T]):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self._fd >= 0 and get_spawning_popen() is not None:
-            data: Any = reduction.DupFd(self._fd)
-        else:
+        data: Any = self._file
+        if data is None or get_spawning_popen() is None:
             data = np.frombuffer(self._view, np.uint8)
         return object.__new__, (type(self),), (data, self._length)
 
     def __setstate__(self, state: tuple[Any, int]) -> None:
-        data, length = state
-        if isinstance(data, np.ndarray):  # perhaps in memory that others look into as well
-            self._fd = -1
-            self._look(data.data, length)
-        else:
-            self._own(data.detach())
-            self._look(None, length)
+        self._look(*state)
 
 
 def _plain(records: Iterable[Any]) -> Iterable[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import sys
 from collections.abc import Iterable
 
 import numpy as np
@@ -70,7 +71,6 @@ class FreeSlots:
         self.warm: list[Slot] = []
         self.cold = list(slots)
         self._punch = punch
-        self._idle = 0  # warm slots, from the bottom, that no pop has come to in this window
 
     def __len__(self) -> int:
         return len(self.warm) + len(self.cold)
@@ -84,24 +84,28 @@ class FreeSlots:
             slot = None
         if slot is None or slot.capacity < capacity:
             slot = _pop(warm, capacity, slot) or _pop(self.cold, capacity)
-        if len(warm) < self._idle:
-            self._idle = len(warm)
         return slot
 
-    def trim(self, keep: int) -> None:
-        """Give the memory of all but the ``keep`` slots used last back to the system."""
+    def trim(self, keep: int, most: int = sys.maxsize) -> None:
+        """Give memory back to the system.
+
+        Args:
+            keep: So many slots, those used last, keep theirs.
+            most: Unless it is more than so many bytes.
+        """
         if not self._punch:
             return
-        with contextlib.suppress(IndexError):  # another thread has taken the last one
-            while len(self.warm) > keep:
-                slot = self.warm.pop(0)
-                slot.punch()
-                self.cold.append(slot)
+        for slot in self.warm[: max(0, len(self.warm) - keep)]:
+            self._cool(slot)
+        for slot in self.warm[:]:
+            if slot.touched > most:
+                self._cool(slot)
 
-    def begin_window(self) -> None:
-        """Give the memory of those slots back that were not needed in the window that ends."""
-        self.trim(len(self.warm) - self._idle)
-        self._idle = len(self.warm)
+    def _cool(self, slot: Slot) -> None:
+        with contextlib.suppress(ValueError):  # another thread has taken it
+            self.warm.remove(slot)
+            slot.punch()
+            self.cold.append(slot)
 
 
 def memory_of(slots: Iterable[Slot]) -> int:

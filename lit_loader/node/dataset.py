@@ -24,11 +24,10 @@ from typing import Any, Final
 from lit_loader.config.checks import filled_text, is_dataset, seconds
 from lit_loader.describe import message_of, public, short_repr
 from lit_loader.errors import LoaderError, OptionError, TransportError
-from lit_loader.node import files
+from lit_loader.node import memory_files
 from lit_loader.node.fingerprint import environment, fingerprint
-from lit_loader.node.lock import NodeLock
 from lit_loader.seeding.draws import Draws
-from lit_loader.system.carrier import Frozen, Policy, explain, freeze, thaw
+from lit_loader.system.carrier import Frozen, Policy, freeze, thaw
 from lit_loader.system.process_memory import memory_left
 
 __all__ = ["shared_dataset"]
@@ -50,10 +49,10 @@ def shared_dataset(factory: Callable[[], Any], key: str, timeout: float = 1800.0
     """Build a dataset once for all processes of this user on this machine that ask for it.
 
     The first one calls ``factory``; it and all others, ranks or other runs, get an equal dataset
-    each, whose large arrays, tensors and `bytes` (64 KiB and more) lie in memory once for all of
-    them and for their workers under every start method. What a process writes into one is seen by
-    no other. The data lives as long as any process that has it, and nothing is left behind. If the
-    process that builds is killed, another one builds; where ``factory`` raises, that is raised, and
+    each, whose large arrays and tensors (64 KiB and more) lie in memory once for all of them and
+    for their workers under every start method. What a process writes into one is seen by no other.
+    The data lives as long as any process that has it, and nothing is left behind. If the process
+    that builds is killed, another one builds; where ``factory`` raises, that is raised, and
     the next process tries by itself.
 
     In Hydra around any dataset::
@@ -95,23 +94,22 @@ def shared_dataset(factory: Callable[[], Any], key: str, timeout: float = 1800.0
             "dataset; pass what can be pickled, such as paths and numbers"
         )
     label = f"{_LABEL} {identity}"
-    if not files.is_supported():
+    if not memory_files.is_supported():
         return _alone(factory, key, "there are no files in memory that others could find")
     if (label, os.getpid(), threading.get_ident()) in _building:
         raise OptionError(f"the factory of shared_dataset({key!r}) asks for that dataset itself")
-    lock = NodeLock(label)
     try:
-        lock.acquire(timeout)
+        lock = memory_files.lock(label, timeout)
     except TimeoutError as error:
         raise LoaderError(
-            f"process {lock.holder} of this machine has not finished building "
+            f"{error.strerror} has not finished building "
             f"shared_dataset({key!r}) in time (timeout): give it more, or end that process, and "
             "another one builds"
         ) from error
     except OSError as error:  # a sandbox, or another user's process
         return _alone(factory, key, str(error))
     with lock, _noting(label):
-        fd = files.find(label)
+        fd = memory_files.find(label)
         if fd is None:
             return _built(factory, key, label)
     return _mapped(fd, factory, key)
@@ -171,7 +169,7 @@ def _built(factory: Callable[[], Any], key: str, label: str) -> Any:
     """Build, publish and map it."""
     began = time.monotonic()
     dataset: Any = _made(factory, key)
-    frozen: Frozen | None = _frozen(dataset)
+    frozen: Frozen | None = freeze(dataset, Policy.processes(), {"dataset": dataset})
     assert frozen is not None
     nbytes, left = frozen.size, memory_left()
     if left is not None and left < nbytes + _SPARED:
@@ -184,7 +182,7 @@ def _built(factory: Callable[[], Any], key: str, label: str) -> Any:
     fd = -1
     try:
         try:
-            fd = files.new(label)
+            fd = memory_files.new(label)
             frozen.write(fd)
         except OSError as error:
             _log.warning("%r is built in each process for itself: %s", key, message_of(error))
@@ -203,19 +201,11 @@ def _built(factory: Callable[[], Any], key: str, label: str) -> Any:
     return dataset
 
 
-def _frozen(dataset: Any) -> Frozen:
-    policy = Policy.processes()
-    try:
-        return freeze(dataset, policy)
-    except Exception as error:
-        raise explain({"dataset": dataset}, policy, error) from error
-
-
 def _published(fd: int, key: str) -> Any:
     """Read what was written, and let all others read it."""
     try:
         dataset = thaw(fd, held=True)
-        files.seal(fd)
+        memory_files.seal(fd)
     except Exception as error:
         raise TransportError(
             f"shared_dataset({key!r}) cannot be unpickled ({type(error).__name__}: "

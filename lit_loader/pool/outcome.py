@@ -27,6 +27,7 @@ class Outcome:
 
     Attributes:
         number: The task's.
+        ended: Whether its reader, of an iterable dataset, has nothing more to give.
         reply: The worker's message; None: the parent itself gives the task up.
         memory: The batch's slot (uint8), until the batch is decoded.
         failure: What went wrong in the worker, or None.
@@ -39,7 +40,7 @@ class Outcome:
     """
 
     __slots__ = (
-        *("arrived", "batch", "decode", "error", "failure"),
+        *("arrived", "batch", "decode", "ended", "error", "failure"),
         *("made", "memory", "number", "pin", "reply"),
     )
 
@@ -52,6 +53,7 @@ class Outcome:
         error: BaseException | None = None,
     ) -> None:
         self.number = number
+        self.ended = reply is not None and reply.status == Status.ENDED
         self.reply = reply
         self.memory = memory
         self.failure = failure
@@ -60,11 +62,6 @@ class Outcome:
         self.batch: Any = None
         self.made: BatchWithReport | None = None
         self.decode = self.pin = 0
-
-    @property
-    def ended(self) -> bool:
-        """Whether this reader of an iterable dataset has nothing more to give."""
-        return self.reply is not None and self.reply.status == Status.ENDED
 
     def unpack(self, divide: Divide | None = None) -> None:
         """Rebuild the batch, or the exception in its place.

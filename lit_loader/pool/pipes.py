@@ -23,7 +23,7 @@ from collections import deque
 from typing import Final
 
 from lit_loader.pool.resources import READ_AT_ONCE, PoolResources
-from lit_loader.transport.messages import SIZE, Message, pack, unpack
+from lit_loader.transport.messages import SIZE, Message, pack, unpack_all
 
 __all__ = ["Ended", "Pipes", "PoolClosed"]
 
@@ -143,7 +143,7 @@ class Pipes:
             data = os.read(self._results, READ_AT_ONCE)
         except BlockingIOError:
             return []
-        return [unpack(data, start) for start in range(0, len(data), SIZE)]
+        return unpack_all(data)
 
     def there(self) -> bool:
         """Whether something has happened that :meth:`wait` would tell of."""

@@ -48,9 +48,9 @@ from lit_loader.errors import LoaderError
 from lit_loader.memory.arena import Arena, Slot
 from lit_loader.pool.outcome import FewerWorkers, Outcome, WorkerDeath
 from lit_loader.pool.pipes import Ended, Pipes
-from lit_loader.pool.reader_homes import ReaderHomes
 from lit_loader.pool.resources import PoolResources
 from lit_loader.pool.worker_set import WorkerSet, explain_limit
+from lit_loader.streams.homes import ReaderHomes
 from lit_loader.system.interrupts import HeldBack
 from lit_loader.transport.loader_page import PAGE_BYTES, LoaderPage
 from lit_loader.transport.messages import (
@@ -71,7 +71,7 @@ from lit_loader.transport.messages import (
 )
 from lit_loader.transport.remote_error import RemoteError
 from lit_loader.transport.status_board import VOIDABLE, BoardRow, StatusBoard, board_bytes
-from lit_loader.worker.starters import Remote
+from lit_loader.worker.starters import Remote, WorkerProcess
 
 __all__ = ["MOST_WORKERS", "WorkerPool"]
 
@@ -190,7 +190,7 @@ class WorkerPool:
         self._hands: dict[int, _Worker] = {}  # the workers that there are
         self._places: dict[int, int] = {}  # tasks that the one before with this number was sent
         self._elsewhere = 0 if remote is None else remote.count
-        self._ready: deque[tuple[_Task, Reply, Slot]] = deque()  # done, and not received yet
+        self._ready: deque[Outcome] = deque()  # not received yet
         self._awaited = 0  # how many workers have not begun the epoch of this token
         self._begun = 1  # the token that the tasks are of; another one is shown when they are not
         self._point: Callable[[int], Any] | None = None
@@ -368,15 +368,21 @@ class WorkerPool:
                 self._see_to_the_dead()
             elif self._wait(deadline):
                 for message in self._pipes.read():
-                    self._handle(message)
+                    if type(message) is Reply:
+                        self._settle(message)
+                    else:
+                        self._handle(message)
             else:
                 return None
-        return self._outcome(*ready.popleft())
+        return ready.popleft()
 
     def _wait(self, deadline: float | None) -> bool:
         """Wait for messages; False: the time is up, or somebody wants this thread to look up."""
-        self._copy_for_the_idle()
         workers = self._workers
+        for hand in [*self._hands.values()]:
+            if not hand.queue and not hand.leaving:
+                self._copy_for_the_idle()
+                break
         until = workers.until(deadline) if workers.starting else deadline
         try:
             if self._pipes.wait(None if until is None else max(0.0, until - time.monotonic())):
@@ -404,7 +410,7 @@ class WorkerPool:
 
     def _handle(self, message: Message) -> None:
         """Do what a worker's message asks for."""
-        if type(message) is Reply:
+        if type(message) is Reply:  # `receive` does so itself
             self._settle(message)
         elif type(message) is Need:
             self._grant(message)
@@ -444,24 +450,21 @@ class WorkerPool:
                 if reply.status == Status.DROPPED and wanted and not task.copies:
                     self._put_back([task])
             else:
-                self._ready.append((task, reply, slot))
                 del self._tasks[task.number]
+                end, failure = reply.at + reply.nbytes, None
+                if reply.status == Status.DONE:
+                    memory = self._arena.lease(slot, end)  # the slot goes with the batch
+                    self._ready.append(Outcome(task.number, reply, memory))
+                else:
+                    if reply.status == Status.FAILED:
+                        failure = RemoteError.unpack(slot.memory[reply.at : end].tobytes())
+                    # It is not known how much of it a batch that failed late has filled.
+                    self._arena.release(slot, used=failure is None)
+                    self._ready.append(Outcome(task.number, reply, failure=failure))
                 for second in task.copies:
                     self._call_off(self._copies[second])
             if self._unassigned:
                 self._assign_waiting()
-
-    def _outcome(self, task: _Task, reply: Reply, slot: Slot) -> Outcome:
-        """What has become of a task; the slot goes with its batch."""
-        end = reply.at + reply.nbytes
-        if reply.status == Status.DONE:
-            return Outcome(task.number, reply, self._arena.lease(slot, end))
-        failure = None
-        if reply.status == Status.FAILED:
-            failure = RemoteError.unpack(slot.memory[reply.at : end].tobytes())
-        # It is not known how much of its slot a batch that failed late has filled.
-        self._arena.release(slot, used=failure is None)
-        return Outcome(task.number, reply, failure=failure)
 
     def _grant(self, need: Need) -> None:
         """Grant a worker the larger slot that its batch needs."""
@@ -509,8 +512,6 @@ class WorkerPool:
         with self._lock:
             self._tasks.clear()
             self._unassigned.clear()
-            for _, _, slot in self._ready:
-                self._arena.release(slot, used=False)
             self._ready.clear()
             self._read_all()  # of older tasks, so that viewers do not count them as ready
             for copy in self._copies.values():
@@ -730,6 +731,11 @@ class WorkerPool:
     def pids(self) -> list[int]:
         """Their process ids, by number; that of the relay of remote workers is the last."""
         return self._workers.pids
+
+    @property
+    def twins(self) -> list[WorkerProcess]:
+        """Their processes, for others to watch; also in another thread than the one that closes."""
+        return self._workers.twins
 
     def rows(self) -> dict[int, BoardRow]:
         """What each of them is doing."""

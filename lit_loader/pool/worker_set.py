@@ -9,6 +9,7 @@ ended and started again; the third time in a row it is an error.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
@@ -30,7 +31,7 @@ from lit_loader.system.standstill import Standstill
 from lit_loader.transport.status_board import BoardRow, Stage, StatusBoard
 from lit_loader.worker.launcher import ATTEMPTS, make_starter
 from lit_loader.worker.payload import Descriptor, Links
-from lit_loader.worker.starters import Remote, Starter
+from lit_loader.worker.starters import Remote, Starter, WorkerProcess
 
 __all__ = ["WorkerSet", "explain_limit"]
 
@@ -120,6 +121,15 @@ class WorkerSet:
     def pids(self) -> list[int]:
         """Their process ids, by number; that of the relay is the last."""
         return [process.pid or 0 for _, process in sorted(self._own.processes.items())]
+
+    @property
+    def twins(self) -> list[WorkerProcess]:
+        """Their processes, as others have them; without those that are just being let go of."""
+        found = []
+        for _, process in sorted(self._own.processes.items()):
+            with contextlib.suppress(OSError):
+                found.append(process.twin())
+        return found
 
     @property
     def settled(self) -> bool:

@@ -25,15 +25,14 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import pickle
 import select
 import signal
-import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from multiprocessing.connection import Connection
 from typing import Any, Final
 
 import numpy as np
@@ -64,6 +63,7 @@ from lit_loader.transport.messages import (
 )
 from lit_loader.transport.remote_error import RemoteError
 from lit_loader.transport.status_board import Stage, StatusBoard
+from lit_loader.worker.parent import sentinel_of
 
 __all__ = ["relay_main"]
 
@@ -132,8 +132,8 @@ class Relay:
         self._board = StatusBoard(self._arena.board)
         self._worker, self._rows = plan.relay, plan.relay - len(plan.roles)
         self._credit = -1
-        self._parent = os.pidfd_open(wires.parent)
-        self._requests = socket.socket(fileno=requests)
+        self._parent = sentinel_of(wires.parent)
+        self._requests = Connection(requests)
         self._woken, self._wake = os.pipe()
         for end in (self._woken, self._wake):
             os.set_blocking(end, False)
@@ -145,7 +145,8 @@ class Relay:
         self._code: int | None = None
         self._poll = select.poll()
         for fd in (self._tasks, requests, self._parent, self._woken):
-            self._poll.register(fd, select.POLLIN)
+            if fd is not None:
+                self._poll.register(fd, select.POLLIN)
         self._leave = threading.Event()
         self._left = threading.Event()
         config, engine = plan.config, plan.engine()
@@ -441,7 +442,7 @@ class Relay:
     def _say(self, kind: str, text: str) -> None:
         """Have the consumer told something."""
         with contextlib.suppress(OSError):
-            self._requests.send(pickle.dumps((kind, text)), socket.MSG_DONTWAIT)
+            self._requests.send((kind, text))
             self._send(Up(self._worker, self._credit))
 
 

@@ -16,9 +16,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import pickle
 import signal
-import socket
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -96,7 +94,7 @@ class _MixedStarter:
         self._relays = 0
         self._relay: _Relay | None = None
         self.notices: deque[Notice] = here.notices
-        packed = freeze_spec(spec, [Policy.machines()]).pickled
+        packed = freeze_spec(spec, Policy.machines()).pickled
         self._payload, _ = nameless_file("lit_loader dataset")
         try:
             write_all(self._payload, packed)
@@ -158,7 +156,7 @@ class _Relay(DirectWorker):
         nodes: dict[int, str],
         last: bool,
     ) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = multiprocessing.Pipe()
         shared = (links.arena.fd, links.results.fd, links.stacks.fd)
         fds = (*shared, payload, theirs.fileno(), links.control.fd)
         wires = Wires(os.getpid(), links.mapped, links.board_bytes, fds)
@@ -188,12 +186,11 @@ class _Relay(DirectWorker):
         """Take in what it has said."""
         while True:
             try:
-                data = self._requests.recv(1 << 18, socket.MSG_DONTWAIT)
-            except OSError:  # nothing more, or it is gone
+                if not self._requests.poll():
+                    return
+                kind, text = self._requests.recv()
+            except (EOFError, OSError):  # it is gone
                 return
-            if not data:
-                return
-            kind, text = pickle.loads(data)
             if kind == FINAL:
                 self._final = text
             elif kind == NODE:

@@ -9,10 +9,12 @@ from typing import Any, Final
 
 import torch.distributed
 
+from lit_loader.checkpoint.reader_states import Shards
 from lit_loader.sampling.shard import distributed_sampler_of
 
 __all__ = ["advice_if_unsharded", "broken_promise", "ignored_share"]
 
+# reach: datasets: known by what they hold, as others are
 _OWN_SHARE: Final = (
     *("num_replicas", "world_size", "_world_size", "num_processes", "process_index"),
     *("rank", "_rank", "_distributed"),
@@ -21,7 +23,7 @@ _OWN_SHARE: Final = (
 
 
 def advice_if_unsharded(
-    dataset: Any, sampler: Any, iterable: bool, num_shards: int = 0
+    dataset: Any, sampler: Any, iterable: bool, shards: Shards | None = None
 ) -> str | None:
     """Say what to pass, if several processes would read the same.
 
@@ -29,7 +31,7 @@ def advice_if_unsharded(
         dataset: The loader's.
         sampler: What its indices, or batches of indices, come from.
         iterable: Whether the dataset is iterated.
-        num_shards: Its readers, where their number is given; 0: each worker is one.
+        shards: Its readers, where their number is given; None: each worker is one.
 
     Returns:
         A line for a warning; None: there is one process, or something looks as if it sharded.
@@ -42,10 +44,10 @@ def advice_if_unsharded(
         return None
     if any(_shards_itself(each) for each in (dataset, sampler, getattr(sampler, "sampler", None))):
         return None
-    if num_shards:
+    if shards is not None:
         # Not the words below: a dataset that splits by get_shard() does take a share by itself.
         return (
-            f"each of the {world} processes of this job reads all {num_shards} shards of "
+            f"each of the {world} processes of this job reads all {shards.count} shards of "
             f"{type(dataset).__name__}: pass num_replicas=torch.distributed.get_world_size(), "
             "rank=torch.distributed.get_rank(), or num_replicas=1, rank=0 if they are to, for the "
             "dataset splits by ranks besides"
@@ -84,7 +86,7 @@ def ignored_share(dataset: Any, readers: int, sharded: bool) -> str:
     Args:
         dataset: The dataset.
         readers: How many readers there are, of all ranks.
-        sharded: Whether their number was chosen by ``num_shards``.
+        sharded: Whether their number was given.
     """
     kind = "num_shards" if sharded else "workers x ranks"
     more = (

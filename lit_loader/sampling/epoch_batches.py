@@ -108,7 +108,11 @@ class EpochBatches(Iterator[Any]):
         self.at = _NOWHERE
         self.position = position
         self._cursor = SamplerCursor(self._plan, self._epoch, position, state)
-        self._batches = self._run(self._cursor, position)
+        if self.computed:
+            computed = _computed(self._plan, self._epoch, position)
+            self._batches = itertools.chain(_beginning(self._cursor), computed)
+        else:
+            self._batches = self._run(self._cursor)
         self.at = position
 
     def state(self) -> dict[str, Any] | None:
@@ -126,18 +130,20 @@ class EpochBatches(Iterator[Any]):
         """Give where the sampler's own generators are; None: it has none."""
         return None if self.computed else self._plan.sampler.marks()
 
-    def _run(self, cursor: SamplerCursor, start: int) -> Iterator[Any]:
+    def _run(self, cursor: SamplerCursor) -> Iterator[Any]:
         plan = self._plan
         cursor.begin()
-        if self.computed:
-            yield from _computed(plan, self._epoch, start)
-            return
         for mine in stripe(cursor.groups(), plan.shard, cursor.head):
             if not mine or (plan.drop_last and len(mine) < plan.size):
                 continue
             if plan.batched and type(mine[0]) is not list:
                 _refuse_single(mine[0])
             yield mine[0] if plan.single else mine
+
+
+def _beginning(cursor: SamplerCursor) -> Iterator[Any]:
+    cursor.begin()  # when the first batch is asked for
+    yield from ()
 
 
 def stripe(groups: Iterable[list[Any]], shard: Shard, head: list[Any]) -> Iterator[list[Any]]:

@@ -8,7 +8,6 @@ reached at once.
 from __future__ import annotations
 
 import functools
-import inspect
 import itertools
 import warnings
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 
 from lit_loader.checkpoint.untrusted_state import is_epoch
 from lit_loader.config.checks import whole_number
-from lit_loader.describe import short_repr
+from lit_loader.describe import callers, short_repr
 from lit_loader.errors import OptionError
 from lit_loader.sampling.permutation import Permutation
 from lit_loader.seeding.seeds import BaseSeed, derive
@@ -170,23 +169,18 @@ def tell_of_other_loader(sampler: object) -> bool:
         Whether it is.
     """
     global _told
-    frame = inspect.currentframe()
-    for _ in range(_FRAMES_TO_LOADER):
-        if frame is None:
-            return False
-        if frame.f_globals.get("__name__", "").startswith(_OTHER_LOADERS):
-            if not _told:
-                _told = True
-                warnings.warn(
-                    f"the batches of a lit_loader.DataLoader ({type(sampler).__name__}) are made "
-                    "by torch's DataLoader: the program rebuilds the loaders that it is given, as "
-                    'accelerate\'s prepare() does; "Other frameworks" in the documentation says '
-                    "how lit_loader's own workers are used there",
-                    stacklevel=2,
-                )
-            return True
-        frame = frame.f_back
-    return False
+    if not any(module.startswith(_OTHER_LOADERS) for module, _ in callers()[:_FRAMES_TO_LOADER]):
+        return False
+    if not _told:
+        _told = True
+        warnings.warn(
+            f"the batches of a lit_loader.DataLoader ({type(sampler).__name__}) are made "
+            "by torch's DataLoader: the program rebuilds the loaders that it is given, as "
+            'accelerate\'s prepare() does; "Other frameworks" in the documentation says '
+            "how lit_loader's own workers are used there",
+            stacklevel=2,
+        )
+    return True
 
 
 _OTHER_LOADERS = ("torch.utils.data.dataloader", "torchdata.stateful_dataloader")

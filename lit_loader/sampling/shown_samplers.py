@@ -164,8 +164,9 @@ def hide_uncertain_indices(batch_sampler: Any, certain: bool) -> Any:
     return _Unnoted(batch_sampler)
 
 
-# Private reach: the class that Lightning looks for, of which there are two (``lightning`` and
-# ``pytorch_lightning``). It is known by its name, for no loader needs Lightning.
+# Known by its name, for there are two (``lightning``, ``pytorch_lightning``), and no loader needs
+# either.
+# reach: lightning: the class that Lightning looks for
 _NOTING = "_IndexBatchSamplerWrapper"
 
 

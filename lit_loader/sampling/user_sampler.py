@@ -73,16 +73,18 @@ class UserSampler:
             self._owners.append(watched)
         self._epochs_seen: list[Any] = [0] * len(self._owners)
         self._named: dict[str, list[Any]] = {}
-        self._shown: list[int] | None = None  # of the owners' attributes, when that was found
         self.opened: Opened | None = None
         self.heads: list[int] = []
         self.wanders = self.counted = False
         self.fingerprint()
-        self._left = self.marks() if self.is_told else None
+        self._left: Marks | None = None
+        if self.is_told:
+            self._generators()
+            self.marks()
 
     def __getstate__(self) -> dict[str, Any]:
         # The iterator of a sampler cannot be copied; a copy goes on from the sampler itself.
-        return {**self.__dict__, "opened": None, "_named": {}, "_shown": None}
+        return {**self.__dict__, "opened": None, "_named": {}}
 
     # --- epochs ---
 
@@ -225,6 +227,7 @@ class UserSampler:
         """Whether the program has set the generators since it was last noted where they are."""
         if not self.is_told:
             return False
+        self._generators()  # it may have been given others
         left, found = self._left, self.marks()
         self._left = left  # else, asked again, it would not have
         return not alike(left, found)
@@ -239,11 +242,6 @@ class UserSampler:
 
     def _tapes(self) -> list[tuple[type, Any]]:
         """Give what reads and writes each generator, and what it spawns others from."""
-        # At each batch: a search takes long, and what is new is an attribute's value most times.
-        shown = [id(value) for owner in self._owners for value in _attributes(owner)]
-        if shown != self._shown:
-            self._generators()
-            self._shown = shown
         found = [generator for held in self._named.values() for generator in held]
         found += [each.seed_seq for each in found if getattr(each, "seed_seq", None) is not None]
         return [(type(each), pair) for each in found if (pair := tape(each)) is not None]
@@ -273,10 +271,6 @@ class UserSampler:
         for depth, owner in enumerate(self._owners):
             fields |= fingerprint_of("sampler" + ".sampler" * depth, owner)
         return fields
-
-
-def _attributes(owner: Any) -> Iterable[Any]:
-    return getattr(owner, "__dict__", {}).values()
 
 
 def _has_set_epoch(owner: Any) -> bool:

@@ -16,7 +16,7 @@ is not read. Nothing else is looked at: what is missed is for ``reseed_fn``, `ge
 from __future__ import annotations
 
 import contextlib
-import dis
+import dis  # reach: python: which globals a user's function names
 import functools
 import hashlib
 import random
@@ -68,7 +68,7 @@ _CONTAINERS = (list, tuple, deque, dict, set, frozenset, np.ndarray)
 _CODE = (type, types.FunctionType, property, staticmethod, classmethod)
 _GLOBALS: tuple[Any, ...] = (
     random.seed.__self__,  # type: ignore[attr-defined]
-    np.random.mtrand._rand,
+    np.random.rand.__self__,  # type: ignore[attr-defined]
     torch.default_generator,
 )
 _KINDS = (

@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from lit_loader.errors import LoaderError
+from lit_loader.system import linux
 
 __all__ = ["GIVE_UP_AFTER", "WARN_AFTER", "Turn", "turn"]
 
@@ -173,7 +174,7 @@ def _times_run(ident: int) -> int | None:
     if thread is None or thread.native_id is None:
         return None
     try:
-        with open(f"/proc/self/task/{thread.native_id}/schedstat", encoding="ascii") as file:
+        with open(f"{linux.PROC}/self/task/{thread.native_id}/schedstat", encoding="ascii") as file:
             return int(file.read().split()[2])
     except (OSError, ValueError, IndexError):
         return None

@@ -12,7 +12,7 @@ time, which its raw memory shows, and in the body another bit generator stands b
 
 from __future__ import annotations
 
-import ctypes
+import ctypes  # reach: numpy: 624 words at the documented address show whether anybody has drawn
 import random
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager

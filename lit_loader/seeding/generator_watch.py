@@ -7,11 +7,9 @@ generator seeded. What is made still later is noticed after `LATE` batches, and 
 
 from __future__ import annotations
 
-import copy
 import logging
 import random
-from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from lit_loader.seeding.find_generators import HeldGenerators, find_generators, has_seed
 
@@ -41,7 +39,7 @@ class GeneratorWatch:
         self._warn = warn
         self.notes: list[str] = []
         self._noted: set[str] = set()
-        self._copied = self._iterated = False
+        self._iterated = False
         self.held = HeldGenerators([])
         self.search()
 
@@ -51,8 +49,6 @@ class GeneratorWatch:
         Args:
             late: Whether it is too late for some batches, which is then noted.
         """
-        if self._copied:
-            return False
         known, paths = set(map(id, self.held.generators)), self.held.paths
         held = self.held = find_generators(*self.roots)
         if held.paths:
@@ -81,22 +77,6 @@ class GeneratorWatch:
             self._noted.add(text)
             self.notes.append(text)
 
-    def in_a_copy(self, roots: tuple[object, ...], generators: Sequence[Any]) -> GeneratorWatch:
-        """The same for a copy of the roots that is known to hold what they do, and not searched.
-
-        Args:
-            roots: The copy, and what is not copied.
-            generators: Those of ``held``, as the copy has them.
-        """
-        watch = copy.copy(self)
-        watch.roots, watch.notes, watch._noted, watch._copied = roots, [], set(), True
-        watch.held = HeldGenerators(zip(self.held.paths, generators, strict=True))
-        return watch
-
-    def holds(self, generators: Sequence[Any]) -> bool:
-        """Whether these are the generators that are held, in this order."""
-        return [*map(id, self.held.generators)] == [*map(id, generators)]
-
     def follow(self) -> None:
         """Take those that a dataset has put in the places of the known ones, from its state."""
         if known := self.held.paths:
@@ -108,7 +88,7 @@ class GeneratorWatch:
 
         They are left alone until the next epoch: a state leads to this place by reading again.
         """
-        if self._iterated or self._copied or not self._warn:
+        if self._iterated or not self._warn:
             return
         self._iterated = True
         for path, generator in find_generators(*self.roots).items():

@@ -51,14 +51,13 @@ from numpy.typing import NDArray
 
 from lit_loader.describe import FailingObject, find_failing_object, message_of, short_repr
 from lit_loader.errors import TransportError
+from lit_loader.system.interrupts import let_handlers_through
 from lit_loader.system.shared_file import map_part, round_up
 
 __all__ = [
     "LARGE",
     "Frozen",
     "Policy",
-    "can_carry_by_value",
-    "explain",
     "freeze",
     "importable_main",
     "main_is_importable",
@@ -84,6 +83,11 @@ _LEFT_OUT: Final = (
     "leave it out in __getstate__ and make it in the worker (on first use, or in worker_init_fn)"
 )
 
+_NO_CLOUDPICKLE: Final = (
+    "define it at the top level of a module, pip install cloudpickle (which carries lambdas, "
+    "closures, local classes and those of notebooks)"
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
@@ -107,15 +111,11 @@ class Policy:
     apart: bool = True
 
     @classmethod
-    def workers(cls, by_value: bool) -> Policy:
+    def workers(cls) -> Policy:
         """For workers that begin with a new interpreter."""
-        advice = _LEFT_OUT
-        if not can_carry_by_value():
-            advice = (
-                "define it at the top level of a module, pip install cloudpickle (which carries "
-                "lambdas, closures, local classes and those of notebooks)"
-            )
-        how = ", not by cloudpickle either" if by_value else ""
+        advice, how, by_value = _LEFT_OUT, ", not by cloudpickle either", True
+        if importlib.util.find_spec("cloudpickle") is None:
+            advice, how, by_value = _NO_CLOUDPICKLE, "", False
         return cls(
             f"cannot be pickled{how}, as every start method but 'fork' needs",
             f"{advice}, or use multiprocessing_context='fork'",
@@ -201,20 +201,59 @@ def _write_at(fd: int, data: memoryview, offset: int) -> int:
 
 
 def freeze(
-    value: object, policy: Policy, instead: Callable[[object], object] | None = None
+    value: object,
+    policy: Policy,
+    parts: Mapping[str, object] | None = None,
+    instead: Callable[[object], object] | None = None,
 ) -> Frozen:
     """Take an object apart.
 
     Args:
         value: The object.
         policy: For whom.
+        parts: Parts of it, by the names that users know them by.
         instead: Gives what is pickled in an object's place; None: the object itself.
 
     Raises:
-        Exception: Whatever pickling raises.
+        TransportError: One of the parts cannot be pickled; names the place in it.
+        Exception: Whatever else pickling raises.
     """
-    # Private reach: it stands for a process that is being started, which locks, queues and shared
-    # tensors ask for.
+    try:
+        return _freeze(value, policy, instead)
+    except Exception as error:
+        let_handlers_through(error)
+        for name, part in (parts or {}).items():
+            _check(part, policy, name)
+        raise
+
+
+def _check(part: object, policy: Policy, name: str) -> None:
+    """See whether a part of an object can be pickled.
+
+    Raises:
+        TransportError: It cannot.
+    """
+
+    def attempt(value: object) -> None:
+        _freeze(value, policy, None).close()
+
+    try:
+        attempt(part)
+    except Exception as error:
+        place = find_failing_object(part, error, attempt, name, inside=policy.by_value)
+        raise refusal(place, policy.fault, policy.advice) from error
+
+
+def refusal(place: FailingObject, fault: str, advice: str) -> TransportError:
+    """Say what cannot be done with an object, why, and what to do."""
+    return TransportError(
+        f"{place.path}: {short_repr(place.value)} {fault} "
+        f"({type(place.error).__name__}: {message_of(place.error)}); {advice}"
+    )
+
+
+def _freeze(value: object, policy: Policy, instead: Callable[[object], object] | None) -> Frozen:
+    # It stands for a process that is being started, which locks, queues and shared tensors ask for.
     before, along = context.get_spawning_popen(), _Along()
     meanwhile: Any = along if policy.along else None
     file, buffers, carried = io.BytesIO(), list[memoryview](), dict[str, object]()
@@ -475,44 +514,7 @@ def _map_again(
     return array
 
 
-# --- what cannot be pickled ---
-
-
-def explain(parts: Mapping[str, object], policy: Policy, error: Exception) -> Exception:
-    """Name what cannot be pickled among the parts of an object that could not be, and what to do.
-
-    Args:
-        parts: By the names that users know them by.
-        policy: As of the attempt.
-        error: What the attempt has raised; given back if each part can be pickled by itself.
-    """
-
-    def attempt(value: object) -> None:
-        freeze(value, policy).close()
-
-    for name, value in parts.items():
-        try:
-            attempt(value)
-        except Exception as refused:
-            place = find_failing_object(value, refused, attempt, name, inside=policy.by_value)
-            return refusal(place, policy.fault, policy.advice)
-    return error
-
-
-def refusal(place: FailingObject, fault: str, advice: str) -> TransportError:
-    """Say what cannot be done with an object, why, and what to do."""
-    return TransportError(
-        f"{place.path}: {short_repr(place.value)} {fault} "
-        f"({type(place.error).__name__}: {message_of(place.error)}); {advice}"
-    )
-
-
 # --- __main__ ---
-
-
-def can_carry_by_value() -> bool:
-    """Whether cloudpickle is installed."""
-    return importlib.util.find_spec("cloudpickle") is not None
 
 
 def main_is_importable() -> bool:

@@ -2,7 +2,7 @@
 
 The memory is for the message about a worker that was killed, most often by the kernel for want of
 it; where a process's cgroups lie is asked for processors too (`system/processors.py`). Files
-are read under a root directory, ``/`` but in tests; what cannot be read is None.
+are read under a root directory, ``/`` on Linux; what cannot be read is None.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
+
+from lit_loader.system import linux
 
 __all__ = ["MemoryLimits", "cgroup_folders", "memory_limits"]
 
@@ -64,7 +66,7 @@ class MemoryLimits:
         return ", ".join(parts) or "memory unknown"
 
 
-def memory_limits(pid: int | None = None, root: Path = Path("/")) -> MemoryLimits:
+def memory_limits(pid: int | None = None, root: Path = linux.ROOT) -> MemoryLimits:
     """Read the memory of a process, of its cgroup (version 2 or 1) and of the machine.
 
     Args:

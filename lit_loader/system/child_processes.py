@@ -20,7 +20,8 @@ def reap(process: BaseProcess) -> None:
     """Wait for a process that has ended; its exit code, where that is lost, is `UNKNOWN`."""
     process.join()
     if process.exitcode is None:
-        # Private reach: close() would refuse, and terminate(), which multiprocessing calls at the
-        # program's end, would send a signal to another process that has its id by now.
+        # close() would refuse, and terminate(), which multiprocessing calls at the program's end,
+        # would send a signal to another process that has its id by now.
+        # reach: python: the exit code of a process that others have waited for
         process._popen.returncode = UNKNOWN  # type: ignore[attr-defined]
         process.join()

@@ -23,6 +23,7 @@ import torch
 __all__ = ["renew_locks"]
 
 
+# reach: torch: the accelerators' locks, which a fork copies held; other versions keep theirs
 def renew_locks() -> None:
     """Make the locks new, in a process just forked.
 
@@ -36,7 +37,6 @@ def renew_locks() -> None:
                     kind.__init__(buffer, buffer.raw)  # gives it a new lock and an empty buffer
     accelerator: Any
     for accelerator in (torch.cuda, torch.xpu, torch.mtia):
-        # Private reach: a version of torch that has other locks keeps what it has.
         if hasattr(accelerator, "_initialization_lock"):
             accelerator._initialization_lock = threading.Lock()
 

@@ -169,6 +169,7 @@ def let_handlers_through(error: BaseException) -> None:
         raise raised
 
 
+# reach: python: frames say whether a signal handler has raised
 def _raised_by_handler(error: BaseException | None) -> BaseException | None:
     """Find, in what led to an exception, the one that came out of a signal handler.
 

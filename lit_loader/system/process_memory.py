@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lit_loader.system import linux
 from lit_loader.system.cgroups import memory_limits
 
 __all__ = ["memory_left", "own_memory"]
@@ -23,7 +24,7 @@ def own_memory(pid: int | str = "self") -> int | None:
         Bytes, or None if the kernel does not say (not Linux, another user's process, or gone).
     """
     try:
-        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        text = Path(f"{linux.PROC}/{pid}/smaps_rollup").read_text()
     except OSError:
         return None
     for line in text.splitlines():
@@ -32,7 +33,7 @@ def own_memory(pid: int | str = "self") -> int | None:
     return None
 
 
-def memory_left(root: Path = Path("/")) -> int | None:
+def memory_left(root: Path = linux.ROOT) -> int | None:
     """Bytes that this process's cgroup and the machine have left; None: not known.
 
     Args:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from lit_loader.system import linux
 from lit_loader.system.cgroups import cgroup_folders
 
 __all__ = [
@@ -20,13 +21,13 @@ _RANKS_HERE: Final = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOC
 """Variables in which launchers say how many processes of a job there are on this machine."""
 
 
-def usable_processors(root: Path = Path("/")) -> float:
+def usable_processors(root: Path = linux.ROOT) -> float:
     """Processors that this process and its children may use; a quota may be a fraction.
 
     Args:
         root: Where ``proc`` and ``sys`` lie.
     """
-    cores = _affinity()
+    cores = linux.affinity()
     for folder, _ in cgroup_folders("cpu", root / "proc" / "self", root):
         quota = _quota(folder)
         cores = cores if quota is None else min(cores, quota)
@@ -49,17 +50,11 @@ def processors_of_this_rank(
         said = (environment.get(name, "") for name in _RANKS_HERE)
         ranks = next((int(text) for text in said if text.isdecimal()), 1)
     ranks = max(1, ranks)
-    machine, affinity = float(os.cpu_count() or 1), _affinity()
+    machine, affinity = float(os.cpu_count() or 1), linux.affinity()
     usable = usable_processors()
     divided = affinity <= machine / ranks
     # A quota, of a container say, is for all of them.
     return min(affinity, usable / ranks if usable < affinity or not divided else usable)
-
-
-def _affinity() -> float:
-    with contextlib.suppress(AttributeError, OSError):  # Linux only; refused in some sandboxes
-        return float(len(os.sched_getaffinity(0)))
-    return float(os.cpu_count() or 1)
 
 
 def advice_if_too_many(num_workers: int) -> str | None:
@@ -96,8 +91,8 @@ class ProcessorClock:
     def __init__(self) -> None:
         self._schedstat: int | None = None
         self._began = (0, 0)
-        with contextlib.suppress(OSError, ValueError):  # Linux only, and not in every kernel
-            fd = os.open("/proc/self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        with contextlib.suppress(OSError, ValueError):  # not in every kernel
+            fd = os.open(f"{linux.PROC}/self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
             _queued(fd)
             self._schedstat = fd
 

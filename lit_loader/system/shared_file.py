@@ -9,15 +9,20 @@ full disk would end the process with SIGBUS.
 from __future__ import annotations
 
 import contextlib
-import ctypes
+import ctypes  # reach: python: mmap(MAP_FIXED), which no module has
 import errno
 import mmap
 import os
 import resource
 import tempfile
-from typing import Final
+import weakref
+from multiprocessing import reduction
+from typing import Any, Final
+
+from lit_loader.system import linux
 
 __all__ = [
+    "HeldFile",
     "SharedFile",
     "address_space_left",
     "map_over",
@@ -51,7 +56,7 @@ def address_space_left() -> int | None:
     if limit == resource.RLIM_INFINITY:
         return None
     try:
-        with open("/proc/self/statm") as statm:
+        with open(f"{linux.PROC}/self/statm") as statm:
             return max(0, limit - int(statm.read().split()[0]) * mmap.PAGESIZE)
     except OSError:
         return limit // 2
@@ -135,7 +140,7 @@ class SharedFile:
         if self.sparse:
             os.ftruncate(self.fd, offset + nbytes)
         else:
-            _allocate(self.fd, offset, nbytes)
+            linux.allocate(self.fd, offset, nbytes)
         self.end = offset + nbytes
         return offset
 
@@ -150,12 +155,26 @@ class SharedFile:
         os.close(self.fd)
 
 
-def nameless_file(label: str, on_disk: bool = False) -> tuple[int, bool]:
+class HeldFile:
+    """A descriptor that is closed with this object, and goes along when a process is started."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        weakref.finalize(self, os.close, fd).atexit = False  # a process that ends closes it itself
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrived, (reduction.DupFd(self.fd),)
+
+
+def _arrived(duplicate: Any) -> HeldFile:
+    return HeldFile(duplicate.detach())
+
+
+def nameless_file(label: str) -> tuple[int, bool]:
     """Open a file that no directory knows.
 
     Args:
         label: What ``/proc`` shows it as.
-        on_disk: Not in memory.
 
     Returns:
         Its descriptor, and whether it is sparse memory.
@@ -163,12 +182,11 @@ def nameless_file(label: str, on_disk: bool = False) -> tuple[int, bool]:
     Raises:
         OSError: No descriptor is to be had.
     """
-    if hasattr(os, "memfd_create") and not on_disk:
-        try:
-            return os.memfd_create(label, os.MFD_CLOEXEC), True
-        except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                raise  # else: a kernel or a sandbox without it
+    try:
+        return linux.memory_file(label), True
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise  # else there are none here
     with tempfile.TemporaryFile(prefix="lit_loader-") as file:
         return os.dup(file.fileno()), False
 
@@ -179,13 +197,3 @@ def write_all(fd: int, data: bytes | memoryview) -> int:
     while left:
         left = left[os.write(fd, left) :]
     return len(data)
-
-
-def _allocate(fd: int, offset: int, nbytes: int) -> None:
-    """Give ``nbytes`` of an ordinary file real blocks, so that writing there cannot fail later."""
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(fd, offset, nbytes)
-        return
-    zeros = bytes(1 << 20)
-    for start in range(offset, offset + nbytes, len(zeros)):
-        os.pwrite(fd, zeros[: offset + nbytes - start], start)

@@ -19,6 +19,7 @@ import signal
 from typing import Final
 
 from lit_loader.describe import PACKAGE
+from lit_loader.system import linux
 from lit_loader.system.shared_file import nameless_file
 
 __all__ = [
@@ -30,11 +31,11 @@ __all__ = [
     "write_stacks_to",
 ]
 
-DUMP_SIGNAL: Final = getattr(signal, "SIGRTMAX", signal.SIGUSR2 + 3) - 3
+DUMP_SIGNAL: Final[int] = signal.SIGRTMAX - 3 if linux.HERE else signal.SIGUSR2
 """Ends a worker after it has written its stacks; a real-time signal, which is hardly ever used."""
 
 SHOW_SIGNAL: Final = DUMP_SIGNAL - 1
-"""Has a worker write its stacks and go on; it would end a process that is not prepared for it."""
+"""Has a worker write its stacks and go on, for a viewer (on Linux); else it would end a process."""
 
 SHOWN: Final = "lit_loader shown stacks"
 """What ``/proc`` shows the file as that these are written to."""
@@ -114,6 +115,8 @@ def show_stacks_when_asked() -> int:
     Returns:
         Descriptor of the file that they are written to; -1: there is none.
     """
+    if not linux.HERE:
+        return -1
     faulthandler.unregister(SHOW_SIGNAL)  # of the process that this one was forked from
     signal.signal(SHOW_SIGNAL, signal.SIG_IGN)
     fd = -1

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import time
 
+from lit_loader.system import linux
+
 __all__ = ["Standstill"]
 
 _LONGEST_LOOK = 1.0
@@ -22,7 +24,7 @@ class Standstill:
     """
 
     def __init__(self, pid: int) -> None:
-        self._file = f"/proc/{pid}/stat"
+        self._file = f"{linux.PROC}/{pid}/stat"
         self._done: list[str] = []
         self._looked = time.monotonic()
         self._still = 0.0

@@ -22,6 +22,7 @@ import tty
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, TextIO
 
+from lit_loader.system import linux
 from lit_loader.top.discovery import NotFound
 from lit_loader.top.snapshot import Training, Worker
 from lit_loader.top.watch import Watch
@@ -87,6 +88,8 @@ def main(given: Sequence[str] | None = None) -> int:
     """Show what is to be seen; returns the exit code."""
     options = _arguments(given)
     try:
+        if not linux.HERE:
+            raise NotFound("it finds trainings by what /proc says of processes: use it on Linux")
         if not options.json:
             try:
                 import rich  # noqa: F401

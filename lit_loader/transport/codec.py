@@ -26,7 +26,7 @@ What is promised:
 
 from __future__ import annotations
 
-import ctypes
+import ctypes  # reach: python: memmove of ctypes is the quickest copy of bytes by address
 import marshal
 import struct
 from collections.abc import Callable
@@ -40,7 +40,14 @@ from lit_loader.describe import find_failing_object, short_repr
 from lit_loader.errors import TransportError
 from lit_loader.memory.held_tensors import Pieces, Stretch
 from lit_loader.transport.layout import build, lay_out
-from lit_loader.transport.reductions import Part, Refusal, is_plain, pickle_apart, unpickle_together
+from lit_loader.transport.reductions import (
+    Part,
+    Refusal,
+    is_plain,
+    is_plain_array,
+    pickle_apart,
+    unpickle_together,
+)
 from lit_loader.transport.slot_writer import SlotFull, SlotWriter, align
 
 __all__ = ["Divide", "SlotFull", "SlotWriter", "decode", "encode"]
@@ -72,7 +79,7 @@ def encode(batch: object, writer: SlotWriter) -> tuple[int, int]:
         SlotFull: The slot is too small; says how large a one would do.
         TransportError: Something in the batch cannot be carried; names it and its place.
     """
-    form, parts = _flat(batch)
+    form, others, parts = _flat(batch)
     skeleton = b""
     if form is None:
         try:
@@ -82,7 +89,7 @@ def encode(batch: object, writer: SlotWriter) -> tuple[int, int]:
         except Exception as error:
             raise _cannot_carry(batch, error) from error
     rows, stretches, copies, position = lay_out(parts, writer)
-    table = marshal.dumps((form, rows, stretches))
+    table = marshal.dumps((form, others, rows, stretches))
     offset = align(position)
     middle = offset + _LENGTH.size + len(table)
     end = middle + len(skeleton)
@@ -117,19 +124,19 @@ def decode(
     """
     if torch.is_inference_mode_enabled():
         with torch.inference_mode(False):  # a batch is normal tensors, wherever it is asked for
-            return _decode(memory, offset, nbytes, divide)
-    return _decode(memory, offset, nbytes, divide)
-
-
-def _decode(
-    memory: npt.NDArray[np.uint8], offset: int, nbytes: int, divide: Divide | None
-) -> object:
+            return decode(memory, offset, nbytes, divide)
     view = memory.data[offset : offset + nbytes]
     middle = _LENGTH.size + _LENGTH.unpack_from(view)[0]
-    form, rows, stretches = marshal.loads(view[_LENGTH.size : middle])
+    form, others, rows, stretches = marshal.loads(view[_LENGTH.size : middle])
     parts = build(memory, rows, None if divide is None else divide(memory, stretches))
-    if form is not None:
-        return _unflat(form, parts)
+    if form is not None:  # of which `_flat` says what it means
+        if others is not None:
+            parts = _with_others(parts, others)
+        if form == _LONE:
+            return parts[0]
+        if isinstance(form, tuple):
+            return dict(zip(form, parts, strict=True))
+        return parts if form == _LIST else tuple(parts)
     try:
         return unpickle_together(view[middle:], parts)
     except MemoryError:
@@ -144,41 +151,59 @@ def _decode(
 
 _Form = int | tuple[str, ...]
 _LONE, _LIST, _TUPLE = range(3)
+_SCALARS = frozenset({int, float, complex, bool, str, bytes, type(None)})
+_FEW = 3  # of which one by one is the quicker way to see what they are
 
 
-def _flat(batch: object) -> tuple[_Form | None, list[Part]]:
-    """Return the form and the tensors of a batch that is nothing but different plain tensors.
+_Others = list[Any] | dict[int, Any]
+"""Numbers and strings: all that the batch holds, or by their places."""
 
-    One, or a list, a tuple or a dict (of str) of them: what collation makes nearly always, and what
-    needs no pickler, which would cost as much as all the rest. Otherwise the form is None.
+
+def _flat(batch: object) -> tuple[_Form | None, _Others | None, list[Part]]:
+    """Return the form, the scalars and the tensors of a batch that has no other structure.
+
+    One tensor, or a list, a tuple or a dict (of str) of different plain tensors, arrays, numbers
+    and strings: what collation makes nearly always, and a cache's samples are. They need no
+    pickler, which would cost as much as all the rest. Otherwise the form is None.
     """
     form: _Form
-    parts: list[Any]
-    if type(batch) is torch.Tensor:
-        form, parts = _LONE, [batch]
+    values: list[Any]
+    if type(batch) is torch.Tensor or type(batch) is np.ndarray or type(batch) in _SCALARS:
+        form, values = _LONE, [batch]
     elif type(batch) is dict:
-        form, parts = tuple(batch), list(batch.values())
+        form, values = tuple(batch), list(batch.values())
         if not all([type(key) is str for key in form]):
-            return None, []
+            return None, None, []
     elif type(batch) is list or type(batch) is tuple:
-        form, parts = (_LIST if type(batch) is list else _TUPLE), list(batch)
+        form, values = (_LIST if type(batch) is list else _TUPLE), list(batch)
     else:
-        return None, []
-    for part in parts:
-        if type(part) is not torch.Tensor or not is_plain(part):
-            return None, []
+        return None, None, []
+    if len(values) > _FEW and _SCALARS.issuperset(map(type, values)):
+        return form, values, []
+    others: dict[int, Any] | None = None
+    for place, value in enumerate(values):
+        if type(value) is torch.Tensor:
+            if not is_plain(value):
+                return None, None, []
+        elif type(value) in _SCALARS:
+            others = others or {}
+            others[place] = value
+        elif type(value) is not np.ndarray or not is_plain_array(value):
+            return None, None, []
+    parts = values
+    if others is not None:
+        parts = [value for place, value in enumerate(values) if place not in others]
     if len(parts) > 1 and len(set(map(id, parts))) < len(parts):
-        return None, []  # pickle's memo keeps one object met twice one object
-    return form, parts
+        return None, None, []  # pickle's memo keeps one object met twice one object
+    return form, others, parts
 
 
-def _unflat(form: _Form, parts: list[Part]) -> object:
-    """Return the batch of which `_flat` gave the form."""
-    if form == _LONE:
-        return parts[0]
-    if isinstance(form, tuple):
-        return dict(zip(form, parts, strict=True))
-    return parts if form == _LIST else tuple(parts)
+def _with_others(parts: list[Any], others: _Others) -> list[Any]:
+    """Return all values in their order."""
+    if type(others) is list:
+        return others
+    rest, count = iter(parts), len(parts) + len(others)
+    return [others[place] if place in others else next(rest) for place in range(count)]
 
 
 def _cannot_carry(batch: object, error: Exception) -> TransportError:

@@ -29,6 +29,7 @@ from typing import Any, Final, NamedTuple
 __all__ = [
     "NOT_TO_BE_HAD",
     "NOT_WANTED",
+    "POSITION",
     "SIZE",
     "Message",
     "Need",
@@ -45,12 +46,16 @@ __all__ = [
     "position_of",
     "task_number",
     "unpack",
+    "unpack_all",
     "unpack_indices",
 ]
 
 SIZE: Final = 128
 
 _POSITION_BITS: Final = 40
+POSITION: Final = (1 << _POSITION_BITS) - 1
+"""The bits of a task's number that are its batch's position in the epoch."""
+
 _EPOCHS: Final = 1 << 22
 
 
@@ -66,7 +71,7 @@ def task_number(epoch: int, position: int) -> int:
 
 def position_of(number: int) -> int:
     """The position in its epoch of the batch that a task with this number makes."""
-    return number & (1 << _POSITION_BITS) - 1
+    return number & POSITION
 
 
 class Task(NamedTuple):
@@ -240,10 +245,19 @@ def pack(message: Message) -> bytes:
     return write(kind, *message)
 
 
-def unpack(data: bytes, start: int = 0) -> Message:
-    """Read the message at ``data[start : start + SIZE]``."""
-    make, read = _READ[data[start]]
-    return make(read(data, start))
+def unpack(data: bytes) -> Message:
+    """Read a message."""
+    make, read = _READ[data[0]]
+    return make(read(data))
+
+
+def unpack_all(data: bytes) -> list[Message]:
+    """Read several messages that lie behind one another."""
+    messages: list[Message] = []
+    for start in range(0, len(data), SIZE):
+        make, read = _READ[data[start]]
+        messages.append(make(read(data, start)))
+    return messages
 
 
 _PICKLED: Final = b"p"

@@ -35,7 +35,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["Part", "Refusal", "is_plain", "pickle_apart", "unpickle_together"]
+__all__ = ["Part", "Refusal", "is_plain", "is_plain_array", "pickle_apart", "unpickle_together"]
 
 Part: TypeAlias = "torch.Tensor | npt.NDArray[Any]"
 
@@ -62,6 +62,18 @@ def is_plain(tensor: torch.Tensor) -> bool:
         and not tensor.is_neg()
         and not tensor.is_nested
         and not tensor.is_quantized
+    )
+
+
+def is_plain_array(array: npt.NDArray[Any]) -> bool:
+    """Whether an exact ``numpy.ndarray`` holds numbers that its bytes and dtype's name are."""
+    dtype = array.dtype
+    return (
+        dtype.kind in "biufc"
+        and dtype.isbuiltin == 1
+        and dtype.metadata is None
+        and array.nbytes > 0
+        and (array.flags.writeable or 0 not in array.strides)
     )
 
 
@@ -106,6 +118,7 @@ class _Pickler(pickle.Pickler):
         if kind is torch.UntypedStorage:
             return _storage, (_bytes_of(obj),)
         if kind is torch.TypedStorage:  # met inside what torch's own reductions return
+            # reach: torch: what is inside of a TypedStorage
             return _typed_storage, (obj._untyped_storage, obj.dtype)
         return NotImplemented
 
@@ -146,6 +159,7 @@ def _reduce_tensor(tensor: torch.Tensor) -> Any:
         # until the next torch.load: the slot would never come back.
         reduced = (
             _sparse_coo,
+            # reach: torch: parts of a sparse tensor that is not coalesced
             (tensor._indices(), tensor._values(), tuple(tensor.shape), tensor.is_coalesced()),
         )
     elif tensor.layout in COMPRESSED_LAYOUTS:
@@ -188,6 +202,7 @@ def _reduce_quantised(tensor: torch.Tensor) -> Any:
 def _reduce_subclass(tensor: torch.Tensor) -> Any:
     """Reduce an instance of a subclass of ``torch.Tensor``."""
     kind = type(tensor)
+    # reach: torch: attributes are read without __torch_function__
     with torch._C.DisableTorchFunctionSubclass():  # attributes are read here, nothing is computed
         _refuse_uncarried(tensor)
         if (
@@ -272,6 +287,7 @@ def _subclass(tensor: torch.Tensor, kind: type[torch.Tensor]) -> torch.Tensor:
     return tensor.as_subclass(kind)
 
 
+# reach: torch: an attribute is set without __torch_function__
 def _adorn(tensor: torch.Tensor, state: tuple[bool, dict[str, Any]]) -> None:
     requires_grad, attributes = state
     tensor.__dict__.update(attributes)
@@ -284,6 +300,7 @@ def _meta(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) 
     return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
 
 
+# reach: torch: a quantised tensor of its integers
 def _quantised(integers: torch.Tensor, scale: Any, zero_point: Any, axis: int = -1) -> torch.Tensor:
     if axis < 0:
         return torch._make_per_tensor_quantized_tensor(integers, scale, zero_point)

@@ -35,7 +35,7 @@ class _Verbatim(str):
 
 
 class ReaderShare(NamedTuple):
-    """Stands for the indices of a batch where one of ``num_shards`` readers gives its next samples.
+    """Stands for the indices of a batch where one of several readers gives its next samples.
 
     Attributes:
         shard: The reader's number, as ``lit_loader.get_shard()`` gives it.

@@ -56,6 +56,7 @@ from lit_loader.seeding.seeds import await_draws, renew_numpy_generator, seed_wo
 from lit_loader.system.child_processes import reap
 from lit_loader.system.forked_locks import renew_locks
 from lit_loader.system.interrupts import HeldBack
+from lit_loader.system.linux import open_process
 from lit_loader.system.stack_dumps import DUMP_SIGNAL, StackFile, write_stacks_to
 from lit_loader.system.standstill import Standstill
 from lit_loader.worker.payload import Descriptor, Links, Payload
@@ -109,8 +110,8 @@ def make_starter(context: BaseContext, links: Links, spec: BatchSpec) -> Starter
 
 def _has_pidfds() -> bool:
     try:
-        os.close(os.pidfd_open(os.getpid()))
-    except (AttributeError, OSError):  # another system, an old kernel, or a sandbox
+        os.close(open_process(os.getpid()))
+    except OSError:
         return False
     return True
 
@@ -123,7 +124,7 @@ class LaunchedWorker(WorkerProcess):
     """A worker that the launcher has forked, as the parent sees it."""
 
     def __init__(self, launcher: Launcher, pid: int) -> None:
-        super().__init__(pid, os.pidfd_open(pid))
+        super().__init__(pid, open_process(pid))
         self._launcher = launcher
         self._fate: tuple[int | None, int] | None = None
 
@@ -303,7 +304,7 @@ class Launcher:
                     sys.setswitchinterval(interval)
                     ours.close()
                     self._serve(theirs, parent, collecting, threads)
-            self._requests, self.pid, self._pidfd = ours, pid, os.pidfd_open(pid)
+            self._requests, self.pid, self._pidfd = ours, pid, open_process(pid)
         except BaseException:
             ours.close()
             raise
@@ -371,7 +372,7 @@ class Launcher:
             multiprocessing.current_process().daemon = False
             rehearse(self._payload.open(), threads)
             signal.alarm(0)
-            _Server(requests, os.pidfd_open(parent), self._links, self._payload).run()
+            _Server(requests, open_process(parent), self._links, self._payload).run()
         except (ConnectionError, ProcessLookupError):
             pass  # the parent has closed its end, or is gone
         except BaseException:
@@ -464,14 +465,13 @@ class _Server:
 
     def _fate(self, pid: int) -> tuple[int | None, int]:
         """Let go of a child that has ended; returns its exit code and peak memory."""
-        process, peak = self._workers.pop(pid, None), 0
+        process, peak, code = self._workers.pop(pid, None), 0, None
         if process is None:
             return None, 0  # a worker of a launcher before this one
         # Starting another process may have reaped it, and then has kept its exit code.
         with contextlib.suppress(ChildProcessError):
             _, status, usage = os.wait4(pid, 0)
             peak = usage.ru_maxrss * 1024
-            # Private reach: join() would wait for the same child once more, and knows no memory.
-            process._popen.returncode = os.waitstatus_to_exitcode(status)
+            code = os.waitstatus_to_exitcode(status)
         reap(process)
-        return process.exitcode, peak
+        return process.exitcode if code is None else code, peak

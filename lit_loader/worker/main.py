@@ -56,7 +56,7 @@ from lit_loader.transport.messages import (
 from lit_loader.transport.progress import Cancelled, EarlyProgress, Progress
 from lit_loader.transport.status_board import ROW_WORDS, Stage, StatusBoard
 from lit_loader.worker.making import BatchMaker
-from lit_loader.worker.parent import follow_parent, yield_to_parent
+from lit_loader.worker.parent import follow_parent
 from lit_loader.worker.payload import NO_ROOM, Links, Payload
 from lit_loader.worker.process_start import reset_signals
 
@@ -75,7 +75,6 @@ def worker_main(links: Links, payload: Payload) -> None:
     # a large parent, in the midst of a sample, that takes seconds.
     gc.freeze()
     follow_parent(links.parent)
-    yield_to_parent()
     torch.set_num_threads(1)
     # A forked worker would inherit what the thread that started it happened to be in.
     with (
@@ -130,7 +129,7 @@ class _Worker:
             links.seed,
             unpack,
         )
-        self._loader, self._shards, self._broken = maker.loader, maker.shards, maker.broken
+        self._loader, self._readers, self._broken = maker.loader, maker.readers, maker.broken
         self._reads = None if self._loader is None else self._loader.reads
         if maker.spec is not None:
             self._clock = ProcessorClock() if maker.spec.timed else None
@@ -151,7 +150,7 @@ class _Worker:
 
     def _receive(self) -> Message:
         """Wait for the next message; the pipe's end is a Stop: the parent has given this one up."""
-        loader = self._shards
+        loader = self._readers
         while (
             loader is not None  # nothing else is to be done, so readers may begin the next epoch
             and loader.may_begin_ahead

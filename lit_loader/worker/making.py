@@ -16,12 +16,12 @@ from typing import Any
 from lit_loader.batch.batch_loader import BatchLoader
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.batch.collate import collate_privately
-from lit_loader.batch.shard_loader import ShardLoader
 from lit_loader.batch.worker_info import ProcessInfo, WorkerInfo, show
 from lit_loader.checkpoint.position import ReadPoint
 from lit_loader.context import reading
 from lit_loader.seeding.generator_lock import Turn
 from lit_loader.seeding.seeds import seed_worker
+from lit_loader.streams.readers import Readers, maker_of
 from lit_loader.transport.progress import Progress
 from lit_loader.transport.remote_error import RemoteError, describe_batch
 
@@ -41,7 +41,7 @@ class BatchMaker:
     Attributes:
         spec: What is made; None: it could not be unpacked.
         loader: Makes it.
-        shards: The same, where there are ``num_shards``; else None.
+        readers: The same, where it is several readers of a stream; else None.
         broken: What has gone wrong at the start.
     """
 
@@ -55,26 +55,25 @@ class BatchMaker:
     ) -> None:
         self._who = who
         self.spec: BatchSpec | None = None
-        self.loader: BatchLoader | ShardLoader | None = None
-        self.shards: ShardLoader | None = None
+        self.loader: BatchLoader | Readers | None = None
+        self.readers: Readers | None = None
         self.broken: RemoteError | None = None
         where = "while its dataset was unpickled"
         try:
             seed_worker(seed)
             spec = self.spec = unpack()
             reading.leave()  # what the parent was reading, of which this process may be a fork
-            kind = ProcessInfo if spec.num_shards else WorkerInfo
+            kind = WorkerInfo if spec.shards is None else ProcessInfo
             show(kind(id=worker, num_workers=num_workers, seed=seed, dataset=spec.dataset))
             collate_privately()
             where = "in worker_init_fn"
             if spec.worker_init_fn is not None:
                 spec.worker_init_fn(worker)
             where = "while its dataset was copied"
-            if spec.num_shards:
+            if spec.shards is not None:
                 reading.shard_asked = False  # by a worker, not by a reader
-                self.loader = self.shards = ShardLoader(spec, spec.watch())
-            else:
-                self.loader = BatchLoader(spec, worker, num_workers)
+            self.loader = loader = maker_of(spec, worker, num_workers)
+            self.readers = loader if isinstance(loader, Readers) else None
         except BaseException as error:
             self.broken = RemoteError.capture(error, f"{who}, {where}")
 

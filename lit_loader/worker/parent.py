@@ -1,26 +1,16 @@
-"""What a worker does for its parent: it ends with it, and lets it run first."""
+"""A worker ends with its parent."""
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import select
 import threading
 from typing import NoReturn
 
-__all__ = ["follow_parent", "yield_to_parent"]
+from lit_loader.system.linux import open_process
 
-
-def yield_to_parent() -> None:
-    """Let the parent run as soon as it can, where there are more processes than processors.
-
-    A batch process gets its share of processor time, but does not interrupt others when it wakes
-    up; the consumer need not queue behind the workers: small batches took a tenth less time on two.
-    """
-    with contextlib.suppress(AttributeError, OSError):  # Linux only; refused in some sandboxes
-        if os.sched_getscheduler(0) == os.SCHED_OTHER:
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+__all__ = ["follow_parent", "sentinel_of"]
 
 
 def follow_parent(parent: int) -> None:
@@ -30,14 +20,7 @@ def follow_parent(parent: int) -> None:
     by any process that was forked meanwhile. PR_SET_PDEATHSIG would follow the *thread* that
     started the worker.
     """
-    sentinel: int | None
-    try:
-        sentinel = os.pidfd_open(parent)
-    except ProcessLookupError:
-        _leave()
-    except (AttributeError, OSError):
-        process = multiprocessing.parent_process()
-        sentinel = None if process is None else int(process.sentinel)
+    sentinel = sentinel_of(parent)
     if sentinel is None:
         return
 
@@ -48,6 +31,20 @@ def follow_parent(parent: int) -> None:
         _leave()
 
     threading.Thread(target=wait, name="lit_loader parent watch", daemon=True).start()
+
+
+def sentinel_of(parent: int) -> int | None:
+    """What can be read from when the parent has ended; None: not known.
+
+    Where the parent is gone already, so is this process.
+    """
+    try:
+        return open_process(parent)
+    except ProcessLookupError:
+        _leave()
+    except OSError:
+        process = multiprocessing.parent_process()
+        return None if process is None else int(process.sentinel)
 
 
 def _leave() -> NoReturn:

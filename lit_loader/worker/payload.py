@@ -5,9 +5,6 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
-import tempfile
-from collections import deque
-from collections.abc import Sequence
 from multiprocessing import reduction
 from typing import Any, Final
 
@@ -16,13 +13,9 @@ from lit_loader.errors import LoaderError
 from lit_loader.system.carrier import (
     Frozen,
     Policy,
-    can_carry_by_value,
-    explain,
     freeze,
-    main_is_importable,
     thaw,
 )
-from lit_loader.system.interrupts import let_handlers_through
 from lit_loader.system.shared_file import nameless_file, remedy
 from lit_loader.worker.shared_lists import SharedLists
 
@@ -49,28 +42,13 @@ def _descriptor_from(duplicate: Any) -> Descriptor:
     return Descriptor(duplicate.detach())
 
 
-def freeze_spec(spec: Any, policies: Sequence[Policy], instead: Any = None) -> Frozen:
-    """Take the user's objects apart, by the first of some policies that will do.
+def freeze_spec(spec: Any, policy: Policy, instead: Any = None) -> Frozen:
+    """Take the user's objects apart.
 
     Raises:
         TransportError: Something cannot be pickled; names the option and the place in it.
     """
-    for policy in policies:
-        try:
-            return freeze(spec, policy, instead)
-        except Exception as error:
-            let_handlers_through(error)
-            if policy is policies[-1] or isinstance(error, RecursionError):
-                users = {name: getattr(spec, name) for name in _USERS}
-                raise explain(users, policy, error) from error
-    raise AssertionError("no policy")
-
-
-def _ways() -> list[bool]:
-    """Whether to carry by value, in the order in which that is tried."""
-    if not can_carry_by_value():
-        return [False]
-    return [False, True] if main_is_importable() else [True]
+    return freeze(spec, policy, {name: getattr(spec, name) for name in _USERS}, instead)
 
 
 class Payload:
@@ -84,12 +62,10 @@ class Payload:
         spec: The objects.
 
     Attributes:
-        notices: Messages for the consumer.
         shared_bytes: Bytes of large buffers that the workers share.
     """
 
     def __init__(self, spec: BatchSpec) -> None:
-        self.notices: deque[str | Warning] = deque()
         self.shared_bytes = 0
         self._spec: BatchSpec | None = spec
         self._fds: list[int] = []  # the file, and what goes along
@@ -109,37 +85,24 @@ class Payload:
         """
         if not self._fds:
             instead = None if self._lists is None else self._lists.instead
-            policies = [Policy.workers(by_value) for by_value in _ways()]
-            frozen = freeze_spec(self._spec, policies, instead)
+            frozen = freeze_spec(self._spec, Policy.workers(), instead)
             self._fds = frozen.fds
             try:
-                self._fds.insert(0, self._written(frozen))
+                self._fds.insert(0, nameless_file("lit_loader arrays")[0])
+                frozen.write(self._fds[0])
+            except OSError as error:
+                self.close()
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    raise  # no want of room
+                raise LoaderError(
+                    f"no room in memory for the dataset's arrays ({frozen.nbytes / 2**20:,.0f} MiB "
+                    f"for all workers, {error}): {remedy(error)}, or use "
+                    "multiprocessing_context='fork', which copies none"
+                ) from error
             except BaseException:
                 self.close()
                 raise
             self.shared_bytes = frozen.nbytes
-
-    def _written(self, frozen: Frozen) -> int:
-        """Write the file into memory, or to a disk; returns its descriptor."""
-        size = f"({frozen.nbytes / 2**20:,.0f} MiB)"
-        try:
-            return _write(frozen)
-        except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                raise  # no want of room
-            try:
-                fd = _write(frozen, on_disk=True)
-            except OSError as full:
-                raise LoaderError(
-                    f"no room for the dataset's arrays {size} in memory ({error}) nor in the "
-                    f"temporary directory ({full}); {remedy(full)}"
-                ) from full
-            self.notices.append(
-                f"the dataset's arrays {size} have found no room in memory ({error}): workers read "
-                f"them from a file without a name in {tempfile.gettempdir()}, which may be slower; "
-                "free memory"
-            )
-            return fd
 
     def open(self) -> BatchSpec:
         """Return the objects.
@@ -159,21 +122,6 @@ class Payload:
         """Let go of the file, and of what goes along."""
         while self._fds:
             os.close(self._fds.pop())
-
-
-def _write(frozen: Frozen, on_disk: bool = False) -> int:
-    """Write a file without a name.
-
-    Raises:
-        OSError: There is no room for it; nothing of it is left.
-    """
-    fd, _ = nameless_file("lit_loader arrays", on_disk)
-    try:
-        frozen.write(fd)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
 
 
 def _payload_from(fds: list[Descriptor]) -> Payload:

@@ -18,6 +18,7 @@ from typing import Any, Final
 from lit_loader.errors import LoaderError
 from lit_loader.seeding.seeds import await_draws
 from lit_loader.system.fork_guard import unguarded_fork
+from lit_loader.system.linux import open_process
 from lit_loader.worker.payload import Descriptor
 
 __all__ = ["Permit", "await_end_of_fork_server", "quiet_start", "reset_signals"]
@@ -119,7 +120,7 @@ def _preload(context: BaseContext) -> None:
     """
     from multiprocessing import forkserver
 
-    # Private reach: the list can be set, and not be asked for. Unset it is this one.
+    # reach: python: the list can be set, and not be asked for; unset it is this one
     if forkserver._forkserver._preload_modules == ["__main__"]:  # type: ignore[attr-defined]
         context.set_forkserver_preload(["__main__", "lit_loader.worker.starters"])
 
@@ -131,12 +132,12 @@ def await_end_of_fork_server() -> None:
     """
     from multiprocessing import forkserver
 
-    # Private reach: nothing else gives the server's process id.
+    # reach: python: nothing else gives the fork server's process id
     pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
     if pid is None:
         return
-    with contextlib.suppress(AttributeError, OSError):  # no pidfd here; it has ended already
-        server = os.pidfd_open(pid)
+    with contextlib.suppress(OSError):  # no pidfds here; it has ended already
+        server = open_process(pid)
         try:
             wait_for([server], _ENDING)
         finally:

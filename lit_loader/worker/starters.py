@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import signal
 import time
+import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import wait as wait_for
@@ -25,6 +26,7 @@ from lit_loader.system.carrier import importable_main
 from lit_loader.system.child_processes import UNKNOWN, reap
 from lit_loader.system.forked_locks import renew_locks
 from lit_loader.system.interrupts import HeldBack
+from lit_loader.system.linux import open_process
 from lit_loader.worker.main import worker_main
 from lit_loader.worker.payload import Links, Payload
 from lit_loader.worker.process_start import Permit, await_end_of_fork_server, quiet_start
@@ -139,9 +141,20 @@ class WorkerProcess:
             elif self.sentinel >= 0:
                 os.kill(self.pid, number)
 
-    def join(self) -> None:
-        """Wait for the end."""
-        wait_for([self.sentinel])
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for the end; for so many seconds at most."""
+        wait_for([self.sentinel], timeout)
+
+    def twin(self) -> WorkerProcess:
+        """The same process for others, who may watch and end it, whatever becomes of this object.
+
+        Raises:
+            OSError: It is closed.
+        """
+        sentinel = os.dup(self.sentinel)
+        twin = WorkerProcess(self.pid, sentinel if self._pidfd >= 0 else -1, sentinel)
+        weakref.finalize(twin, os.close, sentinel)
+        return twin
 
     def close(self) -> None:
         """Let go of the sentinel; the process must have ended."""
@@ -199,9 +212,9 @@ class _ForkedProcess(getattr(multiprocessing.context, "ForkProcess", BaseProcess
     """A process that is forked from one with other threads."""
 
     def _bootstrap(self, *arguments: Any, **options: Any) -> Any:
-        # Private reach: before multiprocessing's own beginning, which needs the streams.
         renew_locks()
         renew_numpy_generator()
+        # reach: python: before multiprocessing's own beginning, which needs the streams
         return super()._bootstrap(*arguments, **options)
 
 
@@ -214,8 +227,8 @@ class DirectWorker(WorkerProcess):
     def __init__(self, process: BaseProcess) -> None:
         self._process = process
         pid, pidfd = process.pid or 0, -1
-        with contextlib.suppress(AttributeError, OSError):
-            pidfd = os.pidfd_open(pid)
+        with contextlib.suppress(OSError):
+            pidfd = open_process(pid)
         super().__init__(pid, pidfd, process.sentinel)
 
     @property
@@ -225,8 +238,8 @@ class DirectWorker(WorkerProcess):
         # What multiprocessing makes of a fork server that is gone.
         return None if code == UNKNOWN else code
 
-    def join(self) -> None:
-        """Wait for the end."""
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for the end, and for as long as that takes."""
         super().join()
         reap(self._process)
 
@@ -259,7 +272,7 @@ class DirectStarter:
         self._kind: Any = _ForkedProcess if self.forks else context.Process  # type: ignore[attr-defined]
         self._context = context
         self._payload = Payload(spec)
-        self.notices = self._payload.notices
+        self.notices: deque[Notice] = deque()
 
     @property
     def shared_data(self) -> int:

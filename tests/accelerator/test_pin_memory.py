@@ -19,9 +19,9 @@ import torch
 from lit_loader import DataLoader
 from lit_loader.accelerator import pin_memory as pinning
 from lit_loader.accelerator.pin_memory import PinMemoryThread, pin_batch
-from lit_loader.errors import LoaderError, PinMemoryError, WorkerDiedError, WorkerTimeoutError
-from tests.parity.tools import Gate, finish_script, start_script, wait_gone
-from tests.support.samples import Call, Counting, Rows, ints, uncollated, worker_pids
+from lit_loader.errors import LoaderError, PinMemoryError
+from tests.parity.tools import finish_script, start_script, wait_gone
+from tests.support.samples import Call, Counting, Rows, ints, uncollated
 
 ROOT = Path(__file__).parents[2]
 has_accelerator = torch.accelerator.is_available()
@@ -159,11 +159,6 @@ def test_attributes_of_containers_stay(marking: None) -> None:
     tagged.tag = "mine"
     assert (pin_batch(named).name, pin_batch(tagged).tag) == ("n", "mine")
     assert pin_batch(defaultdict(list, x=X)).default_factory is list
-
-
-def test_what_is_not_a_container_is_left_alone(marking: None) -> None:
-    plain = Plain(X)
-    assert pin_batch(plain) is plain
 
 
 def cyclic(kind: str) -> Any:
@@ -393,48 +388,6 @@ def test_a_device_that_cannot_be_set(
     assert not pin_threads()
 
 
-def test_timeout(pinned_for: list[int]) -> None:
-    gate = Gate()
-
-    def slow(index: int) -> int:
-        if index == 2:
-            gate.wait()
-        return index
-
-    iterator = iter(
-        DataLoader(
-            Call(slow, 5), num_workers=1, pin_memory=True, timeout=0.5, max_worker_restarts=0
-        )
-    )
-    assert [int(next(iterator)) for _ in range(2)] == [0, 1]
-    with pytest.raises(WorkerTimeoutError, match="within timeout=0.5 s.*fetching index 2"):
-        next(iterator)
-    assert not pin_threads()
-    gate.open()
-    assert ints(iterator) == [2, 3, 4]
-    gate.close()
-
-
-def test_a_dead_worker(pinned_for: list[int]) -> None:
-    def deadly(index: int) -> int:
-        if index == 3 and not os.path.exists(lived):
-            open(lived, "w").close()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return index
-
-    lived = f"/tmp/lit_loader-test-{os.getpid()}"
-    try:
-        iterator = iter(
-            DataLoader(Call(deadly, 6), num_workers=2, pin_memory=True, max_worker_restarts=0)
-        )
-        found = outcomes(iterator)
-    finally:
-        os.unlink(lived)
-    assert found.count(WorkerDiedError) == 1
-    found.remove(WorkerDiedError)
-    assert found == list(range(6))
-
-
 def test_a_forked_copy_leaves_the_thread_to_its_parent(pinned_for: list[int]) -> None:
     with DataLoader(range(50), num_workers=2, pin_memory=True, persistent_workers=True) as loader:
         iterator = iter(loader)
@@ -533,12 +486,3 @@ def test_workers_do_not_touch_the_accelerator() -> None:
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env=environment)
-
-
-def test_the_threads_workers_are_the_loaders(pinned_for: list[int]) -> None:
-    iterator = iter(DataLoader(Rows(40), num_workers=2, pin_memory=True))
-    next(iterator)
-    pids = worker_pids(iterator)
-    assert len(pids) == 2
-    del iterator
-    wait_gone(pids)

@@ -222,6 +222,7 @@ def test_check_compares_ratios_only() -> None:
 # --- refusals ---
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

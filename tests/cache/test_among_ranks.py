@@ -139,6 +139,6 @@ def test_no_lock_is_to_be_had(
     def refuse(*_: object) -> None:
         raise PermissionError(1, "not permitted")
 
-    monkeypatch.setattr(shared_store.NodeLock, "take", refuse)
+    monkeypatch.setattr(shared_store.memory_files, "lock", refuse)
     assert all_equal(cache())
     assert "each process has a cache of its own: [Errno 1] not permitted" in caplog.text

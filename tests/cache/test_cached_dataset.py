@@ -164,8 +164,8 @@ def test_a_full_cache_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
         for index in range(26):
             cached[index]
     assert [record.message for record in caplog.records] == [
-        "CachedDataset: memory=3206 bytes are full: 7 of 26 samples are kept (0.0 MB), the "
-        "others are made anew each time"
+        f"CachedDataset: memory={7 * SIZE + 70} bytes are full: 7 of 26 samples are kept "
+        "(0.0 MB), the others are made anew each time"
     ]
 
 

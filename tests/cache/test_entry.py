@@ -12,6 +12,7 @@ import torch
 from lit_loader.cache import entry
 from lit_loader.cache.entry import MISSING, UNIT, pack, seal, unpack, whole
 from lit_loader.errors import TransportError
+from lit_loader.transport import codec
 from tests.cache.data import equal
 
 Pair = namedtuple("Pair", "left right")
@@ -73,7 +74,7 @@ def test_what_is_read_is_the_readers_own(name: str) -> None:
 
 
 def test_common_samples_need_no_pickle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entry, "encode", None)
+    monkeypatch.setattr(codec, "pickle_apart", None)
     for name in ("tensor", "scalars", "image and label", "dict", "list", "nothing"):
         pack(0, SAMPLES[name])
 

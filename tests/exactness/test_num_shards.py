@@ -353,6 +353,7 @@ class AsksNothing(IterableDataset[int]):
         return iter(range(4))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_dataset_that_does_not_ask(workers: int) -> None:
     text = r"AsksNothing is iterated by 4 readers \(num_shards\) and has not asked"
@@ -396,11 +397,11 @@ class Streaming:
 
 
 def test_each_reader_has_an_epoch_of_its_own() -> None:
-    from lit_loader.batch.dataset_copies import DatasetCopies
+    from lit_loader.streams.copies import DatasetCopies
 
     stream = [Streaming()]
     copies = DatasetCopies(stream)
-    (first,), (second,) = copies.make()[0], copies.make()[0]
+    (first,), (second,) = copies.make(), copies.make()
     first._epoch += 1
     first.other += 1
     assert [int(each._epoch) for each in (first, second, *stream)] == [1, 0, 0]
@@ -408,7 +409,7 @@ def test_each_reader_has_an_epoch_of_its_own() -> None:
 
 
 def test_copies_share_what_is_read_only(tmp_path: Path) -> None:
-    from lit_loader.batch.dataset_copies import DatasetCopies
+    from lit_loader.streams.copies import DatasetCopies
 
     np.save(tmp_path / "table.npy", np.arange(8))
     frozen = np.arange(3)
@@ -418,7 +419,7 @@ def test_copies_share_what_is_read_only(tmp_path: Path) -> None:
     view = np.arange(4)[1:]
     view.flags.writeable = False  # but what it is a view of is not
     function: Callable[[], None] = lambda: None  # noqa: E731
-    one = DatasetCopies([frozen, shared, mapped, mapped[2:], function, view, {}]).make()[0]
+    one = DatasetCopies([frozen, shared, mapped, mapped[2:], function, view, {}]).make()
     assert one[0] is frozen and one[1] is shared and one[2] is mapped and one[4] is function
     assert one[3].base is mapped or np.shares_memory(one[3], mapped)
     assert not np.shares_memory(one[5], view)

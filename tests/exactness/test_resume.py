@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import io
 import itertools
-import pickle
 import time
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +21,7 @@ from torch.utils.data import (
     DataLoader as TorchLoader,
 )
 
-from lit_loader import DataLoader, StateError
+from lit_loader import DataLoader
 from tests.support.exact import (
     Augmented,
     EveryOther,
@@ -416,33 +414,6 @@ def test_a_short_loader_cycled_within_an_epoch() -> None:
     assert digests(resumed) == expected
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"seed": 4}, "seed=3, but this loader has seed=4: pass the state's seed"),
-        ({"seeding": "sample"}, "seeding='batch', but this loader has seeding='sample'"),
-        ({"shuffle": False}, "order='ShuffledSampler', but this loader has order='OrderedSampler'"),
-        ({"dataset": Augmented(27)}, "dataset_length=26, but this loader has dataset_length=27"),
-    ],
-)
-def test_a_loader_of_other_data_is_refused_in_one_line(
-    change: dict[str, Any], message: str
-) -> None:
-    options = {"dataset": Augmented(LENGTH), "batch_size": 4, "shuffle": True, "seed": 3}
-    loader, other = DataLoader(**options), DataLoader(**(options | change))
-    before = other.state_dict()
-    with pytest.raises(StateError, match=message) as error:
-        other.load_state_dict(loader.state_dict())
-    assert "\n" not in str(error.value)
-    assert other.state_dict() == before
-
-
-def test_an_unknown_version_is_refused() -> None:
-    loader = make("shuffle")
-    with pytest.raises(StateError, match="state has version 99, but only version 2 is known here"):
-        loader.load_state_dict(loader.state_dict() | {"version": 99})
-
-
 def test_a_seed_that_nobody_chose_is_taken_over() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(1)
@@ -455,24 +426,6 @@ def test_a_seed_that_nobody_chose_is_taken_over() -> None:
         resumed = DataLoader(Augmented(LENGTH), 4, True)
         resumed.load_state_dict(state)
         assert (digests(resumed), digests(resumed)) == (expected[0][2:], expected[1])
-
-
-@pytest.mark.parametrize("in_order", [True, False])
-def test_states_are_small_and_fast(in_order: bool) -> None:
-    options = {"num_workers": 2, "in_order": in_order, "prefetch_factor": 8}
-    with DataLoader(Indices(10**9), 256, True, seed=2**64 - 1, **options) as loader:
-        _, iterator = taken(loader, 5)
-        file = io.BytesIO()
-        torch.save(loader.state_dict(), file)
-        assert len(file.getvalue()) < 2000
-        assert len(pickle.dumps(loader.state_dict())) < 1000
-        times = []
-        for _ in range(20):
-            start = time.perf_counter()
-            loader.state_dict()
-            times.append(time.perf_counter() - start)
-        assert sorted(times)[10] < 0.001
-        del iterator
 
 
 @pytest.mark.parametrize("shuffle", [False, True])

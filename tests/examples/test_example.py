@@ -91,7 +91,6 @@ def test_two_processes_share_each_epoch(tmp_path: Path) -> None:
 
 
 def test_mistyped_options_are_refused(tmp_path: Path) -> None:
-    assert "Key 'num_worker' not in 'LoaderSchema'" in run(tmp_path, "loader.num_worker=4", code=1)
     printed = run(tmp_path, "+loader.nun_workers=4", code=1)
     assert "unknown option 'nun_workers': did you mean 'num_workers'?" in printed
 

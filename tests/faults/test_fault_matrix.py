@@ -22,10 +22,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import torch
 
 from lit_loader import DataLoader
-from lit_loader.accelerator import pin_memory as pinning
 from lit_loader.errors import TransportError, WorkerRestartWarning
 from lit_loader.memory import arena as arena_module
 from tests.parity.tools import PROMPT, finish_script, start_script
@@ -163,14 +161,6 @@ def strike_of(cell: Cell) -> Strike:
     # Only the first batch is sure to need a larger slot: later ones may be sent one at once.
     number = 0 if cell.point == "granting" else 3
     return Strike(cell.fault.split()[0], cell.point, number, epoch=int(in_second))
-
-
-@pytest.fixture
-def pinned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pretend there is an accelerator; a copy stands for pinning."""
-    monkeypatch.setattr(pinning, "find_accelerator", lambda device="": 0)
-    monkeypatch.setattr(pinning, "pin_tensor", torch.Tensor.clone)
-    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda device: None)
 
 
 def same(kind: str, found: list[Any], expected: list[Any]) -> bool:

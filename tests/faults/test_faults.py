@@ -6,7 +6,6 @@ used up); how they are healed is in test_recovery.py and test_fault_matrix.py.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import sys
@@ -19,7 +18,6 @@ from typing import Any
 import pytest
 import torch
 
-import lit_loader
 from lit_loader import DataLoader
 from lit_loader.errors import TransportError, WorkerDiedError, WorkerError, WorkerTimeoutError
 from tests.parity.tools import PROMPT, Gate, wait_gone
@@ -28,7 +26,6 @@ from tests.support.samples import (
     BrokenArrival,
     Call,
     Counting,
-    Hanging,
     Rows,
     hang,
     ints,
@@ -75,7 +72,9 @@ DEATHS = {
     "SIGSEGV": (crash, "killed by SIGSEGV, by a crash in native code"),
     "SIGTERM": (lambda: os.kill(os.getpid(), signal.SIGTERM), "killed by SIGTERM, at the request"),
     "SIGALRM": (lambda: os.kill(os.getpid(), signal.SIGALRM), "killed by SIGALRM, whose sender"),
+    "SIGABRT": (lambda: os.kill(os.getpid(), signal.SIGABRT), "killed by SIGABRT, by native code"),
     "_exit": (lambda: os._exit(7), "exited by itself with code 7"),
+    "_exit 0": (lambda: os._exit(0), "exited by itself with code 0"),
 }
 
 
@@ -177,26 +176,6 @@ def test_killed_while_idle() -> None:
         assert ints(loader) == list(range(40))
 
 
-def test_killed_from_outside_in_mid_epoch() -> None:
-    gate = Gate()
-
-    def sample(index: int) -> int:
-        if index == 6:
-            gate.wait()
-        return index
-
-    iterator = iter(DataLoader(Call(sample, 20), num_workers=2, max_worker_restarts=0))
-    found = [int(next(iterator)) for _ in range(3)]
-    for pid in worker_pids(iterator):
-        os.kill(pid, signal.SIGKILL)
-    gate.open()
-    with pytest.raises(WorkerDiedError, match="SIGKILL"):
-        while True:
-            found.append(int(next(iterator)))
-    assert found + ints(iterator) == list(range(20))
-    gate.close()
-
-
 @pytest.mark.parametrize("method", METHODS[1:])
 def test_a_death_by_start_method(method: str) -> None:
     loader = DataLoader(
@@ -294,31 +273,6 @@ def test_importing_is_not_the_users_time() -> None:
     assert ints(loader) == [0, 1, 2]
 
 
-def test_a_persistent_worker_that_hangs_when_the_epoch_begins() -> None:
-    gate, hanging = Gate(), Gate()
-
-    def sample(index: int) -> int:
-        if index == 2 and lit_loader.get_epoch() == 0:
-            hanging.open()
-            gate.wait()
-        return index
-
-    with DataLoader(
-        Call(sample, 8), num_workers=2, persistent_workers=True, timeout=0.5, max_worker_restarts=0
-    ) as loader:
-        for _ in loader:
-            assert hanging.wait()
-            break
-        pids = loader._core.pool.pids
-        with pytest.raises(WorkerTimeoutError, match="did not get on within.*done with batch"):
-            next(iter(loader))
-        wait_gone(pids)
-        gate.open()
-        assert ints(loader) == list(range(8))
-    gate.close()
-    hanging.close()
-
-
 # Beginnings ------------------------------------------------------------------------------------
 
 
@@ -356,29 +310,6 @@ def test_a_dataset_that_cannot_be_unpickled(method: str) -> None:
         next(iter(loader))
     assert "while its dataset was unpickled" in str(caught.value)
     assert "in __setstate__" in str(caught.value)
-
-
-def test_inside_a_daemonic_process() -> None:
-    reading, writing = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context("fork").Process(
-        target=_load_and_send, args=(writing,), daemon=True
-    )
-    process.start()
-    assert reading.poll(30)
-    said = reading.recv()
-    process.join()
-    assert said.startswith("LoaderError: num_workers=2 inside a daemonic process")
-    assert "use num_workers=0 there" in said
-    process.close()
-    reading.close()
-    writing.close()
-
-
-def _load_and_send(connection: Any) -> None:
-    try:
-        connection.send(str(list(DataLoader(range(4), num_workers=2))))
-    except Exception as error:
-        connection.send(f"{type(error).__name__}: {error}")
 
 
 # Exceptions of user code -----------------------------------------------------------------------
@@ -449,20 +380,6 @@ def test_an_exception_arrives_and_the_epoch_goes_on(
         del caught
 
 
-def test_an_error_in_collate_fn_goes_on() -> None:
-    def collate(samples: list[int]) -> list[int]:
-        if 4 in samples:
-            raise ArithmeticError("no batch of 4")
-        return samples
-
-    iterator = iter(DataLoader(range(8), batch_size=2, num_workers=2, collate_fn=collate))
-    assert [next(iterator), next(iterator)] == [[0, 1], [2, 3]]
-    with pytest.raises(ArithmeticError, match="no batch of 4") as caught:
-        next(iterator)
-    assert "indices [4, 5]" in str(caught.value)
-    assert list(iterator) == [[6, 7]]
-
-
 class FailingSampler:
     def __init__(self, at: int) -> None:
         self.at = at
@@ -493,16 +410,6 @@ def test_indices_that_cannot_be_pickled_are_an_error() -> None:
     )
     with pytest.raises(Exception, match="[Pp]ickle.*lambda"):
         next(iter(loader))
-
-
-def test_a_hung_worker_does_not_hang_close() -> None:
-    loader = DataLoader(Hanging(), num_workers=2)
-    iterator = iter(loader)
-    pids = {int(next(iterator)) for _ in range(2)}
-    begun = time.monotonic()
-    loader.close()
-    assert time.monotonic() - begun < PROMPT
-    wait_gone(pids)
 
 
 def test_a_death_leaves_other_loaders_alone(once: Once) -> None:

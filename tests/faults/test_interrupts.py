@@ -20,12 +20,13 @@ import torch
 from torch.utils.data import IterableDataset
 
 from lit_loader import DataLoader
-from lit_loader.accelerator import pin_memory
 from lit_loader.seeding import generator_lock
 from lit_loader.system.interrupts import HeldBack, is_interruption, let_handlers_through
 from lit_loader.transport import loader_page
 from tests.support.samples import Counting
 from tests.support.striking import Strike, Struck, StruckHard
+
+pytestmark = pytest.mark.usefixtures("pinned")
 
 LENGTH = 8
 
@@ -288,14 +289,6 @@ SPAWNED = {
 
 HELD_POINTS = 25
 """Of the many instructions at which exceptions are held back, so many are struck at."""
-
-
-@pytest.fixture(autouse=True)
-def pinning(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pin by copying, where there is no accelerator."""
-    monkeypatch.setattr(pin_memory, "find_accelerator", lambda device="": 0)
-    monkeypatch.setattr(pin_memory, "pin_tensor", torch.clone)
-    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
 
 
 def sweep(case: Case, most: int | None, last: int = 0) -> None:

@@ -125,15 +125,6 @@ def test_a_changed_number_of_workers(iterable: bool) -> None:
         assert loader._core.pool.pids == old
 
 
-def test_lengths() -> None:
-    loader = DataLoader(range(10), batch_size=4, num_workers=2)
-    iterator = iter(loader)
-    assert len(loader) == len(iterator) == 3
-    next(iterator)
-    assert len(iterator) == 3
-    assert len(list(iterator)) == 2
-
-
 # Several users ---------------------------------------------------------------------------------
 
 
@@ -530,6 +521,32 @@ say(int(next(iterator)), int(next(iterator)))
     wait_gone(map(int, out.split()))
 
 
+@PERSISTENT
+@pytest.mark.parametrize(
+    ("last_word", "status", "last_line"),
+    [
+        ("break", 0, ""),
+        ("1 / 0", 1, "ZeroDivisionError: division by zero"),
+        ("sys.exit(5)", 5, ""),
+    ],
+)
+def test_the_loop_ends_the_program(
+    tmp_path: Path, last_word: str, status: int, last_line: str, persistent: bool
+) -> None:
+    """As it is, and without a word of the workers."""
+    body = f"""
+for batch in DataLoader(Data(1000), **options):
+    say(int(batch))
+    {last_word}
+"""
+    out, err, ended = finish_script(
+        start_script(DataLoader, program(body, persistent=persistent), tmp_path)
+    )
+    assert (ended, err.count("Traceback")) == (status, int(status == 1))
+    assert err.strip().splitlines()[-1:] == [last_line][: bool(last_line)]
+    wait_gone(map(int, out.split()))
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("last", [4, 1000], ids=["hanging", "working"])
 def test_a_parent_that_is_killed(tmp_path: Path, method: str, last: int) -> None:
@@ -627,18 +644,6 @@ def test_a_start_method_that_is_not_pythons_own(monkeypatch: pytest.MonkeyPatch)
     """joblib's loky sets one in its processes, under which not even an explicit spawn works."""
     monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none=False: "loky")
     assert ints(DataLoader(range(6), num_workers=2)) == list(range(6))
-
-
-def policy(_: Any) -> int:
-    return os.sched_getscheduler(0)
-
-
-@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="a policy of Linux")
-def test_workers_do_not_interrupt_their_parent() -> None:
-    here = os.sched_getscheduler(0)
-    expected = os.SCHED_BATCH if here == os.SCHED_OTHER else here
-    assert ints(DataLoader(range(2), num_workers=1, collate_fn=policy)) == [expected] * 2
-    assert os.sched_getscheduler(0) == here
 
 
 @pytest.mark.parametrize("options", [{"iterable": True}, {"seeding": "worker"}], ids=str)

@@ -477,34 +477,6 @@ class Interrupted(BaseException):
     pass
 
 
-def _interrupt(*_: object) -> None:
-    raise Interrupted
-
-
-@pytest.fixture
-def _alarm() -> Iterator[None]:
-    before = signal.signal(signal.SIGALRM, _interrupt)
-    yield
-    signal.signal(signal.SIGALRM, before)
-
-
-@pytest.mark.usefixtures("_alarm")
-@pytest.mark.parametrize("seeding", ["batch", "worker"])
-def test_an_exception_out_of_a_signal_handler(seeding: str) -> None:
-    def read(index: int) -> float:
-        if index == 2:
-            signal.raise_signal(signal.SIGALRM)
-        return random.random()
-
-    before = state()
-    iterator = iter(DataLoader(Call(read, 4), seed=1, seeding=seeding))
-    next(iterator), next(iterator)
-    with pytest.raises(Interrupted):
-        next(iterator)
-    assert state() == before
-    assert lock_is_free()
-
-
 def test_a_signal_handler_that_iterates_a_loader() -> None:
     found: list[list[str]] = []
 

@@ -138,13 +138,6 @@ def test_another_number_of_workers_is_refused() -> None:
         other.load_state_dict(state)
 
 
-def test_another_batch_size_is_refused() -> None:
-    state = make("iterator", "equal", "batches").state_dict()
-    other = make("iterator", "equal", "batches", batch_size=3)
-    with pytest.raises(StateError, match="with batch_size=4, but this loader has batch_size=3"):
-        other.load_state_dict(state)
-
-
 def test_a_dataset_state_of_another_rank_is_refused() -> None:
     def of_rank(rank: int, kind: type[Shared]) -> DataLoader[Any]:
         return DataLoader(kind(9, 9), 4, seed=7, num_replicas=2, rank=rank)
@@ -232,9 +225,3 @@ def test_another_loaders_asking_does_not_count() -> None:
         for _ in zip(good, bad, strict=False):
             pass
     assert len(record) == 1
-
-
-def test_a_loader_alone_is_not_warned() -> None:
-    with DataLoader(Unshared(10), 2, num_workers=1) as loader:
-        assert len(list(loader)) == 5
-    assert len(list(DataLoader(Unshared(10), 2))) == 5

@@ -18,7 +18,7 @@ from torch.utils.data import IterableDataset
 
 import lit_loader
 from lit_loader import DataLoader
-from lit_loader.pool.reader_homes import ReaderHomes
+from lit_loader.streams.homes import ReaderHomes
 from tests.parity.tools import Gate
 from tests.support.samples import METHODS
 from tests.support.shard_data import KINDS

@@ -15,11 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch.utils.data import get_worker_info
 
 from lit_loader import DataLoader
-from lit_loader.accelerator import pin_memory as pinning
 from lit_loader.errors import LoaderError, OptionError, WorkerRestartWarning
 from lit_loader.pool.worker_pool import MOST_WORKERS, WorkerPool
 from lit_loader.pool.worker_set import WorkerSet
@@ -31,14 +29,6 @@ from tests.support.samples import Call, Counting, Noted, Rows, ints, worker_pids
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("by_fork")]  # for pipes and gates
 
 LENGTH = 60
-
-
-@pytest.fixture
-def pinned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pretend there is an accelerator; a copy stands for pinning."""
-    monkeypatch.setattr(pinning, "find_accelerator", lambda device="": 0)
-    monkeypatch.setattr(pinning, "pin_tensor", torch.Tensor.clone)
-    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda device: None)
 
 
 @pytest.fixture
@@ -389,6 +379,7 @@ def test_the_next_epochs_make_do_with_as_many(
 # Without workers, and what is refused ------------------------------------------------------------
 
 
+@pytest.mark.process
 def test_from_none_and_to_none() -> None:
     with DataLoader(Rows(6), num_workers=0) as loader:
         loader.resize(2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,35 +13,30 @@ from lightning.pytorch.tuner import Tuner
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils.data import (
-    Dataset,
     IterableDataset,
-    RandomSampler,
-    SequentialSampler,
     TensorDataset,
     WeightedRandomSampler,
 )
 
 import lit_loader
 from lit_loader import LoaderConfig, LoaderDataModule, OptionError
+from tests.support import lightning_runs
+from tests.support.lightning_runs import Noting, quiet_trainer
 from tests.support.older_lightning import needs_2_6
+
+pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no")
 
 SPLITS = ("train", "val", "test", "predict")
 
 
-class Points(Dataset[Tensor]):
-    """Vectors that hold their own index; counts how often it was made."""
+class Points(lightning_runs.Points):
+    """Counts how often it was made."""
 
     made = 0
 
     def __init__(self, length: int = 12) -> None:
         type(self).made += 1
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> Tensor:
-        return torch.full((3,), float(index))
+        super().__init__(length)
 
 
 class Stream(IterableDataset[Tensor]):
@@ -50,50 +44,13 @@ class Stream(IterableDataset[Tensor]):
         return iter(torch.zeros(4, 3))
 
 
-class Model(LightningModule):
-    """Records the first column of each batch it is trained on."""
-
-    def __init__(self, fail_at: int = -1) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(3, 1)
-        self.fail_at = fail_at
-        self.seen: dict[str, list[list[float]]] = {split: [] for split in SPLITS}
-
-    def _see(self, split: str, batch: Tensor) -> Tensor:
-        self.seen[split].append(batch[:, 0].tolist())
-        return self.layer(batch).mean()
+class Failing(Noting):
+    """Fails in its second step."""
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        if batch_idx == self.fail_at:
+        if batch_idx == 1:
             raise LookupError("in the training loop")
-        return self._see("train", batch)
-
-    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
-        self._see("val", batch)
-
-    def test_step(self, batch: Tensor, batch_idx: int) -> None:
-        self._see("test", batch)
-
-    def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        return self._see("predict", batch)
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.0)
-
-
-class PlainModel(Model):
-    """Without validation."""
-
-    validation_step = LightningModule.validation_step  # type: ignore[assignment]
-
-
-def trainer(tmp_path: Path, **options: Any) -> Trainer:
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    defaults: dict[str, Any] = {
-        "accelerator": "cpu", "max_epochs": 1, "enable_checkpointing": False,
-        "default_root_dir": tmp_path, **quiet,
-    }  # fmt: skip
-    return Trainer(**{**defaults, **options})
+        return super().training_step(batch, batch_idx)
 
 
 class CloseCounter:
@@ -207,23 +164,6 @@ def test_options_are_laid_over_the_common_ones() -> None:
     assert data.configs["predict"] == LoaderConfig(batch_size=4)
 
 
-def test_loaders_are_fresh_and_configured() -> None:
-    data = LoaderDataModule({"train": Points}, {"batch_size": 4}, {"shuffle": True})
-    data.setup("fit")
-    first, second = data.train_dataloader(), data.train_dataloader()
-    assert first is not second
-    assert isinstance(first, lit_loader.DataLoader)
-    assert isinstance(first.sampler, RandomSampler)
-    assert (len(first), first.batch_size) == (3, 4)
-
-
-def test_iterable_dataset_refuses_shuffle() -> None:
-    data = LoaderDataModule({"train": Stream}, train={"shuffle": True})
-    data.setup("fit")
-    with pytest.raises(OptionError, match="^shuffle does not apply to an IterableDataset"):
-        data.train_dataloader()
-
-
 def test_sampler_factory_gets_the_dataset() -> None:
     def factory(dataset: Points) -> WeightedRandomSampler:
         return WeightedRandomSampler(torch.ones(len(dataset)), num_samples=5)
@@ -233,65 +173,29 @@ def test_sampler_factory_gets_the_dataset() -> None:
     assert len(data.train_dataloader()) == 5
 
 
-def test_several_loaders_for_one_split() -> None:
-    class Several(LoaderDataModule):
-        def val_dataloader(self) -> list[Any]:
-            return [super().val_dataloader(), self.make_loader("val", Points(5))]
-
-    data = Several({"train": Points, "val": Points}, {"batch_size": 5})
-    data.setup("fit")
-    assert [len(loader) for loader in data.val_dataloader()] == [3, 1]
-
-
 # --- under the Trainer ---
 
 
 def test_fit_validate_test_predict(tmp_path: Path) -> None:
-    model = Model()
+    model = Noting()
     data = LoaderDataModule(dict.fromkeys(SPLITS, Points), {"batch_size": 5})
-    run = trainer(tmp_path, num_sanity_val_steps=0)
+    run = quiet_trainer(tmp_path, num_sanity_val_steps=0)
     run.fit(model, datamodule=data)
     run.test(model, datamodule=data, verbose=False)
     run.predict(model, datamodule=data)
-    whole = [[0.0, 1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0, 9.0], [10.0, 11.0]]
-    assert model.seen == dict.fromkeys(SPLITS, whole)
+    whole = [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11]]
+    assert [model.seen(split) for split in SPLITS] == [whole] * len(SPLITS)
 
 
-def test_fit_with_persistent_workers_for_several_epochs(tmp_path: Path) -> None:
-    model = Model()
-    data = LoaderDataModule(
-        {"train": Points, "val": Points},
-        {"batch_size": 4, "num_workers": 2, "persistent_workers": True},
-        train={"shuffle": True},
-    )
-    trainer(tmp_path, max_epochs=3, num_sanity_val_steps=0).fit(model, datamodule=data)
-    epochs = [model.seen["train"][i : i + 3] for i in (0, 3, 6)]
-    for epoch in epochs:
-        assert sorted(chain.from_iterable(epoch)) == list(range(12))
-    assert epochs[0] != epochs[1] != epochs[2]
-    assert sorted(chain.from_iterable(model.seen["val"])) == sorted([*range(12)] * 3)
-
-
-@pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
 def test_fit_without_a_validation_split(tmp_path: Path) -> None:
     data = LoaderDataModule({"train": Points})
     assert is_overridden("train_dataloader", data)
     assert not is_overridden("val_dataloader", data)
-    model = Model()
-    trainer(tmp_path).fit(model, datamodule=data)
-    assert model.seen["val"] == []
+    model = Noting()
+    quiet_trainer(tmp_path).fit(model, datamodule=data)
+    assert model.seen("val") == []
     with pytest.raises(OptionError, match="datasets has no 'val' split"):
-        trainer(tmp_path).validate(model, datamodule=data)
-
-
-def test_overfitting_reads_the_same_batches(tmp_path: Path) -> None:
-    model = Model()
-    options = {"batch_size": 4, "shuffle": True}
-    data = LoaderDataModule({"train": Points, "val": Points}, options)
-    trainer(tmp_path, overfit_batches=2, max_epochs=2).fit(model, datamodule=data)
-    assert model.seen["train"] == [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]] * 2
-    assert data.configs["train"].shuffle is True
-    assert isinstance(data.train_dataloader().sampler, SequentialSampler)
+        quiet_trainer(tmp_path).validate(model, datamodule=data)
 
 
 def test_ranks_come_from_the_trainer_unless_given() -> None:
@@ -312,7 +216,7 @@ def test_ranks_come_from_the_trainer_unless_given() -> None:
 
 def test_a_single_device_is_not_sharded(tmp_path: Path) -> None:
     data = LoaderDataModule({"train": Points})
-    data.trainer = trainer(tmp_path)
+    data.trainer = quiet_trainer(tmp_path)
     assert data._with_trainer("train", data.configs["train"]) is data.configs["train"]
 
 
@@ -320,8 +224,10 @@ def test_a_single_device_is_not_sharded(tmp_path: Path) -> None:
 def test_batch_size_finder(tmp_path: Path) -> None:
     data = LoaderDataModule({"train": lambda: Points(64)}, {"batch_size": 2})
     assert data.batch_size == 2
-    found = Tuner(trainer(tmp_path)).scale_batch_size(
-        PlainModel(), datamodule=data, max_trials=2, steps_per_trial=1
+    model = Noting()
+    model.validation_step = None  # type: ignore[assignment, method-assign]
+    found = Tuner(quiet_trainer(tmp_path)).scale_batch_size(
+        model, datamodule=data, max_trials=2, steps_per_trial=1
     )
     assert found == data.batch_size == 4
     assert {config.batch_size for config in data.configs.values()} == {4}
@@ -333,7 +239,7 @@ def test_batch_size_finder(tmp_path: Path) -> None:
 def test_teardown_closes_every_loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counter = CloseCounter(monkeypatch)
     data = LoaderDataModule({"train": Points, "val": Points}, {"batch_size": 4, "num_workers": 1})
-    trainer(tmp_path).fit(Model(), datamodule=data)
+    quiet_trainer(tmp_path).fit(Noting(), datamodule=data)
     assert len(set(counter.closed)) == 2
     data.teardown("fit")
     data.close()
@@ -343,7 +249,7 @@ def test_exception_closes_every_loader(tmp_path: Path, monkeypatch: pytest.Monke
     counter = CloseCounter(monkeypatch)
     data = LoaderDataModule({"train": Points}, {"num_workers": 1})
     with pytest.raises(LookupError, match="in the training loop"):
-        trainer(tmp_path).fit(PlainModel(fail_at=1), datamodule=data)
+        quiet_trainer(tmp_path).fit(Failing(), datamodule=data)
     assert len(set(counter.closed)) == 1
 
 
@@ -389,8 +295,8 @@ def test_hyperparameters_survive_a_safe_checkpoint(tmp_path: Path) -> None:
         {"batch_size": 2, "timeout": torch.tensor(2.5).item(), "num_workers": 1},
         {"collate_fn": stack, "generator": torch.Generator()},
     )
-    run = trainer(tmp_path, callbacks=[Save()], enable_checkpointing=False)
-    run.fit(PlainModel(), datamodule=data)
+    run = quiet_trainer(tmp_path, callbacks=[Save()])
+    run.fit(Noting(), datamodule=data)
     checkpoint = torch.load(tmp_path / "run.ckpt", weights_only=True)
     hyperparameters = checkpoint[LoaderDataModule.CHECKPOINT_HYPER_PARAMS_KEY]
     assert set(hyperparameters) == {"loader", "train"}
@@ -411,7 +317,7 @@ def test_device_prefetch_is_handed_on(tmp_path: Path, monkeypatch: pytest.Monkey
     )
     for wanted in (True, False):
         data = LoaderDataModule({"train": range(4)}, device_prefetch=wanted)
-        data.trainer = trainer(tmp_path)
+        data.trainer = quiet_trainer(tmp_path)
         data.setup("fit")
         data.train_dataloader()
     [(device, move)] = asked
@@ -422,7 +328,7 @@ def test_device_prefetch_is_handed_on(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_device_prefetch_does_nothing_without_an_accelerator(tmp_path: Path) -> None:
     data = LoaderDataModule({"train": range(6)}, {"num_workers": 1}, device_prefetch=True)
-    data.trainer = trainer(tmp_path)
+    data.trainer = quiet_trainer(tmp_path)
     data.setup("fit")
     assert [int(batch) for batch in data.train_dataloader()] == list(range(6))
     data.teardown()
@@ -449,23 +355,17 @@ class InLightningsStyle(LoaderDataModule):
 
 
 def test_a_subclass_with_hooks_of_its_own(tmp_path: Path) -> None:
-    data, model = InLightningsStyle(8), Model()
+    data, model = InLightningsStyle(8), Noting()
     assert data.given_splits == []
     assert repr(data) == "InLightningsStyle()"
-    trainer = Trainer(
-        accelerator="cpu", max_steps=1, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
-    )  # fmt: skip
+    trainer = quiet_trainer(tmp_path, max_steps=1)
     trainer.fit(model, data)
-    assert model.seen["train"] == [[0.0, 1.0, 2.0, 3.0]]
+    assert model.seen("train") == [[0, 1, 2, 3]]
     trainer.save_checkpoint(tmp_path / "a.ckpt")
-    model = Model()
-    trainer = Trainer(
-        accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
-    )  # fmt: skip
+    model = Noting()
+    trainer = quiet_trainer(tmp_path, max_epochs=1)
     trainer.fit(model, InLightningsStyle(8), ckpt_path=tmp_path / "a.ckpt")
-    assert model.seen["train"] == [[4.0, 5.0, 6.0, 7.0]]
+    assert model.seen("train") == [[4, 5, 6, 7]]
     with pytest.raises(OptionError, match="datasets has no 'test' split, which 'test' needs"):
         LoaderDataModule.setup(data, "test")
 

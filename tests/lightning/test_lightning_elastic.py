@@ -18,7 +18,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor, nn, optim
 
-from lit_loader import DataLoader, LoaderDataModule, LoaderStateCallback, StateError
+from lit_loader import DataLoader, LoaderDataModule, StateError
 from lit_loader.lightning.trainer_progress import ResumedEpoch, recount_batches
 from tests.support import older_lightning  # noqa: F401
 from tests.support.exact import Augmented, digest
@@ -215,11 +215,6 @@ def test_another_batch_size(case: Case, tmp_path: Path) -> None:
     assert trainer.fit_loop.epoch_loop._batches_that_stepped == trainer.global_step
 
 
-def test_there_are_enough_cases() -> None:
-    assert len(CASES) > 250
-    assert {case for param in CASES for case in param.values} >= SMOKE
-
-
 @pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2), (4, 4)])
 def test_an_interrupted_validation_is_run_as_a_whole(
     before: int, after: int, tmp_path: Path
@@ -313,9 +308,3 @@ def test_what_is_left_tells_what_is_behind() -> None:
         count(ResumedEpoch(2, 4, 8), length=24) == 6
     )  # gone through more than once: it cannot tell
     assert count(ResumedEpoch(6, 6, 12), length=12) == 6
-
-
-def test_the_callback_is_one() -> None:
-    trainer, _ = fit(4, LoaderStateCallback(), max_epochs=1)
-    kinds = [type(callback) for callback in trainer.callbacks]
-    assert kinds.count(LoaderStateCallback) == 1

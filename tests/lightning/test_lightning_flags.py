@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import timedelta
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter, LearningRateFinder
-from lightning.pytorch.profilers import AdvancedProfiler, SimpleProfiler
 from lightning.pytorch.tuner import Tuner
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import IterableDataset, WeightedRandomSampler
@@ -76,12 +74,6 @@ def test_limits(workers: int, limit: float, tmp_path: Path) -> None:
     trainer.test(model, data, verbose=False)
     trainer.predict(model, data)
     assert model.seen("test") == model.seen("predict") == IN_ORDER[:2]
-
-
-@pytest.mark.parametrize("split", ["train", "val"])
-def test_a_limit_of_nothing(split: str, tmp_path: Path) -> None:
-    model = fitted(tmp_path, module(), **{f"limit_{split}_batches": 0})
-    assert model.seen(split) == []
 
 
 @workers
@@ -163,38 +155,6 @@ def test_reloaded_loaders_go_on_with_the_epochs(workers: int, every: int, tmp_pa
 
 
 @workers
-def test_max_time_ends_in_mid_epoch(workers: int, tmp_path: Path) -> None:
-    model = fitted(tmp_path, module(workers), max_epochs=-1, max_time=timedelta(microseconds=1))
-    assert model.seen("train") in ([], plain_epochs(tmp_path, 1)[0][:1])
-
-
-@workers
-def test_barebones(workers: int, tmp_path: Path) -> None:
-    model = Noting()
-    trainer = Trainer(accelerator="cpu", devices=1, barebones=True, max_epochs=2)
-    trainer.fit(model, module(workers))
-    assert split_up(model.seen("train"), 3) == plain_epochs(tmp_path, 2)
-
-
-@workers
-def test_detect_anomaly(workers: int, tmp_path: Path) -> None:
-    class Checking(Callback):
-        def on_train_batch_start(self, *args: Any) -> None:
-            assert torch.is_anomaly_enabled()
-
-    model = fitted(tmp_path, module(workers), detect_anomaly=True, callbacks=[Checking()])
-    assert [model.seen("train")] == plain_epochs(tmp_path, 1)
-
-
-@workers
-@pytest.mark.parametrize("profiler", [SimpleProfiler, AdvancedProfiler])
-def test_profilers_see_the_fetching(profiler: Any, workers: int, tmp_path: Path) -> None:
-    model = fitted(tmp_path, module(workers), profiler=profiler(dirpath=tmp_path, filename="p"))
-    assert len(model.seen("train")) == 3
-    assert "train_dataloader_next" in (tmp_path / "fit-p.txt").read_text()
-
-
-@workers
 @pytest.mark.parametrize("inference_mode", [True, False])
 def test_memory_validated_in_is_trained_in(
     inference_mode: bool, workers: int, tmp_path: Path
@@ -214,35 +174,7 @@ def test_memory_validated_in_is_trained_in(
     data.close()
 
 
-def test_accumulated_gradients(tmp_path: Path) -> None:
-    model, trainer = Noting(), quiet_trainer(tmp_path, accumulate_grad_batches=2, max_epochs=2)
-    trainer.fit(model, module())
-    assert len(model.seen("train")) == 6
-    assert trainer.global_step == 4  # an epoch's last batch always steps
-
-
 # --- the Tuner ---
-
-
-@needs_2_6
-@workers
-@pytest.mark.parametrize(("mode", "found"), [("power", 8), ("binsearch", 7)])
-def test_batch_size_finder(mode: str, found: int, workers: int, tmp_path: Path) -> None:
-    data = LoaderDataModule(
-        {"train": lambda: Points(64)}, {"batch_size": 2, "num_workers": workers}
-    )
-    model = Noting()
-    model.validation_step = None  # type: ignore[assignment, method-assign]
-    tuner = Tuner(quiet_trainer(tmp_path))
-    size = tuner.scale_batch_size(
-        model,
-        datamodule=data,
-        mode=mode,
-        max_trials=3,
-        steps_per_trial=1,  # type: ignore[arg-type]
-    )
-    assert size == found
-    assert [len(batch) for batch in model.seen("train")] == [2, 4, 8]
 
 
 def test_batch_size_found_is_trained_with(tmp_path: Path) -> None:
@@ -253,19 +185,6 @@ def test_batch_size_found_is_trained_with(tmp_path: Path) -> None:
     model.steps.clear()
     trainer.fit(model, data)
     assert [len(batch) for batch in model.seen("train")] == [6, 6]
-
-
-@workers
-def test_learning_rate_finder(workers: int, tmp_path: Path) -> None:
-    data, model = module(workers), Noting()
-    trainer = quiet_trainer(tmp_path, max_epochs=2, num_sanity_val_steps=0)
-    Tuner(trainer).lr_find(
-        model, datamodule=data, num_training=4, early_stop_threshold=None, update_attr=False
-    )
-    assert len(model.seen("train")) == 4
-    model.steps.clear()
-    trainer.fit(model, data)
-    assert split_up(model.seen("train"), 3) == plain_epochs(tmp_path, 2)
 
 
 @needs_2_6
@@ -322,13 +241,6 @@ def test_several_training_sets_are_cycled_through_by_default(tmp_path: Path) -> 
     assert model.seen("train") == [[FIRST, FIRST], [FIRST, SECOND]]
 
 
-def test_training_in_sequence_is_refused_by_lightning(tmp_path: Path) -> None:
-    model = Noting()
-    model.validation_step = None  # type: ignore[assignment, method-assign]
-    with pytest.raises(ValueError, match='does not support the `CombinedLoader\\(mode="sequent'):
-        quiet_trainer(tmp_path).fit(model, combined("sequential"))
-
-
 @workers
 def test_several_sets_are_evaluated_in_sequence(workers: int, tmp_path: Path) -> None:
     several = {"a": Points(4), "b": Points(8)}
@@ -342,17 +254,6 @@ def test_several_sets_are_evaluated_in_sequence(workers: int, tmp_path: Path) ->
         steps = [step for step in model.steps if step.split == split]
         where = [(step.loader, step.batch_idx, step.indices) for step in steps]
         assert where == [(0, 0, FIRST), (1, 0, FIRST), (1, 1, SECOND)]
-
-
-def test_evaluation_modes(tmp_path: Path) -> None:
-    class Side(LoaderDataModule):
-        def val_dataloader(self) -> CombinedLoader:  # type: ignore[override]
-            return CombinedLoader(super().val_dataloader(), "max_size")
-
-    model = Noting()
-    data = Side({"val": [Points(4), Points(8)]}, {"batch_size": 4})
-    quiet_trainer(tmp_path).validate(model, data, verbose=False)
-    assert model.seen("val") == [[FIRST, FIRST], [None, SECOND]]
 
 
 def test_which_lists_are_several_datasets() -> None:
@@ -437,19 +338,6 @@ def test_prediction_writers_get_the_indices(order: str, workers: int, tmp_path: 
     else:
         assert sorted(predicted) == list(range(10))
         assert (predicted == list(range(10))) == (order in ("as it is", "drop_last"))
-
-
-@workers
-def test_prediction_writers_with_several_loaders(workers: int, tmp_path: Path) -> None:
-    writer, model = Writer(), Noting()
-    sets = [Points(5), Points(3)]
-    data = LoaderDataModule({"predict": sets}, {"batch_size": 2, "num_workers": workers})
-    trainer = quiet_trainer(tmp_path, callbacks=[writer], limit_predict_batches=2)
-    trainer.predict(model, data)
-    assert writer.epoch == [[[0, 1], [2, 3]], [[0, 1], [2]]]
-    assert [batch[2:] for batch in writer.batches] == [
-        ([0, 1], [0, 1]), ([2, 3], [2, 3]), ([0, 1], [0, 1]), ([2], [2])
-    ]  # fmt: skip
 
 
 class Stream(IterableDataset[Any]):

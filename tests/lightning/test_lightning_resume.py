@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import math
 import random
 from collections.abc import Callable
@@ -24,7 +23,6 @@ from torch.utils.data import RandomSampler, WeightedRandomSampler
 from lit_loader import DataLoader, LoaderDataModule, StateError
 from lit_loader.lightning.state_callback import LoaderStateCallback
 from tests.support import (
-    ddp_fit,
     older_lightning,  # noqa: F401
 )
 from tests.support.exact import (
@@ -35,7 +33,6 @@ from tests.support.exact import (
     StatefulSampler,
     digest,
 )
-from tests.support.programs import WITH_LIGHTNING, run_program
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no"),
@@ -343,10 +340,6 @@ def test_chain_of_resumes(name: str, chain: str, tmp_path: Path) -> None:
     assert runs.resumes == RESUMES[chain]
 
 
-def test_the_matrix_has_over_100_resumes() -> None:
-    assert len(SETTINGS) * sum(RESUMES.values()) >= 200
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100))
 def test_random_chains(seed: int, tmp_path: Path) -> None:
@@ -575,25 +568,3 @@ def test_another_number_of_loaders_is_refused(tmp_path: Path) -> None:
         "resume with the loaders that it was made with",
     ):
         checkpointed(tmp_path, Setting().data(0), ckpt_path=tmp_path / "a.ckpt")
-
-
-def test_two_processes(tmp_path: Path) -> None:
-    """Two ranks stop and resume, with other workers; at last a single process takes over."""
-    script = Path(ddp_fit.__file__)
-    run_program(script, tmp_path, modules=WITH_LIGHTNING)
-    ranks = [json.loads((tmp_path / f"seen-{rank}.json").read_text()) for rank in range(2)]
-    for runs in ranks:
-        whole = runs["whole"]
-        assert len(whole) == ddp_fit.EPOCHS * ddp_fit.BATCHES
-        assert runs["stopped"] == whole[:5]
-        assert runs["resumed"] == whole[3:]
-        assert runs["again"] == whole[6:]
-    epoch = [row for runs in ranks for batch in runs["whole"][: ddp_fit.BATCHES] for row in batch]
-    assert {int(row.split(":")[0]) for row in epoch} == set(range(ddp_fit.LENGTH))
-
-    model = ddp_fit.Model()
-    data = ddp_fit.data(0, batch_size=2 * ddp_fit.BATCH_SIZE)
-    checkpoint = tmp_path / "a.ckpt"
-    ddp_fit.trainer(tmp_path, 1).fit(model, data, ckpt_path=checkpoint, weights_only=True)
-    left = zip(*(runs["whole"][3:] for runs in ranks), strict=True)
-    assert list(map(set, model.seen)) == [{*one, *other} for one, other in left]

@@ -5,12 +5,8 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import json
-import logging
-import os
 import re
 import statistics as stdlib
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -21,9 +17,9 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
-from lightning.pytorch.loggers import CSVLogger, Logger
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import CombinedLoader
 
 from lit_loader import CachedDataset, DataLoader, LoaderDataModule
@@ -172,14 +168,6 @@ def test_steps_are_those_of_the_models_own_metrics(tmp_path: Path) -> None:
         assert mine
 
 
-def test_every_logger_gets_them(tmp_path: Path) -> None:
-    pair = [Notes(), CSVLogger(tmp_path, "csv")]
-    fit(tmp_path, LoaderMonitor(), loader(), logger=pair)
-    header, *rows = (Path(pair[1].log_dir) / "metrics.csv").read_text().splitlines()
-    assert "loader/wait_fraction" in header.split(",")
-    assert len(rows) == len(pair[0].of()) == 3
-
-
 @pytest.mark.parametrize(
     ("loaders", "names"),
     [
@@ -278,27 +266,13 @@ def test_the_models_metrics_are_as_without(tmp_path: Path) -> None:
 # --- flags ---
 
 
-def test_barebones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    monitor = LoaderMonitor()
-    trainer = quiet_trainer(tmp_path, callbacks=[monitor], barebones=True, logger=None)
-    capsys.readouterr()
-    trainer.fit(Noting(), loader())
-    assert [report.statistics.batches for report in monitor.reports] == [12]
-    assert re.search(r"train loader: (.*: )?the trainer waited", capsys.readouterr().out)
-
-
 @pytest.mark.parametrize(
     "options",
     [
         {"fast_dev_run": True},
-        {"fast_dev_run": 3},
         {"logger": False},
-        {"log_every_n_steps": 0},
         {"limit_train_batches": 0},
         {"overfit_batches": 4},
-        {"max_steps": 5},
-        {"detect_anomaly": True},
-        {"profiler": "simple"},
     ],
     ids=lambda options: "-".join(f"{key}={value}" for key, value in options.items()),
 )
@@ -442,12 +416,6 @@ def test_files(tmp_path: Path, num_workers: int) -> None:
     assert set(epochs) == {1}
 
 
-def test_files_have_the_names_that_were_given(tmp_path: Path) -> None:
-    path = str(tmp_path / "mine.json")
-    fit(tmp_path, LoaderMonitor(trace=path, print_verdict=False), loader())
-    assert [each.name for each in tmp_path.iterdir()] == ["mine.json"]
-
-
 def test_matplotlib_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(
@@ -522,8 +490,7 @@ class Slow(Noting):
         self.took["step"].append(time.monotonic() - self.began)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("wait", [sleep, compute], ids=["asleep", "busy"])
+@pytest.mark.parametrize(("num_workers", "wait"), [(0, compute), (2, sleep)])
 @pytest.mark.parametrize("stage", ["transfer", "step"])
 def test_a_delay_is_found_in_its_stage(
     tmp_path: Path, stage: str, wait: Wait, num_workers: int
@@ -534,11 +501,10 @@ def test_a_delay_is_found_in_its_stage(
     monitor, model = LoaderMonitor(print_verdict=False), Slow(stage, wait)
     fit(tmp_path, monitor, data, model=model)
     (report,) = monitor.reports
-    took = {name: stdlib.median(times) for name, times in model.took.items()}
-    assert took[stage] >= DELAY
-    assert report.transfer.p50 == pytest.approx(took["transfer"], abs=0.1 * DELAY)
-    assert report.step.p50 == pytest.approx(took["step"], abs=0.1 * DELAY)
-    assert report.statistics.wait.p50 < 0.1 * DELAY
+    took = stdlib.median(model.took[stage])
+    assert getattr(report, stage).p50 >= 0.9 * took >= 0.9 * DELAY
+    for other in (report.step if stage == "transfer" else report.transfer, report.statistics.wait):
+        assert other.p50 < took
     # To the loader both are what its consumer does between two batches.
     assert report.statistics.step.total >= sum(model.took[stage][:-1])
     assert ("bringing batches to the device took" in report.verdict) == (stage == "transfer")
@@ -562,33 +528,6 @@ def test_a_step_is_not_taken_for_the_transfer_after_it(tmp_path: Path) -> None:
 
 # --- several processes ---
 
-TWO = """
-import sys
-import torch
-from lightning.pytorch import LightningModule, Trainer
-from tests.support.lightning_runs import Noting, Points
-from lit_loader import LoaderDataModule
-from lit_loader.lightning.monitor import LoaderMonitor
-
-if __name__ == "__main__":
-    root = sys.argv[1]
-    monitor = LoaderMonitor(trace=True)
-    trainer = Trainer(
-        accelerator="cpu", devices=2, strategy="ddp", max_epochs=2, log_every_n_steps=4,
-        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
-        default_root_dir=root, callbacks=[monitor], logger=[__import__("csvlog").logger(root)],
-    )
-    data = LoaderDataModule({"train": Points(32)}, {"batch_size": 2, "num_workers": 1})
-    trainer.fit(Noting(), data)
-    assert [report.statistics.batches for report in monitor.reports] == [16]
-"""
-CSVLOG = """
-from lightning.pytorch.loggers import CSVLogger
-
-def logger(root):
-    return CSVLogger(root, "csv", version=0)
-"""
-
 
 def test_another_rank(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -600,22 +539,6 @@ def test_another_rank(
     assert capsys.readouterr().out == ""
     assert [report.statistics.batches for report in monitor.reports] == [12]
     assert [each.name for each in tmp_path.iterdir()] == ["loader_trace.rank3.json"]
-
-
-@pytest.mark.slow
-def test_two_ranks(tmp_path: Path) -> None:
-    (tmp_path / "two.py").write_text(TWO)
-    (tmp_path / "csvlog.py").write_text(CSVLOG)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(
-        [sys.executable, tmp_path / "two.py", tmp_path / "run"],
-        check=True, env=environment, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.stdout.count("train loader: the trainer waited") == 1
-    rows = (tmp_path / "run" / "csv" / "version_0" / "metrics.csv").read_text().splitlines()
-    assert len(rows) == 1 + 4
-    for name in ("loader_trace.json", "loader_trace.rank1.json"):
-        check(json.loads((tmp_path / "run" / name).read_text())["traceEvents"])
 
 
 # --- what it costs ---
@@ -646,50 +569,3 @@ def test_a_step_costs_little() -> None:
         rounds.append((time.perf_counter() - began) / 200)
     assert len(trainer.loggers[0].of()) == 80
     assert min(rounds) < 50e-6  # about 7 us
-
-
-class Millisecond(LightningModule):
-    """Steps of 1 ms, besides what Lightning takes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(3, 1)
-        self.seconds = 0.0
-
-    def on_train_start(self) -> None:
-        self.seconds = -time.perf_counter()
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        end = time.perf_counter() + 1e-3
-        while time.perf_counter() < end:
-            pass
-        return self.layer(batch).mean()
-
-    def on_train_end(self) -> None:
-        self.seconds += time.perf_counter()
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.01)
-
-
-@pytest.mark.slow
-@pytest.mark.time
-def test_a_fit_takes_as_long_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against a callback that does nothing, and a loader that records nothing; rounds take turns.
-
-    Measured: 1.006. The bound is wider than that, for other programs may be running.
-    """
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-
-    def seconds(callback: Callback) -> float:
-        model = Millisecond()
-        fit(tmp_path, callback, loader(800), model=model, log_every_n_steps=50)  # type: ignore[arg-type]
-        return model.seconds
-
-    on, off = [], []
-    for _ in range(8):
-        on.append(seconds(LoaderMonitor(print_verdict=False)))
-        with monkeypatch.context() as patch:
-            patch.setattr("lit_loader.statistics.recorder.Recorder.add", lambda *_: None)
-            off.append(seconds(Callback()))
-    assert min(on) / min(off) < 1.03

@@ -254,15 +254,14 @@ def test_the_layout_of_the_lightning_hydra_template(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     seen = {}
-    for workers, devices, strategy in ((0, 1, "auto"), (2, 1, "auto"), (1, 2, "ddp")):
+    for workers, devices, strategy in ((2, 1, "auto"), (1, 2, "ddp")):
         run_with_lightning(
             tmp_path, tmp_path / "src" / "train.py", f"data.num_workers={workers}",
             f"trainer.devices={devices}", f"+trainer.strategy={strategy}",
         )  # fmt: skip
         files = [tmp_path / f"seen-{rank}.json" for rank in range(devices)]
         seen[workers] = [json.loads(file.read_text()) for file in files]
-    assert seen[0] == seen[2]  # the seed decides, not the workers
-    for runs in (seen[0], seen[1]):
+    for runs in seen.values():
         half = len(runs[0]) // 2
         first, second = ([run[part] for run in runs] for part in (slice(half), slice(half, None)))
         for epoch in (first, second):  # 32 of the 40 numbers, each once

@@ -22,10 +22,9 @@ from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 
 from lit_loader import LoaderDataModule
 from tests.parity.tools import wait_gone
-from tests.support import strategy_runs
 from tests.support.lightning_runs import Points
 from tests.support.programs import WITH_LIGHTNING, start_program
-from tests.support.strategy_runs import BATCH_SIZE, BATCHES, EPOCHS, LENGTH, PREDICTED, RANKS, SAVED
+from tests.support.strategy_runs import BATCHES, EPOCHS, LENGTH, PREDICTED, RANKS, SAVED
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests" / "support" / "strategy_fit.py"
@@ -159,25 +158,6 @@ def test_strategies(cell: str, runs: Runs, tmp_path: Path) -> None:
         check_prediction(tmp_path, method=methods.split(",")[-1])
     prepared = (tmp_path / "prepared").read_text().split()
     assert prepared == ["0"] * (2 * len(seen) + predicts)  # once for each run, by one rank alone
-
-
-def test_a_single_device_sees_the_same_samples(tmp_path: Path) -> None:
-    strategy_runs.train(tmp_path, "auto", "fork", devices=1)
-    seen = json.loads((tmp_path / "fork-whole-0.json").read_text())["seen"]
-    length = len(seen) // EPOCHS
-    assert length == -(-LENGTH // BATCH_SIZE)
-    for epoch in (seen[:length], seen[length:]):
-        assert sorted(indices(epoch)) == list(range(LENGTH))
-    resumed = json.loads((tmp_path / "fork-resumed-0.json").read_text())["seen"]
-    assert resumed == seen[SAVED:]
-
-
-def test_canary_j_every_rank_is_given_the_first_ones_state(runs: Runs, tmp_path: Path) -> None:
-    """Why a state must not depend on the rank: 18 j of the contract."""
-    runs.finish(runs.start(tmp_path, "ddp_fork", "ranks", cwd=tmp_path))
-    assert read(tmp_path, "loaded") == [0, 0], (
-        "each rank has a state now: iterable datasets may too"
-    )
 
 
 SLOW_KILLS = [

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import LightningDataModule
-from lightning.pytorch.tuner import Tuner
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import (
@@ -29,7 +28,6 @@ from torch.utils.data import DataLoader as TorchLoader
 from lit_loader import DataLoader, LoaderDataModule, OptionError
 from lit_loader.lightning.swapped_datamodule import SwappedDataModule, options_of
 from tests.support.lightning_runs import Noting, Points, SaveAt, quiet_trainer
-from tests.support.older_lightning import needs_2_6
 
 
 class Own(LightningDataModule):
@@ -348,22 +346,6 @@ def test_ranks_and_prediction() -> None:
     assert [batch[:, 0].tolist() for batch in loader] == [[1, 3]]
     assert list(loader.batch_sampler) == [[1, 3]]
     assert data.val_dataloader()[0].num_replicas == 2
-
-
-def test_overfitting_is_in_order(tmp_path: Path) -> None:
-    model = Noting()
-    quiet_trainer(tmp_path, overfit_batches=2, max_epochs=2).fit(model, swapped())
-    assert model.seen("train") == [[0, 1, 2, 3], [4, 5, 6, 7]] * 2
-
-
-@needs_2_6
-def test_batch_size_finder(tmp_path: Path) -> None:
-    own, model = Own(batch_size=2), Noting()
-    found = Tuner(quiet_trainer(tmp_path)).scale_batch_size(
-        model, datamodule=swapped(own), max_trials=2, steps_per_trial=1
-    )
-    assert found == own.batch_size == 4
-    assert [len(batch) for batch in model.seen("train")] == [2, 4]
 
 
 def test_attributes_are_those_of_the_wrapped_one() -> None:

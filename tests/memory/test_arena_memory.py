@@ -19,7 +19,6 @@ import pytest
 
 from lit_loader.errors import LoaderError
 from lit_loader.memory import arena as arena_module
-from lit_loader.memory import size_forecast
 from lit_loader.memory.arena import Arena, ArenaMap
 from lit_loader.memory.slots import Slot
 from lit_loader.system import shared_file
@@ -28,6 +27,7 @@ from tests.support.samples import given
 PAGE = mmap.PAGESIZE
 BATCH = 64 << 10
 DEPTH = 4
+EPOCH = 128
 
 needs_memfd = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="no memfd here")
 
@@ -75,6 +75,12 @@ class Consumer:
             if len(self.held) == self.held.maxlen:
                 self.check(*self.held[0])
             self.held.append((number, given(self.arena, slot, self.size(number))))
+
+    def epochs(self, count: int) -> None:
+        """Take so many epochs."""
+        for _ in range(count):
+            self.arena.trim(self.depth + 2)
+            self.take(EPOCH)
 
     def check(self, number: int, batch: Any) -> None:
         """Hold a batch against its number."""
@@ -126,32 +132,32 @@ def test_nothing_is_mapped_or_given_back_while_nothing_changes(
     arena = Arena(64, in_flight=DEPTH, budget=budget)
     sizes = random.Random(5).choices(range(BATCH * 3 // 4, BATCH), k=997)
     consumer = Consumer(arena, lambda number: sizes[number % 997], hold)
-    consumer.take(2 * size_forecast.WINDOW)
+    consumer.epochs(2)
     assert calls  # what is watched for is seen
     calls.clear()
-    consumer.take(4 * size_forecast.WINDOW)
+    consumer.epochs(4)
     assert calls == []
     consumer.let_go()
     arena.close()
 
 
 @needs_memfd
-def test_a_burst_of_held_batches_is_given_back_within_the_epoch() -> None:
+def test_a_burst_of_held_batches_is_given_back_at_the_epochs_end() -> None:
     arena = Arena(64, in_flight=DEPTH)
     consumer = Consumer(arena, lambda _: BATCH, hold=60)
     consumer.take(200)
     assert blocks(arena) >= 60 * BATCH
     consumer.let_go()
     consumer.held = deque(maxlen=2)
-    consumer.take(2 * size_forecast.WINDOW)
-    assert blocks(arena) <= (DEPTH + 3) * BATCH
+    consumer.epochs(1)
+    assert blocks(arena) <= (2 * DEPTH + 2) * BATCH
     consumer.let_go()
     arena.close()
 
 
 @needs_memfd
 @pytest.mark.parametrize("peak", ["many", "large"])
-def test_a_peak_is_over_within_some_hundred_batches(peak: str) -> None:
+def test_a_peak_is_over_in_the_epoch_after_the_next(peak: str) -> None:
     arena = Arena(64, in_flight=DEPTH)
     large = 20 * BATCH if peak == "large" else BATCH
     consumer = Consumer(arena, lambda number: large if number < 120 else BATCH, hold=110)
@@ -159,8 +165,8 @@ def test_a_peak_is_over_within_some_hundred_batches(peak: str) -> None:
     assert blocks(arena) >= 110 * BATCH
     consumer.let_go()
     consumer.held = deque(maxlen=2)
-    consumer.take(270)
-    assert blocks(arena) <= (DEPTH + 3) * BATCH
+    consumer.epochs(2)
+    assert blocks(arena) <= (2 * DEPTH + 2) * BATCH
     consumer.let_go()
     arena.close()
 
@@ -183,11 +189,12 @@ def test_batches_gathered_and_dropped_in_turn_keep_their_memory(
 
 
 @needs_memfd
-def test_large_batches_of_the_past_are_given_back_within_the_epoch() -> None:
+def test_large_batches_of_the_past_are_given_back() -> None:
     """A slot keeps no more than the batches of late need; also one that is held meanwhile."""
     arena = Arena(64, in_flight=DEPTH)
     consumer = Consumer(arena, lambda number: 64 * BATCH if number < 20 else PAGE)
-    consumer.take(20 + 2 * size_forecast.WINDOW)
+    consumer.take(20)
+    consumer.epochs(2)
     consumer.held = deque(consumer.held, maxlen=30)
     consumer.take(30)
     assert blocks(arena) <= 50 * PAGE + (DEPTH + 30) * 2 * PAGE
@@ -197,11 +204,11 @@ def test_large_batches_of_the_past_are_given_back_within_the_epoch() -> None:
 
 @needs_memfd
 def test_sizes_that_vary_keep_their_memory(calls: list[str]) -> None:
-    """One large batch in a window is enough for what the slots keep."""
+    """One large batch in an epoch is enough for what the slots keep."""
     arena = Arena(64, in_flight=DEPTH)
-    large = size_forecast.WINDOW - 1
+    large = EPOCH - 1
     consumer = Consumer(arena, lambda number: 8 * BATCH if number % large == 0 else BATCH)
-    consumer.take(3 * size_forecast.WINDOW)
+    consumer.epochs(3)
     assert "madvise" not in calls
     consumer.let_go()
     arena.close()
@@ -211,7 +218,8 @@ def test_sizes_that_vary_keep_their_memory(calls: list[str]) -> None:
 def test_half_of_the_largest_is_too_little_to_give_back() -> None:
     arena = Arena(64, in_flight=1, held=1)
     arena.release(_written(arena, 2 * BATCH))
-    for _ in range(3 * size_forecast.WINDOW):
+    for _ in range(3):
+        arena.trim(1)
         arena.lease(arena.acquire(), BATCH + PAGE)
     assert arena.acquire().touched == 2 * BATCH
     arena.close()
@@ -221,18 +229,6 @@ def _written(arena: Arena, nbytes: int) -> Slot:
     slot = arena.acquire(nbytes)
     slot.memory[:nbytes] = 1
     return slot
-
-
-@needs_memfd
-def test_indices_larger_than_their_batch_keep_their_memory(calls: list[str]) -> None:
-    arena = Arena(64, in_flight=1, held=1)
-    for number in range(3 * size_forecast.WINDOW):
-        slot = arena.acquire(4 * BATCH - number % 3 * PAGE)
-        slot.memory[: 3 * BATCH] = 1
-        arena.lease(slot, PAGE)
-    assert "madvise" not in calls
-    del slot
-    arena.close()
 
 
 @needs_memfd
@@ -268,9 +264,8 @@ def test_a_slot_is_nobodys_while_it_is_emptied(monkeypatch: pytest.MonkeyPatch) 
 
 
 @needs_memfd
-def test_threads_never_meet_a_slot_that_is_being_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many short windows: memory is given back all the time, never of a slot in use."""
-    monkeypatch.setattr(size_forecast, "WINDOW", 5)
+def test_threads_never_meet_a_slot_that_is_being_emptied() -> None:
+    """Memory is given back all the time, never of a slot in use."""
     arena = Arena(64, in_flight=8, held=4, budget=10 * BATCH)
     mixed: list[int] = []
 
@@ -342,13 +337,13 @@ def test_a_change_of_sizes_under_a_budget() -> None:
     """What is under way is larger than could be known; from then on it is kept within bounds."""
     budget = 8 * BATCH
     arena = Arena(64, in_flight=DEPTH, budget=budget)
-    sizes = [*[BATCH // 4] * 50, *[2 * BATCH] * 100, *[BATCH // 4] * 2_200]
+    sizes = [*[BATCH // 4] * 50, *[2 * BATCH] * 100, *[BATCH // 4] * 500]
     consumer = Consumer(arena, lambda number: sizes[number])
     consumer.take(50 + DEPTH + 2)
     consumer.peak = 0
     consumer.take(90)
     assert 4 * BATCH < consumer.peak <= budget * 1.1
-    consumer.take(2_150)
+    consumer.epochs(3)
     assert consumer.arena.room(0) > 20
     consumer.let_go()
     arena.close()
@@ -360,7 +355,8 @@ def test_slots_under_a_budget_keep_no_more_than_is_expected() -> None:
     arena = Arena(64, in_flight=16, budget=8 * BATCH)
     small = BATCH * 5 // 8
     consumer = Consumer(arena, lambda number: 2 * (BATCH if number < 50 else small), depth=16)
-    consumer.take(50 + 3 * size_forecast.WINDOW)
+    consumer.take(50)
+    consumer.epochs(3)
     assert consumer.most == 8 * BATCH // (2 * small) - 1  # beside one that is held
     assert consumer.peak <= 8 * BATCH * 1.1
     consumer.let_go()

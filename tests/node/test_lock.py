@@ -7,42 +7,43 @@ import threading
 
 import pytest
 
-from lit_loader.node.lock import NodeLock
+from lit_loader.node.memory_files import lock
 from tests.node.data import Child
 
 
 @pytest.fixture
-def lock() -> NodeLock:
-    return NodeLock(f"a test's {os.getpid()} {threading.get_ident()}")
+def label() -> str:
+    return f"a test's {os.getpid()} {threading.get_ident()}"
 
 
-def takes(lock: NodeLock) -> Child:
-    child = Child(lambda say: lock.take())
+def is_taken(label: str) -> bool:
+    try:
+        lock(label, 0).close()
+    except TimeoutError:
+        return True
+    return False
+
+
+def test_one_has_it(label: str) -> None:
+    held: list[object] = []
+    child = Child(lambda say: bool(held.append(lock(label, 0)) or True))
     assert child.line() == "True"
-    return child
-
-
-def test_one_has_it(lock: NodeLock) -> None:
-    child = takes(lock)
-    assert not lock.take()
-    assert not lock.wait(0)
-    assert lock.holder == child.pid
+    with pytest.raises(TimeoutError, match=f"process {child.pid} "):
+        lock(label, 0)
     child.end()
-    with lock:
-        assert lock.take()
-        other = NodeLock(lock._address.rpartition("/")[2])
-        assert not other.take()
-    assert other.take()
-    other.release()
+    with lock(label, 0):
+        assert is_taken(label)
+    assert not is_taken(label)
 
 
 @pytest.mark.parametrize("end", ["kill", "end"])
-def test_who_waits_is_told(lock: NodeLock, end: str) -> None:
+def test_who_waits_is_told(label: str, end: str) -> None:
     """However its holder ends; also if a process that it has forked lives on."""
     held, hold = os.pipe()
+    locks: list[object] = []
 
     def hold_and_fork(say: object) -> bool:
-        assert lock.take()
+        locks.append(lock(label, 0))
         if os.fork() == 0:
             os.close(hold)
             os.read(held, 1)  # until the test ends
@@ -52,21 +53,21 @@ def test_who_waits_is_told(lock: NodeLock, end: str) -> None:
 
     child = Child(hold_and_fork)
     assert child.line() == "True"
-    waiting = Child(lambda say: (say("waits"), lock.wait(100))[1])
+    waiting = Child(lambda say: (say("waits"), bool(lock(label, 100)))[1])
     assert waiting.line() == "waits"
     getattr(child, end)()
     assert waiting.line() == "True"
     waiting.end()
-    assert lock.wait(100)  # nobody has it
-    assert lock.take()
-    lock.release()
+    assert not is_taken(label)
     os.close(hold)
     os.close(held)
 
 
-def test_another_users_name(lock: NodeLock, monkeypatch: pytest.MonkeyPatch) -> None:
-    child = takes(lock)
-    monkeypatch.setattr(os, "geteuid", lambda: 4711)
-    with pytest.raises(PermissionError, match="a process of user"):
-        lock.wait(100)
-    child.end()
+def test_another_users_name(label: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = lock(label, 0)
+    user = os.geteuid()
+    # It is asked for once for the name, and then to compare.
+    users = iter([user, user + 1])
+    monkeypatch.setattr(os, "geteuid", lambda: next(users))
+    with held, pytest.raises(PermissionError, match="a process of user"):
+        lock(label, 100)

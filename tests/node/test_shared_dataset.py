@@ -23,7 +23,7 @@ import torch
 import lit_loader
 from lit_loader import DataLoader, LoaderError, OptionError, TransportError, shared_dataset
 from lit_loader.node import dataset as module
-from lit_loader.node import files
+from lit_loader.node import memory_files as files
 from tests.node.data import Bulk, Child, builders, inode_of, is_whole
 from tests.support.killing import Killer
 from tests.support.samples import uncollated
@@ -323,7 +323,7 @@ def test_where_it_cannot_be_shared(
         (files, "is_supported", lambda: False, "no files in memory"),
         (module, "memory_left", lambda: 1 << 28, "MB are wanted for it, and 268 MB are left"),
         (module.Frozen, "write", refuse, "No space left on device"),
-        (module.NodeLock, "take", refuse, "No space left on device"),
+        (files, "lock", refuse, "No space left on device"),
     ]
     for where, name, value, text in cases:
         with monkeypatch.context() as patched:

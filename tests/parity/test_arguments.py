@@ -5,29 +5,12 @@ from __future__ import annotations
 import inspect
 import multiprocessing
 import warnings
-from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from .datasets import Squares, Stream
 from .tools import as_is, flat, is_oracle
-
-DEFAULTS = {
-    "batch_size": 1,
-    "num_workers": 0,
-    "prefetch_factor": None,
-    "timeout": 0,
-    "pin_memory": False,
-    "pin_memory_device": "",
-    "drop_last": False,
-    "worker_init_fn": None,
-    "generator": None,
-    "multiprocessing_context": None,
-    "persistent_workers": False,
-    "in_order": True,
-}
 
 
 @pytest.mark.ours_only
@@ -49,85 +32,9 @@ def test_options_by_position(loader_class):
     assert loader.batch_size == 4
 
 
-@pytest.mark.parametrize("name", list(DEFAULTS))
-def test_default_attributes(loader_class, name):
-    assert getattr(loader_class(Squares()), name) == DEFAULTS[name]
-
-
-def test_given_options_are_attributes(loader_class):
-    dataset, generator = Squares(), torch.Generator()
-    options: dict[str, Any] = {
-        "batch_size": 3,
-        "num_workers": 1,
-        "collate_fn": as_is,
-        "pin_memory": False,
-        "drop_last": True,
-        "timeout": 7,
-        "worker_init_fn": print,
-        "generator": generator,
-        "prefetch_factor": 5,
-        "persistent_workers": True,
-        "in_order": False,
-    }
-    loader = loader_class(dataset, **options)
-    assert loader.dataset is dataset
-    for name, value in options.items():
-        assert getattr(loader, name) == value, name
-
-
-def test_prefetch_factor_is_two_with_workers(loader_class):
-    assert loader_class(Squares(), num_workers=1).prefetch_factor == 2
-
-
 def test_default_collate_fn_is_readable(loader_class):
     assert torch.equal(loader_class(Squares()).collate_fn([1, 2]), torch.tensor([1, 2]))
     assert loader_class(Squares(), batch_size=None).collate_fn("text") == "text"
-
-
-@pytest.mark.parametrize(("shuffle", "kind"), [(False, SequentialSampler), (True, RandomSampler)])
-def test_default_samplers_are_torchs(loader_class, shuffle, kind):
-    loader = loader_class(Squares(), batch_size=4, shuffle=shuffle, drop_last=True)
-    assert isinstance(loader.sampler, kind)
-    assert isinstance(loader.batch_sampler, BatchSampler)
-    assert loader.batch_sampler.sampler is loader.sampler
-    assert (loader.batch_sampler.batch_size, loader.batch_sampler.drop_last) == (4, True)
-    assert len(loader.sampler) == 10
-
-
-def test_the_generator_reaches_the_random_sampler(loader_class):
-    generator = torch.Generator()
-    loader = loader_class(Squares(), shuffle=True, generator=generator)
-    assert loader.sampler.generator is generator
-
-
-def test_a_given_sampler_is_kept(loader_class):
-    sampler = [3, 1]
-    loader = loader_class(Squares(), sampler=sampler, batch_size=2)
-    assert loader.sampler is sampler
-    assert loader.batch_sampler.sampler is sampler
-
-
-def test_a_given_batch_sampler_is_kept_and_hides_the_batch_size(loader_class):
-    batches = [[0, 1], [2]]
-    loader = loader_class(Squares(), batch_sampler=batches)
-    assert loader.batch_sampler is batches
-    assert loader.batch_size is None
-    assert loader.drop_last is False
-    assert isinstance(loader.sampler, SequentialSampler)
-
-
-def test_without_batching_there_is_no_batch_sampler(loader_class):
-    loader = loader_class(Squares(), batch_size=None)
-    assert loader.batch_sampler is None
-    assert isinstance(loader.sampler, SequentialSampler)
-
-
-def test_iterable_dataset_has_sampler_attributes(loader_class):
-    loader = loader_class(Stream(), batch_size=3)
-    assert isinstance(loader.batch_sampler, BatchSampler)
-    assert loader.batch_sampler.batch_size == 3
-    assert loader.sampler is not None
-    assert loader_class(Stream(), batch_size=None).batch_sampler is None
 
 
 # What each refusal must name: the option, in a message of one line (ours).
@@ -207,12 +114,6 @@ def test_options_that_are_allowed_together(loader_class, dataset):
     loader_class(dataset, shuffle=False)
     loader_class(dataset, batch_size=None, shuffle=None)
     loader_class(dataset, sampler=None, batch_sampler=None)
-
-
-def test_more_options_that_are_allowed_together(loader_class):
-    loader_class(Squares(), batch_size=None, shuffle=True)
-    loader_class(Squares(), sampler=[1], shuffle=False)
-    loader_class(Squares(), batch_sampler=[[1]], batch_size=1, shuffle=False, drop_last=False)
 
 
 @pytest.mark.parametrize(

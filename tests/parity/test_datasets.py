@@ -11,19 +11,16 @@ from torch.utils.data import (
     StackDataset,
     Subset,
     TensorDataset,
-    random_split,
 )
 
 from .datasets import (
-    Call,
     Interval,
     Shares,
     SizedStream,
-    Squares,
     Stream,
     split_interval,
 )
-from .tools import as_is, flat, lists, raises
+from .tools import flat, lists
 
 
 @pytest.mark.parametrize(
@@ -78,13 +75,6 @@ def test_subset_of_tensors_by_many_indices(loader_class, num_workers):
     assert [batch[0].tolist() for batch in batches] == [[9, 7, 5], [3]]
 
 
-def test_random_split(loader_class, num_workers):
-    parts = random_split(range(10), [7, 3], generator=torch.Generator().manual_seed(1))
-    seen = [flat(loader_class(part, batch_size=2, num_workers=num_workers)) for part in parts]
-    assert [len(part) for part in seen] == [7, 3]
-    assert sorted(seen[0] + seen[1]) == list(range(10))
-
-
 def test_chain_dataset(loader_class):
     chain = ChainDataset([SizedStream(3), SizedStream(2)])
     loader = loader_class(chain, batch_size=2)
@@ -92,36 +82,7 @@ def test_chain_dataset(loader_class):
     assert len(loader) == 3
 
 
-def test_adding_datasets(loader_class, num_workers):
-    loader = loader_class(Squares(3) + Squares(2), batch_size=4, num_workers=num_workers)
-    assert lists(loader) == [[0, 1, 4, 0], [1]]
-
-
-def test_an_indexerror_is_not_the_end(loader_class, num_workers):
-    loader = loader_class([1, 2, 3], sampler=[0, 5, 1], num_workers=num_workers)
-    with raises(IndexError):
-        list(loader)
-
-
-def test_a_longer_dataset_is_cut_at_its_length(loader_class, num_workers):
-    assert flat(loader_class(Call(int, length=3), num_workers=num_workers)) == [0, 1, 2]
-
-
 # --- iterable-style ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("batch_size", [1, 3, 10, 20])
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_one_stream(loader_class, num_workers, batch_size, drop_last):
-    loader = loader_class(
-        Stream(10), batch_size=batch_size, drop_last=drop_last, num_workers=num_workers
-    )
-    expected = [list(range(10))[i : i + batch_size] for i in range(0, 10, batch_size)]
-    if drop_last and len(expected[-1]) < batch_size:
-        expected.pop()
-    for _ in range(2):
-        assert lists(loader) == expected
 
 
 def test_streams_are_converted_without_batching(loader_class, num_workers):
@@ -197,16 +158,6 @@ def test_all_of_a_stream_comes_in_any_order(loader_class, in_order):
         Shares(range(7), range(10, 12)), batch_size=2, num_workers=2, in_order=in_order
     )
     assert sorted(flat(loader)) == [*range(7), 10, 11]
-
-
-def test_a_generator_function_as_iter(loader_class, num_workers):
-    class Words(Stream):
-        def __iter__(self):
-            yield "a"
-            yield "b"
-
-    loader = loader_class(Words(), batch_size=2, num_workers=num_workers, collate_fn=as_is)
-    assert list(loader) == [["a", "b"]] * max(num_workers, 1)
 
 
 @pytest.mark.ours_only

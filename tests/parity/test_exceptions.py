@@ -11,7 +11,6 @@ from .datasets import (
     Squares,
     Stream,
     StumblingStream,
-    TwoPartError,
 )
 from .tools import as_is, flat, is_oracle, raises, whole_text
 
@@ -79,16 +78,6 @@ def test_an_exception_keeps_its_type_and_message(loader_class, num_workers, erro
     assert "fetch_that_fails" in text, "the worker's traceback is missing"
 
 
-def test_an_exception_class_with_required_arguments(loader_class, num_workers):
-    def sample(index):
-        raise TwoPartError("this", "that")
-
-    expected = RuntimeError if num_workers and is_oracle(loader_class) else TwoPartError
-    with raises(expected) as caught:
-        list(loader_class(Call(sample), num_workers=num_workers))
-    assert "this because that" in whole_text(caught.value)
-
-
 def test_an_unpicklable_exception(loader_class, num_workers):
     class LocalError(ValueError):
         def __init__(self, message):
@@ -121,14 +110,6 @@ def test_a_chained_exception_tells_its_cause(loader_class, num_workers):
     assert "missing" in whole_text(caught.value)
 
 
-def test_an_exception_with_a_huge_message(loader_class, num_workers):
-    def sample(index):
-        raise ValueError("x" * 1_000_000 + "end")
-
-    with raises(ValueError, match="end"):
-        list(loader_class(Call(sample), num_workers=num_workers))
-
-
 @pytest.mark.ours_only
 def test_stopiteration_from_a_map_style_dataset_is_an_error(loader_class, num_workers):
     """Torch ends the epoch there without a word."""
@@ -140,41 +121,6 @@ def test_stopiteration_from_a_map_style_dataset_is_an_error(loader_class, num_wo
 
     with raises(RuntimeError, match="StopIteration"):
         list(loader_class(Call(sample, 5), num_workers=num_workers))
-
-
-@pytest.mark.ours_only
-def test_stopiteration_from_a_collate_fn_is_an_error(loader_class, num_workers):
-    def collate(samples):
-        return next(iter([]))
-
-    with raises(RuntimeError, match="StopIteration"):
-        list(loader_class(Squares(4), collate_fn=collate, num_workers=num_workers))
-
-
-def failing_collate(samples):
-    if 4 in samples:
-        raise KeyError("no such column")
-    return samples
-
-
-def test_collate_fn(loader_class, num_workers):
-    loader = loader_class(
-        Squares(6), batch_size=2, collate_fn=failing_collate, num_workers=num_workers
-    )
-    iterator = iter(loader)
-    assert next(iterator) == [0, 1]
-    with raises(KeyError, match="no such column"):
-        next(iterator)
-    assert next(iterator) == [16, 25]
-    assert list(iterator) == []
-
-
-def test_worker_init_fn(loader_class):
-    def init(worker_id):
-        raise OSError(f"no disk for {worker_id}")
-
-    with raises(OSError, match="no disk for [01]"):
-        list(loader_class(Squares(4), num_workers=2, worker_init_fn=init))
 
 
 def test_the_iter_of_a_stream(loader_class, num_workers):
@@ -238,21 +184,6 @@ def test_the_length_of_a_dataset(loader_class, num_workers):
         loader_class(NoIdea(), shuffle=True)
 
 
-@pytest.mark.parametrize("position", [0, 3])
-@pytest.mark.parametrize("batched", [False, True])
-def test_samplers(loader_class, num_workers, position, batched):
-    def draw():
-        for index in range(6):
-            if index == position:
-                raise LookupError("sampler broke")
-            yield [index] if batched else index
-
-    option = {"batch_sampler": draw()} if batched else {"sampler": draw()}
-    loader = loader_class(Squares(6), num_workers=num_workers, **option)
-    with raises(LookupError, match="sampler broke"):
-        list(loader)
-
-
 @pytest.mark.ours_only
 def test_batches_before_a_samplers_exception_are_delivered(loader_class, num_workers):
     """Torch raises as soon as it draws ahead, batches before what was asked for."""
@@ -282,23 +213,6 @@ def test_a_loader_is_usable_after_an_exception(loader_class, num_workers):
         list(loader)
     broken["now"] = False
     assert flat(loader) == [0, 1, 2]
-
-
-@pytest.mark.ours_only
-@pytest.mark.parametrize("place", ["sample", "nested", "collate"])
-def test_what_cannot_be_carried_is_named(loader_class, place):
-    """Torch prints a traceback in a thread of the worker, and the consumer waits for ever."""
-
-    def sample(index):
-        function = lambda: None  # noqa: E731
-        return {"sample": function, "nested": {"deep": [1, function]}}.get(place, index)
-
-    def collate(samples):
-        return (value for value in samples) if place == "collate" else samples
-
-    loader = loader_class(Call(sample), num_workers=1, collate_fn=collate)
-    with raises((RuntimeError, TypeError), match="lambda|function|generator"):
-        list(loader)
 
 
 def test_a_nonleaf_that_requires_grad_is_refused(loader_class):

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sized
 import pytest
 import torch
 
-from .datasets import Call, CountingSampler, Rendezvous, Squares, Stream
+from .datasets import Call, Rendezvous, Squares, Stream
 from .tools import as_is, flat, lists
 
 OPTIONS = [
@@ -51,12 +51,6 @@ def test_enumerate_zip_and_unpacking(loader_class, options):
     assert (int(first), len(rest)) == (0, 2)
 
 
-def test_many_epochs(loader_class, options):
-    loader = loader_class(Squares(4), batch_size=3, **options)
-    for _ in range(4):
-        assert lists(loader) == [[0, 1, 4], [9]]
-
-
 @pytest.mark.parametrize("taken", [0, 1, 3])
 def test_an_abandoned_epoch_leaves_nothing_behind(loader_class, options, taken):
     loader = loader_class(Squares(30), batch_size=2, **options)
@@ -86,27 +80,6 @@ def test_the_consumers_exception_ends_an_epoch_like_break(loader_class, options)
     assert len(list(loader)) == 30
 
 
-def test_an_iterator_outlives_its_loader(loader_class, options):
-    iterator = iter(loader_class(Squares(6), **options))
-    assert flat(iterator) == [0, 1, 4, 9, 16, 25]
-
-
-def test_several_live_iterators(loader_class, num_workers):
-    loader = loader_class(Squares(6), batch_size=2, num_workers=num_workers)
-    pairs = [(a.tolist(), b.tolist()) for a, b in zip(loader, loader, strict=True)]
-    assert pairs == [([0, 1],) * 2, ([4, 9],) * 2, ([16, 25],) * 2]
-
-
-def test_iterators_begun_at_different_times(loader_class, num_workers):
-    loader = loader_class(Squares(4), num_workers=num_workers)
-    first = iter(loader)
-    assert int(next(first)) == 0
-    second = iter(loader)
-    assert int(next(second)) == 0
-    assert flat(first) == [1, 4, 9]
-    assert flat(second) == [1, 4, 9]
-
-
 def test_nested_iteration(loader_class, num_workers):
     loader = loader_class(range(3), num_workers=num_workers)
     pairs = [(int(a), int(b)) for a in loader for b in loader]
@@ -121,23 +94,6 @@ def test_shuffled_iterators_are_independent(loader_class, num_workers):
     assert any(a != b for a, b in pairs)
 
 
-def test_the_newest_iterator_of_persistent_workers_gives_a_whole_epoch(loader_class):
-    loader = loader_class(Squares(8), batch_size=2, num_workers=2, persistent_workers=True)
-    first = iter(loader)
-    next(first)
-    second = iter(loader)
-    assert flat(second) == [i * i for i in range(8)]
-
-
-def test_two_loaders_of_one_dataset(loader_class, options):
-    dataset = Squares(4)
-    left, right = (loader_class(dataset, batch_size=2, **options) for _ in range(2))
-    assert [(a.tolist(), b.tolist()) for a, b in zip(left, right, strict=True)] == [
-        ([0, 1], [0, 1]),
-        ([4, 9], [4, 9]),
-    ]
-
-
 def test_a_loader_used_in_a_thread(loader_class, options):
     found = []
     thread = threading.Thread(
@@ -146,15 +102,6 @@ def test_a_loader_used_in_a_thread(loader_class, options):
     thread.start()
     thread.join(60)
     assert found == [[0, 1, 4, 9, 16]]
-
-
-def test_an_iterator_handed_to_a_thread(loader_class, options):
-    iterator = iter(loader_class(Squares(20), **options))
-    values = [int(next(iterator))]
-    thread = threading.Thread(target=lambda: values.extend(flat(iterator)))
-    thread.start()
-    thread.join(60)
-    assert values == [i * i for i in range(20)]
 
 
 def test_loaders_in_several_threads(loader_class, num_workers):
@@ -190,19 +137,6 @@ def test_a_loader_in_a_child_process(loader_class, options, method):
     child.join(60)
     assert child.exitcode == 0
     child.close()
-
-
-def test_a_forked_child_does_not_disturb_the_parents_iterator(loader_class):
-    loader = loader_class(Squares(12), num_workers=2, persistent_workers=True)
-    iterator = iter(loader)
-    assert int(next(iterator)) == 0
-    child = multiprocessing.get_context("fork").Process(target=int)
-    child.start()
-    child.join(60)
-    assert child.exitcode == 0
-    child.close()
-    assert flat(iterator) == [i * i for i in range(1, 12)]
-    assert len(list(loader)) == 12
 
 
 class OvertakenBy:
@@ -263,11 +197,3 @@ def test_changing_the_options_of_a_loader_spares_its_iterators(loader_class, num
     assert next(iterator) == [0, 1]
     loader.collate_fn = torch.tensor
     assert list(iterator) == [[4, 9], [16, 25]]
-
-
-def test_a_sampler_of_a_million(loader_class):
-    sampler = CountingSampler(1_000_000)
-    loader = loader_class(Squares(10), sampler=sampler, batch_size=1000, num_workers=1)
-    iterator = iter(loader)
-    assert next(iterator)[:3].tolist() == [0, 1, 4]
-    assert sampler.drawn <= 5_000

@@ -12,7 +12,6 @@ from torch.utils.data import (
     BatchSampler,
     DistributedSampler,
     RandomSampler,
-    Sampler,
     SequentialSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
@@ -53,14 +52,6 @@ def test_shuffle_gives_each_sample_once_and_a_new_order_every_epoch(loader_class
     assert sorted(first) == sorted(second) == list(range(50))
     assert first != list(range(50))
     assert first != second
-
-
-def test_shuffle_without_batching(loader_class, num_workers):
-    loader = loader_class(range(50), batch_size=None, shuffle=True, num_workers=num_workers)
-    values = list(loader)
-    assert sorted(values) == list(range(50))
-    assert values != sorted(values)
-    assert all(type(value) is int for value in values)
 
 
 @pytest.mark.parametrize(
@@ -137,22 +128,6 @@ def test_a_generator_as_sampler_lasts_one_epoch(loader_class, num_workers):
     assert lists(loader) == []
 
 
-def test_a_user_defined_sampler(loader_class, num_workers):
-    class Evens(Sampler):
-        def __init__(self, data):
-            self.data = data
-
-        def __iter__(self):
-            return iter(range(0, len(self.data), 2))
-
-        def __len__(self):
-            return (len(self.data) + 1) // 2
-
-    data = Squares(7)
-    loader = loader_class(data, sampler=Evens(data), batch_size=3, num_workers=num_workers)
-    assert lists(loader) == [[0, 4, 16], [36]]
-
-
 @pytest.mark.parametrize(
     "batch_sampler",
     [
@@ -192,12 +167,6 @@ def test_a_batch_sampler_whose_yielded_list_is_reused(loader_class, num_workers)
         pytest.skip("torch's queue pickles the list later, in a thread")
     loader = loader_class(range(6), batch_sampler=batches(), num_workers=num_workers)
     assert lists(loader) == [[0, 1], [2, 3], [4, 5]]
-
-
-def test_batches_of_uneven_sizes_and_repeated_indices(loader_class, num_workers):
-    batches = [[0, 0, 0], [9], list(range(10)) * 10]
-    loader = loader_class(range(10), batch_sampler=batches, num_workers=num_workers)
-    assert lists(loader) == batches
 
 
 def test_an_empty_batch_goes_to_the_collate_fn(loader_class, num_workers):
@@ -300,16 +269,6 @@ def test_an_index_keeps_its_type(loader_class, num_workers, key):
         collate_fn=as_is,
     )  # fmt: skip
     assert list(loader) == [[describe_key(key)] * 2]
-
-
-def test_large_index_lists(loader_class, num_workers):
-    indices = list(range(200_000))
-    dataset = Squares(len(indices))
-    dataset.__getitems__ = lambda batch: [len(batch), batch[0], batch[-1]]
-    loader = loader_class(
-        dataset, batch_sampler=[indices, indices[::-1], [7]], num_workers=num_workers
-    )
-    assert lists(loader) == [[200_000, 0, 199_999], [200_000, 199_999, 0], [1, 7, 7]]
 
 
 def test_a_dataset_without_length_needs_only_a_sampler(loader_class, num_workers):

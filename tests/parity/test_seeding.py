@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from .datasets import Noise, Stream
+from .datasets import Noise
 from .tools import flat
 
 
@@ -59,12 +59,6 @@ def test_epochs_draw_different_numbers(loader_class, persistent):
     assert not (first == second).any()
 
 
-def test_in_process_epochs_draw_different_numbers(loader_class):
-    loader = loader_class(Noise(), batch_size=2)
-    first, second = (torch.cat(list(loader)) for _ in range(2))
-    assert not (first == second).any()
-
-
 @pytest.mark.parametrize("by", ["generator", "manual_seed"])
 def test_shuffled_orders_follow_the_seed(loader_class, num_workers, by):
     def epochs(seed):
@@ -83,49 +77,8 @@ def test_shuffled_orders_follow_the_seed(loader_class, num_workers, by):
     assert epochs(42)[0] != epochs(42)[1]
 
 
-def test_the_order_does_not_depend_on_the_number_of_workers(loader_class):
-    orders = [
-        flat(
-            loader_class(
-                range(60), shuffle=True, num_workers=n, generator=torch.Generator().manual_seed(3)
-            )
-        )
-        for n in range(3)
-    ]
-    assert orders[0] == orders[1] == orders[2]
-
-
-@pytest.mark.ours_only
-def test_noise_does_not_depend_on_the_number_of_workers(loader_class):
-    rows = [noise(loader_class, n, seed=3) for n in range(3)]
-    assert rows[0] == rows[1] == rows[2]
-
-
 def test_a_given_generator_spares_the_global_one(loader_class, num_workers):
     options = {"shuffle": True, "generator": torch.Generator()}
     before = torch.get_rng_state()
     list(loader_class(range(20), num_workers=num_workers, **options))
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_workers_spare_the_global_generators_of_the_parent(loader_class):
-    states = random.getstate(), np.random.get_state()[1].tolist()
-    list(loader_class(Noise(), num_workers=2))
-    assert random.getstate() == states[0]
-    assert np.random.get_state()[1].tolist() == states[1]
-
-
-def test_a_dataset_without_randomness_is_the_same_every_epoch(loader_class):
-    loader = loader_class(Stream(5), batch_size=2, num_workers=1, persistent_workers=True)
-    assert flat(loader) == flat(loader) == [0, 1, 2, 3, 4]
-
-
-@pytest.mark.ours_only
-def test_in_process_loading_restores_the_global_generators(loader_class):
-    """Torch draws the samples' random numbers from the caller's generators; ours seeds its own."""
-    options = {"generator": torch.Generator().manual_seed(1)}
-    states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
-    list(loader_class(Noise(), **options))
-    assert random.getstate() == states[0]
-    assert np.random.get_state()[1].tolist() == states[1]
-    assert torch.equal(torch.get_rng_state(), states[2])

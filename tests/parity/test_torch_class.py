@@ -123,15 +123,6 @@ def test_no_method_of_torchs_runs() -> None:
     assert inherited == {"_auto_collation", "_index_sampler"}
 
 
-def test_what_is_fixed_is_torchs() -> None:
-    loader = DataLoader(DATA, 4)
-    for name in ("batch_size", "batch_sampler", "sampler", "drop_last", "dataset"):
-        with pytest.raises(ValueError, match=f"{name} cannot be changed once the loader is built"):
-            setattr(loader, name, None)
-    with pytest.raises(ValueError, match="persistent_workers"):
-        loader.persistent_workers = True
-
-
 # --- classes that others derive from a loader ---
 
 
@@ -323,17 +314,6 @@ def test_a_sharded_loader_shows_a_distributed_sampler(case: str, tail: str) -> N
             assert ids(again) == given
 
 
-def test_kinds_that_programs_look_for() -> None:
-    ordered = DataLoader(DATA, rank=0, num_replicas=2).sampler
-    shuffled = DataLoader(DATA, shuffle=True, rank=0, num_replicas=2).sampler
-    assert isinstance(ordered, SequentialSampler)
-    assert ordered.data_source is DATA
-    assert isinstance(shuffled, RandomSampler)
-    assert (shuffled.replacement, shuffled.generator) == (False, None)
-    assert shuffled.data_source is DATA
-    assert "rank=0 of 2" in repr(shuffled)
-
-
 # --- base seeds of several processes ---
 
 
@@ -405,13 +385,6 @@ def test_states_name_the_order_that_they_are_of() -> None:
 
 
 # --- typing ---
-
-
-def test_a_type_checker_takes_it(tmp_path: Path) -> None:
-    """The file is checked with the package, see .ci/run; here it is only run."""
-    from tests.project import typed_use
-
-    assert typed_use.total(typed_use.loader()) == 45
 
 
 # --- samplers that are changed, and told, between epochs ---

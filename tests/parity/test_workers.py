@@ -14,7 +14,6 @@ from .datasets import (
     Call,
     CountingCalls,
     Rendezvous,
-    Shares,
     Squares,
     Stream,
     describe_worker,
@@ -76,14 +75,6 @@ def test_worker_info_has_the_workers_copy_of_the_dataset(loader_class):
     loader = loader_class(Stream(1), num_workers=2, worker_init_fn=configure)
     assert flat(loader) == [0, 0, 1, 1, 2, 2, 3]
     assert loader.dataset.length == 1
-
-
-def test_worker_init_fn_comes_before_iter_of_a_stream(loader_class):
-    def configure(worker_id):
-        get_worker_info().dataset.shares = ([worker_id], [worker_id + 10])
-
-    loader = loader_class(Shares(), num_workers=2, worker_init_fn=configure)
-    assert flat(loader) == [0, 11]
 
 
 def test_worker_init_fn_is_not_called_in_process(loader_class):
@@ -205,19 +196,6 @@ def test_worker_init_fn_of_persistent_workers_runs_once(loader_class):
         worker_init_fn=lambda i: INIT_LOG.update(count=INIT_LOG.get("count", 0) + 1),
     )
     assert [flat(loader) for _ in range(3)] == [[1, 1]] * 3
-
-
-def test_a_worker_init_fn_set_later_is_used(loader_class):
-    loader = loader_class(Call(lambda index: INIT_LOG.get("late", 0), 1), num_workers=1)
-    assert flat(loader) == [0]
-    loader.worker_init_fn = lambda i: INIT_LOG.update(late=1)
-    assert flat(loader) == [1]
-    assert "late" not in INIT_LOG
-
-
-def test_more_workers_than_batches(loader_class):
-    loader = loader_class(Squares(2), num_workers=2, batch_size=2)
-    assert flat(loader) == [0, 1]
 
 
 def test_workers_are_daemons_of_the_parent(loader_class):

@@ -5,13 +5,10 @@ That the bytes are right wherever a fault strikes is in test_fault_matrix.py.
 
 from __future__ import annotations
 
-import array
-import fcntl
 import multiprocessing
 import os
 import re
 import signal
-import termios
 import threading
 import time
 import warnings
@@ -27,7 +24,6 @@ from torch.utils.data import IterableDataset, get_worker_info
 import lit_loader
 from lit_loader import DataLoader
 from lit_loader.errors import WorkerDiedError, WorkerRestartWarning, WorkerTimeoutError
-from lit_loader.memory import arena as arena_module
 from lit_loader.pool import healer
 from lit_loader.pool.worker_pool import WorkerPool
 from lit_loader.transport.status_board import Stage
@@ -42,7 +38,7 @@ from tests.support.faults import (
     outcomes,
     plain,
 )
-from tests.support.samples import Call, Counting, hang, ints, uncollated, worker_pids
+from tests.support.samples import Call, Counting, hang, ints, worker_pids
 
 TESTS = str(Path(__file__).parents[1])
 
@@ -220,18 +216,6 @@ def test_a_batch_that_ends_two_workers(
     assert rest == [batch for batch in expected if batch not in [*batches[:at], [8, 9]]]
 
 
-def test_two_such_batches(tmp_path: Path) -> None:
-    iterator = iter(DataLoader(Call(dying([2, 5], tmp_path, always=True), 8), num_workers=2))
-    found: list[Any] = []
-    with told(2):
-        for _ in range(8):
-            try:
-                found.append(int(next(iterator)))
-            except WorkerDiedError as error:
-                found += re.findall("(Batch .) has ended 2 workers in a row", str(error))
-    assert found == [0, 1, "Batch 2", 3, 4, "Batch 5", 6, 7]
-
-
 def test_a_stream_cannot_pass_over_such_a_batch(tmp_path: Path) -> None:
     sample = dying([4], tmp_path, always=True)
     iterator = iter(DataLoader(Counting(8, sample), num_workers=1))
@@ -283,10 +267,8 @@ def test_one_warning_says_it_all(how: str, words: list[str], tmp_path: Path) -> 
 @pytest.mark.parametrize("pin", [False, True], ids=["", "pin"])
 @pytest.mark.parametrize("kind", ["map", "stream", "stateful"])
 def test_a_warning_that_is_an_error_loses_no_batch(
-    kind: str, pin: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, pin: bool, tmp_path: Path, pinned: None
 ) -> None:
-    if pin:
-        _pretend_to_pin(monkeypatch)
     dataset = {"map": Noisy, "stream": NoisyStream, "stateful": StatefulStream}[kind]()
     expected = outcomes(DataLoader(dataset, batch_size=3, num_workers=2, seed=1))
     strikes = [Strike("SIGKILL", "fetching", number) for number in (3, 5)]
@@ -302,16 +284,6 @@ def test_a_warning_that_is_an_error_loses_no_batch(
     # The first one ends all workers, perhaps also one that has died and was not missed yet.
     assert found.count(WorkerRestartWarning) in (1, 2)
     assert [entry for entry in found if entry is not WorkerRestartWarning] == expected
-
-
-def _pretend_to_pin(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    from lit_loader.accelerator import pin_memory
-
-    monkeypatch.setattr(pin_memory, "find_accelerator", lambda device="": 0)
-    monkeypatch.setattr(pin_memory, "pin_tensor", torch.Tensor.clone)
-    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda device: None)
 
 
 # Hanging ---------------------------------------------------------------------------------------
@@ -413,11 +385,7 @@ def test_slow_is_not_hanging() -> None:
 
 @pytest.mark.parametrize("pin", [False, True], ids=["", "pin"])
 @pytest.mark.parametrize("iterable", [False, True], ids=["map", "stream"])
-def test_a_slow_consumer_is_not_the_workers_fault(
-    iterable: bool, pin: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if pin:
-        _pretend_to_pin(monkeypatch)
+def test_a_slow_consumer_is_not_the_workers_fault(iterable: bool, pin: bool, pinned: None) -> None:
     dataset = Counting(12) if iterable else Call(int, 12)
     loader = DataLoader(dataset, num_workers=2, timeout=0.2, pin_memory=pin)
     with told(0):
@@ -502,28 +470,7 @@ def _reads_on(iterator: Any, loader: Any) -> None:
         os._exit(status)
 
 
-def _unread(pool: WorkerPool) -> int:
-    """Bytes in the task pipe that no worker has read."""
-    found = array.array("i", [0])
-    fcntl.ioctl(pool._pipes.tasks_end, termios.FIONREAD, found)
-    return found[0]
-
-
 # What the consumer is at -----------------------------------------------------------------------
-
-
-def test_while_many_batches_are_held(tmp_path: Path) -> None:
-    """More than the arena has slots for."""
-    strikes = [Strike("SIGKILL", "encoding", number) for number in (60, 120, 160)]
-    expected = outcomes(DataLoader(Noisy(360), batch_size=2, seed=1))
-    with told(3):
-        held = list(
-            DataLoader(
-                Noisy(360), batch_size=2, num_workers=2, seed=1,
-                worker_init_fn=Faults(tmp_path, *strikes),
-            )
-        )  # fmt: skip
-    assert outcomes(held) == expected
 
 
 @pytest.mark.parametrize("kind", ["map", "stateful"])
@@ -664,26 +611,6 @@ def test_a_reader_that_is_ahead_dies(stream: type[Shares], at: int, tmp_path: Pa
 
 
 @STREAMS
-@pytest.mark.parametrize("after", [0, 1, 3, 4])
-def test_a_reader_is_killed_between_batches(stream: type[Shares], after: int) -> None:
-    """It has sent all it was asked for, and at last (4) that it has come to its end."""
-    iterator = iter(
-        DataLoader(stream([4, 6], lambda reader, number: None), num_workers=2, prefetch_factor=1)
-    )
-    found = [int(next(iterator)) for _ in range(2 * after + 1)]
-    pool = iterator.pool
-    until(lambda: pool.rows()[0].stage == Stage.IDLE and pool.rows()[0].since)
-    os.kill(pool.pids[0], signal.SIGKILL)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        found += ints(iterator)
-    assert found == turns([4, 6])
-    assert len(caught) <= 1
-    # After the third it may have come to its end already, and then is not missed any more.
-    assert after >= 3 or caught
-
-
-@STREAMS
 @pytest.mark.parametrize("death", [3, 5])  # right behind the error, and later
 def test_an_error_that_was_given_out_is_not_given_out_again(
     stream: type[Shares], death: int, tmp_path: Path
@@ -722,38 +649,6 @@ def test_dealt_tasks_are_dealt_again(tmp_path: Path) -> None:
     )
     with told(2):
         assert ints(loader) == list(range(24))
-
-
-def test_a_larger_slot_that_was_granted_to_the_dead(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Workers ask for larger slots, and die of it.
-
-    The first of them certainly; the others unless a larger slot is free again when theirs is asked
-    for, which depends on how quickly the first batch is consumed.
-    """
-    monkeypatch.setattr(arena_module, "_LARGEST_SLOT", 64 << 10)
-    monkeypatch.setattr(arena_module, "_DISK_SLOT", 64 << 10)
-    strikes = [Strike("SIGKILL", "granting", number) for number in (1, 2, 5)]
-    expected = outcomes(DataLoader(Noisy(width=9_000), batch_size=3, seed=1))
-    faults = Faults(tmp_path, *strikes)
-    with warnings.catch_warnings(record=True) as caught, DataLoader(
-        Noisy(width=9_000), batch_size=3, num_workers=2, seed=1, worker_init_fn=faults
-    ) as loader:  # fmt: skip
-        warnings.simplefilter("always")
-        assert outcomes(loader) == expected
-    assert [warning.category for warning in caught] == [WorkerRestartWarning] * faults.struck
-    assert faults.struck >= 1
-
-
-def test_a_dead_workers_task_is_not_left_to_the_idle(tmp_path: Path) -> None:
-    """Single samples, three workers, a death in every third: the pipe is never left with a void."""
-    loader = DataLoader(
-        Call(dying([3, 11, 29], tmp_path), 40), batch_size=None, num_workers=3,
-        collate_fn=uncollated, prefetch_factor=1,
-    )  # fmt: skip
-    with told(3):
-        assert list(loader) == list(range(40))
 
 
 class Meeting(IterableDataset[int]):

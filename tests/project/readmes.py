@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import textwrap
 from pathlib import Path
@@ -18,10 +19,19 @@ README_FILES = sorted(
     path
     for folder in ("conf", "examples", "lit_loader", "tests")
     for path in (ROOT / folder).rglob("*.md")
-    if path.name != "CHANGES.md"  # which names what is gone
+    if path.name != "CHANGELOG.md"  # which names what is gone
 )
 READMES = {path.relative_to(ROOT).as_posix(): path for path in (TOP, *README_FILES)}
 """Path below the repository to file."""
+
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path
+    for path in (
+        *(*READMES.values(), PACKAGE / "CHANGELOG.md"),
+        *(*sorted(ROOT.glob(".agents/**/*.md")), *sorted(ROOT.glob(".github/*.md"))),
+    )
+}
+"""These too, which name what is gone, or what is not the package's."""
 
 
 def label(text: object) -> str:
@@ -88,3 +98,12 @@ def anchors(path: Path) -> set[str]:
     """The names by which a page's headings can be linked to, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", without_fenced(path), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def documented(thing: object) -> dict[str, str]:
+    """What a docstring says of each argument or attribute, on one line each."""
+    (listed, *_) = re.findall(
+        r"^(?:Args|Attributes):\n((?: {4}.*\n?|\n)+)", inspect.getdoc(thing) or "", re.MULTILINE
+    ) or [""]
+    entries = re.findall(r"^    \*{0,2}(\w+): (.*(?:\n     .*)*)", listed, flags=re.MULTILINE)
+    return {name: " ".join(entry.split()) for name, entry in entries}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import email
 import pickle
+import re
 import subprocess
 import sys
 import tarfile
@@ -11,6 +13,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 import lit_loader
 
@@ -91,9 +94,36 @@ def test_sdist_builds_and_tests_anywhere(distributions: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.split("/", 1)[1] for name in archive.getnames()}
     assert names >= {
-        ".ci/run", "LICENSE", "README.md", "conf/lit_loader/loader/default.yaml",
-        "constraints.txt", "examples/train.py", "pyproject.toml", "tests/project/test_package.py",
+        ".ci/run", ".github/SECURITY.md", "LICENSE", "README.md", "constraints.txt",
+        "conf/lit_loader/loader/default.yaml", "examples/train.py", "pyproject.toml",
+        "tests/project/test_package.py",
     }  # fmt: skip
+
+
+def test_metadata_are_of_use_to_a_package_index(distributions: Path) -> None:
+    (wheel,) = distributions.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith("dist-info/METADATA"))
+        said = email.message_from_bytes(archive.read(name))
+    assert said["Description-Content-Type"] == "text/markdown"
+    text = said.get_payload()
+    assert isinstance(text, str) and "A data loader for PyTorch" in text
+    links = re.findall(r"\]\((.*?)\)", text)
+    assert links and all(link.startswith("#") or "://" in link for link in links)
+    assert not said.get_all("Project-URL"), "an address: keep the links, and test them"
+    kinds = said.get_all("Classifier")
+    assert kinds is not None
+    assert {f"Programming Language :: Python :: 3.{minor}" for minor in range(10, 15)} <= {*kinds}
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob(".github/**/*.yml")), ids=lambda path: path.stem)
+def test_the_host_s_files_can_be_read(path: Path) -> None:
+    said = yaml.safe_load(path.read_text())
+    if path.parent.name == "workflows":
+        assert [step.get("run") for step in said["jobs"]["run"]["steps"]][-1] == "bash .ci/run"
+    elif path.stem in ("bug", "idea"):
+        asked = [part["id"] for part in said["body"] if part["type"] != "markdown"]
+        assert said["name"] and said["description"] and len(asked) == len(set(asked)) > 1
 
 
 @pytest.mark.parametrize("name", sorted(set(lit_loader.__all__) - {"__version__"}))

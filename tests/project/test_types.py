@@ -1,4 +1,4 @@
-"""Programs as users write them, before ``mypy --strict``: a change of the import breaks none.
+"""Programs as users write them, before type checkers: a change of the import breaks none.
 
 Each is checked as it is, and those of `PORTED` with torch's loader in the place of ours too.
 """
@@ -189,20 +189,39 @@ CachedDataset(Images(), 1000).map(len)[0].upper()
 """
 
 
-@pytest.mark.timeout(600)
-def test_programs_before_a_type_checker(tmp_path: Path) -> None:
-    programs = {name: DATA + text for name, text in {**PORTED, **OWN, "wrong": WRONG}.items()}
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    texts = {name: DATA + text for name, text in {**PORTED, **OWN, "wrong": WRONG}.items()}
     for name, text in PORTED.items():
         torchs = DATA.replace("from lit_loader import", "from torch.utils.data import")
-        programs[f"torchs_{name}"] = torchs + text
-    for name, text in programs.items():
-        (tmp_path / f"{name}.py").write_text(text)
+        texts[f"torchs_{name}"] = torchs + text
+    folder = tmp_path_factory.mktemp("programs")
+    for name, text in texts.items():
+        (folder / f"{name}.py").write_text(text)
+    return {name: folder / f"{name}.py" for name in texts}
+
+
+def errors(checker: list[str], programs: dict[str, Path]) -> list[tuple[str, int]]:
+    """What is wrong, as program and line; all of it is shown where a test fails."""
+    folder = programs["wrong"].parent
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--allow-untyped-calls", str(tmp_path),
-        "--no-error-summary"],
+        [sys.executable, "-m", *checker, str(folder)],
         cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
     )  # fmt: skip
-    found = re.findall(r"(\w+)\.py:(\d+): (error: .*)", done.stdout)
-    assert [each for each in found if each[0] != "wrong"] == [], done.stdout
-    first = programs["wrong"].count("\n", 0, programs["wrong"].index("DataLoader(Images()")) + 1
-    assert [int(line) for _, line, _ in found] == [*range(first, first + 9)], done.stdout
+    print(done.stdout)
+    found = re.findall(r"(\w+)\.py:(\d+):(?:\d+ -)? error: ", done.stdout)
+    return [(name, int(line)) for name, line in found]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "checker",
+    [["mypy", "--strict", "--allow-untyped-calls"], ["pyright", "--pythonpath", sys.executable]],
+    ids=lambda words: words[0],
+)
+def test_programs_before_a_type_checker(checker: list[str], programs: dict[str, Path]) -> None:
+    pytest.importorskip(checker[0])
+    text = programs["wrong"].read_text()
+    first = text.count("\n", 0, text.index("DataLoader(Images()")) + 1
+    wrong = [("wrong", first + line) for line in range(9)]
+    assert sorted({*errors(checker, programs)}) == wrong

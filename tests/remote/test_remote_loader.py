@@ -175,10 +175,25 @@ def test_a_state_says_nothing_of_remote_workers_and_is_resumed_without(tmp_path:
         assert [frozen(batch) for batch in loader] == expected[5:]
 
 
-def test_an_epoch_that_is_left_leaves_nothing_to_the_next_one(tmp_path: Path) -> None:
+class Large(Drawn):
+    """Samples that do not fit into a slot at first."""
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((60_000,), float(index)) + torch.rand(1)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options"),
+    # Under a budget slots are no larger than what is expected; at first nothing is.
+    [(Drawn(), {}), (Large(), {"memory_budget": 1 << 26})],
+    ids=["", "larger slots"],
+)
+def test_an_epoch_that_is_left_leaves_nothing_to_the_next_one(
+    dataset: Any, options: dict[str, Any], tmp_path: Path
+) -> None:
     remote = ThreadWorkers(str(tmp_path))
-    expected = epochs(Drawn())
-    with loader_of(Drawn(), 1, 2, remote) as loader:
+    expected = epochs(dataset)
+    with loader_of(dataset, 1, 2, remote, **options) as loader:
         for place, whole in enumerate(expected):
             stop = len(whole) if place % 3 == 2 else place % 5 + 1
             batches = iter(loader)
@@ -187,14 +202,8 @@ def test_an_epoch_that_is_left_leaves_nothing_to_the_next_one(tmp_path: Path) ->
                 break
 
 
-@pytest.mark.slow
 def test_batches_that_do_not_fit_their_slots_get_larger_ones(tmp_path: Path) -> None:
-    class Large(Drawn):
-        def __getitem__(self, index: int) -> Any:
-            return torch.full((60_000,), float(index)) + torch.rand(1)
-
     remote = ThreadWorkers(str(tmp_path))
-    # Under a budget slots are no larger than what is expected; at first nothing is.
     with loader_of(Large(), 0, 1, remote, memory_budget=1 << 26) as loader:
         assert not compare_until(lambda: True, loader, Large())
 

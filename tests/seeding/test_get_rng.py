@@ -137,6 +137,7 @@ def test_a_sample_that_comes_twice() -> None:
     assert first == second == third
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_resume_in_mid_epoch(workers: int) -> None:
     with DataLoader(Noisy(), num_workers=2 - workers, **OPTIONS) as loader:

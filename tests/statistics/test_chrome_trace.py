@@ -8,15 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from lit_loader import DataLoader
-from lit_loader.accelerator import pin_memory as pinning
 from lit_loader.loader import recorder_of
 from lit_loader.statistics.chrome_trace import trace_events, write_trace
 from lit_loader.statistics.plot import draw, write_plot
 from lit_loader.statistics.records import BatchRecord, LoaderTrace, StepRecord
-from tests.support.delays import Collate, Delayed, sleep
 from tests.support.samples import Rows
 
 Event = dict[str, Any]
@@ -171,17 +168,6 @@ def test_slices_that_would_overlap_are_cut() -> None:
     assert spans == [(0, 100), (100, 50)]
 
 
-def test_a_step_whose_batch_came_at_an_unknown_time() -> None:
-    events = list(trace_events([LoaderTrace("train", [], [StepRecord(0, 5, 9)])]))
-    check(events)
-    assert [event["name"] for event in events if event["ph"] == "X"] == ["step"]
-
-
-def test_no_loader(tmp_path: Path) -> None:
-    write_trace(tmp_path / "deep" / "trace.json", [])
-    assert json.loads((tmp_path / "deep" / "trace.json").read_text())["traceEvents"] == []
-
-
 def test_the_file(tmp_path: Path) -> None:
     path = tmp_path / "new" / "trace.json"
     loaders = [
@@ -205,12 +191,7 @@ def test_the_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("pin", [False, True], ids=["plain", "pinned"])
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
-def test_a_loaders_own_records(
-    monkeypatch: pytest.MonkeyPatch, num_workers: int, pin: bool
-) -> None:
-    monkeypatch.setattr(pinning, "find_accelerator", lambda device="": 0)
-    monkeypatch.setattr(pinning, "pin_tensor", torch.clone)
-    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda device: None)
+def test_a_loaders_own_records(pinned: None, num_workers: int, pin: bool) -> None:
     loader = DataLoader(
         Rows(60, 1_000), batch_size=4, shuffle=True, num_workers=num_workers, pin_memory=pin
     )
@@ -238,20 +219,6 @@ def test_a_loaders_own_records(
     assert len(counts) == (60 if num_workers else 0)
     # One more than are under way: the next is asked for just before a batch is given out.
     assert not counts or (counts[-1] == 0 and max(counts) <= 2 * num_workers + 1)
-
-
-def test_a_delay_is_where_it_was() -> None:
-    loader = DataLoader(
-        Delayed("collate", sleep, 4),
-        batch_size=2,
-        num_workers=2,
-        collate_fn=Collate("collate", sleep),
-    )
-    events = list(trace_events([LoaderTrace("train", recorded(loader))]))
-    check(events)
-    for event in events:
-        if event["ph"] == "X" and event["cat"] == "loader":
-            assert (event["dur"] >= 30_000) == (event["name"] == "collate")
 
 
 # --- the picture ---
@@ -304,13 +271,6 @@ def test_the_picture_adds_up() -> None:
     )
     widths = [bar.get_width() for bars in busy.containers for bar in bars]
     assert sum(widths) == pytest.approx(100 * 1_600 / 2_100)
-
-
-def test_a_batch_whose_step_is_not_known() -> None:
-    pytest.importorskip("matplotlib")
-    consumer, *_ = draw([LoaderTrace("train", [FIRST, SECOND], STEPS[1:])]).get_axes()
-    (transfer,) = (bars for bars in consumer.containers if bars.get_label().startswith("transfer"))
-    assert [round(bar.get_height() * 1e6) for bar in transfer] == [0, 50]
 
 
 @pytest.mark.parametrize("count", [1, 119, 121, 5_000])

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
-import time
 from typing import Any
 
 import numpy as np
 import pytest
 
-from lit_loader.statistics.recorder import WINDOW, Recorder, Stopwatch
+from lit_loader.statistics.recorder import WINDOW, Recorder
 from lit_loader.statistics.records import (
     BatchRecord,
     LoaderStatistics,
@@ -45,10 +44,6 @@ def summed(*records: BatchRecord) -> LoaderStatistics:
 # --- known records ---
 
 
-def test_nothing_was_loaded() -> None:
-    assert Recorder().summary() == LoaderStatistics()
-
-
 @pytest.mark.parametrize("count", [1, 2, 100, WINDOW, WINDOW + 300, 3 * WINDOW])
 def test_percentiles_are_numpys(count: int) -> None:
     values = np.random.default_rng(count).integers(0, 10**9, count)
@@ -61,23 +56,6 @@ def test_percentiles_are_numpys(count: int) -> None:
     assert (times.p50, times.p90, times.p99, times.max) == pytest.approx(tuple(expected))
     assert times.total == pytest.approx(values.sum() / 1e9)
     assert times.mean == pytest.approx(values.mean() / 1e9)
-
-
-def test_percentiles_do_not_depend_on_when_one_asks() -> None:
-    often, once = Recorder(), Recorder()
-    for number in range(2 * WINDOW + 77):
-        for recorder in (often, once):
-            recorder.add(record(number, wait=number**2 % 1013))
-        if number % 50 == 0:
-            often.summary()
-    assert often.summary() == once.summary()
-
-
-def test_more_durations_than_a_window_at_once() -> None:
-    stopwatch = Stopwatch(1)
-    stopwatch.add(np.arange(3 * WINDOW)[None])
-    assert stopwatch.times()[0].max == pytest.approx((3 * WINDOW - 1) / 1e9)
-    assert stopwatch.times()[0].p50 == pytest.approx((2.5 * WINDOW - 0.5) / 1e9)
 
 
 def test_sums() -> None:
@@ -147,11 +125,6 @@ def test_a_slow_sample_is_named_once() -> None:
     assert found == [([7], 919), ([19], 19), ([18], 18), ([17], 17), ([16], 16)]
 
 
-def test_slow_samples_without_an_index_are_told_apart() -> None:
-    found = summed(*(record(n, slowest=n + 1) for n in range(7)))
-    assert [s.batch for s in found.slowest_samples] == [6, 5, 4, 3, 2]
-
-
 def test_stragglers() -> None:
     found = summed(
         record(0, samples=4, fetch=40, slowest=12),  # the others took 9.3 each
@@ -160,10 +133,6 @@ def test_stragglers() -> None:
         record(3, samples=4, fetch=100),  # read all at once
     )
     assert found.stragglers == pytest.approx(100 / 1e9)
-
-
-def test_any_epoch_number() -> None:
-    assert summed(record(0, epoch=10**30, slowest=1)).slowest_samples[0].epoch == 10**30
 
 
 # --- the objects ---
@@ -210,26 +179,3 @@ def test_a_watcher_gets_every_record_once() -> None:
     recorder.flush()
     recorder.flush()
     assert [each for window in windows for each in window] == records
-
-
-def test_adding_a_record_costs_next_to_nothing() -> None:
-    recorder, one = Recorder(), record(3, slowest=5, slowest_index=9)
-    rounds = []
-    for _ in range(5):
-        began = time.perf_counter()
-        for _ in range(4 * WINDOW):
-            recorder.add(one)
-        rounds.append((time.perf_counter() - began) / (4 * WINDOW))
-    assert min(rounds) < 10e-6  # about 2 us, with all that is summed up
-
-
-def test_statistics_cost_little() -> None:
-    recorder = Recorder()
-    for number in range(2 * WINDOW):
-        recorder.add(record(number, worker=number % 8, fetch=number))
-    rounds = []
-    for _ in range(20):
-        began = time.perf_counter()
-        recorder.summary()
-        rounds.append(time.perf_counter() - began)
-    assert min(rounds) < 1e-3

@@ -266,10 +266,6 @@ def test_persistent_workers_need_no_advice_to_have_them() -> None:
     )
 
 
-def test_unknown_cores() -> None:
-    assert "add workers or make" in verdict(run(0.4, 0.9, 0.9), num_workers=2)
-
-
 @pytest.mark.parametrize("waited", [0.0, 0.5])
 def test_transfer(waited: float) -> None:
     found = run(waited, 0.9)

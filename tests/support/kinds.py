@@ -1,10 +1,10 @@
 """What kind of test one is, found in what it is written in: ``unit`` or ``process``.
 
 A test is of the kind ``process`` if its text, or that of the fixtures, helpers and constants that
-it uses, starts workers or programs. If the number of workers is a parameter, that decides for each
-cell. What cannot be seen so is in a table, or has the marker. Of the others, those that neither
-measure time nor are left out of a default run are ``unit``, and ``tests/conftest.py`` watches that
-they start no process.
+it uses, starts workers, programs or a Trainer. If the number of workers is a parameter, that
+decides for each cell. What cannot be seen so is in a table, or has the marker. Of the others, those
+that neither measure time nor are left out of a default run are ``unit``, and ``tests/conftest.py``
+watches that they start no process.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import pytest
 _STARTS: Final = re.compile(
     r"num_workers['\"]?\s*[=:]\s*(?!0\b)[\w\"'(]"  # a number of workers that is not 0, or not known
     r"|\bThreadWorkers\(|\bsubprocess\.|\bos\.fork\b|\.Process\(|\bPool\(|run_path\(|\bWorkerPool\("
+    r"|\bTrainer\(|\bquiet_trainer\("  # which starts none by itself, and takes as long
 )
 _UNSEEN: Final = (
     "bench/test_bench_app.py::test_check_of_ratios",
@@ -38,7 +39,6 @@ _UNSEEN: Final = (
     "lightning/test_cli.py::test_a_file_describes_the_data",
     "lightning/test_cli.py::test_the_checkpoint_is_safe_to_load",
     "lightning/test_cli.py::test_the_command_line_goes_before_the_file",
-    "lightning/test_strategies.py::test_a_single_device_sees_the_same_samples",
     "mixture/test_mixture.py::test_resume_in_mid_epoch",
     "sampling/test_token_budget.py::test_resume_in_mid_epoch",
 )

@@ -1,8 +1,8 @@
 """What the default run leaves to ``-m slow``, besides what is marked where it stands.
 
-The default run is to be over in ten minutes on two cores. So of tests that start an interpreter or
-a Trainer for each cell it has one cell of a kind, and of the large matrices some cells in turn;
-``-m slow`` runs the others.
+The default run is to be over in twelve minutes on two idle cores, ``-m unit`` in one. So of tests
+that start an interpreter or a Trainer for each cell it has one cell of a kind, and of the large
+matrices some cells in turn; ``-m slow`` runs the others.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ LONG: Final = (
     "parity/test_iterators.py::test_a_loader_in_a_child_process[[]*persistent*-spawn*",
     "parity/test_start_methods.py::test_facts_about_a_worker[[]*-spawn*",
     "parity/test_start_methods.py::test_iterable_style_with_worker_init_fn[[]*-spawn*",
-    "project/test_private_reach.py::test_descriptors_travel_along[[]spawn*",
+    "project/test_reaches.py::test_descriptors_travel_along[[]spawn*",
     "sampling/test_epochs.py::test_a_dataset_learns_the_epoch_in_each_worker[[]spawn*",
     "system/test_pickling.py::test_beside_what_only_a_processs_start_can_carry[[]spawn*",
     "system/test_pickling.py::test_the_other_options[[]spawn*",
@@ -76,7 +76,6 @@ LONG: Final = (
 """Patterns of what comes after ``tests/`` in a test's name."""
 
 THINNED: Final = {
-    "parity/test_process_exit.py::test_an_interrupt": 2,
     "faults/test_fault_matrix.py::test_what_ends_or_stops_a_worker": 3,
     "exactness/test_exactness.py::test_out_of_order_loses_and_repeats_nothing": 2,
     "exactness/test_exactness.py::test_stopped_and_resumed_twice": 3,

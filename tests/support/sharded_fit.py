@@ -1,8 +1,8 @@
 """Run as a script: several ranks train on a stream with ``num_shards``, and write what they saw.
 
-Arguments: folder, name of this run, number of ranks, steps after which it is saved and stopped (0:
-never), the name of the run that it goes on from ("": none), and what becomes of readers that do not
-have as many batches ("": they have).
+Arguments: folder, number of ranks, what becomes of readers that do not have as many batches ("":
+they have), and runs, one after the other, each as NAME,STOP,BEFORE: its name, steps after which it
+is saved and stopped (0: never), and the name of the run that it goes on from ("": none).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def plain(ranks: int, rank: int = 0, workers: int = 0) -> DataLoader[Tensor]:
     return DataLoader(stream(), **options(workers), num_replicas=ranks, rank=rank)
 
 
-def main(folder: Path, name: str, ranks: int, stop: int, before: str, tail: str) -> None:
+def fit(folder: Path, ranks: int, tail: str, name: str, stop: int, before: str) -> None:
     model = Model()
     saved = [SaveAt(folder / f"{name}.ckpt", stop)] if stop else []
     trainer = quiet_trainer(
@@ -80,4 +80,6 @@ def main(folder: Path, name: str, ranks: int, stop: int, before: str, tail: str)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), *sys.argv[5:7])
+    for run in sys.argv[4:]:
+        name, stop, before = run.split(",")
+        fit(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], name, int(stop), before)

@@ -33,6 +33,7 @@ import lit_loader
 from lit_loader import CachedDataset, DataLoader
 from lit_loader.errors import LoaderError, WorkerDiedError, WorkerTimeoutError
 from lit_loader.pool.worker_pool import WorkerPool
+from tests.support.remote_threads import ThreadWorkers
 
 __all__ = ["WORKERS", "Interrupted", "Lane", "interrupted_lane", "lanes"]
 
@@ -388,6 +389,24 @@ class Kept(Lane):
             self.dataset = plain
 
 
+class Remote(Lane):
+    """Beside its workers there are remote ones, threads of a relay; a new loader now and then."""
+
+    def _run(self, until: Callable[[], bool]) -> None:
+        while not until():
+            with tempfile.TemporaryDirectory() as folder:
+                remote = ThreadWorkers(folder)
+                options = {**self.with_workers, "remote": remote, "remote_workers": 2}
+                with DataLoader(self.dataset, **self.options, **options) as loader:
+                    for _ in range(self.rng.randint(3, 9)):
+                        self._epoch(loader)
+                    statistics = loader.statistics()
+                    self.restarts += statistics.worker_restarts
+                    self.made_there += statistics.remote_batches
+
+    made_there = 0
+
+
 class Later:
     """A thread that does things after a while, one after the other; for ``with``."""
 
@@ -558,6 +577,7 @@ def lanes() -> list[Lane]:
         Resized("resized", Images(160, 50), shuffle=True),
         Resized("shards, resized", Stream(160, 4, 50, sharded=True), num_shards=6),
         Kept("cached", Plain(160, 50), shuffle=True),
+        Remote("beside remote ones", Images(160, 50), shuffle=True),
         Closed("closed", Images(80, 50), shuffle=True, pieces=200),
         Closed("stream, closed", Stream(80, 4, 50), pieces=20),
     ]

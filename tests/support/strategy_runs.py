@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -107,25 +106,6 @@ class Writer(BasePredictionWriter):
         write(self.folder, f"{self.name}-predict", trainer.global_rank, value)
 
 
-class RanksLoader:
-    """A loader as users write them, whose state says which rank it was saved by."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __len__(self) -> int:
-        return 4
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return iter(torch.zeros(4, 2, 8))
-
-    def state_dict(self) -> dict[str, int]:
-        return {"rank": torch.distributed.get_rank()}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        write(self.folder, "loaded", torch.distributed.get_rank(), state["rank"])
-
-
 class Kill(Callback):
     """Ends one rank as the out-of-memory killer does."""
 
@@ -180,14 +160,6 @@ def train_split(folder: Path, data_parallel: int) -> None:
     trainer(folder, strategy, report).fit(SplitModel(), data(folder, "fork"))
 
 
-def train_with_ranks_loader(folder: Path, strategy: str) -> None:
-    for checkpoint in (None, folder / "ranks-whole.ckpt"):
-        report = Report(folder, "ranks-whole", checkpoint is None)
-        trainer(folder, strategy, report).fit(
-            Model(), RanksLoader(folder), ckpt_path=checkpoint, weights_only=True
-        )
-
-
 def main(folder: Path, strategy: str, methods: str, killed: str | None = None) -> None:
     """Go through all start methods in one run, or let one rank be killed under the only one."""
     torch.set_num_threads(1)
@@ -196,9 +168,6 @@ def main(folder: Path, strategy: str, methods: str, killed: str | None = None) -
         return
     if strategy == "model_parallel":
         train_split(folder, int(methods))
-        return
-    if methods == "ranks":
-        train_with_ranks_loader(folder, strategy)
         return
     for method in methods.split(","):
         train(folder, strategy, method)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import mmap
 import multiprocessing
@@ -24,7 +25,7 @@ MANY = 3 * LARGE
 
 
 def frozen(value: Any, by_value: bool = False) -> Frozen:
-    return freeze(value, Policy.workers(by_value))
+    return freeze(value, dataclasses.replace(Policy.workers(), by_value=by_value))
 
 
 def carried(value: Any, by_value: bool = False, most: int = 4096) -> Any:
@@ -39,8 +40,8 @@ def carried(value: Any, by_value: bool = False, most: int = 4096) -> Any:
         os.close(fd)
 
 
-def written(apart: Frozen, on_disk: bool = False) -> int:
-    fd, _ = nameless_file("lit_loader test", on_disk)
+def written(apart: Frozen) -> int:
+    fd, _ = nameless_file("lit_loader test")
     apart.write(fd)
     return fd
 
@@ -297,9 +298,13 @@ def test_a_file_replaced_later_is_noticed(on_disk: Path) -> None:
 # The file ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("on_disk", [False, True], ids=["memory", "disk"])
-def test_what_is_written_into_what_has_arrived_is_its_own(on_disk: bool) -> None:
-    fd = written(frozen([np.arange(LARGE), torch.arange(LARGE)]), on_disk)
+@pytest.mark.parametrize("memory", [False, True], ids=["disk", "memory"])
+def test_what_is_written_into_what_has_arrived_is_its_own(
+    memory: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not memory:
+        monkeypatch.delattr(os, "memfd_create")
+    fd = written(frozen([np.arange(LARGE), torch.arange(LARGE)]))
     mine, other = thaw(fd), thaw(fd)
     mine[0][:], mine[1][:] = 1, 1
     for array in (*other, *thaw(fd)):

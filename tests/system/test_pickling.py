@@ -196,18 +196,14 @@ def test_beside_what_only_a_processs_start_can_carry(method: str) -> None:
 
 
 def test_nothing_is_pickled_twice_that_need_not_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "lit_loader.worker.payload.main_is_importable", lambda: True
-    )  # also with xdist
     monkeypatch.setattr(Counted, "pickled", 0)
     give(Counted(), num_workers=2)
     assert Counted.pickled == 1
-    # The first worker finds out what it takes.
     give(Counted(lambda: None), num_workers=2)
-    assert Counted.pickled == 1 + 2
+    assert Counted.pickled == 1 + 1
     # Also with what goes along by descriptor: a lock's semaphore, the file of a shared tensor.
     give(Counted(torch.zeros(2).share_memory_()), num_workers=2)
-    assert Counted.pickled == 1 + 2 + 1
+    assert Counted.pickled == 1 + 1 + 1
 
 
 # Refusals ----------------------------------------------------------------------------------------
@@ -292,13 +288,10 @@ def test_a_structure_too_deep_for_either(monkeypatch: pytest.MonkeyPatch) -> Non
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
-    monkeypatch.setattr(
-        "lit_loader.worker.payload.main_is_importable", lambda: True
-    )  # also with xdist
     monkeypatch.setattr(Counted, "pickled", 0)
     text = refusal(Counted(deep))
     assert text.startswith("dataset: ")
-    assert "(RecursionError: " in text
+    assert "recursion" in text
     assert Counted.pickled == 2  # once to start, once to find the place
 
 

@@ -15,8 +15,8 @@ from rich.console import Console
 
 import lit_loader
 from lit_loader.statistics.sentences import duration
-from lit_loader.top import app, discovery, processes, snapshot, stacks, watch
-from lit_loader.top.findings import STAGES, findings
+from lit_loader.top import app, discovery, processes, snapshot, stacks
+from lit_loader.top.findings import findings
 from lit_loader.top.picture import picture
 from lit_loader.top.snapshot import Event, Frame, Loader, Rank, Training, Worker
 
@@ -246,13 +246,3 @@ def test_a_worker_that_waits_for_work_has_no_line() -> None:
         "".join(line for line in lines if "/socket" not in line and "/table" not in line), 1
     )
     assert not [frame for frame in frames if frame.user]
-
-
-def test_positions_are_those_of_tasks() -> None:
-    from lit_loader.transport.board_view import _POSITION
-    from lit_loader.transport.messages import position_of
-    from lit_loader.transport.status_board import Stage
-
-    assert position_of((1 << 63) - 1) == _POSITION
-    assert len(STAGES) == len(Stage.NAMES)
-    assert watch.STALLED > 0

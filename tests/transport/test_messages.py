@@ -16,6 +16,7 @@ from lit_loader.transport.messages import (
     pack,
     pack_indices,
     unpack,
+    unpack_all,
     unpack_indices,
 )
 
@@ -45,7 +46,7 @@ def test_round_trip(kind: type[Any], small: bool) -> None:
 def test_a_message_in_the_midst_of_others() -> None:
     messages = [example(kind, small=True) for kind in KINDS]
     data = b"".join(pack(message) for message in messages)
-    assert [unpack(data, start) for start in range(0, len(data), SIZE)] == messages
+    assert unpack_all(data) == messages
 
 
 def test_negative_values() -> None:
@@ -97,12 +98,3 @@ def test_indices_of_numpy_and_torch() -> None:
     numbers = unpack_indices(packed([np.int64(5), np.int32(6)]))
     assert [type(number) for number in numbers] == [np.int64, np.int32]
     assert torch.equal(unpack_indices(packed(torch.arange(3))), torch.arange(3))
-
-
-def test_a_list_of_ints_takes_eight_bytes_each() -> None:
-    assert len(pack_indices(list(range(100)))) == 801
-
-
-def test_indices_that_cannot_be_pickled() -> None:
-    with pytest.raises(Exception, match="[Pp]ickle.*lambda"):
-        pack_indices([lambda: 0])

@@ -223,19 +223,6 @@ def test_index_lists_larger_than_a_slot(small_slots: int) -> None:
     assert ints(loader) == [sum(indices) for indices in lists]
 
 
-@pytest.mark.parametrize(
-    "indices",
-    [["a", "b", "c"], [(0, 1), (2, 3)], [b"x", 1.5, None], [{"k": 1}], [2**70], [np.int64(3)]],
-    ids=str,
-)
-def test_indices_of_any_kind(indices: list[Any]) -> None:
-    loader = DataLoader(
-        Call(lambda index: (type(index).__name__, index)),
-        sampler=indices, batch_size=None, num_workers=2, collate_fn=uncollated,
-    )  # fmt: skip
-    assert list(loader) == [(type(index).__name__, index) for index in indices]
-
-
 class Slow(Counting):
     """In the first epoch every reader waits at the gate before its second sample."""
 

@@ -1,22 +1,20 @@
-"""Loads that the controller is tried on, and what its rivals do with them; prints a table.
+"""Loads that the controller is tried on.
 
-Run ``python -m tests.tuning.loads`` for the table. Every load is simulated (`simulation.py`): 200
-batches from a start at nothing, then the throughput of 300 more.
+Every load is simulated (`simulation.py`): 200 batches from a start at nothing, then the throughput
+of 600 more.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from lit_loader.statistics.records import BatchRecord
 from lit_loader.tuning.auto_workers import AutoWorkers
 from lit_loader.tuning.controller import Bounds, Controller, Setting
-from lit_loader.tuning.window import Load
 from tests.tuning.simulation import Draw, Loader, Machine, Work, draws
 
 FIXED = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 32, 40, 48)
@@ -257,55 +255,3 @@ def best(name: str, seed: int = 0) -> tuple[int, float]:
     rates = {workers: fixed(name, workers, seed) for workers in FIXED if workers <= bound}
     most = max(rates.values())
     return min(n for n, rate in rates.items() if rate >= 0.98 * most), most
-
-
-class HillClimbing:
-    """A rival: one more, as long as that makes it quicker; else one less; and so on."""
-
-    def __init__(self) -> None:
-        self.setting = Setting(1, 2, "")
-        self._step, self._rate = 1, 0.0
-
-    @property
-    def window(self) -> int:
-        return 16
-
-    def decide(self, load: Load, bounds: Bounds) -> Setting:
-        rate = 1 / load.between
-        if rate < 1.01 * self._rate:
-            self._step = -self._step
-        self._rate = rate
-        workers = max(1, min(self.setting.workers + self._step, bounds.most))
-        self.setting = Setting(workers, 2, "")
-        return self.setting
-
-
-def main(wanted: Sequence[str] = ()) -> None:
-    """Print the table; of one load, every decision."""
-    seeds = range(5)
-    print(f"{'of the best fixed number':32s} best   auto    (least)  workers    climbing  cores")
-    for name, scene in scenes().items():
-        if not all(word in name for word in wanted):
-            continue
-        rivals: dict[str, list[float]] = {"auto": [], "climbing": [], "cores": []}
-        workers, bests = [], []
-        for seed in seeds:
-            number, most = best(name, seed)
-            found = tuned(name, seed=seed)
-            bests.append(number)
-            workers.append(found.decided[-1][1])
-            rivals["auto"].append(found.throughput / most)
-            rivals["climbing"].append(tuned(name, HillClimbing, seed).throughput / most)
-            rivals["cores"].append(fixed(name, int(scene.processors), seed) / most)
-            if wanted:
-                print(*found.decided, sep="\n")
-        mean = {rival: sum(parts) / len(parts) for rival, parts in rivals.items()}
-        print(
-            f"{name:32s} {min(bests):2d}-{max(bests):<2d}  {mean['auto']:.2f}    "
-            f"({min(rivals['auto']):.2f})   {min(workers):2d}-{max(workers):<2d}      "
-            f"{mean['climbing']:.2f}      {mean['cores']:.2f}"
-        )
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

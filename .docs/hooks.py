@@ -1,0 +1,146 @@
+"""The repository's own pages as those of the site, and a page for each public name.
+
+Every page keeps its path, so that its links lead where they do in the repository. Beside it the
+site has its Markdown, and ``llms.txt``, which names all of them, for agents.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files, InclusionLevel
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("conf", "examples", "lit_loader", "tests", ".github", ".agents")
+LINKED = re.compile(r"\]\((?![a-z]+:|#)([^)\s#]+)")
+SKILL = ".agents/skills/lit-loader/SKILL.md"
+TORCHS = {"default_convert", "get_worker_info", "__version__"}
+FENCED = re.compile(r"^( *)```.*?^\1```$", flags=re.MULTILINE | re.DOTALL)
+
+
+def public_names() -> list[str]:
+    """What ``import lit_loader`` gives, read and not imported: torch is not needed here."""
+    for node in ast.parse((ROOT / "lit_loader" / "__init__.py").read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return [name for name in ast.literal_eval(node.value) if name not in TORCHS]
+    raise RuntimeError("lit_loader/__init__.py has no __all__")
+
+
+def api_pages() -> dict[str, str]:
+    """By path the pages of the API, as Markdown."""
+    names = public_names()
+    raised = [name for name in names if name.endswith(("Error", "Warning"))]
+    others = [name for name in names if name not in raised]
+    first = "    options:\n      heading_level: 1\n"
+    pages = {
+        f"api/{name}.md": f"---\ntitle: {name}\n---\n::: lit_loader.{name}\n{first}"
+        for name in others
+    }
+    named = "".join(f"::: lit_loader.{name}\n\n" for name in raised)
+    pages["api/errors.md"] = f"# Errors and warnings\n\n{named}"
+    listed = "".join(f"- [{name}]({name}.md)\n" for name in others)
+    return {
+        "api/README.md": f"# API\n\nThe public names of `lit_loader`. Options are also in [one "
+        f"table](../conf/README.md#options).\n\n{listed}- [Errors and warnings](errors.md)\n",
+        **pages,
+    }
+
+
+def pages() -> dict[str, Path]:
+    """By path the repository's own pages."""
+    found = [ROOT / "README.md"]
+    for folder in FOLDERS:
+        found += sorted((ROOT / folder).rglob("*.md"))
+    return {page.relative_to(ROOT).as_posix(): page for page in found}
+
+
+def on_config(config: Any) -> Any:
+    """Put the API into the navigation."""
+    for entry in config.nav:
+        if "API" in entry:
+            entry["API"] = list(api_pages())
+    return config
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the pages, and what they link to beside pages: pictures, programs, the licence."""
+    own = pages()
+    linked = {
+        (page.parent / target).resolve()
+        for page in own.values()
+        for target in LINKED.findall(FENCED.sub("", page.read_text(encoding="utf-8")))
+    }
+    beside = {
+        path.relative_to(ROOT).as_posix(): path
+        for path in linked
+        if path.is_file() and path.is_relative_to(ROOT) and path.suffix != ".md"
+    }
+    for uri, path in {**own, **beside}.items():
+        file = File.generated(
+            config, uri, abs_src_path=str(path), inclusion=InclusionLevel.INCLUDED
+        )
+        files.append(file)
+    for uri, text in api_pages().items():
+        files.append(File.generated(config, uri, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Have a list begin without a blank line above it, as GitHub does."""
+    lines: list[str] = []
+    fenced = False
+    for line in markdown.split("\n"):
+        before = lines[-1] if lines else ""
+        fenced ^= line.lstrip().startswith("```")
+        begins = re.match(r"(-|\d+\.) ", line) and before.strip() and not before.startswith(" ")
+        if begins and not fenced and not re.match(r"(-|\d+\.) ", before):
+            lines.append("")
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def on_post_build(config: Any) -> None:
+    """Write each page's Markdown beside it, and ``llms.txt``, which leads to them."""
+    site = Path(config.site_dir)
+    texts = {uri: path.read_text(encoding="utf-8") for uri, path in pages().items()}
+    for uri, text in texts.items():
+        (site / uri).parent.mkdir(parents=True, exist_ok=True)
+        (site / uri).write_text(text, encoding="utf-8")
+    (site / "llms.txt").write_text(llms(config.site_description, config.nav, texts))
+
+
+def llms(about: str, nav: list[dict[str, Any]], texts: dict[str, str]) -> str:
+    """What an agent should read: a skill first, then the pages of the guide."""
+    lines = [
+        f"# lit_loader\n\n> {about}.\n",
+        "## Begin here\n",
+        f"- [Skill]({SKILL}): move a project here, measure it, read the verdict, resume it",
+    ]
+    for entry in nav:
+        for title, content in entry.items():
+            uris = [content] if isinstance(content, str) else [*_uris(content)]
+            named = [uri for uri in uris if uri in texts]
+            lines += [f"\n## {title}\n"] * bool(named)
+            lines += [f"- [{_heading(texts[uri])}]({uri}): {_first(texts[uri])}" for uri in named]
+    api = [f"- [{Path(uri).stem}]({uri.removesuffix('.md')}.html)" for uri in [*api_pages()][1:]]
+    return "\n".join([*lines, "\n## API (HTML)\n", *api, ""])
+
+
+def _uris(entries: list[Any]) -> Iterator[str]:
+    for entry in entries:
+        yield from [entry] if isinstance(entry, str) else entry.values()
+
+
+def _heading(text: str) -> str:
+    return re.findall(r"^# (.+)$", text, flags=re.MULTILINE)[0]
+
+
+def _first(text: str) -> str:
+    """A page's first paragraph, on one line, without links."""
+    paragraphs = re.split(r"\n\s*\n", text)
+    said = next(part for part in paragraphs if part.strip() and not re.match(r"[#[|<-]|```", part))
+    return re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(said.split()))

@@ -1,0 +1,193 @@
+"""Files in memory that this user's processes hold: found by a label, made by one at a time.
+
+::
+
+    lock(label) ─▶ find(label) ─┬─ a descriptor
+                                ╰─ None ─▶ new(label) ─ written ─▶ seal
+
+A memfd has no name that another process could open, and so none that is left behind. But the kernel
+shows a process's open files to its own user, with their labels; so one is found by looking through
+those of all of this user's processes::
+
+    /proc/4711/fd/23 ──▶ "/memfd:<label> (deleted)"        opened like any other file
+
+It is gone when the last process that holds or maps it has ended, however that ends. Processes of
+other users cannot be looked into, and cannot look into ours.
+
+The lock is a name in the kernel's own list of sockets (an abstract address): one process can have
+it, and it is free the moment that process ends. Nothing is ever sent. Who waits connects to it, and
+is told by the kernel when the holder lets go::
+
+    holder   bind, listen ─ ─ ─ ─ ─ ─ ─ ─ ─ close, or killed
+    waiter        connect ── recv … … … … … ▶ ConnectionResetError: look again
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import socket
+import struct
+import time
+import weakref
+from typing import Final
+
+from lit_loader.system import linux
+from lit_loader.system.weak_sets import members
+
+__all__ = ["find", "is_supported", "lock", "new", "seal"]
+
+_READABLE: Final = 0x0F
+"""F_SEAL_SEAL, _SHRINK, _GROW and _WRITE: nothing about it changes any more."""
+
+_WRITABLE: Final = 0x02
+"""F_SEAL_SHRINK."""
+
+_WAITING: Final = 4096
+"""Processes that may wait at once; more of them look again now and then."""
+
+_CREDENTIALS: Final = struct.Struct("3i")  # process, user, group
+
+_PAUSE: Final = 0.001
+
+_log = logging.getLogger("lit_loader.node")
+
+_held: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+def is_supported() -> bool:
+    """Whether files are found here (Linux, with ``/proc``)."""
+    return hasattr(os, "memfd_create") and os.path.isdir(f"{linux.PROC}/self/fd")
+
+
+# --- files ---
+
+
+def new(label: str) -> int:
+    """Make one, and return its descriptor; others find it once it is sealed.
+
+    Raises:
+        OSError: No descriptor is to be had.
+    """
+    fd = linux.memory_file(label, os.MFD_ALLOW_SEALING)
+    os.fchmod(fd, 0o600)
+    return fd
+
+
+def seal(fd: int, writable: bool = False) -> None:
+    """Let others find the file. From now on nobody can shorten it, not even its owner.
+
+    Args:
+        fd: Its descriptor.
+        writable: It may be written to; else nobody can change it at all.
+    """
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _WRITABLE if writable else _READABLE)
+
+
+def find(label: str, writable: bool = False) -> int | None:
+    """Open a file of this label that a process of this user holds.
+
+    Args:
+        label: What it was made as.
+        writable: One to be read and written; else one to be read.
+
+    Returns:
+        A descriptor of one's own; None: there is none.
+    """
+    wanted, user = f"/memfd:{label} (deleted)", os.geteuid()
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        folder = f"/proc/{process}/fd"
+        try:
+            if os.stat(folder).st_uid != user:
+                continue
+            numbers = os.listdir(folder)
+        except OSError:  # ended, or not ours
+            continue
+        for number in numbers:
+            path = f"{folder}/{number}"
+            with contextlib.suppress(OSError):
+                if os.readlink(path) == wanted:
+                    fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+                    # Looked at again: its number may be another file's since.
+                    if os.readlink(f"/proc/self/fd/{fd}") == wanted and _is_ours(fd, writable):
+                        return fd
+                    os.close(fd)
+    return None
+
+
+def _is_ours(fd: int, writable: bool) -> bool:
+    seals = _WRITABLE if writable else _READABLE
+    try:
+        sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & seals == seals
+    except OSError:  # no file in memory
+        return False
+    return sealed and os.fstat(fd).st_uid == os.geteuid()
+
+
+# --- the lock ---
+
+
+def lock(label: str, seconds: float) -> socket.socket:
+    """Take the lock of a label among this user's processes, and wait for it if need be.
+
+    Args:
+        label: At most 80 characters.
+        seconds: To wait at most.
+
+    Returns:
+        For ``with``: at its end, or when it is closed, the lock is free. A process that is forked
+        meanwhile does not have it.
+
+    Raises:
+        TimeoutError: Another process has had it for so long; ``strerror`` names it.
+        OSError: There are no such locks here (a sandbox), or another user has taken the name.
+    """
+    address = f"\0lit_loader/{os.geteuid()}/{label}"
+    deadline, noted = time.monotonic() + seconds, False
+    while True:
+        taken = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            taken.bind(address)
+            taken.listen(_WAITING)
+        except OSError as error:
+            taken.close()
+            if error.errno != errno.EADDRINUSE:
+                raise
+        else:
+            _held.add(taken)
+            return taken
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
+            other.settimeout(max(deadline - time.monotonic(), _PAUSE))
+            try:
+                other.connect(address)
+            except (ConnectionRefusedError, BlockingIOError):
+                # Free again; or just taken, and not listening yet; or too many are waiting.
+                if time.monotonic() > deadline:
+                    raise TimeoutError(errno.ETIMEDOUT, "another process of this machine") from None
+                time.sleep(_PAUSE)
+                continue
+            data = other.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            holder, user, _ = _CREDENTIALS.unpack(data)
+            if user != os.geteuid():
+                raise PermissionError(errno.EPERM, f"a process of user {user} has its name")
+            if not noted:
+                noted = True
+                _log.info("waiting for process %d, which makes what is shared", holder)
+            try:
+                other.recv(1)
+            except TimeoutError:
+                raise TimeoutError(errno.ETIMEDOUT, f"process {holder} of this machine") from None
+            except ConnectionError:
+                pass
+
+
+def _in_child() -> None:
+    for each in members(_held):
+        each.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)

@@ -1,0 +1,1 @@
+"""Readers of an iterable dataset."""

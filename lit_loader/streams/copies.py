@@ -1,0 +1,148 @@
+"""`DatasetCopies`: copies of an iterable dataset, one for each reader that a process serves.
+
+A reader that shared the dataset with others would find what they have done to it, and its data
+would depend on who is served by which process. So each has a copy, of the dataset as it was at
+first: pickled once, and unpickled for each.
+
+- *Copied*: all that can be changed, arrays and tensors too.
+- *Shared*, as the same objects: modules, functions and classes; what is made to be shared (locks,
+  queues, tensors in shared memory, `SharedSequence` and whatever else copies itself by its
+  ``__deepcopy__``); arrays that are read-only all the way down (``array.flags.writeable = False``,
+  ``np.load(path, mmap_mode="r")``), however large; what an object's class says is the same for all
+  readers (``shared_by_readers``: of a `CachedDataset` its samples). Not shared: a Hugging Face
+  stream's epoch.
+- *Refused*, by its place in the dataset: what can be neither, an open file or a generator.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import mmap
+import pickle
+import threading
+import types
+from multiprocessing import connection, queues, sharedctypes, synchronize
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+
+from lit_loader.checkpoint.other_streams import shared_epoch
+from lit_loader.describe import find_failing_object
+from lit_loader.system.carrier import refusal
+
+__all__ = ["DatasetCopies"]
+
+_LOCKS: Final = (type(threading.Lock()), type(threading.RLock()))
+
+_SHARED: Final = (
+    *(types.ModuleType, types.FunctionType, type, *_LOCKS),
+    *(synchronize.SemLock, synchronize.Condition, synchronize.Event),
+    *(queues.Queue, queues.SimpleQueue, connection.Connection),
+    sharedctypes.SynchronizedBase,
+)
+"""What copies have in common, of whichever dataset."""
+
+_BY_CONTENT: Final = (np.ndarray, torch.Tensor, torch.TypedStorage, torch.UntypedStorage)
+"""What is written down at once, though it can copy itself."""
+
+
+class DatasetCopies:
+    """Makes copies of a dataset, as it is now.
+
+    Args:
+        dataset: The dataset; not referred to afterwards, but for what copies share.
+
+    Raises:
+        TransportError: It cannot be copied; names the place in it.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._shared: list[Any] = []
+        file = io.BytesIO()
+        try:
+            _Pickler(file, self._shared).dump(dataset)
+        except Exception as error:
+
+            def attempt(value: object) -> None:
+                _Pickler(io.BytesIO(), []).dump(value)
+
+            place = find_failing_object(dataset, error, attempt, "dataset")
+            raise refusal(
+                place,
+                "cannot be copied, and with num_shards each reader has a copy of the dataset",
+                "make it in __iter__, or leave it out in __getstate__",
+            ) from error
+        self._pickled = file.getvalue()
+
+    def make(self) -> Any:
+        """Return another copy."""
+        unpickler = _Unpickler(io.BytesIO(self._pickled))
+        unpickler.shared = self._shared
+        return unpickler.load()
+
+
+class _Pickler(pickle.Pickler):
+    """Writes down where copies are to have the same object."""
+
+    def __init__(self, file: io.BytesIO, shared: list[Any]) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self._shared = shared
+        self._places: dict[int, int] = {}
+        self._epochs: set[int] = set()
+
+    def persistent_id(self, obj: Any) -> int | None:
+        if type(obj) is _Same:
+            obj = obj.obj
+        elif id(obj) in self._epochs or not (
+            isinstance(obj, _SHARED) or _is_read_only(obj) or _is_in_shared_memory(obj)
+        ):
+            return None
+        place = self._places.get(id(obj))
+        if place is None:
+            place = self._places[id(obj)] = len(self._shared)
+            self._shared.append(obj)
+        return place
+
+    def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
+        self._epochs.add(id(shared_epoch(obj)))
+        if names := getattr(kind, "shared_by_readers", ()):
+            same = {name: _Same(vars(obj)[name]) for name in names}
+            return object.__new__, (kind,), {**obj.__getstate__(), **same}
+        if not hasattr(kind, "__deepcopy__") or issubclass(kind, _BY_CONTENT):
+            return NotImplemented
+        return copy.deepcopy, (_Same(obj),)
+
+
+class _Same(NamedTuple):
+    """What :func:`copy.deepcopy` is called with for each copy: the object itself."""
+
+    obj: Any
+
+
+class _Unpickler(pickle.Unpickler):
+    shared: list[Any]
+
+    def persistent_load(self, pid: Any) -> Any:
+        return self.shared[pid]
+
+
+def _is_read_only(value: Any) -> bool:
+    """Whether this is an array that nothing can be written to, nor to what it is a view of."""
+    while isinstance(value, np.ndarray):
+        if value.flags.writeable or value.dtype.hasobject:
+            return False
+        if value.base is None:
+            return True
+        value = value.base
+    if isinstance(value, memoryview):
+        return value.readonly
+    return isinstance(value, (bytes, mmap.mmap))
+
+
+def _is_in_shared_memory(value: Any) -> bool:
+    if not isinstance(value, torch.Tensor) or value.device.type != "cpu":
+        return False
+    return bool(value.is_shared())  # type: ignore[no-untyped-call]

@@ -1,0 +1,145 @@
+"""`JobStore`: a few bytes of each rank, which all other ranks can read.
+
+It is the store by which the ranks of a ``torch.distributed`` job have found each other: a table in
+the first rank's process, over connections of its own. Writing does not wait for an answer (4 µs),
+reading does (70 µs on one machine). Nothing here is a collective operation: no rank waits for
+another one but by asking again, and what the program's own process groups do meanwhile does not
+matter, whatever the order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from typing import Any
+
+import torch.distributed
+from torch.distributed import distributed_c10d
+
+from lit_loader.errors import LoaderError
+from lit_loader.system.interrupts import HeldBack
+
+__all__ = ["JobStore", "Talks", "common_store"]
+
+_connections: dict[Any, Any] = {}
+_loaders: Counter[str] = Counter()  # of each kind
+
+
+def common_store() -> Any:
+    """The store by which the ranks of this job have found each other."""
+    # reach: torch: no public way leads to the store of the default group
+    return distributed_c10d._get_default_store()
+
+
+class Talks:
+    """One loader's subjects, each of which has the same name on all ranks, and none twice.
+
+    That is so as long as all ranks begin loaders of one kind in the same order, and each epoch of
+    each loader as often.
+    """
+
+    def __init__(self) -> None:
+        self._loader: int | None = None
+        self._times: Counter[int] = Counter()  # that an epoch was begun
+        self._begun: list[JobStore] = []
+        self._last: Any = None
+
+    def begin(self, kind: str, epoch: int, start: object, rank: int, replicas: int) -> JobStore:
+        """Begin another subject; the last one again, if it was interrupted at its beginning.
+
+        Args:
+            kind: Of loader.
+            epoch: The epoch.
+            start: What begins it; of each subject another object.
+            rank: This rank.
+            replicas: How many ranks there are.
+
+        Raises:
+            LoaderError: This is no job of so many processes.
+        """
+        if start is self._last:
+            return self._begun[-1]
+        with HeldBack():  # else it would be counted here, and on no other rank
+            if self._loader is None:
+                self._loader = _loaders[kind]
+                _loaders[kind] += 1
+            name = f"{kind}/{self._loader}/{epoch}/{self._times[epoch]}"
+            begun = JobStore(name, rank, replicas)
+            self._times[epoch] += 1
+            # All have begun the last one when its end was agreed on, and so are through with that
+            # before it.
+            self._begun.append(begun)
+            if len(self._begun) > 2:
+                self._begun.pop(0).forget()
+            self._last = start
+        return begun
+
+
+class JobStore:
+    """The words of all ranks on one subject.
+
+    Args:
+        subject: What they are about; the same on every rank, and no other subject's in this job.
+        rank: Whose words are written here.
+        replicas: How many ranks there are.
+
+    Raises:
+        LoaderError: This is no job of so many processes.
+
+    Attributes:
+        patience: Seconds that ranks of this job wait for one another:
+            ``init_process_group(timeout=...)``.
+    """
+
+    def __init__(self, subject: str, rank: int, replicas: int) -> None:
+        distributed = torch.distributed
+        world = 0
+        if distributed.is_available() and distributed.is_initialized():
+            world = distributed.get_world_size()
+        if world < replicas:
+            there = f"this one has {world} processes" if world else "there is none here"
+            raise LoaderError(
+                f"{replicas} ranks must tell each other when their readers come to an end, "
+                f"through the job of torch.distributed, and {there}: call init_process_group "
+                "first, pass shard_tail='keep', or give the dataset shard_length(index, count)"
+            )
+        store = common_store()
+        if store not in _connections:
+            # Its own: another thread may wait for something, and hold the job's meanwhile.
+            _connections.clear()
+            _connections[store] = store.clone() if hasattr(store, "clone") else store
+        self._store = _connections[store]
+        self._place = f"lit_loader/{subject}"
+        self._own = f"{self._place}/{rank}"
+        self._keys = [f"{self._place}/{each}" for each in range(replicas)]
+        self._all_there = False
+        self.first = distributed.get_rank() == 0
+        self.patience: float = store.timeout.total_seconds()
+
+    def write(self, word: str) -> None:
+        """Write this rank's word, in the place of the one before.
+
+        Raises:
+            RuntimeError: The first rank is gone.
+        """
+        self._store.set(self._own, word)
+
+    def read(self) -> list[str | None]:
+        """Give each rank's word; None: it has not written yet. Does not wait for any.
+
+        Raises:
+            RuntimeError: The first rank is gone.
+        """
+        store, keys = self._store, self._keys
+        if not self._all_there:
+            self._all_there = store.check(keys)
+        if self._all_there:
+            if store.has_extended_api():
+                return [bytes(word).decode() for word in store.multi_get(keys)]
+            return [store.get(key).decode() for key in keys]
+        return [store.get(key).decode() if store.check([key]) else None for key in keys]
+
+    def forget(self) -> None:
+        """Take this rank's word away."""
+        with contextlib.suppress(RuntimeError):
+            self._store.delete_key(self._own)

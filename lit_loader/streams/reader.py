@@ -1,0 +1,306 @@
+"""`Reader`: makes the batches of one reader of an iterable dataset, from wherever it is to begin.
+
+How a stream is resumed: whatever it draws between ``iter()`` and the place must be drawn alike. In
+an epoch that is left alone, what comes before the first sample (a generator's body begins with the
+first ``next()``) and that sample draw from the epoch's beginning, all else from its batch's seed. A
+restored stream does both in one ``next()``: what comes before a first sample, and a sample of the
+midst. No seed is right for both, and nobody can tell from outside who of the two draws. So a state
+leads to a place two batches back. They are read again, and known by their marks (`mark_of`):
+
+1. from the state, with these batches' seeds: right if nothing is drawn before the first sample.
+   Both must have their marks;
+2. from the state, up to the first sample with the beginning's seeds: right if the place does not
+   depend on what that sample draws. The second must have its mark, for it is past all that, and
+   begin with the state that it began with (`place_of`);
+3. from the epoch's start, which is right for every stream that depends on nothing but its seeds.
+
+If not even that gives the batches again, the user is told, and 1. goes on. What is opened later (a
+source of a mixture) may draw before its own first sample: so a mixture is not tried by 2., and not
+believed in 1. until each source that draws as it begins has given a sample again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+from lit_loader.batch.batch_loader import BEGINNING, BatchLoader
+from lit_loader.batch.batch_mark import place_of
+from lit_loader.batch.batch_spec import BatchSpec
+from lit_loader.batch.fetch import EndOfData, IterableFetcher
+from lit_loader.batch.tolerant_fetch import OMITTED, TolerantIterableFetcher
+from lit_loader.batch.worker_info import show_in_place_of
+from lit_loader.checkpoint.position import ReadPoint
+from lit_loader.checkpoint.untrusted_state import resuming
+from lit_loader.context import reading
+from lit_loader.errors import StateError, TransportError
+from lit_loader.seeding.generator_state import Rewind
+from lit_loader.seeding.generator_watch import GeneratorWatch
+from lit_loader.seeding.seeds import extend, seed_globals
+from lit_loader.streams.copies import DatasetCopies
+from lit_loader.system.interrupts import let_handlers_through
+from lit_loader.transport.progress import Cancelled, Progress
+
+__all__ = ["Reader"]
+
+_ITER, _FIRST_NEXT = 1, 2  # stages of a beginning; 0 is that of set_epoch
+_SHORT = 16  # digits of a mark; those of a state follow
+
+_log = logging.getLogger("lit_loader.generator_watch")
+
+
+class Reader(BatchLoader):
+    """Makes the batches of one reader.
+
+    Args:
+        spec: What to make.
+        number: The reader's among those of its rank: that of the worker (0 with ``num_workers=0``),
+            unless their number is given.
+        num_readers: Readers of this rank.
+        watch: The generators of the dataset and the functions, as far as they are known.
+        copies: Make others of the dataset; None: they are made when they may be needed.
+    """
+
+    _fetcher: IterableFetcher | None
+
+    def __init__(
+        self,
+        spec: BatchSpec,
+        number: int = 0,
+        num_readers: int = 1,
+        watch: GeneratorWatch | None = None,
+        copies: DatasetCopies | None = None,
+    ) -> None:
+        super().__init__(spec, number, num_readers, watch)
+        if spec.shards is not None:  # dealt out to the ranks one by one, and not in stretches
+            self._share = (spec.shards.mine[number], spec.shards.count)
+        self._copies = copies
+        self._is_first = number == 0  # which looks for what others would find, too
+        self._stale = self._begun = False
+        self._draws_first = False  # with the first next(), as far as it matters
+
+    def begin_epoch(self) -> None:
+        """Take up an epoch: the next :meth:`load` iterates the dataset anew."""
+        self._fetcher, self._begun, self._stale = None, False, self._watch is not None
+
+    def load(self, indices: Any, number: int, epoch: int, seed: int, progress: Progress) -> Any:
+        """Make the next batch; see `BatchLoader.load`.
+
+        Args:
+            indices: A :class:`ReadPoint`, by which the epoch's first call finds the place to begin
+                at; None is its start.
+            number: Position of the batch in the epoch.
+            epoch: The epoch.
+            seed: Base seed of the epoch.
+            progress: Notes each sample before it is read.
+
+        Returns:
+            A `BatchWithReport`.
+
+        Raises:
+            EndOfData: The dataset has no more.
+            Cancelled: The batch is no longer wanted.
+        """
+        reading.epoch, reading.shard, reading.maker = epoch, self._share, self
+        if self._epoch != (seed, epoch):
+            self._enter(seed, epoch, progress)
+        begins = not self._begun
+        if begins:
+            if self._stale:  # what it has made on the way is seeded from now on
+                self._watch.search()  # type: ignore[union-attr]
+                self._stale = False
+            self._begun = True  # if iter(dataset) raises, there is nothing to go on with
+            self._fetcher = self._open(indices or ReadPoint(), number, progress)
+        else:
+            self._reseed_batch(number)
+        fetcher = self._fetcher
+        if fetcher is None:
+            raise EndOfData
+        state = fetcher.state()
+        self.rng.progress = progress
+        samples = fetcher.fetch(indices, progress)
+        self.rng.progress = None
+        if self.reads is not None:
+            progress.waited, self.reads.waited = self.reads.waited, 0
+        mark = self._mark_of_next(samples, state)
+        omitted, batch = samples is OMITTED, None
+        if omitted:
+            self.samples = 0
+        else:
+            batch = self._collate(samples, number, progress)
+        ignores = begins and self._share[1] > 1 and not reading.shard_asked
+        batch = self._with_report(batch, state, mark, ignores, omitted)
+        if begins and self._is_first:
+            self._watch.begun_to_iterate()  # type: ignore[union-attr]
+        return self._with_notes(batch)
+
+    def _enter(self, seed: int, epoch: int, progress: Progress) -> None:
+        super()._enter(seed, epoch, progress)
+        if callable(getattr(self._spec.dataset, "set_epoch", None)):
+            self._stale = False
+
+    def beginning(self, part: int) -> AbstractContextManager[object]:
+        """Set generators (not ``reseed_fn``'s) as before the first sample; then put them back."""
+        if self._spec.seeding == "worker" or self._spec.shards is None:
+            return super().beginning(part)
+        held = self._watch.held  # type: ignore[union-attr]
+        seed = extend(self._epoch_seed, BEGINNING, _FIRST_NEXT, part)
+
+        def reseed() -> None:
+            seed_globals(seed)
+            held.reseed(seed)
+            self.rng.begin(BEGINNING, _FIRST_NEXT, part)
+            self.rng.progress = None
+
+        return Rewind(held.states, (self.rng.place, self.rng.go_back), seed=reseed)
+
+    def _open(self, point: ReadPoint, number: int, progress: Progress) -> IterableFetcher:
+        """Begin to read an iterable dataset, up to where batch ``number`` comes next.
+
+        See the head of this file.
+        """
+        readers, marks = self._num_readers, point.marks
+        # More may have been made, and not given out: of these there are no marks.
+        place = number % readers + (point.batches - len(marks)) * readers
+        wanted = {place + step * readers: mark for step, mark in enumerate(marks) if mark}
+        if not (point.skipped and marks):  # from the epoch's start; or an older version's state
+            fetcher, alike = self._read_to(number, progress, point, wanted)
+        else:
+            copies = self._copies or self._copies_now()
+            fetcher, alike = self._read_to(number, progress, point, wanted, midst=True)
+            second = {each: mark for each, mark in wanted.items() if each != place}
+            if not alike and second and all(len(mark) > _SHORT for mark in second.values()):
+                fetcher, alike = self._read_to(number, progress, point, second)
+            if not alike:
+                _log.info(
+                    "%s is read again from the epoch's start: its state does not lead to where it "
+                    "was, for it draws before its first sample",
+                    type(self._spec.dataset).__name__,
+                )
+                self._take_copy(copies, progress)
+                start = dataclasses.replace(point, state=None)
+                fetcher, alike = self._read_to(number, progress, start, wanted)
+            if not alike:
+                fetcher, _ = self._read_to(number, progress, point, {}, midst=True)
+        if not alike and self._watch is not None:
+            self._watch.notes.append(
+                "the batches before a resume were read again, and were others: it may lose samples "
+                "and give some twice; have it draw from generators that its state or the loader "
+                "sets (in its attributes, or global), and from nothing else"
+            )
+        if isinstance(fetcher, EndOfData):
+            raise fetcher
+        return fetcher
+
+    def _read_to(
+        self,
+        number: int,
+        progress: Progress,
+        point: ReadPoint,
+        wanted: Mapping[int, str],
+        midst: bool = False,
+    ) -> tuple[IterableFetcher | EndOfData, bool]:
+        """Read from a state up to where batch ``number`` comes next.
+
+        Args:
+            number: The batch.
+            progress: Notes each sample before it is read.
+            point: Where the reader was; it begins at its state.
+            wanted: Marks of batches.
+            midst: Whether the first sample finds generators as in the epoch's midst.
+
+        Returns:
+            What goes on there, or why there is nothing; and whether the batches have their marks.
+
+        Raises:
+            StateError: The dataset cannot begin where the state says.
+        """
+        state, done, readers = point.state, point.skipped, self._num_readers
+        fetcher, alike = self._new_fetcher(state), True
+        first = number % readers + done * readers
+        if midst:
+            self._draws_first = False
+            self._reseed_batch(first)
+        else:
+            self._reseed_beginning(_FIRST_NEXT)
+            before = self._mark_of(())
+
+            def after_first() -> None:
+                self._draws_first = self._mark_of(()) != before and not fetcher.composed
+                self._reseed_batch(first)
+
+            fetcher.after_first = after_first
+        for earlier in range(first, number, readers):
+            mark = None
+            try:
+                self.rng.progress = progress
+                own = fetcher.state() if self._draws_first and earlier in wanted else None
+                mark = self._mark_of_next(fetcher.fetch(None, progress), own)
+            except (Cancelled, StateError):
+                raise
+            except EndOfData as end:  # right, behind all that was given out
+                return end, alike and earlier >= number % readers + point.batches * readers
+            except Exception as error:
+                let_handlers_through(error)
+                if state is not None and earlier == first:
+                    # A state is that before a batch which could be read.
+                    with resuming(self._spec.dataset, "dataset"):
+                        raise
+                # Else it is that batch's outcome, which was given out.
+            if earlier in wanted:
+                digits = None if done and not midst else _SHORT
+                alike = alike and mark is not None and wanted[earlier][:digits] == mark[:digits]
+            if midst and not alike:
+                break
+            self._reseed_batch(earlier + readers)
+        return fetcher, alike and not (wanted and fetcher.unproven)
+
+    def _new_fetcher(self, state: Any) -> IterableFetcher:
+        """Open the dataset, at its start or where a state says."""
+        spec, watch = self._spec, self._watch
+        assert watch is not None
+
+        def before_iter() -> None:
+            if state:
+                watch.follow()
+            self._reseed_beginning(_ITER)
+
+        options = (spec.dataset, spec.batch_size, spec.drop_last, state, before_iter)
+        fetcher = (
+            IterableFetcher(*options)
+            if spec.tolerance.none
+            else TolerantIterableFetcher(*options, self._attempts)
+        )
+        if state:
+            watch.follow()
+        return fetcher
+
+    def _mark_of_next(self, samples: Any, state: Any) -> str | None:
+        """What a batch is known by, with the state before it where that matters."""
+        mark = self._mark_of(samples)
+        return mark + place_of(state) if mark and self._draws_first and state else mark
+
+    def _copies_now(self) -> DatasetCopies | None:
+        """Keep the dataset as it is before it takes a state; None: it cannot be copied."""
+        try:
+            return DatasetCopies(self._spec.dataset)
+        except TransportError:
+            return None
+
+    def _take_copy(self, copies: DatasetCopies | None, progress: Progress) -> None:
+        """Read a dataset that has not taken a state, if there is any, in this one's stead."""
+        if copies is None:
+            if self._watch is not None:
+                self._watch.follow()
+            return
+        former, dataset = self._spec.dataset, copies.make()
+        self._spec = dataclasses.replace(self._spec, dataset=dataset)
+        show_in_place_of(former, dataset)
+        notes = self._watch.notes if self._watch is not None else []
+        self._watch = self._spec.watch()
+        self._watch.notes += notes
+        (seed, epoch), self._epoch = self._epoch or (0, 0), None
+        self._enter(seed, epoch, progress)

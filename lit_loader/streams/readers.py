@@ -1,0 +1,210 @@
+"""`Readers`: makes batches of several readers of an iterable dataset, in one process.
+
+::
+
+    task ─▶ number % readers ─▶ a reader ── Reader ─┬─ a copy of the dataset, of its own
+                                                    ╰─ its iterator, generators, errors
+
+These readers are a part of the data, and the processes that serve them are not.
+So whatever a reader could be told from another one by is its own: the copy of the dataset, made
+anew for each epoch as it was when the workers were started; the seeds; and what
+`lit_loader.get_shard`, ``torch.utils.data.get_worker_info()`` and ``torch.initial_seed()`` answer
+while it is served.
+
+A reader that has ended may begin the next epoch while its process has nothing else to do
+(:meth:`Readers.begin_ahead`): its first batch is kept until somebody asks for that epoch, with
+that seed. It is a function of these, as all batches are; who asks for another epoch gets that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from lit_loader.batch.batch_loader import BatchLoader
+from lit_loader.batch.batch_spec import BatchSpec
+from lit_loader.batch.fetch import EndOfData
+from lit_loader.batch.worker_info import WorkerInfo, show, shown
+from lit_loader.checkpoint.position import ReadPoint
+from lit_loader.seeding.generator_watch import GeneratorWatch
+from lit_loader.streams.copies import DatasetCopies
+from lit_loader.streams.reader import Reader
+from lit_loader.transport.progress import Progress
+from lit_loader.transport.remote_error import ReaderShare
+
+__all__ = ["Readers", "maker_of"]
+
+_MASK: Final = 0xFFFF_FFFF_FFFF_FFFF
+_START: Final = ReadPoint()
+
+
+class Readers:
+    """Makes batches by a spec that says which readers there are; used as a `BatchLoader` is.
+
+    Args:
+        spec: What to make.
+
+    Raises:
+        TransportError: The dataset cannot be copied.
+    """
+
+    reads_table = False
+    reads: None = None  # each reader has them for itself
+
+    def __init__(self, spec: BatchSpec) -> None:
+        assert spec.shards is not None
+        self._spec, self._shards = spec, spec.shards.mine
+        self._of = spec.shards.count
+        self._copies = DatasetCopies(spec.dataset)
+        self._readers: dict[int, Reader | None] = {}  # None: it has come to its end
+        self._next: dict[int, int] = {}  # the batch that each can go on with
+        self._ended: deque[tuple[int, int, int]] = deque()  # reader, epoch and seed to begin
+        self._begun: dict[int, _Begun] = {}
+        self.samples = 0
+        """Samples of the batch made last."""
+
+    def begin_epoch(self) -> None:
+        """Forget the readers: each begins anew with its next :meth:`load`."""
+        self._readers.clear()
+        self._next.clear()
+        self._ended.clear()
+
+    @property
+    def may_begin_ahead(self) -> bool:
+        """Whether there is something for :meth:`begin_ahead`."""
+        return bool(self._ended) and len(self._begun) < self._spec.ahead
+
+    def begin_ahead(self, progress: Progress) -> None:
+        """Begin the next epoch of a reader that has ended, and keep its first batch.
+
+        Whatever goes wrong comes again, and out, when that batch is asked for.
+
+        Args:
+            progress: Notes each sample before it is read.
+        """
+        reader, epoch, seed = self._ended.popleft()
+        progress.begin(-1)
+        try:
+            loader = self._open(reader)
+            batch = self._make(loader, _START, reader, epoch, seed, progress)
+        except BaseException:
+            return
+        self._begun[reader] = _Begun(epoch, seed, loader, batch)
+
+    def whose(self, number: int) -> ReaderShare:
+        """Give whose turn a batch is."""
+        return ReaderShare(self._shards[number % len(self._shards)], self._of)
+
+    def take(self, indices: Any, progress: Progress) -> Any:
+        """Give None: a batch of an iterable dataset is for :meth:`load` to make."""
+        return None
+
+    def load(self, indices: Any, number: int, epoch: int, seed: int, progress: Progress) -> Any:
+        """Make the batch ``number``.
+
+        Args:
+            indices: A :class:`ReadPoint`: its reader is to begin (again) there; None: it goes on.
+                One that is not open here, or is at another place, begins at its start.
+            number: The batch's turn among those of this rank's readers.
+            epoch: The epoch.
+            seed: Base seed of the epoch.
+            progress: Notes each sample before it is read.
+
+        Raises:
+            EndOfData: The reader has no more.
+            Cancelled: The batch is no longer wanted.
+        """
+        reader, after = number % len(self._shards), number + len(self._shards)
+        if self._next.get(reader) != number and indices is None:
+            indices = _START
+            if number == reader and (begun := self._take_begun(reader, epoch, seed)) is not None:
+                self._readers[reader] = begun.loader
+                self._next[reader] = after
+                self.samples = begun.loader.samples
+                progress.collating()
+                return begun.batch
+        if indices is not None:
+            self._readers[reader] = None if indices.ended else self._open(reader)
+        loader = self._readers[reader]
+        self._next[reader] = after
+        if loader is None:
+            raise EndOfData
+        try:
+            batch = self._make(loader, indices, number, epoch, seed, progress)
+        except EndOfData:
+            self._readers[reader] = None  # with its copy of the dataset
+            if self._spec.ahead:
+                self._ended.append((reader, epoch + 1, seed))
+            raise
+        self.samples = loader.samples
+        return batch
+
+    def _make(
+        self,
+        loader: Reader,
+        indices: ReadPoint | None,
+        number: int,
+        epoch: int,
+        seed: int,
+        progress: Progress,
+    ) -> Any:
+        """Make a reader's batch; see :meth:`load`."""
+        share, count = self.whose(number)
+        own_seed = seed + share & _MASK
+        if torch.initial_seed() != own_seed:  # another reader's; what is drawn is set below
+            torch.default_generator.manual_seed(own_seed)
+        before = shown()
+        try:
+            show(WorkerInfo(id=share, num_workers=count, seed=own_seed, dataset=loader.dataset))
+            return loader.load(indices, number, epoch, seed, progress)
+        finally:
+            show(before)
+
+    def _open(self, reader: int) -> Reader:
+        """Give a reader another copy of the dataset."""
+        spec = dataclasses.replace(self._spec, dataset=self._copies.make())
+        loader = Reader(spec, reader, len(self._shards), copies=self._copies)
+        if loader.reads is not None:
+            loader.reads.sharing = self._readers
+        return loader
+
+    def _take_begun(self, reader: int, epoch: int, seed: int) -> _Begun | None:
+        """Take what was begun of a reader's epoch; what is of another epoch is thrown away."""
+        if not self._begun:
+            return None
+        fits = {r: each for r, each in self._begun.items() if each[:2] == (epoch, seed)}
+        self._begun, found = fits, fits.pop(reader, None)
+        return found
+
+
+class _Begun(NamedTuple):
+    """A reader that has begun an epoch, of which nobody knows yet."""
+
+    epoch: int
+    seed: int
+    loader: Reader
+    batch: Any
+
+
+def maker_of(
+    spec: BatchSpec, worker: int = 0, num_workers: int = 1, watch: GeneratorWatch | None = None
+) -> BatchLoader | Readers:
+    """Give what makes a process's batches.
+
+    Args:
+        spec: What to make.
+        worker: The process's number among the workers; 0 without any.
+        num_workers: How many there are; 1 without any.
+        watch: The generators of the spec's dataset and functions, as far as they are known.
+
+    Raises:
+        TransportError: The dataset has to be copied, and cannot be.
+    """
+    if not spec.iterable:
+        return BatchLoader(spec, worker, num_workers, watch)
+    if spec.shards is None:
+        return Reader(spec, worker, num_workers, watch)
+    return Readers(spec)

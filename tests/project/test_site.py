@@ -1,0 +1,172 @@
+"""The documentation as a site: its pages, links and search index; and looked at in a browser.
+
+The site is built here where mkdocs is installed, ``pip install -c constraints.txt -r
+.docs/requirements.txt``, or is the one at LIT_LOADER_SITE. The browser is PyQt6-WebEngine.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from urllib.parse import unquote
+
+import pytest
+
+import lit_loader
+from lit_loader import LoaderConfig
+from tests.project.readmes import PAGES, ROOT
+
+pytestmark = pytest.mark.slow
+
+NAMES = sorted({*lit_loader.__all__} - {"__version__", "default_convert", "get_worker_info"})
+
+
+class Parsed(HTMLParser):
+    """A page's title, headings, names of places, and what it refers to."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.places, self.links, self.fetched = set[str](), set[str](), set[str]()
+        self.texts: dict[str, str] = defaultdict(str)
+        self.open: list[str] = []
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        said = {name: value or "" for name, value in attrs}
+        self.places.add(said.get("id", ""))
+        self.open = [tag] if tag in ("title", "h1") else self.open
+        if tag == "a" and "href" in said:
+            self.links.add(said["href"])
+        if tag in ("img", "script") and "src" in said:
+            self.fetched.add(said["src"])
+        if tag == "link" and said.get("rel") in ("stylesheet", "icon"):
+            self.fetched.add(said["href"])
+
+    def handle_endtag(self, tag: str) -> None:
+        self.open = [each for each in self.open if each != tag]
+
+    def handle_data(self, data: str) -> None:
+        for tag in self.open:
+            self.texts[tag] += data
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if given := os.environ.get("LIT_LOADER_SITE"):
+        return Path(given)
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("mkdocstrings")
+    target = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", ".docs/mkdocs.yml",
+         "-d", target],
+        cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    return target
+
+
+@pytest.fixture(scope="module")
+def parsed(site: Path) -> dict[Path, Parsed]:
+    return {path: Parsed(path) for path in site.rglob("*.html") if path.name != "404.html"}
+
+
+def test_every_page_is_there_with_its_title(site: Path, parsed: dict[Path, Parsed]) -> None:
+    own = {site / uri.removesuffix(".md") for uri in PAGES}
+    own = {path.with_name("index") if path.name == "README" else path for path in own}
+    assert {path.with_suffix(".html") for path in own} <= {*parsed}
+    for path, page in parsed.items():
+        assert page.texts["h1"].strip() and "lit_loader" in page.texts["title"], path
+
+
+def test_no_link_is_broken(site: Path, parsed: dict[Path, Parsed]) -> None:
+    broken = []
+    for path, page in parsed.items():
+        for link in page.links | page.fetched:
+            target, _, place = unquote(link).partition("#")
+            if "://" in link or link.startswith("data:"):
+                assert link not in page.fetched, f"{path} fetches {link}"
+                continue
+            file = (path.parent / target).resolve() if target else path
+            file = file / "index.html" if file.is_dir() else file
+            known = file in parsed and place not in {*parsed[file].places, "", "__skip"}
+            if not file.is_file() or known:
+                broken.append(f"{path.relative_to(site)}: {link}")
+    assert not broken
+
+
+def test_docstrings_are_markdown(site: Path) -> None:
+    pages = {path: path.read_text(encoding="utf-8") for path in site.glob("api/*.html")}
+    roles = ("meth", "class", "func", "attr", "data", "exc")
+    assert not [path for path, text in pages.items() if any(f":{role}:" in text for role in roles)]
+
+
+def test_the_search_index_has_every_name_and_option(site: Path) -> None:
+    index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
+    entries = {entry["location"]: entry["text"] for entry in index["docs"]}
+    places = {place.partition("#")[2] for place in entries}
+    assert {f"lit_loader.{name}" for name in NAMES} <= places
+    loader = entries["api/DataLoader.html#lit_loader.DataLoader"]
+    table = entries["conf/index.html#options"]
+    for name in LoaderConfig.__dataclass_fields__:
+        assert name in loader and name in table
+
+
+def test_agents_are_led_to_every_page_of_the_guide(site: Path) -> None:
+    links = re.findall(r"\]\((.*?)\)", (site / "llms.txt").read_text(encoding="utf-8"))
+    assert links[0] == ".agents/skills/lit-loader/SKILL.md"
+    assert len(links) > 35 and all((site / link).is_file() for link in links)
+
+
+# --- in a browser ---
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def address(site: Path) -> Iterator[str]:
+    pytest.importorskip("PyQt6.QtWebEngineCore", exc_type=ImportError)
+    with ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Quiet, directory=str(site))
+    ) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("page", "words", "found"),
+    [
+        ("index.html", "prefetch_factor", "conf/index.html"),
+        ("api/DataLoader.html", "state_dict", "api/DataLoader.html"),
+        ("conf/index.html", "WorkerDiedError", "api/errors.html"),
+        ("lit_loader/TROUBLESHOOTING.html", "cannot be pickled", "TROUBLESHOOTING.html"),
+    ],
+    ids=["start", "api", "options", "troubleshooting"],
+)
+def test_a_browser_shows_and_searches_it(address: str, page: str, words: str, found: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "tests/support/browser.py", f"{address}/{page}", words],
+        cwd=ROOT, text=True, capture_output=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout.splitlines()[-1])
+    assert seen["console"] == seen["broken"] == []
+    assert "lit_loader" in seen["title"] and seen["height"] > 500
+    assert seen["overflow"] <= 0, "wider than the screen"
+    assert any(found in link for link in seen["found"])
