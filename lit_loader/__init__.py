@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from lit_loader.mixture.sampler import MixtureSampler
     from lit_loader.mixture.stream import MixtureStream
     from lit_loader.node.dataset import shared_dataset
+    from lit_loader.reads.declared import reads_ahead
+    from lit_loader.reads.stream import read_stream
     from lit_loader.sampling.token_budget import TokenBudgetBatchSampler
     from lit_loader.statistics.records import LoaderStatistics
 
@@ -83,6 +85,8 @@ __all__ = [
     "get_shard",
     "get_worker_info",
     "merge_states",
+    "read_stream",
+    "reads_ahead",
     "shared_dataset",
 ]
 
@@ -121,6 +125,8 @@ _MODULE_OF = {
     "get_shard": "lit_loader.context",
     "get_worker_info": "torch.utils.data",
     "merge_states": "lit_loader.checkpoint.loader_state",
+    "read_stream": "lit_loader.reads.stream",
+    "reads_ahead": "lit_loader.reads.declared",
     "shared_dataset": "lit_loader.node.dataset",
 }
 

@@ -7,13 +7,15 @@ by datasets through `get_epoch`, `get_rng` and `get_shard`, which are public.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
 from typing import Any, Final, Protocol
 
 import numpy as np
 
 from lit_loader.describe import public
+from lit_loader.errors import OptionError
 
-__all__ = ["get_epoch", "get_rng", "get_shard", "reading"]
+__all__ = ["get_epoch", "get_rng", "get_shard", "in_read", "reading"]
 
 
 _Context = AbstractContextManager[object]
@@ -26,6 +28,9 @@ class Maker(Protocol):
     rng: Any
     """Gives the generators of `get_rng` (`seeding/batch_rng.py`)."""
 
+    reads: Any
+    """Reads ahead for the samples (`reads/ahead.py`); None: nothing is."""
+
     def beginning(self, part: int) -> _Context:
         """Do what `_Reading.beginning` says."""
 
@@ -34,6 +39,10 @@ class Maker(Protocol):
 
     def drawn(self) -> str | None:
         """Do what `_Reading.drawn` says."""
+
+
+in_read: Final[ContextVar[bool]] = ContextVar("in_read", default=False)
+"""Whether this is a `lit_loader.reads_ahead` method, which may serve a sample that comes later."""
 
 
 class _Reading:
@@ -142,5 +151,10 @@ def get_rng(index: Any = None) -> np.random.Generator:
         import torch
 
         return np.random.default_rng(int(torch.empty((), dtype=torch.int64).random_()))
+    if in_read.get():
+        raise OptionError(
+            "get_rng() in a method that reads_ahead calls before its sample's turn: draw in "
+            "__getitem__, with what the method has read"
+        )
     reading.asked = "lit_loader.get_rng()"
     return maker.rng.give(index)  # type: ignore[no-any-return]

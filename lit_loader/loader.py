@@ -170,6 +170,10 @@ class DataLoader(_TorchLoader[T_co]):
             tuples, lists and dicts of such, and more) from memory that all of them share, instead
             of a copy in each. They and their records read as before, and raise if they are
             written to. The training process's own stay as they are.
+        reads: Reads that each worker has under way at a time, ahead of their samples, where the
+            dataset says by `lit_loader.reads_ahead` or `lit_loader.read_stream` what waits for
+            storage. They hold up to a quarter of memory_budget besides. 0: one at a time, when the
+            sample asks.
         remote_workers: Workers on other machines, besides those of num_workers here; readers of an
             iterable dataset stay here. 0: none.
         remote: Where remote workers come from: a `RayWorkers`, or a mapping of its options; None:
@@ -202,6 +206,7 @@ class DataLoader(_TorchLoader[T_co]):
     prefetch_next_epoch: bool
     check_exactness: int
     share: bool
+    reads: int
     remote_workers: int
 
     # The class has torch's name, and so this is torch's own flag under torch's own mangled name
@@ -249,6 +254,7 @@ class DataLoader(_TorchLoader[T_co]):
         prefetch_next_epoch: bool = True,
         check_exactness: int = 0,
         share: bool = False,
+        reads: int = 16,
         remote_workers: int = 0,
         remote: RayWorkers | Mapping[str, Any] | None = None,
     ) -> None:

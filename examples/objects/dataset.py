@@ -19,6 +19,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
+import lit_loader
 from objects.storage import Storage
 
 PACK = 256
@@ -67,14 +68,19 @@ class Objects(Dataset[tuple[Tensor, int]]):
     def __len__(self) -> int:
         return len(self._places)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        """Returns the image (1 × 64 × 64, uint8) and its class."""
-        name, start, end, label = self._places[index].tolist()
+    @lit_loader.reads_ahead
+    def read(self, index: int) -> bytes:
+        """Returns the image's bytes: what waits for the storage, ahead of its sample."""
+        name, start, end, _ = self._places[index].tolist()
         whole = end < 0
-        data = self.storage.read(
+        return self.storage.read(
             self._names[name], None if whole else start, None if whole else end
         )
-        with Image.open(io.BytesIO(data)) as file:
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        """Returns the image (1 × 64 × 64, uint8) and its class."""
+        label = int(self._places[index][-1])
+        with Image.open(io.BytesIO(self.read(index))) as file:
             return to_tensor(file.convert("L")), label
 
 

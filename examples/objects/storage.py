@@ -20,7 +20,7 @@ import fsspec
 SECRETS = ("key", "secret", "token", "password", "passwd", "account_key", "sas_token")
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=256)
 def _client(url: str, options: str, pid: int, thread: int) -> Any:
     """Makes a client, once in each process and thread; no dataset holds it."""
     return fsspec.filesystem(
@@ -71,6 +71,9 @@ class Storage:
         Raises:
             OSError: It cannot be read (now): ``sample_retries`` tries it again.
         """
+        # Clients draw how long they wait between attempts: samples are not to depend on it. A
+        # thread that reads ahead cannot put back what the samples' thread draws meanwhile.
+        alone = threading.current_thread() is threading.main_thread()
         drawn = random.getstate()
         try:
             data: bytes = self.client.cat_file(f"{self.url}/{name}", start=start, end=end)
@@ -79,8 +82,8 @@ class Storage:
         except Exception as error:  # each library has exceptions of its own for the network
             raise OSError(f"{self.url}/{name} cannot be read: {error}") from error
         finally:
-            # Clients draw how long they wait between attempts: samples are not to depend on it.
-            random.setstate(drawn)
+            if alone:
+                random.setstate(drawn)
         if start is not None and end is not None and len(data) != end - start:
             raise OSError(f"{name}: {len(data)} bytes instead of {end - start} came")
         return data

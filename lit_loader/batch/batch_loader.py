@@ -71,6 +71,7 @@ class BatchLoader:
         self._rewound: HeldGenerators | None = None  # those that it takes back
         self.rng = BatchRng(spec.batched)
         self._attempts = self._new_attempts()
+        self.reads = spec.read_ahead()
         self._table = spec.table()
         self._epoch: tuple[int, int] | None = None
         self._epoch_seed = 0
@@ -152,15 +153,35 @@ class BatchLoader:
             fetcher = self._fetcher = self._new_map_fetcher()
         self._reseed_batch(number)
         rng.indices, rng.progress = indices, progress
-        samples = fetcher.fetch(indices, progress)
+        if self.reads is None:
+            samples = fetcher.fetch(indices, progress)
+        else:
+            samples = self._fetch_reading(fetcher, indices, number, progress)
         rng.progress = None
         if samples is OMITTED:
             self.samples = 0
             return self._with_report(None, omitted=True)
         batch = self._collate(samples, number, progress)
-        if self._attempts.errors or self._attempts.retries:
+        noted = self.reads is not None and self.reads.notes
+        if noted or self._attempts.errors or self._attempts.retries:
             return self._with_report(batch)
         return batch
+
+    def _fetch_reading(
+        self, fetcher: Fetcher, indices: Any, number: int, progress: Progress
+    ) -> Any:
+        """Read samples whose reads may have been made ahead, and more of them meanwhile."""
+        reads, epoch, made = self.reads, self._epoch, False
+        assert reads is not None
+        reads.waited, reads.progress = 0, progress
+        reads.announce((epoch, number), epoch, indices if self._spec.batched else [indices])
+        try:
+            samples = fetcher.fetch(indices, progress)
+            made = True
+            return samples
+        finally:
+            reads.end((epoch, number), made)
+            progress.waited, reads.progress = reads.waited, None
 
     def _collate(self, samples: Any, number: int, progress: Progress) -> Any:
         spec = self._spec
@@ -185,6 +206,8 @@ class BatchLoader:
         elif again:
             if watch.search():  # on first use it has made one, which was not seeded
                 progress, empty = task[-1], task[-1].empty
+                if type(batch) is BatchWithReport:
+                    watch.notes += batch.notes
                 progress.empty = None  # what it gives lies behind the first one
                 batch = self.load(*task)
                 progress.empty = empty
@@ -197,7 +220,7 @@ class BatchLoader:
         if watch.notes:
             notes, watch.notes = tuple(watch.notes), []
             made = batch if type(batch) is BatchWithReport else BatchWithReport(batch, None, False)
-            batch = made._replace(notes=notes)
+            batch = made._replace(notes=(*made.notes, *notes))
         return batch
 
     def _with_report(
@@ -210,8 +233,11 @@ class BatchLoader:
     ) -> BatchWithReport:
         attempts = self._attempts
         errors = tuple(attempts.errors)
+        notes: tuple[str, ...] = ()
+        if self.reads is not None and self.reads.notes:
+            notes, self.reads.notes = tuple(self.reads.notes), []
         return BatchWithReport(
-            batch, state, ignores_share, errors, omitted, attempts.retries, mark=mark
+            batch, state, ignores_share, errors, omitted, attempts.retries, notes, mark
         )
 
     def _enter(self, seed: int, epoch: int, progress: Progress) -> None:
@@ -227,6 +253,8 @@ class BatchLoader:
             set_epoch(epoch)
             self._watch.search()
             self._looked = self._unwatched = 0
+        if self.reads is not None:
+            self.reads.enter(self._epoch)
 
     def _reseed_beginning(self, stage: int) -> None:
         """Seed what comes before a reader's first sample from (seed, epoch) alone.

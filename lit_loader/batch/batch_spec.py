@@ -16,6 +16,8 @@ from lit_loader.batch.collate import default_collate
 from lit_loader.batch.sample_errors import SampleError, Tolerance
 from lit_loader.batch.tensor_table import Table, table_of
 from lit_loader.checkpoint.reader_states import Shards
+from lit_loader.reads.ahead import ReadAhead
+from lit_loader.reads.declared import declares_reads
 from lit_loader.seeding.generator_watch import GeneratorWatch
 
 __all__ = ["BatchSpec", "BatchWithReport"]
@@ -74,6 +76,8 @@ class BatchSpec:
         share: Whether workers are to have the dataset's long lists in shared memory.
         shards: The readers of an iterable dataset where they are given; None: each worker is one.
         ahead: Of these, how many a worker may begin the next epoch of when they have ended.
+        reads: Reads that a process may have under way for its samples.
+        read_bytes: Bytes that what was read ahead may take in a process; None: any number.
     """
 
     dataset: Any
@@ -95,6 +99,14 @@ class BatchSpec:
     share: bool = False
     shards: Shards | None = None
     ahead: int = 0
+    reads: int = 0
+    read_bytes: int | None = None
+
+    def read_ahead(self) -> ReadAhead | None:
+        """What reads ahead for the samples; None: the dataset does not say what waits."""
+        if not (self.iterable or declares_reads(self.dataset)):
+            return None
+        return ReadAhead(self.dataset, self.reads, self.read_bytes)
 
     @property
     def default_collation(self) -> bool:

@@ -153,6 +153,14 @@ class CachedDataset(Dataset[T_co]):
         sample = self._from_disk(number)
         return self._make(number) if sample is MISSING else sample
 
+    def reads_from(self, index: Any) -> tuple[tuple[Any, Any], ...]:
+        """Give what a sample is read from (see `lit_loader.reads_ahead`): nothing if it is kept."""
+        number = self._number(index)
+        kept = number >= 0 and (
+            number in self._store or (self._folder is not None and number in self._folder)
+        )
+        return () if kept else ((self.dataset, index if number < 0 else number),)
+
     def _number(self, index: Any) -> int:
         """Give the number of a sample that may be kept; -1: the dataset is to answer itself."""
         if type(index) is not int:

@@ -89,6 +89,13 @@ class Folder:
                 if time.time() - entry.stat(follow_symlinks=False).st_mtime > _STALE:
                     os.unlink(entry.path)
 
+    def __contains__(self, index: int) -> bool:
+        try:
+            os.stat(f"{index // _EACH:06}/{index}", dir_fd=self._file.fd)
+        except OSError:
+            return False
+        return True
+
     def get(self, index: int) -> Bytes | None:
         """Return the entry of a sample; None: it is not there, or damaged."""
         try:

@@ -42,6 +42,10 @@ class MappedDataset(Dataset[T_co]):
     def __len__(self) -> int:
         return len(self.dataset)
 
+    def reads_from(self, index: Any) -> tuple[tuple[Any, Any], ...]:
+        """Give what a sample is read from (see `lit_loader.reads_ahead`)."""
+        return ((self.dataset, index),)
+
     def __getitem__(self, index: Any) -> T_co:
         return self.function(self.dataset[index])
 

@@ -96,6 +96,7 @@ class LoaderConfig:
     prefetch_next_epoch: bool = checked(True, flag)
     check_exactness: int = checked(0, count)
     share: bool = checked(False, flag)
+    reads: int = checked(16, partial(count, below=checks.MANY))
     remote_workers: int = checked(0, count)
     remote: Any = checked(None, or_none(remote_from))
 

@@ -430,7 +430,17 @@ class LoaderCore:
             share=loader.share,
             shards=self.shards if self.iterable else None,
             ahead=(loader.prefetch_factor or DEFAULT_PREFETCH) if kept else 0,
+            reads=loader.reads,
+            read_bytes=self._read_bytes,
         )
+
+    @property
+    def _read_bytes(self) -> int | None:
+        """Bytes that what each process reads ahead may take: together a quarter of the budget."""
+        loader = self.loader
+        processes = max(1, loader.num_workers + loader.remote_workers)
+        budget: int | None = loader.memory_budget
+        return None if budget is None else budget // (4 * processes)
 
     def _spec_of_workers(self) -> BatchSpec:
         """The spec, with the table as workers would have it that were started now, or before."""
@@ -664,7 +674,7 @@ class LoaderCore:
         if auto is None or not auto.add(record, again) or pool is None:
             return
         loader, name = self.loader, type(self.loader.dataset).__name__
-        if auto.decide(pool, name, loader.memory_budget, self._readers):
+        if auto.decide(pool, name, loader.memory_budget, self._readers, loader.reads):
             self._tell_size()
 
     def statistics(self, memory: bool) -> LoaderStatistics:

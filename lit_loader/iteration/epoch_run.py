@@ -159,6 +159,7 @@ class EpochRun(LoaderIterator[T_co]):
                 indices[at] if type(indices) is list and at < len(indices) else indices,
                 reply.processor,
                 reply.queued,
+                reply.read,
             )
             again = start.batches is None and made is not None and made.state is None
             self._core.note(record, pool, again)

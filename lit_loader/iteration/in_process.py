@@ -7,6 +7,7 @@ Used by the loader where ``num_workers=0``, and where workers would only be in t
 from __future__ import annotations
 
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -133,6 +134,7 @@ class InProcessIterator(LoaderIterator[T_co]):
                 slowest_index=indices[progress.slowest_at]
                 if type(indices) is list and progress.slowest_at < len(indices)
                 else None,
+                read=progress.waited,
             )
         )
         self._given = given
@@ -227,6 +229,8 @@ class InProcessIterator(LoaderIterator[T_co]):
     def _begin(self, start: EpochStart) -> _Making:
         spec = self._spec()
         self._loader = loader = maker_of(spec, watch=self._core.generators(spec))
+        if loader.reads is not None:  # whose threads end with this pass
+            weakref.finalize(self, loader.reads.background.end)
         self._draws = not loader.reads_table
         if spec.seeding == "worker":
             self._streams = OwnStreams(start.seed)  # those of a single worker

@@ -265,6 +265,8 @@ def interval_figures(
         "worker_restarts": float(after.worker_restarts - before.worker_restarts),
         "sample_errors": float(after.sample_errors - before.sample_errors),
     }
+    if read := after.read.total - before.read.total:
+        figures["read_fraction"] = _fraction(read, busy)
     if num_remote:
         remote = after.remote_batches - before.remote_batches
         nbytes = after.remote_nbytes - before.remote_nbytes

@@ -35,7 +35,8 @@ class LoaderMonitor(Callback):
     Trainer's loggers get the figures of that interval: ``loader/wait_ms`` (for a batch, mean),
     ``loader/wait_fraction`` (of the time), ``loader/ready`` (batches that are made and wait, at
     that moment), ``loader/num_workers``, ``loader/worker_busy`` (fraction, mean over the workers),
-    ``loader/worker_restarts`` and ``loader/sample_errors``; with remote workers also
+    ``loader/worker_restarts`` and ``loader/sample_errors``; where the dataset marks its reads also
+    ``loader/read_fraction`` (of the workers' time, waited for them); with remote workers also
     ``loader/remote_fraction`` (of the batches), ``loader/remote_mb_per_s`` and
     ``loader/transit_ms`` (for a batch of theirs, mean). Those of validation begin with
     ``loader/val/``; where a loop has several loaders, ``loader/`` is followed by a loader's key or

@@ -5,7 +5,7 @@ One process of the trace is one loader, with these tracks::
 
     consumer     wait │ decode │ transfer │ step …   (num_workers=0: and fetch, collate, pin)
     pin memory   decode │ pin …
-    worker 0     fetch │ collate │ encode …            (of batch 17, slowest sample 4 711: 55 ms)
+    worker 0     waiting for reads │ fetch │ collate │ encode …   (of batch 17, slowest sample …)
     worker 1     …
     ready batches, a counter
 
@@ -115,7 +115,13 @@ def _batch_slices(records: Iterable[BatchRecord]) -> Iterator[_Slice]:
         yield from _after_another(
             track,
             record.began,
-            (("fetch", record.fetch), ("collate", record.collate), ("encode", record.encode)),
+            (
+                # As if they came one after the other: reads are waited for between samples.
+                ("waiting for reads", record.read),
+                ("fetch", record.fetch - record.read),
+                ("collate", record.collate),
+                ("encode", record.encode),
+            ),
             {**args, "samples": record.samples, **_slowest(record)},
         )
         if own:

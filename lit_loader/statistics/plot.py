@@ -34,6 +34,7 @@ _COLOURS: Final = {
     "transfer": "#9467bd",
     "pin": "#c5b0d5",
     "step": "#2ca02c",
+    "read": "#08306b",
     "fetch": "#1f77b4",
     "collate": "#17becf",
     "encode": "#aec7e8",
@@ -106,7 +107,7 @@ def _times(loader: LoaderTrace) -> _Times:
         name: np.array([getattr(record, name) for record in records], np.int64)
         for name in (
             *("worker", "fetch", "collate", "encode", "wait", "decode", "pin", "step"),
-            *("given", "waited"),
+            *("given", "waited", "read"),
         )
     }
     own = column["worker"] < 0
@@ -121,7 +122,10 @@ def _times(loader: LoaderTrace) -> _Times:
         "transfer": transfer,
         "step": step,
     }
-    making = {name: column[name] for name in ("fetch", "collate", "encode")}
+    making = {"read": column["read"], "fetch": column["fetch"] - column["read"]}
+    making |= {name: column[name] for name in ("collate", "encode")}
+    if not making["read"].any():
+        del making["read"]  # nothing that the dataset marks
     return _Times(
         {name: values / 1e6 for name, values in consumer.items()},
         {name: values / 1e6 for name, values in making.items()},

@@ -45,7 +45,7 @@ _TEXT: Final = 450
 STRAGGLER: Final = 5
 """Times as long as the mean of the others in its batch that a sample takes to be a straggler."""
 
-STAGES: Final = ("fetch", "collate", "encode", "wait", "decode", "pin", "step")
+STAGES: Final = ("fetch", "collate", "encode", "wait", "decode", "pin", "step", "read")
 
 _NUMBERS: Final = slice(1, BatchRecord._fields.index("slowest_index"))
 """The fields of a record that are summed up and fit into int64: from after the first, the epoch,
@@ -156,6 +156,7 @@ class Recorder:
         """Sum up the records of several batches at once."""
         table = np.array([record[_NUMBERS] for record in records], np.int64).T
         column = dict(zip(BatchRecord._fields[_NUMBERS], table, strict=True))
+        column["read"] = np.array([record.read for record in records], np.int64)
         self._stages.add(np.stack([column[name] for name in STAGES]))
         self._samples += int(column["samples"].sum())
         self._nbytes += int(column["nbytes"].sum())

@@ -49,6 +49,7 @@ class BatchRecord(NamedTuple):
         slowest_index: That sample's index; None: not known.
         processor: Processor time of the worker's process, all threads, for it; 0: not measured.
         queued: How long the worker waited for a processor meanwhile; 0: not measured.
+        read: How much of ``fetch`` samples waited for methods that `lit_loader.reads_ahead` marks.
     """
 
     epoch: int
@@ -70,6 +71,7 @@ class BatchRecord(NamedTuple):
     slowest_index: Any
     processor: int = 0
     queued: int = 0
+    read: int = 0
 
     @property
     def waited(self) -> int:
@@ -278,6 +280,8 @@ class LoaderStatistics:
         processor_fraction: Processor time of the workers, as part of the time in which they made
             batches (with threads of the dataset's it may be more than 1); 0: not measured.
         queued_fraction: Part of that time in which they waited for a processor; 0: not measured.
+        read: The part of ``fetch`` in which samples waited for what `lit_loader.reads_ahead` or
+            `lit_loader.read_stream` reads; 0 where the dataset uses neither.
     """
 
     batches: int = 0
@@ -317,10 +321,11 @@ class LoaderStatistics:
     why_so_many: str = ""
     processor_fraction: float = 0.0
     queued_fraction: float = 0.0
+    read: StageTimes = field(default_factory=StageTimes)
 
     def __str__(self) -> str:
         """One line for a reader; the repr has everything."""
-        stages = ("fetch", "collate", "encode", "decode", "pin", "step")
+        stages = ("fetch", "read", "collate", "encode", "decode", "pin", "step")
         means = {name: getattr(self, name).mean * 1e3 for name in stages}
         shown = ", ".join(f"{name} {mean:.3g}" for name, mean in means.items() if mean)
         makers = _counted(len(self.workers), "worker")

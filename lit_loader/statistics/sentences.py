@@ -50,9 +50,10 @@ def doing(stage: int, batch: str | None, position: int = -1, index: Any = NOT_KN
     name = Stage.NAMES[stage]
     if batch is None:
         return name
-    if stage != Stage.FETCHING:
+    if stage not in Stage.SAMPLES:
         return f"{name} ({batch})"
+    at = "fetching" if stage == Stage.FETCHING else "waiting for the read of"
     if position < 0:
-        return f"fetching {batch}"
+        return f"{at} {batch}"
     sample = f"sample {position} of {batch}"
-    return f"fetching {sample}" if index is NOT_KNOWN else f"fetching index {index!r} ({sample})"
+    return f"{at} {sample}" if index is NOT_KNOWN else f"{at} index {index!r} ({sample})"

@@ -8,6 +8,7 @@ Used by `LoaderMonitor` for what it prints at the end of a fit. The first rule t
     … a few samples take most of it     ─▶ these samples
     … and remote workers were not busy  ─▶ the way from them (`statistics/network.py`)
     … and the workers were busy         ─▶ more of them, or the stage that takes longest
+    … … waiting for storage             ─▶ more reads at a time
     … one of them was, the others not   ─▶ unequal shares
     … and the parent itself was busy    ─▶ decode, or the pin-memory thread
     … and none of these was busy        ─▶ prefetch more
@@ -149,14 +150,16 @@ def _no_workers(statistics: LoaderStatistics, num_workers: int) -> str:
     share = own[stage] / max(sum(own.values()), 1e-9)
     where = _PLACES.get(stage, "copying batches into page-locked memory")
     text = f"it loads the data itself, {percent(share)} of that {where}: set num_workers"
+    if storage := _storage(statistics):
+        text += f"; {storage}"
     return text + (_slowest(statistics) if stage == "fetch" else "")
 
 
 def _stragglers(statistics: LoaderStatistics) -> str:
     """Advice where a few slow samples, which others wait for, took most of the time; else ""."""
     made = sum(_made(statistics).values())
-    if statistics.stragglers < MOST * made or not statistics.stragglers:
-        return ""
+    if statistics.stragglers < MOST * made or not statistics.stragglers or _storage(statistics):
+        return ""  # of reads that are made together, the first is waited for
     share = statistics.stragglers / statistics.fetch.total
     return (
         f"a few slow samples were {percent(share)} of the time in __getitem__: make these "
@@ -180,6 +183,8 @@ def _workers(statistics: LoaderStatistics, num_workers: int, cores: int | None) 
             f"{percent(others)}: give the workers equal shares"
         )
     text = f"workers were {percent(busy)} busy, {percent(share)} of it {_PLACES[stage]}: "
+    if storage := _storage(statistics):
+        return text + storage
     if statistics.why_so_many:
         text += _CHEAPER[stage]
     elif statistics.nodes:
@@ -190,6 +195,14 @@ def _workers(statistics: LoaderStatistics, num_workers: int, cores: int | None) 
         text += _CHEAPER[stage]
         text += f"; there are {cores} cores, so add workers only if these wait for files or network"
     return text + (_slowest(statistics) if stage == "fetch" else "")
+
+
+def _storage(statistics: LoaderStatistics) -> str:
+    """Advice where samples mostly waited for what `reads_ahead` marks; else ""."""
+    if statistics.read.total <= MOST * statistics.fetch.total:
+        return ""
+    share = statistics.read.total / statistics.fetch.total
+    return f"samples waited for storage for {percent(share)} of that: raise reads"
 
 
 def _parent(statistics: LoaderStatistics) -> str:

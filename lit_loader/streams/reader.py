@@ -123,6 +123,8 @@ class Reader(BatchLoader):
         self.rng.progress = progress
         samples = fetcher.fetch(indices, progress)
         self.rng.progress = None
+        if self.reads is not None:
+            progress.waited, self.reads.waited = self.reads.waited, 0
         mark = self._mark_of_next(samples, state)
         omitted, batch = samples is OMITTED, None
         if omitted:

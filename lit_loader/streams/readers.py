@@ -52,6 +52,7 @@ class Readers:
     """
 
     reads_table = False
+    reads: None = None  # each reader has them for itself
 
     def __init__(self, spec: BatchSpec) -> None:
         assert spec.shards is not None
@@ -165,7 +166,10 @@ class Readers:
     def _open(self, reader: int) -> Reader:
         """Give a reader another copy of the dataset."""
         spec = dataclasses.replace(self._spec, dataset=self._copies.make())
-        return Reader(spec, reader, len(self._shards), copies=self._copies)
+        loader = Reader(spec, reader, len(self._shards), copies=self._copies)
+        if loader.reads is not None:
+            loader.reads.sharing = self._readers
+        return loader
 
     def _take_begun(self, reader: int, epoch: int, seed: int) -> _Begun | None:
         """Take what was begun of a reader's epoch; what is of another epoch is thrown away."""

@@ -13,7 +13,9 @@ from lit_loader.top.snapshot import Loader, Worker
 
 __all__ = ["STAGES", "findings"]
 
-STAGES: Final = ("starting", "worker_init_fn", "idle", "fetch", "collate", "encode", "leaving")
+STAGES: Final = (
+    *("starting", "worker_init_fn", "idle", "fetch", "collate", "encode", "leaving", "read"),
+)
 """What a worker's stages are called where there is little room, in the order of `Stage`."""
 
 _LONG_STEP: Final = 30.0

@@ -179,7 +179,7 @@ class Watch:
             process = None if pid is None else processes.read_process(pid)
         stage = STAGES[row.stage] if 0 <= row.stage < len(STAGES) else "?"
         worker = Worker(number, pid or row.pid or None, stage, batch=row.batch, made=row.made)
-        if row.stage == Stage.FETCHING and row.position >= 0:
+        if row.stage in Stage.SAMPLES and row.position >= 0:
             worker.sample, worker.index = row.position, index
         since = max(row.since, row.started)
         worker.seconds = (time.monotonic_ns() - since) / 1e9 if since else None

@@ -187,7 +187,7 @@ def read_index(fd: int, row: WorkerRow) -> int | None:
         None if the batch has no indices, or such as are not plain integers.
     """
     place = row.position * _INDEX
-    if row.stage != Stage.FETCHING or row.indices_of != row.number:
+    if row.stage not in Stage.SAMPLES or row.indices_of != row.number:
         return None
     if not 0 <= place < row.nbytes - 1:
         return None

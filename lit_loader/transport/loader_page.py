@@ -27,7 +27,7 @@ from lit_loader.transport.status_board import MADE, ROW_BYTES, ROW_WORDS, WORKER
 
 __all__ = ["FORMAT", "GIVEN", "MAGIC", "PAGE_BYTES", "SINCE", "LoaderPage", "read_page"]
 
-FORMAT: Final = 4
+FORMAT: Final = 5
 """Version of the board's layout, rows and page; a viewer of another version cannot read it."""
 
 MAGIC: Final = int.from_bytes(b"litload\0", "big")

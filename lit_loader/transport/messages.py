@@ -160,6 +160,7 @@ class Reply(NamedTuple):
         slowest_at: Position of that sample in the batch.
         processor: Nanoseconds of processor time, of all of the process's threads; 0: not measured.
         queued: Nanoseconds that the worker waited for a processor; 0: not measured.
+        read: Nanoseconds of ``fetch`` that samples waited for methods that `reads_ahead` marks.
     """
 
     status: int
@@ -177,6 +178,7 @@ class Reply(NamedTuple):
     slowest_at: int = 0
     processor: int = 0
     queued: int = 0
+    read: int = 0
 
 
 class Up(NamedTuple):
@@ -216,7 +218,7 @@ _FIELDS: Final[dict[type[Message], str]] = {
     Space: "qqq",
     Stop: "",
     Up: "Hq",
-    Reply: "BH13q",
+    Reply: "BH14q",
     Need: "Hqq",
     Resumed: "HQ",
 }

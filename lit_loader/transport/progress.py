@@ -37,8 +37,8 @@ take as long as many a sample."""
 _MANY: Final = 16
 """Samples of a batch in which that would be felt."""
 
-_FETCHING, _COLLATING, _ENCODING, _IDLE = (  # read for each batch
-    *(Stage.FETCHING, Stage.COLLATING, Stage.ENCODING, Stage.IDLE),
+_FETCHING, _READING, _COLLATING, _ENCODING, _IDLE = (  # read for each batch
+    *(Stage.FETCHING, Stage.READING, Stage.COLLATING, Stage.ENCODING, Stage.IDLE),
 )
 _clock = time.monotonic_ns
 
@@ -63,11 +63,13 @@ class Progress:
         collated: The same when it was collated; 0: it is not.
         slowest: Nanoseconds of the sample that has taken longest; 0: they were not timed.
         slowest_at: Its position in the batch.
+        waited: Nanoseconds that samples have waited for methods that `reads_ahead` marks.
     """
 
     __slots__ = (
         *("_at", "_last", "_one_by_one", "_quick", "_row", "_under_way", "_words"),
-        *("began", "collated", "each", "empty", "fetched", "slowest", "slowest_at", "token"),
+        *("began", "collated", "each", "empty", "fetched", "slowest"),
+        *("slowest_at", "token", "waited"),
     )
 
     def __init__(self, words: memoryview | None = None, row: int = ROW_WORDS) -> None:
@@ -86,7 +88,7 @@ class Progress:
         words[row + NUMBER] = number
         words[row + POSITION] = 0
         words[row + SINCE] = self.began = _clock()
-        self.fetched = self.collated = self.slowest = self.slowest_at = 0
+        self.fetched = self.collated = self.slowest = self.slowest_at = self.waited = 0
         self._last = self._at = -1
         self._one_by_one = False
         self._under_way: tuple[Any, int] | None = None
@@ -126,6 +128,14 @@ class Progress:
         if self._at >= 0:
             self._finish(now)
         self._at, self._last = position, now
+
+    def read_begins(self) -> None:
+        """Note that the sample waits for what `lit_loader.reads_ahead` marks."""
+        self._words[self._row + STAGE] = _READING
+
+    def read_ends(self) -> None:
+        """Note that it goes on."""
+        self._words[self._row + STAGE] = _FETCHING
 
     def beat(self) -> None:
         """Note that work of the loader's own gets on, before a sample or after it."""

@@ -63,8 +63,12 @@ class Stage:
     COLLATING: Final = 4
     ENCODING: Final = 5
     LEFT: Final = 6
+    READING: Final = 7
 
-    BUSY: Final = frozenset({FETCHING, COLLATING, ENCODING})
+    SAMPLES: Final = frozenset({FETCHING, READING})
+    """Those in which a worker is at one sample."""
+
+    BUSY: Final = frozenset({FETCHING, READING, COLLATING, ENCODING})
     """Those in which a worker has a task."""
 
     NAMES: Final = (
@@ -75,6 +79,7 @@ class Stage:
         "collating",
         "writing the batch into shared memory",
         "leaving",
+        "waiting for what is read ahead",
     )
 
 

@@ -32,6 +32,9 @@ QUICK, REST = 1e-3, 4
 MOST: Final = 32
 """Workers that there may be on a small machine; on a larger one, eight for each processor."""
 
+WAITING: Final = 0.5
+"""The part of a batch's time that samples wait for reads, from which on more reads would help."""
+
 FRESH: Final = 5_000_000_000
 """Nanoseconds for which processors and memory are taken to be as they were."""
 
@@ -107,7 +110,7 @@ class AutoWorkers:
         return len(self._window) >= self._due
 
     def decide(
-        self, workers: Workers, name: str, budget: int | None, readers: int = 0
+        self, workers: Workers, name: str, budget: int | None, readers: int = 0, reads: int = 0
     ) -> Setting | None:
         """Say how many workers there are to be from now on (0 readers: any); None: as before."""
         window, controller = self._window, self._controller
@@ -120,7 +123,14 @@ class AutoWorkers:
             self._due += controller.window
             return None
         load, before = window.take(workers.num_workers), controller.setting
-        now = controller.decide(load, self._bounds(workers, load.nbytes, budget, readers))
+        bounds = self._bounds(workers, load.nbytes, budget, readers)
+        if reads and load.reading > WAITING:
+            # Reads at a time count as workers: what waits for storage does so in a thread as well.
+            most = max(2, math.ceil(self._processors), self._room // reads)
+            if most < bounds.most:
+                why = f"are not begun for samples that wait for storage: raise reads, now {reads}"
+                bounds = bounds._replace(most=most, why=why)
+        now = controller.decide(load, bounds)
         self.measured, self._due = True, controller.window
         if (now.workers, now.prefetch) == (before.workers, before.prefetch):
             self._rest = REST * load.batches if load.between < QUICK else 0

@@ -46,6 +46,7 @@ class Bounds(NamedTuple):
     processors: float
     most: int
     batches: int
+    why: str = "may not be"
 
 
 class Setting(NamedTuple):
@@ -133,7 +134,7 @@ class Controller:
         full, expected = _crowded(load, bounds.processors)
         most = max(1, int(min(self._most, bounds.most)))
         wanted = min(keep_up, full, most)
-        reason = f"more than {wanted} {'did not help' if self._most <= wanted else 'may not be'}"
+        reason = f"more than {wanted} {'did not help' if self._most <= wanted else bounds.why}"
         if wanted in (keep_up, full):
             busy = "keep up with the consumer" if wanted == keep_up else "keep the processors busy"
             reason = f"so many {busy}"

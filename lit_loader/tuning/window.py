@@ -37,6 +37,7 @@ class Load(NamedTuple):
     wait: float  # seconds that it waited for one
     remote: float = 0.0  # part of the batches that workers on other machines made
     nbytes: int = 0  # bytes of the largest batch
+    reading: float = 0.0  # part of ``worker`` in which samples waited for reads
 
     @property
     def capacity(self) -> float:
@@ -103,13 +104,14 @@ class Window:
         if steps[-1] > INTERLUDE * steps[len(steps) // 2]:
             records = [record for record in records if record.step < steps[-1]]
         made: list[int] = []
-        processor = queued = step = wait = 0
+        processor = queued = read = step = wait = 0
         for record in records:
             there = record.arrived
             if record.processor:
                 took = record.fetch + record.collate + record.encode
                 made.append(took)
                 processor += record.processor
+                read += record.read
                 queued += min(record.queued, took)
                 there = record.began + took
             # What was there when it was asked for is not waited for, however long its way takes.
@@ -131,4 +133,5 @@ class Window:
             wait=wait / len(records) / 1e9,
             remote=1 - len(made) / len(records),
             nbytes=max(record.nbytes for record in records),
+            reading=read / here / worker,
         )

@@ -130,9 +130,12 @@ class _Worker:
             unpack,
         )
         self._loader, self._readers, self._broken = maker.loader, maker.readers, maker.broken
+        self._reads = None if self._loader is None else self._loader.reads
         if maker.spec is not None:
             self._clock = ProcessorClock() if maker.spec.timed else None
             self._progress.each = maker.spec.watched
+            if self._reads is not None and not maker.spec.iterable:
+                self._reads.look_ahead = self._look_ahead
 
     def run(self) -> None:
         """Serve until Stop."""
@@ -157,10 +160,29 @@ class _Worker:
             row = (self._id + 1) * ROW_WORDS
             loader.begin_ahead(EarlyProgress(self._board.words, row))
             self._progress.idle(time.monotonic_ns())
+        if self._reads is not None and self._reads.look_ahead is not None:
+            self._look_ahead()
         if self._inbox:
             return self._inbox.popleft()
         data = os.read(self._tasks, SIZE)
         return unpack(data) if data else Stop()
+
+    def _look_ahead(self) -> None:
+        """Announce the samples of tasks that wait in the pipe, so that their reads can begin."""
+        reads, spec = self._reads, self._maker.spec
+        assert reads is not None and spec is not None
+        with contextlib.suppress(BlockingIOError):  # the parent has emptied the pipe, to close it
+            while self._waiting.poll(0) and not (self._inbox and type(self._inbox[-1]) is Stop):
+                data = os.read(self._tasks, SIZE)
+                message = unpack(data) if data else Stop()
+                self._inbox.append(message)
+                if type(message) is not Task or not message.nbytes:
+                    continue
+                if self._board.wants(self._id, message.token, message.place):
+                    with contextlib.suppress(Exception):  # that batch raises it, in its turn
+                        indices = self._indices(message)
+                        batch, epoch = _names(message)
+                        reads.announce(batch, epoch, indices if spec.batched else [indices])
 
     def _serve(self, message: Message) -> bool:
         """Do what a message asks for; returns whether to go on."""
@@ -178,6 +200,8 @@ class _Worker:
         _, number, epoch, seed, slot, capacity, nbytes, _ = task
         board, progress, loader = self._board, self._progress, self._loader
         if not board.wants(self._id, task.token, task.place):
+            if self._reads is not None:
+                self._reads.end(_names(task)[0])
             self._send(Reply(Status.DROPPED, self._id, slot, 0, 0, 0, 0))
             return
         progress.begin(number)
@@ -236,6 +260,7 @@ class _Worker:
                 progress.slowest,
                 progress.slowest_at,
                 *((0, 0) if self._clock is None else self._clock.used()),
+                progress.waited,
             )
         )
         progress.idle(now)
@@ -281,5 +306,15 @@ class _Worker:
             writer = self._writers[offset] = SlotWriter(self._arena.memory(offset, capacity))
         return writer
 
+    def _indices(self, task: Task) -> Any:
+        writer = self._writers.get(task.slot) or self._writer(task.slot, task.capacity)
+        return unpack_indices(writer.view[: task.nbytes].tobytes())
+
     def _send(self, message: Message) -> None:
         os.write(self._results, pack(message))
+
+
+def _names(task: Task) -> tuple[Any, Any]:
+    """What a task's batch, and its epoch, are called where reads are made ahead."""
+    epoch = task.seed, task.epoch
+    return (epoch, position_of(task.number)), epoch

@@ -20,6 +20,22 @@ class Numbers(Dataset[Tensor]):
         return torch.tensor(index)
 
 
+class Objects(Dataset[Tensor]):
+    """What waits for storage is marked, and typed as it was."""
+
+    @lit_loader.reads_ahead
+    def read(self, index: int) -> bytes:
+        return b"%d" % index
+
+    @lit_loader.reads_ahead
+    async def wait(self, index: int) -> bytes:
+        return b"%d" % index
+
+    def __getitem__(self, index: int) -> Tensor:
+        data: list[bytes] = [self.read(index), self.wait(index)]
+        return torch.tensor(len(data))
+
+
 def loader() -> TorchLoader[Tensor]:
     """A hook, say, that is annotated as Lightning's are."""
     return lit_loader.DataLoader(Numbers(), batch_size=4, num_workers=0, seed=3)

@@ -52,12 +52,22 @@ def elsewhere(busy: float, nbytes: int, transit: float) -> dict[str, Any]:
     return {"workers": (here, *there), "nodes": (node,), **sums}
 
 
+STORAGE = {"read": lasted(60.0), "stragglers": 40.0}
+"""Of the seconds in __getitem__, those that samples waited for what is read ahead."""
+
+
 SLOW = (SlowSample(77, 0.055, 0, 3), SlowSample("a.png", 1.26, 0, 9), SlowSample(None, 1, 0, 1))
 
 
 @pytest.mark.parametrize(
     ("statistics", "num_workers", "expected"),
     [
+        (
+            run(0.2, 0.9, **STORAGE),
+            1,
+            "the trainer waited 20 % of the time; workers were 90 % busy, 81 % of it in "
+            "__getitem__: samples waited for storage for 82 % of that: raise reads",
+        ),
         (LoaderStatistics(), 2, "no batch was loaded"),
         (
             run(0.004, 0.2, 0.3),

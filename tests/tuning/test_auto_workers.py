@@ -17,6 +17,7 @@ from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from lit_loader import DataLoader, OptionError
 from lit_loader.config.loader_config import LoaderConfig
+from lit_loader.statistics.records import BatchRecord
 from lit_loader.system import processors
 from lit_loader.system.process_memory import memory_left, own_memory
 from lit_loader.system.processors import ProcessorClock, processors_of_this_rank
@@ -261,3 +262,38 @@ def test_what_a_process_has_of_memory_and_processors() -> None:
     assert own_memory(2**22 + 1) is None
     left = memory_left()
     assert left is None or left > 0
+
+
+class Two:
+    """Workers that are all up."""
+
+    num_workers = 2
+    settled = True
+    pids: Sequence[int] = ()
+
+
+@pytest.mark.parametrize(
+    ("read", "reads", "workers", "why"),
+    [
+        (18, 16, 2, "more than 2 are not begun for samples that wait for storage: raise reads, no"),
+        (18, 4, 8, ""),
+        (18, 0, 20, "so many keep up"),  # one read at a time: only processes bring more
+        (4, 16, 20, "so many keep up"),  # they wait for something that is not said
+    ],
+)
+def test_reads_come_before_processes(
+    read: int, reads: int, workers: int, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auto_workers, "processors_of_this_rank", lambda _: 2.0)
+    monkeypatch.setattr(auto_workers, "memory_left", lambda: None)
+    auto, ms = AutoWorkers(), 1_000_000
+    for number in range(100):
+        now = number * 11 * ms
+        record = BatchRecord(
+            *(0, number, number % 2, 16, 1000, now, 20 * ms, 0, 0, now + 20 * ms, now + 11 * ms),
+            *(10 * ms, 0, 0, ms // 10, 0, None, ms // 10, 0, read * ms),
+        )
+        if auto.add(record) and auto.decide(Two(), "a loader", None, 0, reads):
+            break
+    assert auto.setting.workers == workers
+    assert auto.setting.reason.startswith(why)

@@ -1,0 +1,566 @@
+"""`reads_ahead`: no byte depends on what is read ahead, whoever reads it, whatever goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, StackDataset, Subset
+from torch.utils.data import DataLoader as TorchLoader
+
+import lit_loader
+from lit_loader import CachedDataset, DataLoader, MixtureDataset
+from lit_loader.errors import OptionError, WorkerTimeoutError
+from tests.support.exact import Augmented, digests, taken, through_file
+
+LENGTH = 26
+
+
+class Read(Augmented):
+    """What is read, and a draw from every generator there is."""
+
+    @lit_loader.reads_ahead
+    def read(self, index: int) -> Tensor:
+        return torch.tensor([index, 7.0 * index], dtype=torch.float64)
+
+    def __getitem__(self, index: int) -> Tensor:
+        data = self.read(index)
+        data *= 2  # what another sample of this index is given is not this
+        return torch.cat([super().__getitem__(index), data])
+
+
+class Awaited(Read):
+    """The same by a coroutine."""
+
+    @lit_loader.reads_ahead
+    async def read(self, index: int) -> Tensor:
+        await asyncio.sleep(0)
+        return torch.tensor([index, 7.0 * index], dtype=torch.float64)
+
+
+class Many(Read):
+    """The same, of a batch at once."""
+
+    def __getitems__(self, indices: list[int]) -> list[Tensor]:
+        data = [self.read(index) for index in indices]
+        return [
+            torch.cat([Augmented.__getitem__(self, index), 2 * one])
+            for index, one in zip(indices, data, strict=True)
+        ]
+
+
+class Around(Dataset[Tensor]):
+    """A transform of the user's."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, index: int) -> Tensor:
+        sample: Tensor = self.inner[index] + torch.rand((), dtype=torch.float64)
+        return sample
+
+
+class Reversed(Around):
+    """Its samples are others; it says which."""
+
+    def reads_from(self, index: int) -> list[tuple[Any, int]]:
+        return [(self.inner, len(self) - 1 - index)]
+
+    def __getitem__(self, index: int) -> Tensor:
+        return super().__getitem__(len(self) - 1 - index)
+
+
+class Still(Dataset[Tensor]):
+    """Draws nothing, and can be cached."""
+
+    @lit_loader.reads_ahead
+    def read(self, index: int) -> Tensor:
+        return torch.tensor([index, 7.0 * index], dtype=torch.float64)
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.read(index) + 1
+
+
+def noisy(sample: Tensor) -> Tensor:
+    return sample + random.random()
+
+
+KINDS: dict[str, Callable[[], Any]] = {
+    "plain": Read,
+    "async": Awaited,
+    "many": Many,
+    "subset": lambda: Subset(Read(40), [*range(30, 4, -1)]),
+    "subset of many": lambda: Subset(Many(40), [*range(30, 4, -1)]),
+    "concat": lambda: ConcatDataset([Read(10), Awaited(16)]),
+    "stack": lambda: StackDataset(Read(), Read()),
+    "mixture": lambda: MixtureDataset([Read(10), Subset(Read(30), range(16))]),
+    "cached": lambda: CachedDataset(Still(), "1 MB").map(noisy),
+    "around": lambda: Around(Subset(Around(Read(30)), range(LENGTH))),
+    "reversed": lambda: Reversed(Read()),
+}
+
+
+def make(dataset: Any, **options: Any) -> DataLoader[Any]:
+    return DataLoader(dataset, **({"batch_size": 4, "shuffle": True, "seed": 11} | options))
+
+
+@cache
+def reference(kind: str, seeding: str = "batch") -> list[list[str]]:
+    """Three epochs in this process, each sample read when it asks."""
+    loader = make(KINDS[kind](), seeding=seeding, reads=0)
+    return [digests(loader) for _ in range(3)]
+
+
+@pytest.mark.parametrize("reads", [1, 3, 16])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_epochs_are_equal(kind: str, workers: int, reads: int) -> None:
+    with make(
+        KINDS[kind](), num_workers=workers, reads=reads, persistent_workers=workers > 0
+    ) as loader:
+        assert [digests(loader) for _ in range(3)] == reference(kind)
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_by_sample_and_start_method(method: str) -> None:
+    with make(Read(), num_workers=2, seeding="sample", multiprocessing_context=method) as loader:
+        assert [digests(loader) for _ in range(3)] == reference("plain", "sample")
+
+
+def test_a_class_that_is_pickled_with_its_functions() -> None:
+    pytest.importorskip("cloudpickle")
+
+    class Local(Still):
+        @lit_loader.reads_ahead
+        def read(self, index: int) -> Tensor:
+            return torch.tensor([index, 7.0 * index], dtype=torch.float64)
+
+    with make(Local(), num_workers=1, multiprocessing_context="spawn") as loader:
+        assert digests(loader) == digests(make(Still(), reads=0))
+
+
+def test_without_batches_and_with_a_list_as_index() -> None:
+    for options in ({"batch_size": None}, {"batch_size": None, "sampler": [[1, 2], [3, 3]]}):
+        kind: Any = Read if "sampler" not in options else Listed
+        shuffle = None if "sampler" in options else True
+        expected = digests(make(kind(), reads=0, shuffle=shuffle, **options))
+        with make(kind(), num_workers=2, shuffle=shuffle, **options) as loader:
+            assert digests(loader) == expected
+
+
+class Listed(Still):
+    """Takes a list of indices."""
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return torch.stack([self.read(one) for one in index])
+
+
+def test_the_same_dataset_under_torchs_loader() -> None:
+    for dataset in (Still(), Around(Still())):
+        torch.manual_seed(3)
+        theirs = [batch[:, 1] // 7 for batch in TorchLoader(Still(), 4, num_workers=2)]
+        ours = [batch[:, 1] // 7 for batch in DataLoader(Still(), 4, num_workers=2)]
+        assert torch.equal(torch.cat(theirs), torch.cat(ours))
+        assert len(dataset) == LENGTH
+    assert Still().read(3).tolist() == [3, 21]
+    assert Awaited().read(3).tolist() == [3, 21]
+
+
+@pytest.mark.parametrize("at", [0, 1, 3, 6])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_resumed_and_left_early(at: int, persistent: bool) -> None:
+    expected = reference("plain")
+    with make(Read(), num_workers=2, persistent_workers=persistent) as loader:
+        first, iterator = taken(loader, at)
+        state = through_file(loader.state_dict())
+        del iterator
+        assert digests(loader) == expected[1 if at else 0]
+    assert first == expected[0][:at]
+    with make(Read(), num_workers=1, reads=5) as loader:
+        loader.load_state_dict(state)
+        assert digests(loader) == expected[0][at:]
+        assert digests(loader) == expected[1]
+
+
+def test_resized() -> None:
+    with make(Read(), num_workers=1, persistent_workers=True) as loader:
+        found = []
+        for batch, size in zip(loader, itertools.cycle((3, 1, 2)), strict=False):
+            found += digests([batch])
+            loader.resize(size)
+        assert [found, digests(loader)] == reference("plain")[:2]
+
+
+class Once(Read):
+    """Does something the first time that an index is read, in whichever process."""
+
+    def __init__(self, folder: Path, at: int) -> None:
+        super().__init__()
+        self.folder, self.at = folder, at
+
+    def happens(self, index: int) -> bool:
+        try:
+            (self.folder / f"{index}").touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+    @lit_loader.reads_ahead
+    def read(self, index: int) -> Tensor:
+        if index == self.at and self.happens(index):
+            self.strike()
+        return torch.tensor([index, 7.0 * index], dtype=torch.float64)
+
+    def strike(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.filterwarnings("ignore::lit_loader.WorkerRestartWarning")
+@pytest.mark.parametrize("at", [0, 9, 25])
+def test_a_worker_killed_in_a_read(tmp_path: Path, at: int) -> None:
+    undisturbed = make(Once(tmp_path, -1), reads=0)
+    expected = [digests(undisturbed) for _ in range(2)]
+    with make(Once(tmp_path, at), num_workers=2) as loader:
+        assert [digests(loader) for _ in range(2)] == expected
+        assert loader.statistics().worker_restarts == 1
+
+
+class Passing(Once):
+    def strike(self) -> None:
+        raise OSError("it passes")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_read_that_fails_is_tried_again(tmp_path: Path, workers: int) -> None:
+    expected = digests(make(Passing(tmp_path, -1), reads=0))
+    with make(
+        Passing(tmp_path, 9), num_workers=workers, sample_retries=1, retry_backoff=0
+    ) as loader:
+        assert digests(loader) == expected
+        assert loader.statistics().sample_retries == 1
+
+
+class Broken(Read):
+    @lit_loader.reads_ahead
+    def read(self, index: int) -> Tensor:
+        if index % 5 == 4:
+            raise KeyError(f"no object {index}")
+        return torch.tensor([index, 7.0 * index], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("seeding", ["batch", "sample"])
+@pytest.mark.parametrize("policy", ["skip", "replace"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_bad_samples(workers: int, policy: str, seeding: str) -> None:
+    options = {"on_sample_error": policy, "seeding": seeding}
+    expected = digests(make(Broken(), reads=0, **options))
+    with make(Broken(), num_workers=workers, **options) as loader:
+        iterator = iter(loader)
+        assert digests(iterator) == expected
+        assert {error.index for error in iterator.sample_errors.errors} == {4, 9, 14, 19, 24}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_exception_has_index_and_stack(workers: int) -> None:
+    with make(Broken(), num_workers=workers, shuffle=False) as loader:
+        batches = iter(loader)
+        next(batches)
+        with pytest.raises(KeyError) as raised:
+            next(batches)
+    text = "".join(map(str, [raised.value, *getattr(raised.value, "__notes__", [])]))
+    assert "no object 4" in text
+    assert "at index 4 (sample 0 of 4)" in text
+    if workers:
+        assert ", in read\n    raise KeyError" in text
+
+
+def test_what_nobody_asks_for_is_no_error(capfd: pytest.CaptureFixture[str]) -> None:
+    for kind in (Broken, AwaitedBroken):
+        with make(kind(), num_workers=1, shuffle=False, persistent_workers=True) as loader:
+            for _ in range(2):
+                assert len(taken(loader, 1)[0]) == 1
+        assert len(taken(make(kind(), batch_size=4, shuffle=False), 1)[0]) == 1
+    assert capfd.readouterr() == ("", "")
+
+
+class AwaitedBroken(Broken):
+    @lit_loader.reads_ahead
+    async def read(self, index: int) -> Tensor:
+        return Broken.read.__wrapped__(self, index)  # type: ignore[attr-defined,no-any-return]
+
+
+class Hangs(Read):
+    @lit_loader.reads_ahead
+    def read(self, index: int) -> Tensor:
+        if index == 6:
+            threading.Event().wait()
+        return torch.tensor([index, 7.0 * index], dtype=torch.float64)
+
+
+def test_a_read_that_hangs_is_named() -> None:
+    with (
+        make(Hangs(), num_workers=1, timeout=1, max_worker_restarts=0, shuffle=False) as loader,
+        pytest.raises(WorkerTimeoutError) as raised,
+    ):
+        digests(loader)
+    text = "".join(map(str, [raised.value, *getattr(raised.value, "__notes__", [])]))
+    assert "it was waiting for the read of index 6 (sample 2 of" in text
+    assert "in read" in text
+
+
+class Told(Read):
+    """What is read depends on the epoch, of which it is told."""
+
+    epoch = -1
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    @lit_loader.reads_ahead
+    def read(self, index: int) -> Tensor:
+        return torch.tensor([index, self.epoch, lit_loader.get_epoch()], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_no_read_is_of_another_epoch(workers: int) -> None:
+    loader = make(Told(), reads=0)
+    expected = [digests(loader) for _ in range(3)]
+    with make(Told(), num_workers=workers, persistent_workers=workers > 0) as loader:
+        assert [digests(loader) for _ in range(3)] == expected
+
+
+class Drawing(Read):
+    @lit_loader.reads_ahead
+    def read(self, index: int) -> Tensor:
+        return torch.tensor([index, random.random()], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_read_that_draws_is_told_and_not_made_ahead(workers: int) -> None:
+    expected = digests(make(Drawing(), reads=0))
+    with (
+        make(Drawing(), num_workers=workers) as loader,
+        pytest.warns(UserWarning, match=r"Drawing\.read draws from random at \d+, so it is called"),
+    ):
+        assert digests(loader) == expected
+
+
+class Asking(Read):
+    @lit_loader.reads_ahead
+    def read(self, index: int) -> Tensor:
+        return torch.full((2,), lit_loader.get_rng().random(), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("reads", [0, 16])
+def test_a_read_has_no_generator(reads: int) -> None:
+    with pytest.raises(OptionError, match=r"get_rng\(\) in a method that reads_ahead"):
+        digests(make(Asking(), reads=reads))
+
+
+class Other(Read):
+    """Reads by another index than it was asked for."""
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.read(index + 100)
+
+
+def test_reads_that_nobody_asks_for_end() -> None:
+    expected = digests(make(Other(), reads=0))
+    with (
+        make(Other(), num_workers=1) as loader,
+        pytest.warns(UserWarning, match="no sample of 3 batches in a row asked Other"),
+    ):
+        assert digests(loader) == expected
+
+
+_counting = threading.Lock()
+
+
+class Counting(Still):
+    """Tells how many reads there were at a time, and waits for as many as there are to be."""
+
+    def __init__(self, together: int) -> None:
+        self.together = together
+        self.first, self.now, self.most = True, 0, 0
+
+    @lit_loader.reads_ahead
+    def read(self, index: int) -> Tensor:
+        if self.first:
+            self.first, self.gate = False, threading.Barrier(self.together)
+            return torch.zeros(2)
+        with _counting:
+            self.now += 1
+            self.most = max(self.most, self.now)
+        self.gate.wait(20)  # raises where they are fewer
+        with _counting:
+            self.now -= 1
+        return torch.full((2,), float(self.most))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_so_many_at_a_time_over_batches(workers: int) -> None:
+    # One sample, and then 12; in a worker in batches of 4, all of which are there at once.
+    together = 4
+    dataset = Subset(Counting(together), range(13))
+    options: Any = {"batch_size": 13} if not workers else {"prefetch_factor": 4}
+    with make(dataset, num_workers=workers, reads=together, shuffle=False, **options) as loader:
+        most = torch.cat([*loader]).max() - 1  # the thread that makes the batch may read as well
+        assert together <= most <= together + 1
+
+
+class Large(Still):
+    held = 0
+
+    @lit_loader.reads_ahead
+    def read(self, index: int) -> Tensor:
+        return torch.zeros(1 << 17)  # 512 KiB
+
+    def __getitem__(self, index: int) -> Tensor:
+        self.read(index)
+        ahead = lit_loader.context.reading.maker.reads  # type: ignore[union-attr]
+        return torch.tensor([ahead._begun, ahead._bytes])
+
+
+def test_bytes_stay_within_the_budget() -> None:
+    loader = make(Large(), memory_budget="8 MB", batch_size=LENGTH)
+    begun, nbytes = next(iter(loader)).T
+    assert 1 < begun.max() <= 4  # of a quarter, 2 MB
+    assert nbytes.max() <= 2_000_000
+
+
+def test_the_check_of_exactness_agrees() -> None:
+    with make(Read(), num_workers=1, check_exactness=3) as loader:
+        assert digests(loader) == reference("plain")[0]
+
+
+def test_pickled_and_used_by_threads_of_the_datasets_own() -> None:
+    expected = digests(make(Still(), reads=0))
+    with make(Threaded(), num_workers=2) as loader:
+        assert digests(loader) == expected
+
+
+class Threaded(Still):
+    """What people write by hand."""
+
+    def __getitems__(self, indices: list[int]) -> list[Tensor]:
+        found: dict[int, Tensor] = {}
+
+        def get(index: int) -> None:
+            found[index] = self[index]
+
+        threads = [threading.Thread(target=get, args=(index,)) for index in indices]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return [found[index] for index in indices]
+
+
+# --- streams ---
+
+
+class Stream(IterableDataset[Tensor]):
+    """Reads what its keys name; what it draws follows."""
+
+    def __init__(self, keys: Any = range(40)) -> None:
+        self.keys = keys
+
+    def read(self, key: int) -> Tensor:
+        return torch.tensor([key, 7.0 * key], dtype=torch.float64)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        keys = [*self.keys]
+        random.shuffle(keys)
+        index, count = lit_loader.get_shard()
+        for key, data in lit_loader.read_stream(keys[index::count], self.read):
+            yield torch.cat([data, torch.rand(1, dtype=torch.float64), torch.tensor([key])])
+
+
+class AwaitedStream(Stream):
+    async def read(self, key: int) -> Tensor:  # type: ignore[override]
+        await asyncio.sleep(0)
+        return torch.tensor([key, 7.0 * key], dtype=torch.float64)
+
+
+@cache
+def reference_of_stream(shards: int) -> list[list[str]]:
+    loader = make_stream(Stream(), num_shards=shards, reads=0)
+    return [digests(loader) for _ in range(2)]
+
+
+def make_stream(dataset: Any, **options: Any) -> DataLoader[Any]:
+    return DataLoader(dataset, **({"batch_size": 4, "seed": 5, "num_shards": 3} | options))
+
+
+@pytest.mark.parametrize("kind", [Stream, AwaitedStream])
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_streams_are_equal(kind: Any, workers: int) -> None:
+    with make_stream(kind(), num_workers=workers, persistent_workers=workers > 0) as loader:
+        assert [digests(loader) for _ in range(2)] == reference_of_stream(3)
+
+
+@pytest.mark.filterwarnings("ignore:.*has no state_dict and load_state_dict:UserWarning")
+@pytest.mark.parametrize("at", [1, 5])
+def test_streams_are_resumed(at: int) -> None:
+    expected = reference_of_stream(3)[0]
+    with make_stream(Stream(), num_workers=2) as loader:
+        first, iterator = taken(loader, at)
+        state = through_file(loader.state_dict())
+        del iterator
+    with make_stream(Stream(), num_workers=1, reads=4) as loader:
+        loader.load_state_dict(state)
+        assert [*first, *digests(loader)] == expected
+
+
+def test_a_stream_outside_of_a_loader() -> None:
+    assert [*lit_loader.read_stream(iter("ab"), str.upper)] == [("a", "A"), ("b", "B")]
+    assert len([*TorchLoader(Stream(), None)]) == 40
+
+
+class DrawnKeys(Stream):
+    def __iter__(self) -> Iterator[Tensor]:
+        keys = (random.randrange(100) for _ in range(20))
+        for _, data in lit_loader.read_stream(keys, self.read):
+            yield data
+
+
+def test_keys_that_are_drawn_one_by_one_are_refused() -> None:
+    assert len(digests(make_stream(DrawnKeys(), num_shards=None, reads=0))) == 5
+    with pytest.raises(OptionError, match="keys of read_stream draw random numbers"):
+        digests(make_stream(DrawnKeys(), num_shards=None))
+
+
+class BrokenStream(Stream):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(lit_loader.read_stream([*self.keys], self.read))
+
+    def read(self, key: int) -> Tensor:
+        if key % 5 == 4:
+            raise OSError(f"no object {key}")
+        return torch.tensor(key)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_stream_goes_on_behind_what_cannot_be_read(workers: int) -> None:
+    options = {"num_shards": None, "on_sample_error": "skip"}
+    expected = [key for key in range(40) if key % 5 != 4]
+    for reads in (0, 16):
+        with make_stream(BrokenStream(), num_workers=workers, reads=reads, **options) as loader:
+            assert torch.cat([keys for keys, _ in loader]).tolist() == expected
