@@ -15,6 +15,7 @@ import psutil
 
 import lit_loader
 from lit_loader.bench.settings import OURS
+from lit_loader.system import linux
 from lit_loader.system.processors import usable_processors
 
 __all__ = ["cpu_seconds", "describe", "machine_seconds", "wait_until_idle"]
@@ -41,7 +42,7 @@ def describe(loaders: Iterable[str]) -> dict[str, Any]:
 
 def _processor() -> str:
     with contextlib.suppress(OSError, StopIteration):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path(f"{linux.PROC}/cpuinfo").read_text().splitlines()
         name = next(line for line in lines if line.startswith("model name"))
         return name.partition(":")[2].strip()
     return platform.processor() or platform.machine()

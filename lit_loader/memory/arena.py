@@ -251,9 +251,8 @@ class Arena:
             Where they are to lie; None: where they do. Where the consumer holds many slots already,
             or too much of the budget, they are copies, so that a kept batch never stops the loader.
         """
-        given = self._leases.given
-        given.add(lease.reference)
-        held = len(given)
+        self._leases.give(lease)
+        held = len(self._leases.given)
         if held <= _HELD_WHOLE and lease.size < DIVIDED and not self._budgeted:
             return None  # as it lies, and nothing is so large that it would pay to divide it
         if (

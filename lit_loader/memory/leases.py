@@ -34,7 +34,7 @@ class LeaseRef(weakref.ref):  # type: ignore[type-arg]
 
     Attributes:
         slot: The slot.
-        forks: `fork_guard.user_forks` when it was lent.
+        forks: `fork_guard.user_forks` when its batch was given to the consumer.
     """
 
     __slots__ = ("forks", "slot")
@@ -76,17 +76,24 @@ class Leases:
         """
         lease: Lease = Lease((nbytes,), np.uint8, *slot.place)
         reference = lease.reference = LeaseRef(lease, returned)
-        reference.forks = fork_guard.user_forks
         reference.slot = slot  # last: a signal handler may raise here, and the lease dies at once
         self._held.add(reference)
         return lease
 
+    def give(self, lease: Lease) -> None:
+        """Note that the consumer has the batch from now on, and so has a process that it forks."""
+        lease.reference.forks = fork_guard.user_forks
+        self.given.add(lease.reference)
+
     def forget(self, reference: LeaseRef) -> bool:
         """Note that a lease is dead; returns whether its slot may be used again.
 
-        If the program has forked since, the child looks into it: it stays among those held.
+        If the program has forked since it was given, the child looks into it: it stays among those
+        held.
         """
-        if getattr(reference, "slot", None) is None or reference.forks != fork_guard.user_forks:
+        if getattr(reference, "slot", None) is None:
+            return False
+        if reference in self.given and reference.forks != fork_guard.user_forks:
             return False
         self._held.discard(reference)
         self.given.discard(reference)

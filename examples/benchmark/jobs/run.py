@@ -306,6 +306,7 @@ def picture(rows, path):
 def main(cfg):
     import lit_loader
 
+    loader_class(OURS)  # imported once, before any trial
     rows, out = [], Path(cfg.out) if cfg.out else None
     print(f"torch {torch.__version__}, lit_loader {lit_loader.__version__}")
     print(f"{len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}", flush=True)
