@@ -78,7 +78,7 @@ class Flaky(fsspec.get_filesystem_class("file")):  # type: ignore[misc]
         what = f"{path.rpartition('/')[2]} {start}"
         first = what not in self.asked
         self.asked.add(what)
-        if first and zlib.crc32(what.encode()) % 3 == 0:
+        if first and ".json" not in what and zlib.crc32(what.encode()) % 3 == 0:
             raise ConnectionResetError("the storage hung up")
         return bytes(super().cat_file(path, start=start, end=end))
 
