@@ -14,11 +14,17 @@ if TYPE_CHECKING:
 
     from lit_loader.batch.collate import default_collate, default_convert
     from lit_loader.batch.pad import PadCollate, Padded
-    from lit_loader.cache.dataset import CachedDataset
+    from lit_loader.batch.reads_declared import reads_ahead
+    from lit_loader.batch.reads_stream import read_stream
     from lit_loader.checkpoint.loader_state import merge_states
     from lit_loader.config.loader_config import LoaderConfig
     from lit_loader.config.ray_workers import RayWorkers
     from lit_loader.context import get_epoch, get_rng, get_shard
+    from lit_loader.data.cached_dataset import CachedDataset
+    from lit_loader.data.mixture import MixtureDataset
+    from lit_loader.data.mixture_sampler import MixtureSampler
+    from lit_loader.data.mixture_stream import MixtureStream
+    from lit_loader.data.shared_dataset import shared_dataset
     from lit_loader.errors import (
         ExactnessWarning,
         LitLoaderError,
@@ -37,15 +43,9 @@ if TYPE_CHECKING:
     from lit_loader.lightning.monitor import LoaderMonitor
     from lit_loader.lightning.state_callback import LoaderStateCallback
     from lit_loader.loader import DataLoader
-    from lit_loader.memory.shared_sequence import SharedSequence
-    from lit_loader.mixture.dataset import MixtureDataset
-    from lit_loader.mixture.sampler import MixtureSampler
-    from lit_loader.mixture.stream import MixtureStream
-    from lit_loader.node.dataset import shared_dataset
-    from lit_loader.reads.declared import reads_ahead
-    from lit_loader.reads.stream import read_stream
     from lit_loader.sampling.token_budget import TokenBudgetBatchSampler
     from lit_loader.statistics.records import LoaderStatistics
+    from lit_loader.transport.shared_sequence import SharedSequence
 
 __version__ = "0.2.0"
 
@@ -91,7 +91,7 @@ __all__ = [
 ]
 
 _MODULE_OF = {
-    "CachedDataset": "lit_loader.cache.dataset",
+    "CachedDataset": "lit_loader.data.cached_dataset",
     "DataLoader": "lit_loader.loader",
     "ExactnessWarning": "lit_loader.errors",
     "LitLoaderError": "lit_loader.errors",
@@ -101,16 +101,16 @@ _MODULE_OF = {
     "LoaderMonitor": "lit_loader.lightning.monitor",
     "LoaderStateCallback": "lit_loader.lightning.state_callback",
     "LoaderStatistics": "lit_loader.statistics.records",
-    "MixtureDataset": "lit_loader.mixture.dataset",
-    "MixtureSampler": "lit_loader.mixture.sampler",
-    "MixtureStream": "lit_loader.mixture.stream",
+    "MixtureDataset": "lit_loader.data.mixture",
+    "MixtureSampler": "lit_loader.data.mixture_sampler",
+    "MixtureStream": "lit_loader.data.mixture_stream",
     "OptionError": "lit_loader.errors",
     "PadCollate": "lit_loader.batch.pad",
     "Padded": "lit_loader.batch.pad",
     "PinMemoryError": "lit_loader.errors",
     "RayWorkers": "lit_loader.config.ray_workers",
     "SampleErrorsError": "lit_loader.errors",
-    "SharedSequence": "lit_loader.memory.shared_sequence",
+    "SharedSequence": "lit_loader.transport.shared_sequence",
     "StateError": "lit_loader.errors",
     "TokenBudgetBatchSampler": "lit_loader.sampling.token_budget",
     "TransportError": "lit_loader.errors",
@@ -125,9 +125,9 @@ _MODULE_OF = {
     "get_shard": "lit_loader.context",
     "get_worker_info": "torch.utils.data",
     "merge_states": "lit_loader.checkpoint.loader_state",
-    "read_stream": "lit_loader.reads.stream",
-    "reads_ahead": "lit_loader.reads.declared",
-    "shared_dataset": "lit_loader.node.dataset",
+    "read_stream": "lit_loader.batch.reads_stream",
+    "reads_ahead": "lit_loader.batch.reads_declared",
+    "shared_dataset": "lit_loader.data.shared_dataset",
 }
 
 

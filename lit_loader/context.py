@@ -26,10 +26,10 @@ class Maker(Protocol):
     """What makes the batch at hand: `batch/batch_loader.py`."""
 
     rng: Any
-    """Gives the generators of `get_rng` (`seeding/batch_rng.py`)."""
+    """Gives the generators of `get_rng` (`seeding/seeds.py`)."""
 
     reads: Any
-    """Reads ahead for the samples (`reads/ahead.py`); None: nothing is."""
+    """Reads ahead for the samples (`batch/reads_ahead.py`); None: nothing is."""
 
     def beginning(self, part: int) -> _Context:
         """Do what `_Reading.beginning` says."""

@@ -158,7 +158,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if method == "forkserver" or sys.version_info >= (3, 14):
         # What the files of tests import, which each of their workers would import anew.
         multiprocessing.set_forkserver_preload(
-            ["__main__", "lit_loader.worker.main", "lightning.pytorch", "hypothesis", "pytest"]
+            ["__main__", "lit_loader.workers.main", "lightning.pytorch", "hypothesis", "pytest"]
         )
     programs.cold = programs.cold or config.getoption("--cold-programs")
 

@@ -24,14 +24,13 @@ from lit_loader.batch.fetch import Fetcher, MapFetcher, as_read
 from lit_loader.batch.sample_errors import Attempts
 from lit_loader.batch.tolerant_fetch import OMITTED, TolerantMapFetcher
 from lit_loader.context import reading
-from lit_loader.seeding.batch_rng import BatchRng
 from lit_loader.seeding.find_generators import HeldGenerators
 from lit_loader.seeding.generator_state import Rewind
 from lit_loader.seeding.generator_watch import LATE, GeneratorWatch
-from lit_loader.seeding.seeds import derive, extend, sample_seed, seed_globals
+from lit_loader.seeding.seeds import BatchRng, derive, extend, sample_seed, seed_globals
 from lit_loader.system.interrupts import let_handlers_through
-from lit_loader.transport.progress import Progress
 from lit_loader.transport.remote_error import ReaderShare
+from lit_loader.transport.status_board import Progress
 
 __all__ = ["BatchLoader"]
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from torch.utils.data import Subset
 
 from lit_loader.checkpoint.stateful import Opened
-from lit_loader.transport.progress import Progress
+from lit_loader.transport.status_board import Progress
 
 __all__ = ["EndOfData", "Fetcher", "IterableFetcher", "MapFetcher", "as_read"]
 

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from lit_loader.describe import PACKAGE, class_name, message_of, short_repr
 from lit_loader.errors import OptionError, SampleErrorsError, StateError
-from lit_loader.transport.progress import Progress
+from lit_loader.transport.status_board import Progress
 
 __all__ = [
     "BAD",

@@ -20,7 +20,7 @@ from typing import Any, Final, NoReturn
 from lit_loader.batch.fetch import EndOfData, IterableFetcher, as_read
 from lit_loader.batch.sample_errors import BAD, NOT_REPLACED, Attempts, TooMany, annotate
 from lit_loader.seeding.seeds import extend
-from lit_loader.transport.progress import Progress
+from lit_loader.transport.status_board import Progress
 
 __all__ = [
     "MAX_DRAWS",

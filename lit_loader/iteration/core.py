@@ -37,8 +37,8 @@ from lit_loader.batch.batch_loader import BatchLoader
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.batch.sample_errors import TRANSIENT_ERRORS, Tolerance
 from lit_loader.batch.tensor_table import IN_PROCESS_BYTES, frozen
-from lit_loader.cache.figures import figures_of
 from lit_loader.checkpoint.reader_states import Shards
+from lit_loader.data.cache_figures import figures_of
 from lit_loader.describe import program_stacklevel
 from lit_loader.errors import OptionError
 from lit_loader.iteration.base import LoaderIterator
@@ -48,8 +48,6 @@ from lit_loader.iteration.in_process import InProcessIterator
 from lit_loader.iteration.pipeline import Pipeline, Release
 from lit_loader.iteration.shown import ShownLoader
 from lit_loader.iteration.torch_surface import run_patches
-from lit_loader.pool.pipes import PoolClosed
-from lit_loader.pool.worker_pool import MOST_WORKERS, WorkerPool
 from lit_loader.remote.starter import RemoteWorkers
 from lit_loader.sampling.advice import advice_if_unsharded, broken_promise, ignored_share
 from lit_loader.sampling.batch_plan import BatchPlan
@@ -60,6 +58,7 @@ from lit_loader.sampling.shard import ShardedSampler
 from lit_loader.sampling.shown_samplers import ShownSamplers
 from lit_loader.seeding.generator_watch import GeneratorWatch
 from lit_loader.seeding.seeds import BaseSeed
+from lit_loader.statistics.auto_workers import AutoWorkers
 from lit_loader.statistics.elsewhere import Elsewhere
 from lit_loader.statistics.recorder import Recorder
 from lit_loader.statistics.records import BatchRecord, LoaderStatistics, MemoryUse
@@ -71,8 +70,9 @@ from lit_loader.system.start_method import default_context
 from lit_loader.system.weak_sets import members
 from lit_loader.transport import loader_page
 from lit_loader.transport.loader_page import LoaderPage
-from lit_loader.tuning.auto_workers import AutoWorkers
-from lit_loader.worker.starters import WorkerProcess
+from lit_loader.workers.pipes import PoolClosed
+from lit_loader.workers.starters import WorkerProcess
+from lit_loader.workers.worker_pool import MOST_WORKERS, WorkerPool
 
 __all__ = ["DEFAULT_PREFETCH", "ITERATED", "LoaderCore"]
 

@@ -22,12 +22,12 @@ from lit_loader.batch.batch_spec import BatchWithReport
 from lit_loader.batch.digest import Digest, difference, digest
 from lit_loader.context import reading
 from lit_loader.errors import ExactnessWarning, LoaderError
-from lit_loader.pool.outcome import Outcome, WorkerDeath
-from lit_loader.pool.worker_pool import WorkerPool
 from lit_loader.sampling.epochs import EpochStart
 from lit_loader.seeding.generator_state import preserved
 from lit_loader.transport.messages import position_of, task_number
-from lit_loader.transport.progress import Progress
+from lit_loader.transport.status_board import Progress
+from lit_loader.workers.outcome import Outcome, WorkerDeath
+from lit_loader.workers.worker_pool import WorkerPool
 
 __all__ = ["ExactnessCheck", "Made", "made_by_pool", "made_here"]
 

@@ -26,8 +26,8 @@ from lit_loader.seeding.generator_state import Loan, OwnStreams
 from lit_loader.statistics.records import BatchRecord
 from lit_loader.streams.readers import Readers, maker_of
 from lit_loader.system.interrupts import let_handlers_through
-from lit_loader.transport.progress import Progress
 from lit_loader.transport.remote_error import describe_batch
+from lit_loader.transport.status_board import Progress
 
 if TYPE_CHECKING:
     from lit_loader.iteration.core import LoaderCore

@@ -23,13 +23,13 @@ from typing import Any
 
 from lit_loader.accelerator.pin_memory import PinMemoryThread
 from lit_loader.errors import LoaderError
-from lit_loader.pool.healer import Healer
-from lit_loader.pool.outcome import Outcome, WorkerDeath
-from lit_loader.pool.pipes import PoolClosed
-from lit_loader.pool.worker_pool import WorkerPool
 from lit_loader.sampling.epoch_batches import UpcomingBatch
 from lit_loader.system.interrupts import HeldBack
 from lit_loader.transport.messages import position_of, task_number
+from lit_loader.workers.healer import Healer
+from lit_loader.workers.outcome import Outcome, WorkerDeath
+from lit_loader.workers.pipes import PoolClosed
+from lit_loader.workers.worker_pool import WorkerPool
 
 __all__ = ["Pin", "Pipeline", "is_of"]
 

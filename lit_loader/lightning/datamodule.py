@@ -22,13 +22,13 @@ from torch.utils.data import Dataset
 
 from lit_loader.config.checks import filled_text, flag, is_dataset, is_list, known_keywords
 from lit_loader.config.loader_config import LoaderConfig
+from lit_loader.data.shared_dataset import shared_dataset
 from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError
 from lit_loader.lightning.base_datamodule import SPLITS, BaseDataModule
 from lit_loader.lightning.names import LightningDataModule, is_hook_of
 from lit_loader.lightning.swapped_datamodule import SwappedDataModule
 from lit_loader.loader import DataLoader
-from lit_loader.node.dataset import shared_dataset
 
 __all__ = ["SPLITS", "LoaderDataModule"]
 
@@ -384,7 +384,7 @@ def _described(source: Any) -> str:
 
 
 class _SplitFactory:
-    """Makes the dataset of a split, and can be told from that of others by `node/fingerprint.py`.
+    """Makes the dataset of a split, and can be told from that of others by `data/fingerprint.py`.
 
     Args:
         make: Makes it.

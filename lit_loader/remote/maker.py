@@ -4,7 +4,7 @@
 
     Order ─▶ indices ▶ fetch ▶ collate ▶ encode into scratch memory ─▶ Made
 
-What `worker/main.py` is for a process of this machine; both have a `BatchMaker`. It knows of no
+What `workers/main.py` is for a process of this machine; both have a `BatchMaker`. It knows of no
 engine, and imports none; the relay has one too, for batches that it makes again to compare.
 """
 
@@ -26,9 +26,9 @@ from lit_loader.remote.versions import versions
 from lit_loader.system.carrier import thaw_bytes
 from lit_loader.transport.codec import SlotFull, SlotWriter, encode
 from lit_loader.transport.messages import Status, unpack_indices
-from lit_loader.transport.progress import Progress
 from lit_loader.transport.remote_error import RemoteError
-from lit_loader.worker.making import BatchMaker
+from lit_loader.transport.status_board import Progress
+from lit_loader.workers.making import BatchMaker
 
 __all__ = ["Maker"]
 

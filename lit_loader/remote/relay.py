@@ -38,12 +38,12 @@ from typing import Any, Final
 import numpy as np
 
 from lit_loader.errors import TransportError, WorkerDiedError
-from lit_loader.memory.arena import ArenaMap
 from lit_loader.remote.crew import Crew, Member
 from lit_loader.remote.engine import Engine, Hello, Made, Order, UnreachableError
 from lit_loader.remote.second_look import SecondLook
 from lit_loader.remote.wires import EXACTNESS, FINAL, GONE, NODE, RESTART, Plan, Wires
 from lit_loader.system.stack_dumps import write_stacks_to
+from lit_loader.transport.arena import ArenaMap
 from lit_loader.transport.messages import (
     NOT_WANTED,
     SIZE,
@@ -63,7 +63,7 @@ from lit_loader.transport.messages import (
 )
 from lit_loader.transport.remote_error import RemoteError
 from lit_loader.transport.status_board import Stage, StatusBoard
-from lit_loader.worker.parent import sentinel_of
+from lit_loader.workers.parent import sentinel_of
 
 __all__ = ["relay_main"]
 

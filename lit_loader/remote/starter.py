@@ -30,9 +30,9 @@ from lit_loader.remote.relay import relay_main
 from lit_loader.remote.wires import EXACTNESS, FINAL, NODE, Plan, Wires
 from lit_loader.system.carrier import Policy, importable_main
 from lit_loader.system.shared_file import nameless_file, write_all
-from lit_loader.worker.payload import Links, freeze_spec
-from lit_loader.worker.process_start import quiet_start
-from lit_loader.worker.starters import (
+from lit_loader.workers.payload import Links, freeze_spec
+from lit_loader.workers.process_start import quiet_start
+from lit_loader.workers.starters import (
     DirectWorker,
     Loss,
     Notice,

@@ -1,7 +1,7 @@
 """Words in which loaders and workers are spoken of.
 
-Shared by the verdict, by what is said of workers that died or hang (`pool/healer.py`), and by the
-viewer. Imports neither torch nor NumPy.
+Shared by the verdict, by what is said of workers that died or hang (`workers/healer.py`), and by
+the viewer. Imports neither torch nor NumPy.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@
               ╰─ the reader is new there (it was moved, or its worker died): the task says where
                  it is, and the worker opens it there
 
-Used by `pool/worker_pool.py`. A reader moves between two of its tasks. What its old home was sent
-before, that finishes; so nobody waits for a move, and nothing is made in vain. A plain data
+Used by `workers/worker_pool.py`. A reader moves between two of its tasks. What its old home was
+sent before, that finishes; so nobody waits for a move, and nothing is made in vain. A plain data
 structure: it knows numbers only.
 """
 

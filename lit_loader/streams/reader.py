@@ -42,7 +42,7 @@ from lit_loader.seeding.generator_watch import GeneratorWatch
 from lit_loader.seeding.seeds import extend, seed_globals
 from lit_loader.streams.copies import DatasetCopies
 from lit_loader.system.interrupts import let_handlers_through
-from lit_loader.transport.progress import Cancelled, Progress
+from lit_loader.transport.status_board import Cancelled, Progress
 
 __all__ = ["Reader"]
 

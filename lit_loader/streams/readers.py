@@ -32,8 +32,8 @@ from lit_loader.checkpoint.position import ReadPoint
 from lit_loader.seeding.generator_watch import GeneratorWatch
 from lit_loader.streams.copies import DatasetCopies
 from lit_loader.streams.reader import Reader
-from lit_loader.transport.progress import Progress
 from lit_loader.transport.remote_error import ReaderShare
+from lit_loader.transport.status_board import Progress
 
 __all__ = ["Readers", "maker_of"]
 

@@ -119,7 +119,7 @@ def parse(text: str, pid: int) -> list[Frame]:
 def _loader_of(thread: list[Frame]) -> str:
     """The folder of the package that this worker runs, with a slash; "": it is another thread."""
     mains = (frame.file for frame in thread if frame.function == "worker_main")
-    return next(mains, "").removesuffix("worker/main.py")
+    return next(mains, "").removesuffix("workers/main.py")
 
 
 def _frame(match: re.Match[str], pid: int) -> Frame:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 
 from lit_loader.describe import class_name, message_of
 from lit_loader.errors import WorkerError
-from lit_loader.transport.progress import Progress
+from lit_loader.transport.status_board import Progress
 
 __all__ = ["ReaderShare", "RemoteError", "WorkerTraceback", "describe_batch", "describe_indices"]
 

@@ -21,7 +21,7 @@ from lit_loader.batch.sample_errors import MAX_BACKOFF, Attempts, Tolerance
 from lit_loader.errors import SampleErrorsError
 from lit_loader.seeding.find_generators import find_generators
 from lit_loader.seeding.generator_state import Rewind, preserved
-from lit_loader.transport.progress import Cancelled, Progress
+from lit_loader.transport.status_board import Cancelled, Progress
 from tests.support.exact import noisy_collate
 from tests.support.samples import Call, Counting
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lit_loader import CachedDataset, DataLoader
-from lit_loader.cache import shared_store
+from lit_loader.data import cache_store as shared_store
 from tests.cache.data import Decoded, equal
 from tests.cache.test_folder import all_equal
 from tests.cache.test_kills import in_child, killer, status_of

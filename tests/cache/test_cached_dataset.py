@@ -18,9 +18,9 @@ from hydra.utils import instantiate
 from torch.utils.data import Dataset, Subset
 
 from lit_loader import CachedDataset, DataLoader, OptionError
-from lit_loader.cache import shared_store
-from lit_loader.cache.entry import pack
-from lit_loader.cache.mapped import MappedDataset
+from lit_loader.data import cache_store as shared_store
+from lit_loader.data.cache_entry import pack
+from lit_loader.data.cache_mapped import MappedDataset
 from tests.cache.data import Augment, Decoded, Drawing, ManyAtOnce, equal
 from tests.support.samples import METHODS, Call, Counting, Rows, uncollated
 

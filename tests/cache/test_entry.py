@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from lit_loader.cache import entry
-from lit_loader.cache.entry import MISSING, UNIT, pack, seal, unpack, whole
+from lit_loader.data import cache_entry as entry
+from lit_loader.data.cache_entry import MISSING, UNIT, pack, seal, unpack, whole
 from lit_loader.errors import TransportError
 from lit_loader.transport import codec
 from tests.cache.data import equal

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lit_loader import CachedDataset, DataLoader, OptionError
-from lit_loader.cache import folder
+from lit_loader.data import cache_folder as folder
 from tests.cache.data import Decoded, equal
 from tests.support.samples import Call
 

@@ -36,7 +36,7 @@ def status_of(pid: int) -> int:
 
 
 def killer(at: int) -> Killer:
-    return Killer("cache", at)
+    return Killer("data/cache", at)
 
 
 def read(cached: Any, index: int, killer: Killer) -> None:

@@ -195,7 +195,7 @@ def make(kind: str, workers: int = 0) -> DataLoader[Any]:
 def taken_at(kind: str, taken: int, workers: int = 0) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch, make(kind, workers) as loader:
         # States of mixtures with a source without one are taken no more, but may come.
-        patch.setattr("lit_loader.mixture.stream._Mixing.must_be_read_again", False)
+        patch.setattr("lit_loader.data.mixture_stream._Mixing.must_be_read_again", False)
         iterator = iter(loader)
         for _ in range(taken):
             next(iterator, None)

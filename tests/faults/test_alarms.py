@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lit_loader import DataLoader
-from lit_loader.pool.pipes import Pipes
+from lit_loader.workers.pipes import Pipes
 from tests.support.samples import METHODS, Call, Rows, worker_pids
 
 METHOD = pytest.mark.parametrize("method", METHODS)

@@ -17,13 +17,12 @@ import pytest
 
 from lit_loader import DataLoader
 from lit_loader.errors import LoaderError
-from lit_loader.memory import arena
-from lit_loader.pool import resources
-from lit_loader.pool.pipes import Pipes
 from lit_loader.system import stack_dumps
 from lit_loader.system.child_processes import reap
-from lit_loader.transport import status_board
-from lit_loader.worker.starters import STOP_GRACE
+from lit_loader.transport import arena, status_board
+from lit_loader.workers import resources
+from lit_loader.workers.pipes import Pipes
+from lit_loader.workers.starters import STOP_GRACE
 from tests.faults.test_signals import finish, launch
 from tests.parity.tools import wait_gone
 from tests.support.samples import METHODS, Call, hang, worker_pids

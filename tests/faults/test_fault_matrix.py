@@ -25,7 +25,7 @@ import pytest
 
 from lit_loader import DataLoader
 from lit_loader.errors import TransportError, WorkerRestartWarning
-from lit_loader.memory import arena as arena_module
+from lit_loader.transport import arena as arena_module
 from tests.parity.tools import PROMPT, finish_script, start_script
 from tests.support.faults import (
     POINTS,

@@ -20,9 +20,9 @@ import pytest
 import lit_loader
 from lit_loader import DataLoader
 from lit_loader.errors import LoaderError
-from lit_loader.pool import resources
-from lit_loader.pool import worker_pool as pool_module
-from lit_loader.pool.pipes import Pipes
+from lit_loader.workers import resources
+from lit_loader.workers import worker_pool as pool_module
+from lit_loader.workers.pipes import Pipes
 from tests.parity.tools import PROMPT, Gate, finish_script, start_script, wait_gone
 from tests.support.samples import (
     METHODS,

@@ -45,8 +45,8 @@ import pytest
 
 from lit_loader import DataLoader
 from lit_loader.errors import WorkerRestartWarning
-from lit_loader.pool.worker_pool import WorkerPool
 from lit_loader.transport.status_board import Stage
+from lit_loader.workers.worker_pool import WorkerPool
 from tests.support.soak_lanes import SEED, WORKERS, Interrupted, Lane, interrupted_lane, lanes
 
 SECONDS = float(os.environ.get("LIT_LOADER_SOAK_SECONDS", "1200"))

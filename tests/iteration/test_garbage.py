@@ -21,15 +21,15 @@ ROOT = Path(__file__).parents[2]
 INTERRUPTED = """
 import gc, sys
 import numpy as np, torch
-from lit_loader.memory import held_tensors
-from lit_loader.memory.arena import Arena, ArenaMap
-from lit_loader.transport.progress import Progress
+from lit_loader.transport import arena as arena_module
+from lit_loader.transport.arena import Arena, ArenaMap
+from lit_loader.transport.status_board import Progress
 from lit_loader.transport.status_board import ROW_WORDS, StatusBoard, board_bytes
 from lit_loader.transport.codec import decode, encode
-from lit_loader.transport.slot_writer import SlotWriter
+from lit_loader.transport.codec import SlotWriter
 
 held = int(sys.argv[1])
-held_tensors.DIVIDED, held_tensors._COPIES, held_tensors._SHARE = 1, 1, 2
+arena_module.DIVIDED, arena_module._COPIES, arena_module._SHARE = 1, 1, 2
 
 class Struck(BaseException):
     pass
@@ -104,7 +104,7 @@ def test_what_an_interruption_leaves(tmp_path: Path, held: int) -> None:
 
 
 def test_numpy_exports_no_memoryview_for_long() -> None:
-    """memory/held_tensors.py: an array over a memoryview keeps the memory, exporting none."""
+    """transport/arena.py: an array over a memoryview keeps the memory, exporting none."""
     memory = np.zeros(8, np.uint8)
     view = memory.data
     array = np.frombuffer(view, np.uint8)

@@ -324,8 +324,8 @@ def test_auto(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_auto_leaves_readers_without_a_state_alone() -> None:
     """What they would read again grows: so changes get rarer."""
+    from lit_loader.statistics.auto_workers import AutoWorkers
     from lit_loader.statistics.records import BatchRecord
-    from lit_loader.tuning.auto_workers import AutoWorkers
 
     auto = AutoWorkers()
 

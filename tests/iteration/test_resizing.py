@@ -19,9 +19,9 @@ from torch.utils.data import get_worker_info
 
 from lit_loader import DataLoader
 from lit_loader.errors import LoaderError, OptionError, WorkerRestartWarning
-from lit_loader.pool.worker_pool import MOST_WORKERS, WorkerPool
-from lit_loader.pool.worker_set import WorkerSet
-from lit_loader.worker.launcher import Launcher
+from lit_loader.workers.launcher import Launcher
+from lit_loader.workers.worker_pool import MOST_WORKERS, WorkerPool
+from lit_loader.workers.worker_set import WorkerSet
 from tests.parity.tools import PROMPT, Gate, wait_gone
 from tests.support.faults import Faults, Noisy, Strike, outcomes
 from tests.support.samples import Call, Counting, Noted, Rows, ints, worker_pids

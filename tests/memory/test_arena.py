@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from lit_loader.errors import LoaderError
-from lit_loader.memory import arena as arena_module
-from lit_loader.memory.arena import Arena, ArenaMap
+from lit_loader.transport import arena as arena_module
+from lit_loader.transport.arena import Arena, ArenaMap
 from tests.support.programs import run_program
 from tests.support.samples import given
 

@@ -18,10 +18,9 @@ import numpy as np
 import pytest
 
 from lit_loader.errors import LoaderError
-from lit_loader.memory import arena as arena_module
-from lit_loader.memory.arena import Arena, ArenaMap
-from lit_loader.memory.slots import Slot
 from lit_loader.system import shared_file
+from lit_loader.transport import arena as arena_module
+from lit_loader.transport.arena import Arena, ArenaMap, Slot
 from tests.support.samples import given
 
 PAGE = mmap.PAGESIZE

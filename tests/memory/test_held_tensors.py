@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from lit_loader import DataLoader
-from lit_loader.memory import held_tensors
-from lit_loader.memory.arena import Arena
+from lit_loader.transport import arena as arena_module
+from lit_loader.transport.arena import Arena
 from tests.support.programs import run_program
 from tests.support.samples import Call
 
@@ -204,15 +204,15 @@ def test_where_each_part_comes_to_lie() -> None:
     memory = np.arange(4 * MB, dtype=np.uint8)
     small = [(start, start + 100) for start in range(0, 200 * 128, 128)]
     large = [(MB, 2 * MB), (2 * MB, 4 * MB)]
-    held = held_tensors.divided(memory, [*small, *large])
+    held = arena_module.divided(memory, [*small, *large])
     assert held is not None
     for start, end in [*small, *large]:
         piece, first = held.at(start)
         assert bytes(piece[start - first : end - first]) == bytes(memory[start:end])
     apart = [not np.may_share_memory(held.at(start)[0], memory) for start, _ in [*small, *large]]
     assert apart == [True] * 16 + [False] * 186
-    assert held_tensors.divided(memory, large) is None
-    assert held_tensors.divided(memory[: 32 * KB], small) is None
+    assert arena_module.divided(memory, large) is None
+    assert arena_module.divided(memory[: 32 * KB], small) is None
 
 
 LABELS_KEPT = """

@@ -20,10 +20,10 @@ from torch.utils.data import Dataset, IterableDataset
 
 import lit_loader
 from lit_loader import DataLoader, LoaderDataModule, OptionError, StateError
-from lit_loader.mixture.dataset import MixtureDataset
-from lit_loader.mixture.sampler import MixtureSampler
-from lit_loader.mixture.schedule import Schedule
-from lit_loader.mixture.stream import MixtureStream
+from lit_loader.data.mixture import MixtureDataset
+from lit_loader.data.mixture_sampler import MixtureSampler
+from lit_loader.data.mixture_schedule import Schedule
+from lit_loader.data.mixture_stream import MixtureStream
 from tests.support.exact import Augmented, Epochs, digests, goes_on, through_file, with_states
 
 pytestmark = pytest.mark.filterwarnings("ignore:MixtureStream has a source that has no state_dict")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lit_loader.node import memory_files as files
+from lit_loader.data import memory_files as files
 from tests.node.data import Child
 
 LABEL = f"lit_loader test {os.getpid()}"

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from lit_loader.node import fingerprint as module
-from lit_loader.node.fingerprint import environment
+from lit_loader.data import fingerprint as module
+from lit_loader.data.fingerprint import environment
 from tests.support.commands import run_python
 
 
@@ -88,7 +88,7 @@ def test_the_file_that_defines_it_counts(made: Any) -> None:
 
 PROGRAM = """
 import functools, sys, types, numpy, torch
-from lit_loader.node.fingerprint import fingerprint
+from lit_loader.data.fingerprint import fingerprint
 for cases in {cases!r}:
     for source, make in cases:
         names = {{**globals(), "__name__": "notebook"}}
@@ -203,7 +203,7 @@ def test_what_another_version_has_pickled_is_not_read(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = environment()
-    monkeypatch.setattr(f"lit_loader.node.fingerprint.{what}", "0.0")
+    monkeypatch.setattr(f"lit_loader.data.fingerprint.{what}", "0.0")
     assert environment() != before
 
 

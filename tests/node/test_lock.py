@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from lit_loader.node.memory_files import lock
+from lit_loader.data.memory_files import lock
 from tests.node.data import Child
 
 

@@ -22,8 +22,8 @@ import torch
 
 import lit_loader
 from lit_loader import DataLoader, LoaderError, OptionError, TransportError, shared_dataset
-from lit_loader.node import dataset as module
-from lit_loader.node import memory_files as files
+from lit_loader.data import memory_files as files
+from lit_loader.data import shared_dataset as module
 from tests.node.data import Bulk, Child, builders, inode_of, is_whole
 from tests.support.killing import Killer
 from tests.support.samples import uncollated
@@ -90,8 +90,8 @@ def test_one_builds_and_all_have_it(factory: Any, notes: Path) -> None:
 
 
 def killer(at: int) -> Killer:
-    # What others of its files do depends on what runs on the machine.
-    return Killer("node", at, ("fingerprint.py", "files.py"))
+    # What the files beside it do depends on what runs on the machine.
+    return Killer("data/shared_dataset.py", at)
 
 
 def under(killer: Killer, factory: Any) -> Any:

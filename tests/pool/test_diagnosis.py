@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lit_loader.pool.healer import _killed
 from lit_loader.system.cgroups import MemoryLimits
+from lit_loader.workers.healer import _killed
 
 GIB = 1 << 30
 

@@ -1,7 +1,7 @@
 """The pool and its tasks against simulated workers: every interleaving is a list of steps.
 
 The pool is the real one, with its pipes, its board and its arena. Its workers are objects in this
-process that do what `worker/main.py` does one step at a time: read a message, see whether it is
+process that do what `workers/main.py` does one step at a time: read a message, see whether it is
 called off, announce the task, write the batch, reply. Hypothesis chooses who takes the next step,
 who dies where, and what the parent does meanwhile, and shrinks what fails to a few steps.
 
@@ -32,10 +32,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from lit_loader.memory.arena import ArenaMap
-from lit_loader.pool import worker_pool, worker_set
-from lit_loader.pool.outcome import Outcome, WorkerDeath
-from lit_loader.pool.worker_pool import WorkerPool
+from lit_loader.transport.arena import ArenaMap
 from lit_loader.transport.messages import (
     NOT_WANTED,
     SIZE,
@@ -54,7 +51,10 @@ from lit_loader.transport.messages import (
     unpack_indices,
 )
 from lit_loader.transport.status_board import Stage, StatusBoard
-from lit_loader.worker.payload import Links
+from lit_loader.workers import worker_pool, worker_set
+from lit_loader.workers.outcome import Outcome, WorkerDeath
+from lit_loader.workers.payload import Links
+from lit_loader.workers.worker_pool import WorkerPool
 
 pytestmark = pytest.mark.timeout(600)  # what fails is to be shrunk, too
 
@@ -397,7 +397,7 @@ class PoolMachine(RuleBasedStateMachine):
     def _replace(self, death: WorkerDeath, give_up: bool) -> None:
         number = death.row.number
         busy = death.row.stage in Stage.BUSY
-        # As lit_loader.pool.healer decides about a task that has ended two workers.
+        # As lit_loader.workers.healer decides about a task that has ended two workers.
         if give_up and busy and not self.turns and self.pool.is_pending(number):
             self.outstanding.remove(number)
             self.pool.replace(death.worker, skip_task=number)

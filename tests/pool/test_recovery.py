@@ -24,9 +24,9 @@ from torch.utils.data import IterableDataset, get_worker_info
 import lit_loader
 from lit_loader import DataLoader
 from lit_loader.errors import WorkerDiedError, WorkerRestartWarning, WorkerTimeoutError
-from lit_loader.pool import healer
-from lit_loader.pool.worker_pool import WorkerPool
 from lit_loader.transport.status_board import Stage
+from lit_loader.workers import healer
+from lit_loader.workers.worker_pool import WorkerPool
 from tests.parity.tools import PROMPT, Gate, wait_gone
 from tests.support.faults import (
     FAULTS,

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from lit_loader import DataLoader
 from lit_loader.errors import WorkerRestartWarning
-from lit_loader.memory import arena as arena_module
+from lit_loader.transport import arena as arena_module
 from tests.support.faults import Faults, Strike
 from tests.support.property_data import (
     Samples,

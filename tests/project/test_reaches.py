@@ -92,7 +92,7 @@ def test_instructions_that_load_a_global() -> None:
 
 
 def test_what_the_fork_server_imports() -> None:
-    """worker/process_start.py: ForkServer._preload_modules, and what it is if nobody has set it."""
+    """workers/process_start.py: ForkServer._preload_modules, and what it is if none has set it."""
     server = forkserver.ForkServer()
     assert server._preload_modules == ["__main__"]
     server.set_forkserver_preload(["a"])

@@ -185,7 +185,7 @@ NAMED_FILE = re.compile(r"(?<![\w./-])(\w+)/(\w+\.py)\b")
 
 
 def test_files_exist_that_are_named() -> None:
-    """As ``memory/arena.py``; a folder of the tests may have the name of a package, too."""
+    """As ``transport/arena.py``; a folder of the tests may have the name of a package, too."""
     missing = [
         f"{path.relative_to(ROOT)} names {folder}/{file}"
         for path in (*READMES.values(), *sources())

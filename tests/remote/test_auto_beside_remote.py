@@ -12,9 +12,9 @@ import pytest
 
 import lit_loader
 from lit_loader.errors import WorkerRestartWarning
+from lit_loader.statistics.auto_workers import AutoWorkers
 from lit_loader.statistics.records import BatchRecord
-from lit_loader.tuning.auto_workers import AutoWorkers
-from lit_loader.tuning.window import MOST, Window
+from lit_loader.statistics.window import MOST, Window
 from tests.remote.test_remote_loader import Drawn, frozen
 from tests.support.remote_threads import ThreadWorkers
 from tests.tuning.test_auto_workers import Endless, by_chance

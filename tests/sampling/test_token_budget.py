@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lit_loader import DataLoader, LoaderDataModule, OptionError, StateError
-from lit_loader.mixture.dataset import MixtureDataset
+from lit_loader.data.mixture import MixtureDataset
 from lit_loader.sampling.token_budget import TokenBudgetBatchSampler
 from tests.support.exact import Augmented, Indices, digests, goes_on, through_file, with_states
 from tests.support.lightning_runs import Noting, Points, SaveAt, quiet_trainer

@@ -27,7 +27,7 @@ from lit_loader import DataLoader, get_shard
 from lit_loader.batch.batch_loader import BatchLoader
 from lit_loader.seeding.generator_state import preserved
 from lit_loader.seeding.generator_watch import LATE, GeneratorWatch
-from lit_loader.transport.progress import Progress
+from lit_loader.transport.status_board import Progress
 from tests.support import held_elsewhere
 
 pytestmark = pytest.mark.usefixtures("by_fork")  # much of what may hold one cannot be pickled

@@ -26,9 +26,9 @@ from torch.utils.data import Dataset, IterableDataset
 import lit_loader
 from lit_loader.transport import codec
 from lit_loader.transport.messages import Reply, Resumed, Status, Task, position_of
-from lit_loader.transport.progress import Progress
-from lit_loader.worker import main as worker
-from lit_loader.worker.making import BatchMaker
+from lit_loader.transport.status_board import Progress
+from lit_loader.workers import main as worker
+from lit_loader.workers.making import BatchMaker
 from tests.support.samples import hang
 
 POINTS: Final = {

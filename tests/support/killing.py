@@ -18,22 +18,20 @@ class Killer:
     """Kills its process at one of the instructions that a package's code runs.
 
     Args:
-        room: The package's folder.
+        files: How the paths of those files begin, below the package, that count.
         at: The instruction, from 1 on; 0: none, they are counted.
-        but: Files of it that do not count.
 
     Attributes:
         count: Instructions so far.
     """
 
-    def __init__(self, room: str, at: int, but: tuple[str, ...] = ()) -> None:
-        self._folder, self._but = os.path.join(PACKAGE, room), but
+    def __init__(self, files: str, at: int) -> None:
+        self._files = os.path.join(PACKAGE, files)
         self.at, self.count = at, 0
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
         """Be the trace function."""
-        file = frame.f_code.co_filename
-        if not file.startswith(self._folder) or file.endswith(self._but):
+        if not frame.f_code.co_filename.startswith(self._files):
             return None
         frame.f_trace_opcodes = True
         if event == "opcode":

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 import lit_loader
-from lit_loader.memory.arena import Arena, Slot
+from lit_loader.transport.arena import Arena, Slot
 from tests.parity.tools import PROMPT
 
 METHODS = ["fork", "spawn", "forkserver"]

@@ -32,7 +32,7 @@ from torch.utils.data import Dataset, IterableDataset
 import lit_loader
 from lit_loader import CachedDataset, DataLoader
 from lit_loader.errors import LoaderError, WorkerDiedError, WorkerTimeoutError
-from lit_loader.pool.worker_pool import WorkerPool
+from lit_loader.workers.worker_pool import WorkerPool
 from tests.support.remote_threads import ThreadWorkers
 
 __all__ = ["WORKERS", "Interrupted", "Lane", "interrupted_lane", "lanes"]

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import lit_loader
-from lit_loader.memory.arena import HELD_SLOTS
 from lit_loader.system import fork_guard
 from lit_loader.system.fork_guard import unguarded_fork
+from lit_loader.transport.arena import HELD_SLOTS
 
 
 class Filled(torch.utils.data.Dataset[torch.Tensor]):

@@ -25,9 +25,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from lit_loader.errors import TransportError
-from lit_loader.memory import held_tensors
-from lit_loader.transport.codec import SlotFull, SlotWriter, decode, encode
-from lit_loader.transport.slot_writer import ALIGNMENT
+from lit_loader.transport import arena as arena_module
+from lit_loader.transport.codec import ALIGNMENT, SlotFull, SlotWriter, decode, encode
 
 CAPACITY = 1 << 20
 
@@ -52,12 +51,12 @@ _divide: Any = None
 def way(request: pytest.FixtureRequest) -> Iterator[None]:
     """How the consumer holds what is carried: over the slot, or each part for itself."""
     global _divide
-    _divide = {"as it lies": None, "copied": held_tensors.copied, "divided": held_tensors.divided}[
+    _divide = {"as it lies": None, "copied": arena_module.copied, "divided": arena_module.divided}[
         request.param
     ]
     with pytest.MonkeyPatch.context() as patch:  # all sizes of parts, in small batches
         for name, value in {"DIVIDED": 1, "_COPIES": 2, "_SHARE": 2}.items():
-            patch.setattr(held_tensors, name, value)
+            patch.setattr(arena_module, name, value)
         yield
     _divide = None
 
@@ -68,7 +67,7 @@ def carry(batch: object, capacity: int = CAPACITY) -> Any:
     offset, nbytes = encode(batch, SlotWriter(slot))
     slot = slot.copy()
     got = decode(slot, offset, nbytes, _divide)
-    if _divide is held_tensors.copied:
+    if _divide is arena_module.copied:
         slot.fill(0)  # nothing of it is needed any more
     return got
 

@@ -14,8 +14,7 @@ import pytest
 from lit_loader.transport.board_view import OtherFormat, WorkerRow, read_board, read_index
 from lit_loader.transport.loader_page import GIVEN, PAGE_BYTES, SINCE, LoaderPage
 from lit_loader.transport.messages import pack_indices, task_number
-from lit_loader.transport.progress import Progress
-from lit_loader.transport.status_board import ROW_WORDS, Stage, StatusBoard, board_bytes
+from lit_loader.transport.status_board import ROW_WORDS, Progress, Stage, StatusBoard, board_bytes
 
 WORKERS = 3
 SLOT = 1 << 16

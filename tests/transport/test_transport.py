@@ -18,11 +18,10 @@ import torch
 import lit_loader
 from lit_loader import DataLoader
 from lit_loader.errors import LoaderError, TransportError
-from lit_loader.memory import arena as arena_module
-from lit_loader.pool import resources
-from lit_loader.pool.pipes import Pipes
-from lit_loader.pool.worker_pool import WorkerPool
-from lit_loader.worker import starters
+from lit_loader.transport import arena as arena_module
+from lit_loader.workers import resources, starters
+from lit_loader.workers.pipes import Pipes
+from lit_loader.workers.worker_pool import WorkerPool
 from tests.parity.tools import PROMPT, Gate
 from tests.support.samples import METHODS, Call, Counting, Rows, ints, named_memory, uncollated
 

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from lit_loader.statistics.auto_workers import AutoWorkers
+from lit_loader.statistics.controller import Bounds, Controller, Setting
 from lit_loader.statistics.records import BatchRecord
-from lit_loader.tuning.auto_workers import AutoWorkers
-from lit_loader.tuning.controller import Bounds, Controller, Setting
 from tests.tuning.simulation import Draw, Loader, Machine, Work, draws
 
 FIXED = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 32, 40, 48)

@@ -17,14 +17,14 @@ from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from lit_loader import DataLoader, OptionError
 from lit_loader.config.loader_config import LoaderConfig
+from lit_loader.statistics import auto_workers
+from lit_loader.statistics.auto_workers import AutoWorkers
+from lit_loader.statistics.controller import Bounds, Setting
 from lit_loader.statistics.records import BatchRecord
+from lit_loader.statistics.window import Load
 from lit_loader.system import processors
 from lit_loader.system.process_memory import memory_left, own_memory
 from lit_loader.system.processors import ProcessorClock, processors_of_this_rank
-from lit_loader.tuning import auto_workers
-from lit_loader.tuning.auto_workers import AutoWorkers
-from lit_loader.tuning.controller import Bounds, Setting
-from lit_loader.tuning.window import Load
 
 
 class Drawing(Dataset[torch.Tensor]):

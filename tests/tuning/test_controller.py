@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from lit_loader.tuning.controller import Bounds, Controller
-from lit_loader.tuning.window import Load
+from lit_loader.statistics.controller import Bounds, Controller
+from lit_loader.statistics.window import Load
 from tests.tuning.loads import best, fitted, scenes, tuned
 
 LOAD = Load(

@@ -15,9 +15,9 @@ from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
 from lightning.pytorch.loggers import CSVLogger
 
 from lit_loader import LoaderDataModule, LoaderMonitor
+from lit_loader.statistics import auto_workers
 from lit_loader.statistics.records import LoaderStatistics, StageTimes, WorkerTimes
 from lit_loader.statistics.verdict import verdict
-from lit_loader.tuning import auto_workers
 from tests.tuning.test_auto_workers import Random
 
 DATA = RandomDataset(32, 240)

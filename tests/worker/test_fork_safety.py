@@ -34,10 +34,10 @@ import torch
 from lit_loader import DataLoader
 from lit_loader.accelerator import pin_memory as pinning
 from lit_loader.errors import LoaderError, WorkerRestartWarning, WorkerTimeoutError
-from lit_loader.pool.worker_set import WorkerSet
 from lit_loader.seeding import seeds
-from lit_loader.worker import launcher, making, process_start, starters
-from lit_loader.worker.launcher import Launcher
+from lit_loader.workers import launcher, making, process_start, starters
+from lit_loader.workers.launcher import Launcher
+from lit_loader.workers.worker_set import WorkerSet
 from tests.parity.tools import PROMPT
 from tests.support.busy_threads import busy
 from tests.support.samples import Call, Rows, ints, worker_pids

@@ -27,7 +27,7 @@ from lit_loader.errors import LoaderError, WorkerRestartWarning
 from lit_loader.system.interrupts import HeldBack
 from lit_loader.system.processors import usable_processors
 from lit_loader.system.standstill import Standstill
-from lit_loader.worker import launcher
+from lit_loader.workers import launcher
 from tests.parity.tools import PROMPT, wait_gone
 from tests.support.programs import run_program
 from tests.support.samples import Call, Rows, ints
@@ -220,7 +220,7 @@ STUCK = """
 import os
 import threading
 from lit_loader import DataLoader
-from lit_loader.worker import launcher
+from lit_loader.workers import launcher
 
 def stuck(*_):
     print(os.getpid(), flush=True)

@@ -18,8 +18,8 @@ import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from lit_loader import DataLoader
-from lit_loader.memory.shared_list import SharedList, SharedTuple, shared
-from lit_loader.worker.shared_lists import LONG, SharedLists
+from lit_loader.transport.shared_list import SharedList, SharedTuple, shared
+from lit_loader.workers.shared_lists import LONG, SharedLists
 from tests.support.samples import METHODS, worker_pids
 
 N = LONG + 5

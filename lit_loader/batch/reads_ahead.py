@@ -1,0 +1,318 @@
+"""`ReadAhead`: what a process reads ahead for the samples of its next batches.
+
+::
+
+    announce(batch, indices) ─▶ pending ─ there is room ─▶ begun ─▶ read, or an exception
+                                  │                          │             │
+    take(dataset, index) ◀─ now ──╯      ◀── waited for ─────╯─────────────╯
+    end(batch): what nobody has asked for is cancelled, or dropped when it comes
+
+- Read is for one sample of one batch, so a sample that comes twice is read twice, and what a sample
+  does to what it was given is seen by no other.
+- Room: at most ``reads`` are under way, as many again wait to be taken, and they hold no more bytes
+  than ``limit``. What has come makes room for the next, whatever the batch's thread is at.
+- Of an epoch nothing is begun before the dataset has been told of it (:meth:`ReadAhead.enter`).
+- A method's first read is done when it is asked for, by the thread that makes the batch, and the
+  generators are compared. One that draws is never read ahead: threads share global generators.
+- An exception is raised where the sample asks, and is taken with that: a retry reads anew.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence, Sized
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, Final, Protocol
+
+from lit_loader.batch.reads_background import Background, Call, read_now
+from lit_loader.batch.reads_declared import Key, key_of, reads_of
+from lit_loader.describe import short_repr
+from lit_loader.seeding.draws import Draws
+from lit_loader.system.interrupts import let_handlers_through
+
+__all__ = ["ReadAhead"]
+
+IN_VAIN: Final = 3
+"""Batches in a row of whose reads none was asked for; then nothing is read ahead any more."""
+
+
+class Progress(Protocol):
+    """What is asked of a batch's progress: see `transport/status_board.py`."""
+
+    def read_begins(self) -> None: ...
+
+    def read_ends(self) -> None: ...
+
+
+class _Read:
+    """One read of one sample."""
+
+    __slots__ = ("call", "epoch", "future", "given_up", "key", "over", "size")
+
+    def __init__(self, key: Key, call: tuple[Call, Any, Any], epoch: Any) -> None:
+        self.key = key
+        self.call = call
+        self.epoch = epoch
+        self.future: Future[Any] | None = None
+        self.over = False  # taken, or dropped
+        self.given_up = False  # dropped, and goes on
+        self.size = 0
+
+
+class ReadAhead:
+    """Reads ahead for one loader in one process. Datasets take from any thread.
+
+    Args:
+        dataset: What is read.
+        reads: Reads under way, at most; 0: each is done when it is asked for.
+        limit: Bytes that these may hold; None: any number.
+
+    Attributes:
+        notes: What the user is to be warned of.
+        waited: Nanoseconds that samples have waited for reads since it was last set to 0.
+        look_ahead: Announces batches that come later; called by the thread that makes them.
+        progress: Notes that a sample waits for a read; None: nobody looks.
+        sharing: Readers of a stream that share the ``reads``.
+        background: Has what is under way.
+    """
+
+    def __init__(self, dataset: Any, reads: int, limit: int | None = None) -> None:
+        self._dataset = dataset
+        self.reads = reads
+        self._limit = limit
+        self.notes: list[str] = []
+        self.waited = 0
+        self.look_ahead: Callable[[], None] | None = None
+        self.progress: Progress | None = None
+        self.sharing: Sized = ()
+        self.background = Background(reads)
+        self._lock = threading.RLock()
+        self._owner = threading.get_ident()
+        self._epoch: Any = None
+        self._announced: dict[Any, list[_Read]] = {}  # by batch
+        self._pending: deque[_Read] = deque()
+        self._known: dict[Key, deque[_Read]] = {}
+        self._under_way = 0
+        self._beginning = False
+        self._begun = self._held = self._bytes = 0  # not taken; of these came; their bytes
+        self._arrived = self._sizes = 0  # of all reads there were
+        self._in_vain = 0
+        self._draws: Draws | None = None
+        self._checked: dict[Call, bool] = {}  # whether it may be read ahead
+
+    # --- batches ---
+
+    def enter(self, epoch: Any) -> None:
+        """Let reads of an epoch begin: the dataset has been told of it."""
+        with self._lock:
+            self._epoch = epoch
+            self._begin_more()
+
+    def announce(self, batch: Any, epoch: Any, indices: Any) -> None:
+        """Say what a batch is going to be made of; once more does nothing.
+
+        Args:
+            batch: What it is known by, here and in :meth:`end`.
+            epoch: What :meth:`enter` is told of its epoch.
+            indices: A list of them.
+        """
+        if not self.reads or batch in self._announced or type(indices) is not list:
+            return
+        reads = []
+        for index in indices:
+            for one in index if type(index) is list else (index,):
+                try:
+                    calls = [*reads_of(self._dataset, one)]
+                except Exception as error:  # the sample raises it as well, when it is read
+                    let_handlers_through(error)
+                    continue
+                for call in calls:
+                    if (key := key_of(*call)) is not None:
+                        reads.append(_Read(key, call, epoch))
+        with self._lock:
+            self._announced[batch] = reads
+            self._pending += reads
+            for read in reads:
+                self._known.setdefault(read.key, deque()).append(read)
+            self._begin_more()
+
+    def end(self, batch: Any, made: bool = False) -> None:
+        """Drop what was read for a batch and not asked for.
+
+        Args:
+            batch: Which.
+            made: Whether all its samples were read.
+        """
+        with self._lock:
+            reads = self._announced.pop(batch, ())
+            begun = [read for read in reads if read.future is not None]
+            left = [read for read in reads if not read.over]
+            for read in left:
+                self._forget(read)
+            for read in left:
+                if read.future is not None and not read.future.cancel():
+                    read.given_up = not read.future.done()  # it may hang, and holds up nobody
+                    self._under_way -= read.given_up
+            if made and begun:
+                self._in_vain = self._in_vain + 1 if all(r in left for r in begun) else 0
+                if self._in_vain == IN_VAIN:
+                    self.reads = 0
+                    self.notes.append(
+                        f"reads are no longer made ahead: no sample of {IN_VAIN} batches in a row "
+                        f"asked {type(self._dataset).__name__} for what was read for its index; "
+                        "call the reads_ahead method with the index that __getitem__ gets, or give "
+                        "the dataset around it a method reads_from(index)"
+                    )
+            self._begin_more()
+
+    # --- reads ---
+
+    def take(self, method: Call, dataset: Any, index: Any) -> Any:
+        """Give what was read for a sample of the dataset; or read it.
+
+        Raises:
+            BaseException: Whatever the read has raised, with its traceback.
+        """
+        began = time.monotonic_ns()
+        mine = threading.get_ident() == self._owner
+        progress = self.progress if mine else None
+        if progress is not None:
+            progress.read_begins()
+        read = self._claim(key_of(method, dataset, index))
+        try:
+            if read is None or read.future is None:
+                return self._now(method, dataset, index)
+            return self.background.outcome(read.future, method, (dataset, index))
+        finally:
+            with self._lock:
+                if read is not None and read.future is not None:
+                    self._give_room(read)
+                self.waited += time.monotonic_ns() - began
+                del read
+            if progress is not None:
+                progress.read_ends()
+            with self._lock:
+                self._begin_more()
+            if mine and not self._pending and self.look_ahead:
+                self.look_ahead()
+
+    def _claim(self, key: Key | None) -> _Read | None:
+        """Take the earliest read for a sample out of what is known."""
+        with self._lock:
+            reads = self._known.get(key) if key is not None else None
+            if not reads:
+                return None
+            read = reads.popleft()
+            if not reads:
+                del self._known[read.key]
+            read.over = True
+            return read
+
+    def _now(self, method: Call, dataset: Any, index: Any) -> Any:
+        """Read at once; the first time, see whether that draws."""
+        if not self.reads or method in self._checked:
+            return read_now(method, (dataset, index))
+        self._draws = draws = self._draws or Draws(dataset)
+        marks = draws.mark()
+        try:
+            return read_now(method, (dataset, index))
+        finally:
+            drawn = draws.drawn(marks)
+            self._checked[method] = drawn is None
+            if drawn is not None:
+                self.warn_of_draws(method, drawn, index)
+
+    def warn_of_draws(self, method: Call, drawn: str, index: Any) -> None:
+        """Have the user told that a read is not made ahead."""
+        name = getattr(method, "__qualname__", repr(method))
+        self.notes.append(
+            f"{name} draws from {drawn} at {short_repr(index)}, so it is called when its sample "
+            "asks and not ahead: draw behind the read, with what it gives"
+        )
+
+    def _begin_more(self) -> None:
+        """Begin what there is room for; called under the lock."""
+        if self._beginning:
+            return  # by a read that has come at once
+        pending, self._beginning = self._pending, True
+        try:
+            while pending and self._has_room():
+                read = pending[0]
+                # The epoch's time comes; and a first sample's are read when it asks.
+                if not read.over and (read.epoch != self._epoch or not self._checked):
+                    return
+                pending.popleft()
+                if not read.over and self._checked.get(read.call[0]):
+                    self._begin(read)
+        finally:
+            self._beginning = False
+
+    def _begin(self, read: _Read) -> None:
+        method, *arguments = read.call
+        read.future = self.background.start(method, tuple(arguments))
+        self._begun += 1
+        self._under_way += 1
+        # Nothing that a thread holds keeps this object.
+        read.future.add_done_callback(partial(_came, weakref.ref(self), read))
+
+    def _has_room(self) -> bool:
+        if self._under_way >= self.reads or self._begun >= 2 * self.reads:
+            return False
+        if self._limit is None or not self._begun:
+            return True
+        if not self._arrived:
+            return False
+        coming = self._begun - self._held + 1
+        return self._bytes + coming * self._sizes / self._arrived <= self._limit
+
+    def _note(self, read: _Read, future: Future[Any]) -> None:
+        """Note that a read has come to its end, and how large it is what has come."""
+        weighed = self._limit is not None and not (future.cancelled() or future.exception())
+        size = max(1, size_of(future.result())) if weighed else 0
+        with self._lock:
+            self._under_way -= not read.given_up
+            if size:
+                self._sizes += size
+                self._arrived += 1
+            if size and not read.over:
+                read.size = size
+                self._bytes += size
+                self._held += 1
+            self._begin_more()
+
+    def _forget(self, read: _Read) -> None:
+        """Let go of a read that nobody has taken."""
+        reads = self._known[read.key]
+        reads.remove(read)
+        if not reads:
+            del self._known[read.key]
+        read.over = True
+        if read.future is not None:
+            self._give_room(read)
+
+    def _give_room(self, read: _Read) -> None:
+        self._begun -= 1
+        self._bytes -= read.size
+        self._held -= bool(read.size)
+
+
+def _came(reads: weakref.ref[ReadAhead], read: _Read, future: Future[Any]) -> None:
+    if (ahead := reads()) is not None:
+        ahead._note(read, future)
+
+
+def size_of(value: Any, depth: int = 3) -> int:
+    """About how many bytes of memory a value takes."""
+    nbytes = getattr(value, "nbytes", None)
+    if isinstance(nbytes, int):
+        return nbytes
+    if depth and isinstance(value, Mapping):
+        value = [*value.values()]
+    if depth and isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray)):
+        return sum(size_of(each, depth - 1) for each in value)
+    return sys.getsizeof(value)

@@ -1,0 +1,178 @@
+"""`reads_ahead`: a dataset says which part of a sample waits; and what a sample is read from.
+
+::
+
+    DataLoader's index ─▶ Subset, ConcatDataset, `reads_from` … ─▶ (dataset, index), one or several
+                                                                       ╰▶ its `reads_ahead` methods
+
+That a way through the datasets is a wrong one costs reads that nobody asks for, and never a byte: a
+sample takes what was read for just its dataset and index, or reads it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import CancelledError
+from typing import Any, Final, TypeVar, overload
+
+import numpy as np
+from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset
+
+from lit_loader.batch.reads_background import Call, read_now
+from lit_loader.context import in_read, reading
+from lit_loader.describe import public
+from lit_loader.errors import LoaderError
+
+__all__ = ["Key", "declares_reads", "key_of", "reads_ahead", "reads_of"]
+
+_D = TypeVar("_D")
+_I = TypeVar("_I")
+_R = TypeVar("_R")
+
+Key = tuple[int, Call, Any]
+"""What is read: the dataset (by its id), the method, the index with its type."""
+
+_MARK: Final = "__lit_loader_reads__"
+
+
+@overload
+def reads_ahead(read: Callable[[_D, _I], Coroutine[Any, Any, _R]]) -> Callable[[_D, _I], _R]: ...
+@overload
+def reads_ahead(read: Callable[[_D, _I], _R]) -> Callable[[_D, _I], _R]: ...
+@public
+def reads_ahead(read: Call) -> Call:
+    """Mark the method of a dataset that waits for storage, so that it is called ahead.
+
+    ``__getitem__`` calls the method as before. In a `DataLoader` it gets what a thread of the
+    worker has read meanwhile, up to ``reads`` samples at a time; elsewhere, under torch's loader
+    too, the method is simply called. No byte of a batch depends on it::
+
+        class Objects(Dataset):
+            @lit_loader.reads_ahead
+            def read(self, index):
+                return client.get(self.keys[index])
+
+            def __getitem__(self, index):
+                return decode(self.read(index))
+
+    ``read(index)`` is called with an index of this dataset. It depends on that and on what the
+    dataset was in the epoch's beginning, draws no random number (`get_rng` refuses; one that draws
+    is not called ahead, and a warning says so) and may run in several threads at a time: a client
+    that cannot, such as a connection of sqlite3, is to be one of the thread's. With ``async def``
+    all reads of a process run in one event loop, in which the client is made, and ``__getitem__``
+    calls it as a plain method.
+
+    A dataset around others is looked through if it is torch's ``Subset``, ``ConcatDataset`` or
+    ``StackDataset``, one of lit_loader's, or holds one dataset of its own length. Another one says
+    it by a method ``reads_from(index)``, which gives pairs ``(dataset, index)``.
+
+    Args:
+        read: The method ``read(self, index)``.
+    """
+
+    # Without its module: what looks for generators is to look into the user's function alone.
+    @functools.wraps(read, assigned=("__name__", "__qualname__", "__doc__", "__annotations__"))
+    def wrapper(self: Any, index: Any) -> Any:
+        return _call(read, self, index)  # by its name: a class may be pickled with its functions
+
+    setattr(wrapper, _MARK, read)
+    return wrapper
+
+
+def _call(read: Call, dataset: Any, index: Any) -> Any:
+    """Give what was read ahead for a sample; or read it."""
+    if in_read.get():  # by another read, which waits for this one as a whole
+        return read(dataset, index)
+    ahead = getattr(reading.maker, "reads", None)
+    if ahead is None:
+        return read_now(read, (dataset, index))
+    try:
+        return ahead.take(read, dataset, index)
+    except CancelledError as error:  # by the read itself: the loader cancels none it waits for
+        raise LoaderError(f"{read.__qualname__}({index!r}) was cancelled by itself") from error
+
+
+@functools.lru_cache(maxsize=256)
+def _declared(kind: Any) -> tuple[Call, ...]:
+    """The methods of a class that are read ahead."""
+    found = (getattr(kind, name, None) for name in dir(kind))
+    return tuple(getattr(method, _MARK) for method in found if hasattr(method, _MARK))
+
+
+def declares_reads(dataset: Any) -> bool:
+    """Whether a dataset, or one that it is made of, has a method that is read ahead."""
+    seen: set[int] = set()
+    waiting = [dataset]
+    while waiting:
+        one = waiting.pop()
+        kind: Any = type(one)
+        if _declared(kind):
+            return True
+        if id(one) not in seen:
+            seen.add(id(one))
+            for value in getattr(one, "__dict__", {}).values():
+                waiting += filter(_is_dataset, _members(value))
+    return False
+
+
+_FEW: Final = 1000
+"""Members of a list or mapping that may be datasets; a longer one is data."""
+
+
+def _members(value: Any) -> Iterable[Any]:
+    if type(value) not in (list, tuple, dict):
+        return (value,)
+    if len(value) > _FEW:
+        return ()
+    return value.values() if type(value) is dict else value
+
+
+def _is_dataset(value: Any) -> bool:
+    kind: Any = type(value)
+    return isinstance(value, Dataset) or bool(_declared(kind)) or hasattr(kind, "reads_from")
+
+
+def reads_of(dataset: Any, index: Any) -> Iterator[tuple[Call, Any, Any]]:
+    """Give the reads (method, dataset, index) that a sample asks for, as far as that is known."""
+    kind: Any = type(dataset)
+    declared = _declared(kind)
+    for read in declared:
+        yield read, dataset, index
+    parts: Iterable[tuple[Any, Any]] = ()
+    if (reads_from := getattr(kind, "reads_from", None)) is not None:
+        parts = reads_from(dataset, index)
+    elif isinstance(dataset, Subset):
+        parts = ((dataset.dataset, dataset.indices[index]),)
+    elif isinstance(dataset, ConcatDataset):
+        index = index + len(dataset) if index < 0 else index
+        ends = dataset.cumulative_sizes
+        place = bisect.bisect_right(ends, index)
+        parts = ((dataset.datasets[place], index - (ends[place - 1] if place else 0)),)
+    elif isinstance(dataset, StackDataset):
+        parts = ((part, index) for part in _members(dataset.datasets))
+    elif not declared:
+        # Transforms and the like: what is around one dataset has its indices, if it has its length.
+        held = [value for value in getattr(dataset, "__dict__", {}).values() if _is_dataset(value)]
+        if len(held) == 1 and len(held[0]) == len(dataset):
+            parts = ((held[0], index),)
+    for part, own in parts:
+        yield from reads_of(part, own)
+
+
+def key_of(read: Call, dataset: Any, index: Any) -> Key | None:
+    """Give what a read is known by; None: such an index is not known again for certain."""
+    known = _exact(index)
+    return None if known is None else (id(dataset), read, known)
+
+
+def _exact(index: Any) -> Any:
+    """An index with its type: 1, True and 1.0 are equal, and not the same."""
+    kind = type(index)
+    if kind in (int, str, bytes) or isinstance(index, np.integer):
+        return kind, index
+    if kind is tuple:
+        parts = tuple(map(_exact, index))
+        return None if None in parts else parts
+    return None

@@ -1,1 +1,0 @@
-"""Samples kept as they were first made: in memory that all workers share, and on disk."""

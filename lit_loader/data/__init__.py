@@ -1,0 +1,1 @@
+"""Datasets of our own: kept samples, shared data, mixtures."""

@@ -1,0 +1,140 @@
+"""Entries on disk: one file a sample, in a folder that outlives the run.
+
+::
+
+    directory/<key>-<fingerprint>/about.txt       what it holds
+                                  000012/12345    entry of sample 12345, with its checksum
+                                  new/            files that are being written
+
+A file is written under ``new`` and then renamed, so several runs may fill a folder at once. One
+that a machine has left torn as it went down is known by its checksum, and made again. Entries may
+be unpickled: the folder must belong to this user, and be writable for nobody else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+import stat
+import time
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from lit_loader.data.cache_entry import Bytes, seal, whole
+from lit_loader.errors import OptionError
+from lit_loader.system.shared_file import HeldFile, write_all
+
+__all__ = ["Folder"]
+
+_EACH: Final = 1000  # samples in a folder of its own
+_NEW: Final = "new"
+_STALE: Final = 3600
+"""Seconds after which a file that was not finished is taken for one of a process that is dead."""
+
+_READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+_WRITE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class Folder:
+    """One folder. Goes along when a process is started, by any start method.
+
+    Args:
+        directory: Where it lies, or is made.
+        key: The user's name for the data and the way they are made.
+        identity: What entries must agree in, in a few characters.
+        about: What it holds, for whoever looks.
+
+    Raises:
+        OptionError: It belongs to another user, or others may write into it.
+        OSError: It cannot be made.
+    """
+
+    def __init__(self, directory: Path, key: str, identity: str, about: str) -> None:
+        path = directory / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', key)[:80]}-{identity}"
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OptionError(
+                f"directory cannot be made ({type(error).__name__}: {error}): pass one that is, or "
+                f"can be, a directory of yours, got directory={str(directory)!r}"
+            ) from error
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+        self.path = path
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._file = HeldFile(os.open(path, flags))
+        status = os.fstat(self._file.fd)
+        if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o022:
+            raise OptionError(
+                f"directory holds {path}, which others may write into, and what is read from it "
+                "may run code: remove it, or choose another directory, got "
+                f"directory={str(directory)!r}"
+            )
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(_NEW, 0o700, dir_fd=self._file.fd)
+        self._made: set[str] = set()
+        self._number = 0
+        self._sweep()
+        if not (path / "about.txt").exists():
+            self._write("about.txt", f"{key}\n{about}\n".encode())
+
+    def _sweep(self) -> None:
+        """Remove what processes that were killed have not finished."""
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(self.path / _NEW):
+                if time.time() - entry.stat(follow_symlinks=False).st_mtime > _STALE:
+                    os.unlink(entry.path)
+
+    def __contains__(self, index: int) -> bool:
+        try:
+            os.stat(f"{index // _EACH:06}/{index}", dir_fd=self._file.fd)
+        except OSError:
+            return False
+        return True
+
+    def get(self, index: int) -> Bytes | None:
+        """Return the entry of a sample; None: it is not there, or damaged."""
+        try:
+            fd = os.open(f"{index // _EACH:06}/{index}", _READ, dir_fd=self._file.fd)
+        except OSError:
+            return None
+        with open(fd, "rb", buffering=0) as file, contextlib.suppress(OSError):
+            entry = np.empty(os.fstat(fd).st_size, np.uint8)
+            read = 0
+            while more := file.readinto(entry[read:].data):
+                read += more
+            return entry if whole(entry[:read]) else None
+        return None
+
+    def put(self, index: int, entry: Bytes) -> None:
+        """Write a sample's entry; one that is there already is replaced.
+
+        Raises:
+            OSError: No room, or another reason why it cannot be written.
+        """
+        seal(entry)
+        folder = f"{index // _EACH:06}"
+        if folder not in self._made:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(folder, 0o700, dir_fd=self._file.fd)
+            self._made.add(folder)
+        self._write(f"{folder}/{index}", entry.data)
+
+    def _write(self, name: str, data: bytes | memoryview) -> None:
+        self._number += 1
+        new = f"{_NEW}/{platform.node()}-{os.getpid()}-{time.monotonic_ns()}-{self._number}"
+        fd = os.open(new, _WRITE, 0o600, dir_fd=self._file.fd)
+        try:
+            try:
+                write_all(fd, data)
+            finally:
+                os.close(fd)
+            os.rename(new, name, src_dir_fd=self._file.fd, dst_dir_fd=self._file.fd)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(new, dir_fd=self._file.fd)
+            raise

@@ -1,0 +1,330 @@
+"""Entries in one nameless file that all workers share, found by the sample's index.
+
+::
+
+    file  │ notes │ counters │ index: one word a sample │ entries, one behind the other ... │
+                                 place │ size                             the file's end ▲
+
+* **Space is taken by appending**: the kernel writes behind the file's end in one step, and the
+  position of who has written is then the end of what is his. There is no lock, so none that a
+  killed process could hold. What a process has written and not published when it is killed is
+  lost, and nothing else.
+* **An entry is published by one word**, the last that is written. It is aligned, so a reader sees
+  none or all of it, and behind it bytes that do not change any more.
+* No memory and no room are errors of a ``write``, and not signals.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import mmap
+import os
+import threading
+import weakref
+from enum import IntEnum
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from lit_loader.data import memory_files
+from lit_loader.data.cache_entry import MISSING, UNIT, unpack
+from lit_loader.system import linux
+from lit_loader.system.cgroups import memory_limits
+from lit_loader.system.process_memory import memory_left
+from lit_loader.system.shared_file import HeldFile, nameless_file, round_up
+from lit_loader.system.weak_sets import members
+
+__all__ = ["CacheFigures", "Counter", "Note", "SharedStore"]
+
+Bytes = npt.NDArray[np.uint8]
+
+_NAME: Final = "lit_loader cache"
+_OPENED: Final = f"{linux.PROC}/self/fd"
+_WORD: Final = 8
+_NOTES: Final = 64  # bytes
+_ROWS: Final = 1024  # of counters; a process has that of its number, modulo so many
+_ROW: Final = 8  # words
+_INDEX: Final = _NOTES + _ROWS * _ROW * _WORD
+
+_SIZE_BITS: Final = 28
+_SIZE_MASK: Final = (1 << _SIZE_BITS) - 1
+_MOST: Final = 0x7FFFF000
+"""Bytes of an entry: so many are written at once."""
+
+_PATIENCE: Final = 60.0
+"""Seconds to wait for another process that makes the file."""
+
+_LOOK: Final = 32 << 20
+"""Bytes after which a process asks again how much memory is left."""
+
+_SPARED: Final = 256 << 20
+"""Bytes of memory that are left to others, at least; and so is a part of what there is."""
+
+_SPARED_PART: Final = 20
+
+_MANY: Final = 16
+"""Entries that find no room, in one process, before none is tried any more."""
+
+_log = logging.getLogger("lit_loader.cache")
+
+
+class Note(IntEnum):
+    """What is noted once for all processes, and said by the one that notes it."""
+
+    FULL = 0
+    NO_MEMORY = 1
+    NOT_KEPT = 2
+    NOT_ON_DISK = 3
+
+
+class Counter(IntEnum):
+    """What a process counts."""
+
+    FROM_MEMORY = 0
+    FROM_DISK = 1
+    MADE = 2
+    KEPT = 3
+    KEPT_BYTES = 4
+
+
+class CacheFigures(NamedTuple):
+    """What caches hold and have spared, over all processes.
+
+    Attributes:
+        hits: Samples that were given from memory or from disk.
+        misses: Samples that were made.
+        bytes: Bytes of memory that are in use.
+        lacking: Bytes of memory more that would hold all samples, as far as can be told from those
+            that are held; 0 while there is room.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    bytes: int = 0
+    lacking: int = 0
+
+
+class SharedStore:
+    """The file. Goes along when a process is started, by any start method.
+
+    Args:
+        length: Number of samples.
+        limit: Bytes that entries may take.
+        label: By which processes of this user on this machine find it: all have the same one, which
+            lives as long as any of them has it. None: it is this process's, and its workers'.
+
+    Raises:
+        OSError: There is no memory, or no descriptor.
+    """
+
+    def __init__(self, length: int, limit: int, label: str | None = None) -> None:
+        self.length, self.limit = length, limit
+        if label is None or not limit or not memory_files.is_supported():
+            file = self._made()
+        else:
+            file = self._found_or_made(label)
+        self._map(file)
+
+    def _made(self) -> HeldFile:
+        """Make the file, for this process and those that it starts."""
+        fd, sparse = nameless_file(_NAME)
+        file = HeldFile(fd)
+        if sparse:
+            os.ftruncate(fd, self._begin)
+        else:
+            linux.allocate(fd, 0, self._begin)
+        os.lseek(fd, self._begin, os.SEEK_SET)
+        return file
+
+    def _found_or_made(self, label: str) -> HeldFile:
+        """Find the one that another process has made, or make it for others, too."""
+        try:
+            lock = memory_files.lock(label, _PATIENCE)
+        except OSError as error:
+            _log.warning("CachedDataset: each process has a cache of its own: %s", str(error))
+            return self._made()
+        with lock:
+            found = memory_files.find(label, writable=True)
+            if found is not None:
+                return HeldFile(found)
+            file = HeldFile(memory_files.new(label))
+            os.ftruncate(file.fd, self._begin)
+            memory_files.seal(file.fd, writable=True)
+            return file
+
+    @property
+    def _begin(self) -> int:
+        return round_up(_INDEX + self.length * _WORD)
+
+    def _map(self, file: HeldFile) -> None:
+        """Map the table."""
+        self._file, self._fd, self._lock = file, file.fd, threading.RLock()
+        self._appending: HeldFile | None = None  # with a position of this process's own
+        table = memoryview(mmap.mmap(self._fd, self._begin))
+        self._notes = table[:_NOTES].cast("Q")
+        self._counters = table[_NOTES:_INDEX].cast("Q")
+        self._index = table[_INDEX : _INDEX + self.length * _WORD].cast("Q")
+        self._looked = self._too_large = 0
+        _stores.add(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return object.__new__, (SharedStore,), (self._file, self.length, self.limit)
+
+    def __setstate__(self, state: tuple[HeldFile, int, int]) -> None:
+        file, self.length, self.limit = state
+        self._map(file)
+
+    def forked(self) -> None:
+        """Append at a position of its own from now on."""
+        self._lock, self._appending = threading.RLock(), None
+
+    # --- entries ---
+
+    def get(self, index: int) -> Any:
+        """Return the sample of this index, `MISSING` if it is not there."""
+        word = self._index[index]
+        if not word:
+            return MISSING
+        start, size = word >> _SIZE_BITS, (word & _SIZE_MASK) * UNIT
+        entry = np.empty(size, np.uint8)
+        if os.preadv(self._fd, [entry.data], start * UNIT) < size:
+            return MISSING
+        return unpack(index, entry)
+
+    def __contains__(self, index: int) -> bool:
+        return self._index[index] != 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether entries are still taken; one that is too large for what is left may not be."""
+        return self.limit > 0 and not self._notes[Note.FULL] and not self._notes[Note.NO_MEMORY]
+
+    def put(self, index: int, entry: Bytes) -> bool:
+        """Keep a sample's entry, unless another process has done so meanwhile.
+
+        Returns:
+            Whether there is an entry of this sample now.
+        """
+        if self._index[index]:
+            return True
+        size = len(entry)
+        if size > _MOST or not self._has_room(size):
+            return False
+        # Two that write the same sample at this very moment both take space, and the later word
+        # counts: they are equal.
+        try:
+            start = self._append(entry)
+        except OSError as error:
+            self.note(Note.NO_MEMORY, f"{error.strerror}: {self._extent()}")
+            return False
+        if start + size > self._begin + self.limit:  # others have taken the room meanwhile
+            return False
+        self._index[index] = (start // UNIT) << _SIZE_BITS | (size // UNIT)
+        self.count(Counter.KEPT)
+        self.count(Counter.KEPT_BYTES, size)
+        return True
+
+    def _has_room(self, size: int) -> bool:
+        used = self.used
+        if used + size > self.limit:
+            # A smaller one may still find its place, unless this is one as most are.
+            self._too_large += 1
+            kept = self.total(Counter.KEPT)
+            if size * kept <= 2 * used or self._too_large > _MANY:
+                self.note(Note.FULL, f"memory={self.limit} bytes are full: {self._extent()}")
+            return False
+        self._looked -= size
+        if self._looked < 0:
+            self._looked = _LOOK
+            left, spared = _memory_left()
+            if left < spared + size:
+                self.note(
+                    Note.NO_MEMORY,
+                    f"only {left / 1e9:.1f} GB of memory are left here: {self._extent()}",
+                )
+                return False
+        return True
+
+    def _append(self, entry: Bytes) -> int:
+        """Write an entry behind all others; returns its first byte's place.
+
+        Raises:
+            OSError: There is no memory.
+        """
+        with self._lock:
+            if not os.path.isdir(_OPENED):  # all processes have one position in the file
+                start = os.lseek(self._fd, len(entry), os.SEEK_CUR) - len(entry)
+                written = os.pwrite(self._fd, entry.data, start)
+            else:
+                if self._appending is None:
+                    flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+                    self._appending = HeldFile(os.open(f"{_OPENED}/{self._fd}", flags))
+                own = self._appending.fd
+                written = os.write(own, entry.data)
+                start = os.lseek(own, 0, os.SEEK_CUR) - written
+                if start % UNIT:  # another was killed in the midst of a write
+                    os.write(own, bytes(-start % UNIT))
+                    return self._append(entry)
+            if written < len(entry):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return start
+
+    def _extent(self) -> str:
+        kept = self.total(Counter.KEPT)
+        return (
+            f"{kept} of {self.length} samples are kept ({self.used / 1e6:,.1f} MB), the others are "
+            "made anew each time"
+        )
+
+    @property
+    def used(self) -> int:
+        """Bytes that entries have taken."""
+        return min(self.limit, max(0, os.fstat(self._fd).st_size - self._begin))
+
+    def figures(self) -> CacheFigures:
+        """Say what is held, and what that has spared."""
+        hits = self.total(Counter.FROM_MEMORY) + self.total(Counter.FROM_DISK)
+        kept, lacking = self.total(Counter.KEPT), 0
+        if kept and self.limit and not self.is_open:
+            lacking = self.total(Counter.KEPT_BYTES) * max(0, self.length - kept) // kept
+        return CacheFigures(hits, self.total(Counter.MADE), self.used, lacking)
+
+    # --- counters and notes ---
+
+    def count(self, counter: Counter, number: int = 1) -> None:
+        """Count something, in this process's row."""
+        self._counters[os.getpid() % _ROWS * _ROW + counter] += number
+
+    def total(self, counter: Counter) -> int:
+        """Add up what all processes have counted; two of the same row may miss some."""
+        return sum(self._counters[counter::_ROW].tolist())
+
+    def noted(self, note: Note) -> bool:
+        """Whether something was noted, by any process."""
+        return bool(self._notes[note])
+
+    def note(self, note: Note, text: str) -> None:
+        """Note something, and log it as a line: once, in whichever process it happens first."""
+        if not self._notes[note]:
+            self._notes[note] = 1
+            _log.warning("CachedDataset: %s", text)
+
+
+def _memory_left() -> tuple[int, int]:
+    """Bytes of memory that may still be used here, and how many of them are to be left."""
+    left = memory_left()
+    whole = memory_limits().limit or 0
+    return 1 << 62 if left is None else left, max(_SPARED, whole // _SPARED_PART)
+
+
+_stores: weakref.WeakSet[SharedStore] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    for store in members(_stores):
+        store.forked()
+
+
+os.register_at_fork(after_in_child=_in_child)

@@ -1,0 +1,334 @@
+"""`CachedDataset`: each sample is made once, and kept for all workers and epochs.
+
+::
+
+    dataset[i] ─▶ in memory? ─▶ on disk? ─▶ made by the wrapped dataset ─▶ drew random numbers?
+                      │            │                                         │no            │yes
+                      ▼            ▼                                         ▼              ▼
+                  a copy of it  a copy, kept in memory as well          kept, given      an error
+
+What changes from epoch to epoch comes behind it: ``CachedDataset(decoded, "4 GB").map(augment)``.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+import platform
+import weakref
+from collections.abc import Callable, Sequence
+from multiprocessing.context import get_spawning_popen
+from pathlib import Path
+from typing import Any, ClassVar, Final, TypeVar
+
+from torch.utils.data import Dataset, IterableDataset
+
+from lit_loader.config.checks import check_dataset, filled_text, memory_size, path
+from lit_loader.context import reading
+from lit_loader.data.cache_entry import MISSING, Bytes, pack, unpack
+from lit_loader.data.cache_folder import Folder
+from lit_loader.data.cache_mapped import Indexed, MappedDataset
+from lit_loader.data.cache_store import CacheFigures, Counter, Note, SharedStore
+from lit_loader.data.fingerprint import environment, fingerprint
+from lit_loader.describe import class_name, public, short_repr
+from lit_loader.errors import OptionError, TransportError
+from lit_loader.seeding.draws import Draws
+from lit_loader.seeding.find_generators import root_of
+
+__all__ = ["CachedDataset"]
+
+_FORMAT: Final = 3
+_LABEL: Final = f"lit_loader cache {_FORMAT}"
+_STATELESS: Final = frozenset({"_thread", "threading", "multiprocessing"})
+"""Modules whose objects (locks, say) cannot be compared, and need not be."""
+
+_log = logging.getLogger("lit_loader.cache")
+
+_T = TypeVar("_T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class _Owner:
+    """Stands for a cache in `_watching`; of the caches that share a store each has its own."""
+
+
+_watching: weakref.WeakKeyDictionary[_Owner, Draws] = weakref.WeakKeyDictionary()
+"""Not attributes of caches: what looks for a dataset's generators would look through them, too."""
+
+
+@public
+class CachedDataset(Dataset[T_co]):
+    """A map-style dataset whose samples are made once, by whichever worker needs them first.
+
+    Samples lie in memory that all workers share under every start method, for as long as this
+    object lives, and on disk in ``directory``. Each reader gets a copy of its own, equal to what
+    was made. Nothing is ever dropped for another sample: where the memory is full, or scarce, the
+    rest is made anew each time (and a line is logged).
+
+    What is kept must not depend on random numbers, or on the epoch: a sample that draws from a
+    generator while it is kept is an error. Augment behind the cache: `map`. Attributes that
+    this object does not have are the dataset's. Copies by ``pickle`` and ``copy.deepcopy`` begin
+    empty, unless there is a key.
+
+    Args:
+        dataset: What makes the samples; it has a length and is not changed any more.
+        memory: Bytes of memory that samples may take, or text such as ``"4 GB"``; 0: none.
+        directory: A folder in which samples outlive the run, and which several runs may use at
+            once; None: none.
+        key: Names the data, as in ``"flowers, June 2026"``: all processes of this user on this
+            machine that give the same one (ranks, other runs) share the memory, and ``directory``
+            if there is one. With another key samples are made anew, and so they are with another
+            dataset: what it and its parts hold (indices, transforms) is compared, and the text of
+            the files that define their classes. What cannot be compared (an open file, say) is
+            logged; that, files that are read and code elsewhere are for the key to name.
+
+    Raises:
+        OptionError: An argument is refused, or the directory is not this user's alone.
+        OSError: There is no memory, or the directory cannot be made.
+    """
+
+    shared_by_readers: ClassVar = ("_store", "_folder")
+    """See `streams/copies.py`: samples do not depend on who has made them."""
+
+    def __init__(
+        self,
+        dataset: Indexed[T_co],
+        memory: int | str,
+        directory: str | Path | None = None,
+        key: str | None = None,
+    ) -> None:
+        check_dataset(dataset)
+        _check_is_finite(dataset)
+        self.dataset: Any = dataset
+        self.memory = memory_size("memory", memory)
+        self.directory = None if directory is None else path("directory", directory)
+        self.key = None if key is None else filled_text("key", key)
+        if self.directory is not None and self.key is None:
+            raise OptionError(
+                "directory needs a key, which names the data and all that their samples depend on, "
+                f"so that no run reads those of another, got directory={short_repr(directory)} and "
+                "key=None"
+            )
+        if not self.memory and self.directory is None:
+            raise OptionError("memory=0 keeps nothing without a directory, got directory=None")
+        self._owner = _Owner()
+        self._open()
+
+    def _open(self) -> None:
+        self._folder: Folder | None = None
+        label = None
+        if self.key is not None:
+            size = len(self.dataset)
+            identity, missing = fingerprint(
+                _FORMAT, platform.machine(), self.key, size, self.dataset
+            )
+            for thing in missing:
+                if root_of(type(thing)) not in _STATELESS:
+                    _log.warning(
+                        "CachedDataset: %s in %s cannot be compared with that of another process "
+                        "or run: let the key name what it stands for",
+                        *(short_repr(thing), type(self.dataset).__name__),
+                    )
+            if self.directory is not None:
+                about = f"{class_name(type(self.dataset))} of {size} samples"
+                self._folder = Folder(self.directory, self.key, identity[:16], about)
+            label = f"{_LABEL} {fingerprint(environment(), identity, self.memory)[0]}"
+        self._store = SharedStore(len(self.dataset), self.memory, label)
+
+    # --- samples ---
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: Any) -> T_co:
+        sample: T_co
+        number = self._number(index)
+        if number < 0:
+            sample = self.dataset[index]
+            return sample
+        sample = self._store.get(number)
+        if sample is not MISSING:
+            self._store.count(Counter.FROM_MEMORY)
+            return sample
+        sample = self._from_disk(number)
+        return self._make(number) if sample is MISSING else sample
+
+    def reads_from(self, index: Any) -> tuple[tuple[Any, Any], ...]:
+        """Give what a sample is read from (see `lit_loader.reads_ahead`): nothing if it is kept."""
+        number = self._number(index)
+        kept = number >= 0 and (
+            number in self._store or (self._folder is not None and number in self._folder)
+        )
+        return () if kept else ((self.dataset, index if number < 0 else number),)
+
+    def _number(self, index: Any) -> int:
+        """Give the number of a sample that may be kept; -1: the dataset is to answer itself."""
+        if type(index) is not int:
+            try:
+                index = -1 if type(index) is bool else operator.index(index)
+            except TypeError:
+                return -1
+        return index if 0 <= index < self._store.length else -1
+
+    def _from_disk(self, number: int) -> Any:
+        entry = None if self._folder is None else self._folder.get(number)
+        if entry is None:
+            return MISSING
+        keep = self._store.is_open
+        sample = unpack(number, entry.copy() if keep else entry)
+        if sample is not MISSING:
+            self._store.count(Counter.FROM_DISK)
+            if keep:
+                self._store.put(number, entry)
+        return sample
+
+    def _make(self, number: int) -> Any:
+        self._store.count(Counter.MADE)
+        if not self._keeps:
+            return self.dataset[number]
+        sample = self._without_draws(lambda: self.dataset[number], (number,))
+        self._keep(number, sample)
+        return sample
+
+    @property
+    def __getitems__(self) -> Callable[[Sequence[Any]], list[Any]] | None:
+        """Reads a batch's samples at once; None where the dataset cannot."""
+        return self._getitems if getattr(self.dataset, "__getitems__", None) else None
+
+    def _getitems(self, indices: Sequence[Any]) -> list[Any]:
+        samples, absent = [], []
+        for place, index in enumerate(indices):
+            number = self._number(index)
+            sample = MISSING if number < 0 else self._store.get(number)
+            if sample is not MISSING:
+                self._store.count(Counter.FROM_MEMORY)
+            elif number >= 0:
+                sample = self._from_disk(number)
+            if sample is MISSING:
+                absent.append((place, number))
+            samples.append(sample)
+        if not absent:
+            return samples
+        asked = [indices[place] if number < 0 else number for place, number in absent]
+        made: Sequence[Any]
+        if self._keeps:
+            made = self._without_draws(lambda: self.dataset.__getitems__(asked), asked)
+        else:
+            made = self.dataset.__getitems__(asked)
+        for (place, number), sample in zip(absent, made, strict=True):
+            samples[place] = sample
+            if number >= 0:
+                self._store.count(Counter.MADE)
+                if self._keeps:
+                    self._keep(number, sample)
+        return samples
+
+    # --- keeping ---
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether what is made now may be kept."""
+        return self._store.is_open or (
+            self._folder is not None and not self._store.noted(Note.NOT_ON_DISK)
+        )
+
+    def _without_draws(self, make: Callable[[], _T], indices: Sequence[Any]) -> _T:
+        """Make samples, and see that they depend neither on random numbers nor on the epoch."""
+        draws = _watching.get(self._owner)
+        if draws is None:
+            draws = _watching[self._owner] = Draws(self.dataset)
+        marks = draws.mark()
+        reading.asked = ""
+        made = make()
+        if draws.made_one():  # perhaps it has drawn from that: it has not been watched yet
+            marks = draws.mark()
+            made = make()
+        drawn = draws.drawn(marks)
+        if drawn is None and not reading.asked:
+            return made
+        what = f"draws from (or seeds) {drawn}" if drawn else f"asks for {reading.asked}"
+        raise OptionError(
+            f"{type(self.dataset).__name__} {what} in sample {short_repr(indices[0])}, and "
+            "CachedDataset would keep what it drew for all epochs: move it behind the cache, as in "
+            "CachedDataset(dataset, memory).map(augment)"
+        )
+
+    def _keep(self, number: int, sample: Any) -> None:
+        store = self._store
+        if number in store:  # by another worker, meanwhile; or it cannot be read here
+            return
+        try:
+            entry = pack(number, sample)
+        except TransportError as error:
+            store.note(Note.NOT_KEPT, f"samples that hold such a thing are not kept: {error}")
+            return
+        if store.is_open:
+            store.put(number, entry)
+        self._to_disk(number, entry)
+
+    def _to_disk(self, number: int, entry: Bytes) -> None:
+        if self._folder is None or self._store.noted(Note.NOT_ON_DISK):
+            return
+        try:
+            self._folder.put(number, entry)
+        except OSError as error:
+            self._store.note(
+                Note.NOT_ON_DISK,
+                f"{self._folder.path} takes no more samples ({error.strerror}): the others are "
+                "kept in memory only, or made anew each time",
+            )
+
+    # --- the rest ---
+
+    def map(self, function: Callable[[T_co], _T]) -> MappedDataset[_T]:
+        """Return a dataset of ``function(sample)``, which is called each time: to augment."""
+        return MappedDataset(self, function)
+
+    def figures(self) -> CacheFigures:
+        """Say what the cache holds and has spared, in all processes together."""
+        return self._store.figures()
+
+    def __repr__(self) -> str:
+        kept, store = self._store.total(Counter.KEPT), self._store
+        where = "" if self.directory is None else f", directory={str(self.directory)!r}"
+        return (
+            f"{type(self).__name__}({type(self.dataset).__name__}, {kept:,} of {store.length:,} "
+            f"samples in {store.used / 1e6:,.1f} of {store.limit / 1e6:,.1f} MB{where})"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or "dataset" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.dataset, name)
+
+    def __copy__(self) -> CachedDataset[T_co]:
+        other = type(self).__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        return other
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {**self.__dict__}
+        if get_spawning_popen() is None:
+            del state["_store"], state["_folder"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if "_store" not in state:
+            self._open()
+
+
+def _check_is_finite(dataset: Any) -> None:
+    name = type(dataset).__name__
+    if isinstance(dataset, IterableDataset):
+        raise OptionError(
+            "CachedDataset keeps samples by their index, which an IterableDataset does not have: "
+            f"use a map-style dataset, or cache what it reads, got {name}"
+        )
+    if not (hasattr(type(dataset), "__getitem__") and hasattr(type(dataset), "__len__")):
+        raise OptionError(f"dataset must have __getitem__ and __len__ to be cached, got {name}")
+    if callable(getattr(dataset, "set_epoch", None)):
+        raise OptionError(
+            "dataset must give the same samples in every epoch to be cached, and it has set_epoch: "
+            f"cache what lies below it, got {name}"
+        )

@@ -1,0 +1,318 @@
+"""`MixtureStream`: several iterable datasets, mixed by weights, resumed exactly.
+
+::
+
+    Schedule: draw number ─▶ source ─▶ the next sample of its iterator
+                              └─ at its end: stop, drop it, or iterate it again
+
+The state is the number of draws and the place of each source: its own state, where it has one. Once
+one without a state has been begun, `lit_loader.DataLoader` reads all of them again instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from torch.utils.data import IterableDataset
+
+from lit_loader.checkpoint.fingerprint import Fingerprint, summarise
+from lit_loader.checkpoint.stateful import Opened, checked_parts
+from lit_loader.checkpoint.untrusted_state import damaged, is_count
+from lit_loader.config.checks import one_of, whole_number
+from lit_loader.context import reading
+from lit_loader.data.mixture import announce_epoch, named_sources
+from lit_loader.data.mixture_schedule import Schedule, Weights, named_weights
+from lit_loader.describe import public, short_repr
+from lit_loader.errors import OptionError, StateError
+from lit_loader.seeding.generator_state import preserved
+from lit_loader.seeding.seeds import derive
+
+__all__ = ["MixtureStream"]
+
+
+@public
+class MixtureStream(IterableDataset[Any]):
+    """Several iterable datasets, mixed by weights.
+
+    Each reader (one of ``num_shards``; without, each worker of each rank) mixes what it gets of
+    every source, so each source asks `lit_loader.get_shard` for its share. The stream is resumed
+    exactly: from the sources' own ``state_dict`` and ``load_state_dict`` (those of the iterator and
+    of the dataset). If one that has been begun has none, all of the mixture is read again from the
+    epoch's start, each batch with the seeds that it had.
+
+    Loaders that are not of this package know only the mixture's own state. From that a source
+    without a state is read again alone, and random generators are then put back (not those that
+    only ``reseed_fn`` knows): there it must not draw its order between samples, as a shuffle buffer
+    does.
+
+    Args:
+        datasets: The sources, in a list, or by name; factories without arguments are called.
+        weights: Relative frequency of each, alike a list or by name; None: all alike.
+        epoch_length: Samples of an epoch, over all readers; None: until sources are exhausted.
+        exhausted: What happens where a source has no more: "stop" ends the epoch (of this reader),
+            "drop" goes on with the others until none has more, "repeat" iterates it again.
+        seed: Seed of the mixture.
+
+    Raises:
+        OptionError: The weights or options are refused; "repeat" without ``epoch_length`` would
+            never end; a source that has a state is there twice.
+    """
+
+    state_is_that_of_sources: Final = True
+    """For the advice that is given where there is none."""
+
+    def __init__(
+        self,
+        datasets: Mapping[str, Iterable[Any]] | Sequence[Iterable[Any]],
+        weights: Weights | None = None,
+        epoch_length: int | None = None,
+        exhausted: str = "stop",
+        seed: int = 0,
+    ) -> None:
+        exhausted = one_of("exhausted", exhausted, ("stop", "drop", "repeat"))
+        if epoch_length is not None:
+            epoch_length = whole_number("epoch_length", epoch_length, low=1)
+        seed = whole_number("seed", seed)
+        if epoch_length is None and exhausted == "repeat":
+            raise OptionError(
+                "exhausted='repeat' never ends an epoch: set epoch_length, got epoch_length=None"
+            )
+        self.names, self.datasets = named_sources(datasets)
+        _check_distinct(self.names, self.datasets)
+        self.weights = (
+            [1] * len(self.names) if weights is None else named_weights(weights, self.names)
+        )
+        # Made here, too, so that bad weights are refused before a worker has them.
+        self._shares = Schedule(self.weights, seed).shares
+        self.epoch_length, self.exhausted, self.seed = epoch_length, exhausted, seed
+
+    def __iter__(self) -> Iterator[Any]:
+        return _Mixing(self)
+
+    def __repr__(self) -> str:
+        sources = dict(zip(self.names, self.weights, strict=True))
+        return (
+            f"{type(self).__name__}(weights={short_repr(sources)}, "
+            f"epoch_length={self.epoch_length}, exhausted={self.exhausted!r}, seed={self.seed})"
+        )
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch on those sources that have ``set_epoch``."""
+        announce_epoch(self.datasets, epoch)
+
+    def state_fingerprint(self) -> Fingerprint:
+        """Name what the mixture depends on, besides epoch and reader; of the sources, how many."""
+        return {
+            "seed": self.seed,
+            "exhausted": self.exhausted,
+            "epoch_length": self.epoch_length,
+            "shares": summarise(self._shares),
+        }
+
+
+def _check_distinct(names: Sequence[str], datasets: Sequence[Any]) -> None:
+    """Refuse an object that is two sources and has a state of its own: it could be in one place."""
+    first: dict[int, str] = {}
+    for name, dataset in zip(names, datasets, strict=True):
+        other = first.setdefault(id(dataset), name)
+        if other != name and callable(getattr(dataset, "load_state_dict", None)):
+            raise OptionError(
+                "datasets must be different objects where they have a state, got the same "
+                f"{type(dataset).__name__} as {other} and {name}: make it twice, or deepcopy it"
+            )
+
+
+class _Mixing(Iterator[Any]):
+    """One reader's pass over a `MixtureStream`."""
+
+    def __init__(self, stream: MixtureStream) -> None:
+        # Not get_shard(): that would count as if the sources had asked for their shares.
+        index, count = reading.shard
+        self._schedule = Schedule(stream.weights, derive(stream.seed, reading.epoch, index))
+        length = stream.epoch_length
+        self._left = math.inf if length is None else -((index - length) // count)
+        self._sources = [_Source(each, number) for number, each in enumerate(stream.datasets)]
+        self._drawn_from = [
+            source for source, weight in zip(self._sources, stream.weights, strict=True) if weight
+        ]
+        self._exhausted, self._draws, self._given, self._ended = stream.exhausted, 0, 0, False
+
+    def __next__(self) -> Any:
+        while not self._ended and self._given < self._left:
+            sources, _ = self._schedule.at(self._draws // self._schedule.block)
+            source = self._sources[sources[self._draws % self._schedule.block]]
+            if source.ended:
+                self._draws += 1
+                continue
+            try:
+                sample = source.next()
+            except StopIteration:
+                self._on_end_of(source)
+                continue
+            self._draws += 1
+            self._given += 1
+            return sample
+        raise StopIteration
+
+    def _on_end_of(self, source: _Source) -> None:
+        # One that has nothing to give (an empty share, perhaps) would be asked for ever.
+        if self._exhausted == "repeat" and source.taken:
+            source.begin_again()
+        else:
+            source.ended = True
+        self._ended = self._exhausted == "stop" or self._all_ended()
+
+    def _all_ended(self) -> bool:
+        return all(source.ended for source in self._drawn_from)
+
+    @property
+    def must_be_read_again(self) -> bool:
+        """Whether a source has been begun that could come in another order if read by itself."""
+        return any(source.must_be_read_again for source in self._sources)
+
+    @property
+    def unproven(self) -> bool:
+        """Whether a source that draws where it begins has not been gone on with yet."""
+        return any(source.unproven for source in self._sources)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give the place, with that of each source."""
+        return {
+            "draws": self._draws,
+            "given": self._given,
+            "ended": self._ended,
+            "sources": [source.state() for source in self._sources],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a state was taken; sources are opened when they are drawn from.
+
+        Raises:
+            StateError: The state is of another number of sources, or of something else.
+        """
+        draws, given, ended, sources = _checked(state)
+        if len(sources) != len(self._sources):
+            raise StateError(
+                f"the state is of a mixture of {len(sources)} sources, but this one has "
+                f"{len(self._sources)}: resume with the datasets that it was taken with"
+            )
+        self._draws, self._given = draws, given
+        for source, theirs in zip(self._sources, sources, strict=True):
+            source.load(theirs)
+        # Else it would be drawn on and on, and nothing found.
+        self._ended = ended or self._all_ended()
+
+
+_KEY, _ROLE = "dataset", "source"
+
+
+class _Source:
+    """One source of a stream: its iterator, opened at its first sample, and where that is."""
+
+    def __init__(self, dataset: Any, number: int) -> None:
+        self._dataset, self._number = dataset, number
+        self._opened: Opened | None = None
+        self._loaded: Any = None
+        self._again = 0
+        self._draws = False  # with its first sample, or before it
+        self.taken, self.ended = 0, False
+
+    def next(self) -> Any:
+        """Give the next sample; StopIteration at the end."""
+        if self._opened is None and not self.taken:
+            with reading.beginning(self._number):
+                self._opened, before = Opened(self._dataset, _KEY, role=_ROLE), reading.drawn()
+                sample = next(self._opened.iterator)
+                self._draws = reading.drawn() != before
+        else:
+            if self._opened is None:
+                self._open_again()
+            assert self._opened is not None
+            if self._again:
+                self._read_again(self._opened)
+            sample = next(self._opened.iterator)
+        self.taken += 1
+        return sample
+
+    def begin_again(self) -> None:
+        """Iterate the source from its start at the next sample."""
+        self._opened, self._loaded, self._again, self.taken = None, None, 0, 0
+
+    @property
+    def must_be_read_again(self) -> bool:
+        """Whether it is in the midst of what no state of its own leads to."""
+        if not self.taken or self.ended:
+            return False
+        return not self._loaded if self._opened is None else self._opened.must_be_read_again
+
+    @property
+    def unproven(self) -> bool:
+        """Whether nobody knows yet that its state leads to where it was."""
+        if self._opened is not None:
+            return self._opened.unproven
+        return bool(self._loaded) and self._draws and not self.ended
+
+    def state(self) -> list[Any]:
+        """Give the samples taken, whether none is left, the source's own state, and if it draws."""
+        own = self._loaded if self._opened is None else self._opened.state()
+        return [self.taken, self.ended, own, *([True] if self._draws else [])]
+
+    def load(self, state: Sequence[Any]) -> None:
+        """Go on where `state` was asked for."""
+        self.taken, self.ended, self._loaded, self._draws = state
+        self._opened = None
+
+    def _open_again(self) -> None:
+        # In the run that is resumed, this batch was made without any of what follows.
+        with preserved(), reading.aside(), reading.beginning(self._number):
+            self._opened = Opened(self._dataset, _KEY, self._loaded, role=_ROLE)
+            if not self._loaded:
+                self._again = self.taken
+                self._read_one_again(self._opened)
+        self._loaded = None  # not sooner: a source that refuses it is asked again
+
+    def _read_again(self, opened: Opened) -> None:
+        """Read what has been given before; a sample that raised then may raise again."""
+        with preserved(), reading.aside():
+            while self._again:
+                self._read_one_again(opened)
+
+    def _read_one_again(self, opened: Opened) -> None:
+        try:
+            next(opened.iterator)
+        except StopIteration:
+            self._again = 0  # there are fewer now
+            raise
+        self._again -= 1
+
+
+def _checked(state: Any) -> tuple[int, int, bool, list[list[Any]]]:
+    """Give what `_Mixing.state_dict` gave: draws, samples given, whether it has ended, sources.
+
+    Raises:
+        StateError: It is something else.
+    """
+    if not isinstance(state, Mapping):
+        raise damaged("mixture must be a dict", state)
+    draws, given, ended = (state.get(name) for name in ("draws", "given", "ended"))
+    if not (is_count(draws) and is_count(given) and given <= draws):
+        raise damaged("draws and given must be how many there were of each", [draws, given])
+    if type(ended) is not bool:
+        raise damaged("ended must be True or False", ended)
+    sources = state.get("sources")
+    if not isinstance(sources, (list, tuple)):
+        raise damaged("sources must be a list", sources)
+    parts = []
+    for number, part in enumerate(sources):
+        whole = isinstance(part, (list, tuple)) and len(part) in (3, 4)
+        # A sample that was given was taken from a source.
+        if not (
+            (whole and is_count(part[0]) and part[0] <= given)
+            and all(type(flag) is bool for flag in (part[1], *part[3:]))
+        ):
+            raise damaged(f"sources[{number}] must be [taken, ended, the source's state]", part)
+        own = checked_parts(f"sources[{number}][2]", part[2], _KEY)
+        parts.append([part[0], part[1], own, any(part[3:])])
+    return draws, given, ended, parts

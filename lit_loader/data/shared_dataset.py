@@ -1,0 +1,214 @@
+"""`shared_dataset`: one process of a machine builds a dataset, the others map its arrays.
+
+::
+
+    lock ─▶ found? ──yes──▶ let go of, mapped
+              │no              ▲
+              ▼                │
+            built, pickled, published
+
+Who has to wait for the lock is told when its holder lets go or ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from lit_loader.config.checks import filled_text, is_dataset, seconds
+from lit_loader.data import memory_files
+from lit_loader.data.fingerprint import environment, fingerprint
+from lit_loader.describe import message_of, public, short_repr
+from lit_loader.errors import LoaderError, OptionError, TransportError
+from lit_loader.seeding.draws import Draws
+from lit_loader.system.carrier import Frozen, Policy, freeze, thaw
+from lit_loader.system.process_memory import memory_left
+
+__all__ = ["shared_dataset"]
+
+_LABEL: Final = "lit_loader dataset 1"
+"""What files in memory and locks are called; its end is the version of the format."""
+
+_SPARED: Final = 256 << 20
+"""Bytes of memory that are left to others."""
+
+_log = logging.getLogger("lit_loader.node")
+
+_building: set[tuple[str, int, int]] = set()
+"""What is being built: label, process and thread."""
+
+
+@public
+def shared_dataset(factory: Callable[[], Any], key: str, timeout: float = 1800.0) -> Any:
+    """Build a dataset once for all processes of this user on this machine that ask for it.
+
+    The first one calls ``factory``; it and all others, ranks or other runs, get an equal dataset
+    each, whose large arrays and tensors (64 KiB and more) lie in memory once for all of them and
+    for their workers under every start method. What a process writes into one is seen by no other.
+    The data lives as long as any process that has it, and nothing is left behind. If the process
+    that builds is killed, another one builds; where ``factory`` raises, that is raised, and
+    the next process tries by itself.
+
+    In Hydra around any dataset::
+
+        _target_: lit_loader.shared_dataset
+        key: flowers v2
+        factory: {_target_: my.Dataset, root: data, _partial_: true}
+
+    Args:
+        factory: Makes the dataset, without arguments; it can be pickled (open files and the like
+            are left out and opened on first use) and draws no random numbers from a generator that
+            is not its own. Another argument, or another text of the file that defines it, makes
+            another dataset in spite of the same key.
+        key: Names what the factory reads and does not say, as in "flowers, June 2026": change it
+            with files, with code in other modules, with installed packages and the environment.
+        timeout: Seconds to wait for another process that builds.
+
+    Returns:
+        The dataset. Elsewhere than on Linux, and where memory does not suffice, it is this
+        process's own, and a line is logged.
+
+    Raises:
+        OptionError: An argument is refused, or the factory draws random numbers.
+        TransportError: The dataset cannot be pickled.
+        LoaderError: Another process has not finished within ``timeout``.
+    """
+    key = filled_text("key", key)
+    timeout = seconds("timeout", timeout)
+    if isinstance(factory, str) or not callable(factory) or is_dataset(factory):
+        raise OptionError(
+            "factory must make the dataset when it is called without arguments, got "
+            f"{short_repr(factory)}: pass functools.partial(Dataset, ...), in Hydra _partial_: true"
+        )
+    identity, missing = fingerprint(environment(), key, factory)
+    if missing:
+        raise OptionError(
+            "the factory has an argument or variable that cannot be compared, "
+            f"{short_repr(missing[0])}: shared_dataset must know which processes mean the same "
+            "dataset; pass what can be pickled, such as paths and numbers"
+        )
+    label = f"{_LABEL} {identity}"
+    if not memory_files.is_supported():
+        return _alone(factory, key, "there are no files in memory that others could find")
+    if (label, os.getpid(), threading.get_ident()) in _building:
+        raise OptionError(f"the factory of shared_dataset({key!r}) asks for that dataset itself")
+    try:
+        lock = memory_files.lock(label, timeout)
+    except TimeoutError as error:
+        raise LoaderError(
+            f"{error.strerror} has not finished building "
+            f"shared_dataset({key!r}) in time (timeout): give it more, or end that process, and "
+            "another one builds"
+        ) from error
+    except OSError as error:  # a sandbox, or another user's process
+        return _alone(factory, key, str(error))
+    with lock, _noting(label):
+        fd = memory_files.find(label)
+        if fd is None:
+            return _built(factory, key, label)
+    return _mapped(fd, factory, key)
+
+
+@contextlib.contextmanager
+def _noting(label: str) -> Iterator[None]:
+    entry = (label, os.getpid(), threading.get_ident())
+    _building.add(entry)
+    try:
+        yield
+    finally:
+        _building.discard(entry)
+
+
+def _made(factory: Callable[[], Any], key: str) -> Any:
+    """Call the factory, and see that what it makes does not depend on who calls it."""
+    draws = Draws(factory)
+    marks = draws.mark()
+    dataset = factory()
+    if (drawn := draws.drawn(marks)) is not None:
+        raise OptionError(
+            f"the factory of shared_dataset({key!r}) draws from (or seeds) {drawn}, and all "
+            "processes would have what the first one drew: give it a generator of its own, with a "
+            "seed"
+        )
+    if not is_dataset(dataset):
+        raise OptionError(
+            f"the factory of shared_dataset({key!r}) has returned no dataset, but "
+            f"{short_repr(dataset)}: an object with __getitem__ or __iter__ is wanted; is a "
+            "return missing?"
+        )
+    return dataset
+
+
+def _alone(factory: Callable[[], Any], key: str, why: str) -> Any:
+    _log.warning("%r is built in each process for itself: %s", key, why)
+    return _made(factory, key)
+
+
+def _mapped(fd: int, factory: Callable[[], Any], key: str) -> Any:
+    """Map what another process has built."""
+    try:
+        size = os.fstat(fd).st_size
+        dataset = thaw(fd, held=True)
+    except Exception as error:  # whatever unpickling raises: a class that is not found here, say
+        return _alone(
+            factory, key, f"another one's cannot be read here ({type(error).__name__}: {error})"
+        )
+    finally:
+        os.close(fd)
+    _log.info("%r is mapped: %.1f MB that another process has built", key, size / 1e6)
+    return dataset
+
+
+def _built(factory: Callable[[], Any], key: str, label: str) -> Any:
+    """Build, publish and map it."""
+    began = time.monotonic()
+    dataset: Any = _made(factory, key)
+    frozen: Frozen | None = freeze(dataset, Policy.processes(), {"dataset": dataset})
+    assert frozen is not None
+    nbytes, left = frozen.size, memory_left()
+    if left is not None and left < nbytes + _SPARED:
+        _log.warning(
+            "%r is built in each process for itself: %.0f MB are wanted for it, and %.0f MB are "
+            "left",
+            *(key, nbytes / 1e6, left / 1e6),
+        )
+        return dataset
+    fd = -1
+    try:
+        try:
+            fd = memory_files.new(label)
+            frozen.write(fd)
+        except OSError as error:
+            _log.warning("%r is built in each process for itself: %s", key, message_of(error))
+            return dataset
+        # From here on this process has it as all others have, and its own copy goes.
+        dataset = frozen = None
+        gc.collect()
+        dataset = _published(fd, key)
+    finally:
+        if fd >= 0:
+            os.close(fd)
+    _log.info(
+        "%r is built, in %.1f s: %.1f MB for all processes",
+        *(key, time.monotonic() - began, nbytes / 1e6),
+    )
+    return dataset
+
+
+def _published(fd: int, key: str) -> Any:
+    """Read what was written, and let all others read it."""
+    try:
+        dataset = thaw(fd, held=True)
+        memory_files.seal(fd)
+    except Exception as error:
+        raise TransportError(
+            f"shared_dataset({key!r}) cannot be unpickled ({type(error).__name__}: "
+            f"{message_of(error)}): mend its __setstate__"
+        ) from error
+    return dataset

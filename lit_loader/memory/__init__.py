@@ -1,1 +1,0 @@
-"""The shared memory that batches travel in, and who holds which part of it."""

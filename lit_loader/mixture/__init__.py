@@ -1,1 +1,0 @@
-"""Several datasets as one, mixed by weights."""

@@ -1,1 +1,0 @@
-"""Worker processes, as the training process sees them: start, feed, watch, replace, stop."""

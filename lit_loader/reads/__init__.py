@@ -1,1 +1,0 @@
-"""What waits for storage, read ahead: several reads at a time in one process."""

@@ -1,0 +1,167 @@
+"""`AutoWorkers`: ``num_workers="auto"``: measures, has it decided, and says what is to be done.
+
+One a loader, from iterator to iterator::
+
+    record of a batch ─▶ Window ─Load─▶ Controller ─Setting─▶ the iterator resizes its workers
+                                         ▲
+                           Bounds: processors, memory
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from lit_loader.statistics.controller import Bounds, Controller, Setting
+from lit_loader.statistics.records import BatchRecord
+from lit_loader.statistics.window import Window
+from lit_loader.system.process_memory import memory_left, own_memory
+from lit_loader.system.processors import processors_of_this_rank
+
+__all__ = ["AutoWorkers"]
+
+LEAST: Final = 50_000_000
+"""Nanoseconds that a window has at least."""
+
+QUICK, REST = 1e-3, 4
+"""Batches quicker than that (seconds) are not looked at for so many windows after a quiet one."""
+
+MOST: Final = 32
+"""Workers that there may be on a small machine; on a larger one, eight for each processor."""
+
+WAITING: Final = 0.5
+"""The part of a batch's time that samples wait for reads, from which on more reads would help."""
+
+FRESH: Final = 5_000_000_000
+"""Nanoseconds for which processors and memory are taken to be as they were."""
+
+SPARE: Final = 0.8
+"""The part of the memory left that more workers may take."""
+
+_LOG: Final = logging.getLogger("lit_loader.tuning")
+
+
+class Workers(Protocol):
+    """What is asked of the workers: see `workers/worker_pool.py`."""
+
+    num_workers: int
+
+    @property
+    def settled(self) -> bool:
+        """Whether there are as many as there are to be, all of them up."""
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """Their process ids, by number."""
+
+
+class AutoWorkers:
+    """Sets a loader's number of workers. A copy of it begins with the number of the moment."""
+
+    def __init__(self, workers: int = 2) -> None:  # so few that they do not wait for each other
+        self.ranks: int | None = None  # of the job on this machine; None: as the launcher says
+        self.measured = False  # whether the setting is one that was found
+        self._controller = Controller(workers)
+        self._window = Window()
+        self._settled = False  # whether the workers are all up, and the window has begun
+        self._latest = (-1, 0, 0)  # epoch and batch that is given out, and the moment
+        self._changed = (-1, 0)  # epoch and batch at which it was decided last
+        self._rest = 0  # batches that are not looked at
+        self._due = 0  # batches in the window at which something is to be done
+        self._most = 1 << 20  # workers that could be started
+        self._looked = -FRESH  # at the following, by time.monotonic_ns()
+        self._processors, self._room = 0.0, 0
+
+    def __reduce__(self) -> tuple[type[AutoWorkers], tuple[int]]:
+        return AutoWorkers, (self.setting.workers,)
+
+    @property
+    def setting(self) -> Setting:
+        """How many workers there are to be, and why."""
+        return self._controller.setting
+
+    def begin_with(self, workers: int) -> None:
+        """Begin with so many, if nothing was found yet; they may be those of a larger machine."""
+        if not self.measured and workers > 0:
+            most = _most_on(processors_of_this_rank(self.ranks))
+            self._controller = Controller(min(workers, most))
+
+    def make_do(self, workers: int) -> None:
+        """Have no more workers than these, from now on: no more can be started."""
+        self._most = workers
+        self._controller.bound(workers)
+
+    def add(self, record: BatchRecord, again: bool = False) -> bool:
+        """Take in a batch that is given out; returns whether :meth:`decide` is to be called.
+
+        Where readers that move to another worker read ``again`` what they have given, an epoch's
+        next change waits until there are twice as many batches.
+        """
+        self._latest = record.epoch, record.number, record.given
+        if again and record.epoch == self._changed[0] and record.number < 2 * self._changed[1]:
+            return False
+        if self._rest:
+            self._rest -= 1
+            return False
+        self._window.add(record)
+        return len(self._window) >= self._due
+
+    def decide(
+        self, workers: Workers, name: str, budget: int | None, readers: int = 0, reads: int = 0
+    ) -> Setting | None:
+        """Say how many workers there are to be from now on (0 readers: any); None: as before."""
+        window, controller = self._window, self._controller
+        if not self._settled:
+            if workers.settled:  # what they take up from now on is work, and no start
+                self._settled, self._due = True, controller.window
+                window.begin(self._latest[2])
+            return None
+        if window.nanoseconds < LEAST:
+            self._due += controller.window
+            return None
+        load, before = window.take(workers.num_workers), controller.setting
+        bounds = self._bounds(workers, load.nbytes, budget, readers)
+        if reads and load.reading > WAITING:
+            # Reads at a time count as workers: what waits for storage does so in a thread as well.
+            most = max(2, math.ceil(self._processors), self._room // reads)
+            if most < bounds.most:
+                why = f"are not begun for samples that wait for storage: raise reads, now {reads}"
+                bounds = bounds._replace(most=most, why=why)
+        now = controller.decide(load, bounds)
+        self.measured, self._due = True, controller.window
+        if (now.workers, now.prefetch) == (before.workers, before.prefetch):
+            self._rest = REST * load.batches if load.between < QUICK else 0
+            return None
+        _LOG.info(
+            "%s: %d -> %d workers, %d -> %d batches ahead for each: %s (a batch takes a worker "
+            "%.3g ms, %.3g of them computing and %.3g waiting for a processor; the consumer is "
+            "busy for %.3g ms and waits for %.3g)",
+            *(name, before.workers, now.workers, before.prefetch, now.prefetch, now.reason),
+            *(1e3 * load.worker, 1e3 * load.processor, 1e3 * load.queued),
+            *(1e3 * load.step, 1e3 * load.wait),
+        )
+        self._changed = self._latest[:2]
+        self._settled, self._due = False, 0
+        return now
+
+    def _bounds(self, workers: Workers, nbytes: int, budget: int | None, readers: int) -> Bounds:
+        """What may be used now; looked up anew where it is some seconds old."""
+        now = time.monotonic_ns()
+        if now - self._looked > FRESH:
+            self._looked, left = now, memory_left()
+            self._processors = processors_of_this_rank(self.ranks)
+            self._room = _most_on(self._processors)
+            each = own_memory(workers.pids[0]) if workers.pids else None
+            if left is not None and each:
+                self._room = min(self._room, workers.num_workers + int(SPARE * left / each))
+        batches = max(1, budget // nbytes) if budget is not None and nbytes else 1 << 20
+        most = min(self._most, self._room, batches, readers or batches)
+        return Bounds(self._processors, max(1, most), batches)
+
+
+def _most_on(processors: float) -> int:
+    """Workers that there may be on so many processors."""
+    return max(MOST, 8 * math.ceil(processors))

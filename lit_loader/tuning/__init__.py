@@ -1,1 +1,0 @@
-"""Decides how many workers a loader has, from what its batches cost."""

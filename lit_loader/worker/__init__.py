@@ -1,1 +1,0 @@
-"""The worker process, and the ways of starting one."""

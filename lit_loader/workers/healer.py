@@ -1,0 +1,400 @@
+"""`Healer`: replaces a worker that dies or hangs, or raises the error that says why not.
+
+::
+
+    pool.receive ─ WorkerDeath ───────────────▶ is there budget?
+        │                                        │ yes: pool.replace, a notice; waiting goes on
+        ╰── time is up ─▶ who hangs? ─ ended, ──▶│ no: WorkerDiedError or WorkerTimeoutError
+                           with its stacks       │ its task has ended two in a row: that task is
+                                                 ╰ given up, and the error is its batch's outcome
+
+One object lives as long as an iterator, which is one epoch, and so does its budget. It is used by
+the thread that receives; the notices are taken by the consumer, who gets them as warnings. Without
+a timeout, a reader that may wait for others for ever is told of, and left to itself. The texts say
+what happened, the likely cause, and what to do.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+import warnings
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Final
+
+from lit_loader.describe import program_stacklevel
+from lit_loader.errors import (
+    LoaderError,
+    WorkerDiedError,
+    WorkerRestartWarning,
+    WorkerTimeoutError,
+)
+from lit_loader.statistics.sentences import NOT_KNOWN, doing
+from lit_loader.system.cgroups import MemoryLimits, memory_limits
+from lit_loader.transport.messages import position_of
+from lit_loader.transport.remote_error import describe_indices
+from lit_loader.transport.status_board import BoardRow, Stage
+from lit_loader.workers.outcome import Outcome, WorkerDeath, unborn
+from lit_loader.workers.payload import NO_ROOM
+from lit_loader.workers.starters import Notice
+from lit_loader.workers.worker_pool import WorkerPool
+
+__all__ = ["Healer"]
+
+_SUSPICIOUS: Final = 60.0
+"""Seconds at one sample after which a reader is told of, where another one has been replaced."""
+
+_SECOND_LOOK: Final = 0.5
+"""Seconds between the two looks that must find a worker in the same place, before it is said to
+hang. After the whole process group has been stopped for a while (Ctrl-Z), it will not be."""
+
+Fault = type[WorkerDiedError] | type[WorkerTimeoutError]
+"""What has befallen a worker, as the error that is raised if it may not be replaced."""
+
+_ONE_REQUEST: Final = 2.0
+"""Seconds within which workers that end by SIGTERM count once: it was sent to all of them."""
+
+_KILLS_IN_A_ROW: Final = 2
+
+_ADVICE: Final = {
+    WorkerDiedError: "num_workers=0 shows errors in place.",
+    # Without workers the training process itself would hang, and have no timeout.
+    WorkerTimeoutError: "Mend what keeps it from getting on, or raise timeout.",
+}
+
+_DONE: Final = object()
+
+_CAUSES: dict[int, str] = {
+    signal.SIGTERM: "at the request of another process (a scheduler, perhaps)",
+    signal.SIGSEGV: (
+        "by a crash in native code that the dataset or collate_fn calls: update or leave out that "
+        "library, or set multiprocessing_context='spawn' if it uses threads"
+    ),
+    signal.SIGBUS: (
+        "by memory that could not be had: look for a full disk, or a memory-mapped file that was "
+        "truncated"
+    ),
+    signal.SIGABRT: (
+        "by native code that gave up (an assertion, a corrupted heap): see its output above"
+    ),
+}
+
+
+class Healer:
+    """Waits for workers, and replaces those that died or hang, within a budget.
+
+    Args:
+        max_restarts: Workers that may be replaced.
+        timeout: Seconds without progress after which a worker hangs; None: never.
+        iterable: Whether batches are those of readers, which cannot pass over one.
+
+    Attributes:
+        assigned: Task number to indices, of the tasks in flight; for messages.
+        restarts: Workers replaced so far.
+        notices: Texts for the consumer, of what was replaced.
+    """
+
+    def __init__(
+        self,
+        max_restarts: int,
+        timeout: float | None,
+        iterable: bool,
+    ) -> None:
+        self._budget = _Budget(max_restarts)
+        self._hangs = None if timeout is None else _HangDetector(timeout)
+        self._iterable = iterable
+        # Readers may wait for one another where they begin; one that begins anew is alone there.
+        self._meetings = _HangDetector(_SUSPICIOUS) if iterable and timeout is None else None
+        self.assigned: Mapping[int, Any] = {}
+        self.restarts = 0
+        self.notices: deque[Notice] = deque()
+
+    def receive(self, pool: WorkerPool, began: float) -> Outcome | None:
+        """Wait for the next outcome, and see to workers if none comes.
+
+        Args:
+            pool: The workers.
+            began: ``time.monotonic()`` when the wait began, of which this is a step.
+
+        Returns:
+            The outcome, also of a task that was given up; or None: wait again.
+
+        Raises:
+            WorkerDiedError: A worker has died, and may not be replaced.
+            WorkerTimeoutError: A worker hangs, and may not be replaced.
+            LoaderError: There are remote workers only, and none can be had.
+        """
+        hangs = self._meetings if self._meetings and self.restarts else self._hangs
+        try:
+            found = pool.receive(None if hangs is None else hangs.patience(pool, began))
+        except WorkerDeath as death:
+            if hangs is not None:
+                hangs.forget()
+            if death.unborn:
+                # No fault, and no charge: it has had no task, and is not started in the same way
+                # for ever.
+                message = f"{unborn(death)}\nIt has been started again and nothing is lost."
+                self._replace(pool, death, message)
+                return None
+            if death.loss is not None:  # with a budget of its own, see `remote/`
+                if death.loss.final:
+                    raise LoaderError(death.loss.message) from None
+                self._replace(pool, death, death.loss.message)
+                return None
+            return self._see_to(pool, death, WorkerDiedError, died(death, self.assigned))
+        finally:
+            if pool.notices:
+                self.notices.extend(pool.notices)
+                pool.notices.clear()
+        if found is None and hangs is not None and (hanging := hangs.look(pool, began)):
+            worker, seconds = hanging
+            if hangs is self._meetings:
+                self._meetings = None
+                level = program_stacklevel()
+                warnings.warn(alone(worker, seconds), WorkerRestartWarning, stacklevel=level)
+                return None
+            ended = pool.end_hung(worker)
+            message = hung(ended, seconds, hangs.timeout, self.assigned)
+            return self._see_to(pool, ended, WorkerTimeoutError, message)
+        return found
+
+    def _see_to(
+        self, pool: WorkerPool, death: WorkerDeath, fault: Fault, message: str
+    ) -> Outcome | None:
+        """Replace a worker if it may be; returns the outcome of its task if that is given up."""
+        number = death.row.number if death.row.stage in Stage.BUSY else None
+        # Not one whose result it had sent already; nor one of an epoch that is over.
+        if number is not None and pool.is_pending(number) and self._budget.is_deadly(number):
+            error = self._budget.given_up(number, fault, message)
+            if self._iterable:
+                raise error from None
+            self.restarts += 1
+            pool.replace(death.worker, skip_task=number)
+            return Outcome(number, error=error)
+        self._replace(pool, death, self._budget.charge(death, fault, message))
+        return None
+
+    def _replace(self, pool: WorkerPool, death: WorkerDeath, notice: str) -> None:
+        self.restarts += 1
+        self.notices.append(notice)
+        pool.replace(death.worker)
+
+
+class _Budget:
+    """Counts the workers that were replaced, and those that each task has ended.
+
+    Args:
+        max_restarts: Workers that may be replaced.
+    """
+
+    def __init__(self, max_restarts: int) -> None:
+        self._max_restarts = max_restarts
+        self._charged = 0
+        self._last_request = -_ONE_REQUEST
+        self._kills: dict[int, int] = {}
+
+    def charge(self, death: WorkerDeath, fault: Fault, message: str) -> str:
+        """Take a restart off the budget.
+
+        Returns:
+            The notice for the consumer.
+
+        Raises:
+            WorkerDiedError: There is none left, or it would be of no use.
+            WorkerTimeoutError: The same.
+        """
+        now = time.monotonic()
+        by_request = death.exitcode == -signal.SIGTERM
+        if not by_request or now - self._last_request >= _ONE_REQUEST:
+            self._charged += 1
+        if by_request:
+            self._last_request = now
+        if death.row.stage == Stage.STARTING and (death.exitcode or 0) > 0:
+            raise fault(message) from None  # it would be the same again
+        if self._charged > self._max_restarts:
+            spent = (
+                f"max_worker_restarts={self._max_restarts} for this epoch is used up. "
+                if self._max_restarts
+                else ""
+            )
+            raise fault(f"{message}\n{spent}{_ADVICE[fault]}") from None
+        return (
+            f"{message}\nIt has been replaced and nothing is lost (restart {self._charged} of at "
+            f"most max_worker_restarts={self._max_restarts} in this epoch)."
+        )
+
+    def is_deadly(self, number: int) -> bool:
+        """Count a worker that a task has ended; returns whether the task is to be given up."""
+        self._kills[number] = self._kills.get(number, 0) + 1
+        return self._kills[number] >= _KILLS_IN_A_ROW and self._max_restarts > 0
+
+    @staticmethod
+    def given_up(number: int, fault: Fault, message: str) -> WorkerDiedError | WorkerTimeoutError:
+        """The error that takes the place of a batch that no worker survives."""
+        return fault(
+            f"{message}\nBatch {position_of(number)} has ended {_KILLS_IN_A_ROW} workers in a row "
+            f"and is not tried again. {_ADVICE[fault]}"
+        )
+
+
+class _HangDetector:
+    """Remembers, between two looks, which worker is suspected.
+
+    Args:
+        timeout: Seconds without progress after which a worker hangs.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self.timeout = timeout
+        self._suspect: tuple[int, BoardRow] | None = None
+
+    def patience(self, pool: WorkerPool, began: float) -> float:
+        """Seconds until the next look.
+
+        Args:
+            pool: The workers.
+            began: ``time.monotonic()`` when the consumer began to wait.
+        """
+        if self._suspect is not None:
+            return min(_SECOND_LOOK, self.timeout)
+        left = self.timeout - (time.monotonic() - began)
+        if left > 0:  # without looking at the board, for none can hang for longer than this
+            return left
+        idle = max(
+            (_idle(row, began) for row in pool.awaited_workers().values()),
+            default=0.0,
+        )
+        return max(0.0, self.timeout - idle)
+
+    def forget(self) -> None:
+        """Suspect none any more: a worker has died, which may have kept the others waiting."""
+        self._suspect = None
+
+    def look(self, pool: WorkerPool, began: float) -> tuple[int, float] | None:
+        """Look for a worker that hangs; returns it, and for how many seconds it has."""
+        awaited = pool.awaited_workers()
+        if self._suspect is not None:
+            worker, row = self._suspect
+            self._suspect = None
+            if awaited.get(worker) == row:
+                return worker, time.monotonic() - (row.since / 1e9 if row.since else began)
+        for worker, row in sorted(awaited.items(), key=lambda item: item[1].since):
+            # One that waits for tasks is only to blame if those that have one get on.
+            if _idle(row, began) >= self.timeout:
+                self._suspect = worker, row
+                break
+        return None
+
+
+def _idle(row: BoardRow, began: float) -> float:
+    """Seconds that a worker has been at one sample while it was waited for."""
+    return time.monotonic() - max(began, row.since / 1e9)
+
+
+# --- texts ---
+
+
+def died(death: WorkerDeath, assigned: Mapping[int, Any]) -> str:
+    """Say how a worker came to its end.
+
+    Args:
+        death: What was seen.
+        assigned: Task number to indices, of the tasks in flight.
+    """
+    who = f"DataLoader worker {death.worker} (pid {death.pid})"
+    doing = _doing(death.row, assigned)
+    if death.exitcode is None:
+        how = (
+            "is gone, and its exit code is not known: the process that started it is gone, too, or "
+            "SIGCHLD is ignored here, or other code has waited for it (os.waitpid(-1) in a handler "
+            "or a thread)"
+        )
+    elif death.exitcode < 0:
+        name = _signal_name(-death.exitcode)
+        if -death.exitcode == signal.SIGKILL:
+            cause = _killed(death.peak_memory, memory_limits())
+        else:
+            cause = _CAUSES.get(-death.exitcode, "whose sender is not known")
+        how = f"was killed by {name}, {cause}"
+    elif death.row.stage == Stage.STARTING and death.exitcode == NO_ROOM:
+        how = (
+            "could not start: there is no room in its address space for the loader's shared memory "
+            "(ENOMEM): raise the limit (ulimit -v), or lower num_workers or prefetch_factor"
+        )
+    elif death.row.stage == Stage.STARTING:
+        how = (
+            f"could not start (exit code {death.exitcode}): see its output above; put what a "
+            'script does under `if __name__ == "__main__":`, unless workers are forked'
+        )
+    else:
+        how = (
+            f"exited by itself with code {death.exitcode}: something in the dataset, collate_fn or "
+            "worker_init_fn calls os._exit(), or native code that they call does"
+        )
+    stack = f"\nIts stacks:\n{death.stack}" if death.stack else ""
+    return f"{who} {how}. It was {doing}.{stack}"
+
+
+def _killed(peak: int, limits: MemoryLimits) -> str:
+    """Say who has sent SIGKILL, most likely, to a worker with so much memory at most."""
+    own = f"the worker had {peak / 2**20:,.0f} MiB at most; " if peak else ""
+    cause = (
+        "by another process or a person (kill -9, a scheduler): memory was not short"
+        if limits.ample(peak)
+        else "most likely by the kernel for want of memory: use fewer workers, a smaller "
+        "prefetch_factor or smaller batches"
+    )
+    return f"{cause} ({own}{limits.describe()})"
+
+
+def hung(death: WorkerDeath, seconds: float, timeout: float, assigned: Mapping[int, Any]) -> str:
+    """Say where a worker hung.
+
+    Args:
+        death: The worker, which has been ended.
+        seconds: How long it had been where it was.
+        timeout: Seconds that it was given.
+        assigned: Task number to indices, of the tasks in flight.
+    """
+    stack = (
+        f"Its stacks:\n{death.stack}"
+        if death.stack
+        else "It did not write its stacks: it was stopped, or in a system call that cannot be "
+        "interrupted"
+    )
+    return (
+        f"DataLoader worker {death.worker} (pid {death.pid}) did not get on within "
+        f"timeout={timeout:g} s: it was {_doing(death.row, assigned)}, for {seconds:.1f} s, and "
+        f"has been ended; raise timeout if that may take so long. {stack}"
+    )
+
+
+def alone(worker: int, seconds: float) -> str:
+    """Say that a reader does not get on, after one was replaced, and perhaps waits for others."""
+    return (
+        f"DataLoader worker {worker} has been at one sample for {seconds:.0f} s, after a worker "
+        "was replaced: if readers of this dataset wait for each other where they begin (a barrier "
+        "in __iter__), the new one waits there alone, and for ever; with timeout=... in seconds "
+        "the loop ends with its stack, and max_worker_restarts=0 raises at a worker's death"
+    )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _doing(row: BoardRow, assigned: Mapping[int, Any]) -> str:
+    """Say what a worker is at: ``fetching sample 2 (index 17) of batch 3, indices [...]``."""
+    if row.number < 0:
+        return doing(row.stage, None)
+    indices = assigned.get(row.number, _DONE)  # the consumer's thread may take it away just now
+    if indices is _DONE:
+        return f"done with batch {position_of(row.number)}"
+    batch = f"batch {position_of(row.number)}, {describe_indices(indices)}"
+    known = isinstance(indices, list) and 0 <= row.position < len(indices)
+    index = indices[row.position] if known else NOT_KNOWN
+    return doing(row.stage, batch, row.position, index)

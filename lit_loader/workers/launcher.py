@@ -1,0 +1,477 @@
+"""The launcher: a clean process that forks workers on demand; and `make_starter`.
+
+::
+
+    parent ══ "start", a pipe and a permit ═▶ launcher ── fork ──▶ worker
+       ▲ ◀═══ its process id ══════════════════╯  ▲                 ▲ │
+       │ ──── the permit: "begin" ────────────────┼─────────────────╯ │
+       ╰───── pidfd: "it has ended" ──────────────┼───────────────────╯
+              "fate" ═════════════════════════════╯ exit code, peak memory
+
+Forking a process copies the locks that its other threads hold, and nothing in the copy will ever
+release them. A training process has many threads (autograd, OpenMP, loggers, the pin-memory thread)
+when a dead worker must be replaced in the middle of an epoch. So it forks once, when the pool is
+made, a process that has one thread only and never does anything else than fork. A worker made by it
+later is the same as one made at first: the same dataset, the same module state, nothing in motion.
+
+- Before it says that it is ready, the launcher does once what every worker does first: if the fork
+  has copied a held lock, it is stuck there, and not its workers.
+- A launcher that is stuck (asleep, at nothing, for `DEADLINE` seconds) or was killed is forked
+  again; so is one none of whose workers has come up, for the next worker. The third time it is an
+  error, which names the stacks.
+- The launcher does one thing at a time: it waits for a request, or for its parent's death.
+- It ignores SIGTERM: where that is sent to all processes to end a job, the parent ends, and that
+  ends the launcher.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import gc
+import multiprocessing
+import os
+import pickle
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Sequence
+from multiprocessing.connection import wait as wait_for
+from multiprocessing.context import BaseContext
+from typing import Any, Final, NoReturn
+
+import numpy as np
+import torch
+
+from lit_loader.batch.batch_spec import BatchSpec
+from lit_loader.errors import LoaderError
+from lit_loader.seeding.find_generators import find_generators
+from lit_loader.seeding.seeds import await_draws, renew_numpy_generator, seed_worker
+from lit_loader.system.child_processes import reap
+from lit_loader.system.forked_locks import renew_locks
+from lit_loader.system.interrupts import HeldBack
+from lit_loader.system.linux import open_process
+from lit_loader.system.stack_dumps import DUMP_SIGNAL, StackFile, write_stacks_to
+from lit_loader.system.standstill import Standstill
+from lit_loader.workers.payload import Descriptor, Links, Payload
+from lit_loader.workers.process_start import Permit, quiet_start, reset_signals
+from lit_loader.workers.starters import (
+    DEADLINE,
+    DirectStarter,
+    Notice,
+    Starter,
+    WorkerProcess,
+    all_or_none,
+    run_worker,
+)
+
+__all__ = ["ATTEMPTS", "Launcher", "make_starter"]
+
+ATTEMPTS: Final = 3
+"""Forks in a row of which nothing comes, before it is an error."""
+
+_LOOK: Final = 0.5
+"""Seconds between two looks at a launcher that is to answer."""
+
+_ENDING: Final = 1.0
+"""Seconds that a launcher has to end by itself, or to write its stacks."""
+
+_UNDISTURBED: Final = 0.05
+"""Seconds that other threads leave to this one between the end of their draws and the fork."""
+
+_TURNS: Final = 3
+"""Threads that are at Python code, and are given their turn before."""
+
+_STUCK: Final = 120
+"""Seconds after which the kernel ends a launcher that is not ready: its parent may be gone."""
+
+_LONGEST: Final = 1 << 16
+"""Bytes of a message."""
+
+
+def make_starter(context: BaseContext, links: Links, spec: BatchSpec) -> Starter:
+    """Choose where the workers come from: forked ones, on Linux, from a launcher.
+
+    Args:
+        context: The start method.
+        links: What connects worker 0 with the parent.
+        spec: What the workers make.
+    """
+    if context.get_start_method() == "fork" and _has_pidfds():
+        return Launcher(context, links, spec)
+    return DirectStarter(context, spec)
+
+
+def _has_pidfds() -> bool:
+    try:
+        os.close(open_process(os.getpid()))
+    except OSError:
+        return False
+    return True
+
+
+class _Lost(Exception):
+    """The launcher is gone, or does not get on."""
+
+
+class LaunchedWorker(WorkerProcess):
+    """A worker that the launcher has forked, as the parent sees it."""
+
+    def __init__(self, launcher: Launcher, pid: int) -> None:
+        super().__init__(pid, open_process(pid))
+        self._launcher = launcher
+        self._fate: tuple[int | None, int] | None = None
+
+    @property
+    def exitcode(self) -> int | None:  # type: ignore[override]
+        """Exit code, minus the signal's number, or None: alive, or not known."""
+        return self._ended()[0]
+
+    @property
+    def peak_memory(self) -> int:  # type: ignore[override]
+        """Bytes that were resident at most; 0: not known."""
+        return self._ended()[1]
+
+    def _ended(self) -> tuple[int | None, int]:
+        # Asked for only where it is of use: no loader waits for it when it is closed.
+        if self._fate is None:
+            if self.is_alive():
+                return None, 0
+            self._fate = self._launcher.fate(self.pid)
+        return self._fate
+
+
+class Launcher:
+    """Starts the launcher and asks it for workers; for one thread at a time.
+
+    Args:
+        context: Forks.
+        links: What connects worker 0 with the parent.
+        spec: What the workers make.
+
+    Attributes:
+        forks: Whether workers are forked from what this process is.
+        shared_data: Bytes of the dataset in a file of its own: forked workers need none.
+        up_deadline: Seconds that a worker may stand still before it is up.
+        notices: Messages for the consumer.
+        pid: The launcher's process id; 0: there is none.
+    """
+
+    forks = True
+    shared_data = 0
+
+    def __init__(self, context: BaseContext, links: Links, spec: BatchSpec) -> None:
+        self.notices: deque[Notice] = deque()
+        self.up_deadline: float | None = DEADLINE
+        self._context = context
+        self._links = links
+        self._payload = Payload(spec)
+        self._stacks = StackFile(links.stacks.fd)
+        self._requests: socket.socket | None = None
+        self._pidfd = -1
+        self._failures = 0
+        self._begun: set[int] = set()  # workers of this launcher
+        self._proven = False  # whether one of them has come up
+        self.pid = 0
+
+    def start_all(self, links: Sequence[Links]) -> list[LaunchedWorker]:
+        """Have workers forked, one after the other: all or none.
+
+        Raises:
+            LoaderError: The system does not give another process; or none that gets on.
+        """
+        started: list[LaunchedWorker] = []
+        with all_or_none(started), HeldBack():
+            if not self._proven and self._begun.intersection(each.worker for each in links):
+                self._discard()  # the one before has not come up: nor would the next
+            for each in links:
+                try:
+                    self._start(each, started)
+                except OSError as error:
+                    raise LoaderError(
+                        f"DataLoader worker {each.worker} cannot be started ({error.strerror}): "
+                        "raise the limits (ulimit -n, ulimit -u), see that memory is left, or use "
+                        "fewer workers"
+                    ) from error
+        return started
+
+    def came_up(self) -> None:
+        """Hear that a worker has begun to work."""
+        self._failures = 0
+        self._proven = True
+
+    def _start(self, links: Links, started: list[LaunchedWorker]) -> None:
+        """Have a worker forked, by another launcher if need be, and add it to those started."""
+        own = {
+            field.name: getattr(links, field.name)
+            for field in dataclasses.fields(links)
+            if not isinstance(getattr(links, field.name), Descriptor)
+        }
+        while True:
+            try:
+                if self._requests is None or wait_for([self._pidfd], 0):
+                    # At first; and if it was killed. That is as it would be without one.
+                    self._discard()
+                    self._fork()
+                with Permit() as permit:  # of which the launcher has no copy
+                    pid, error = self._ask(("start", own), [links.control.fd, permit.waiting])
+                    if error:
+                        raise OSError(error, os.strerror(error))
+                    started.append(LaunchedWorker(self, pid))
+                    self._begun.add(links.worker)
+                    permit.give()
+                return
+            except _Lost as lost:
+                self._failures += 1
+                if self._failures >= ATTEMPTS:
+                    raise LoaderError(
+                        f"workers cannot be forked, for the {ATTEMPTS}rd time in a row: start the "
+                        "loader before threads that hold locks, or set "
+                        f"multiprocessing_context='forkserver'; {lost}"
+                    ) from None
+                self.notices.append(f"{lost}\nAnother one was forked, and nothing is lost.")
+
+    def _ask(self, request: object, fds: Sequence[int] = ()) -> Any:
+        """Send a request, if it is one, and wait for the answer.
+
+        Raises:
+            _Lost: There is none; the launcher has been ended.
+        """
+        assert self._requests is not None
+        try:
+            if request is not None:
+                socket.send_fds(self._requests, [pickle.dumps(request)], fds)
+            still = Standstill(self.pid)
+            while not wait_for([self._requests, self._pidfd], _LOOK):
+                if still.seconds() >= DEADLINE:
+                    raise _Lost(self._stuck())
+            answer = self._requests.recv(_LONGEST, socket.MSG_DONTWAIT)
+            if not answer:
+                raise ConnectionResetError(errno.ECONNRESET, "the connection was closed")
+        except OSError as error:
+            raise _Lost(self._dead(error)) from None
+        except BaseException:  # an answer that is not waited for would be the next one's
+            self._discard()
+            raise
+        return pickle.loads(answer)
+
+    def _stuck(self) -> str:
+        """Have a launcher that does not get on write its stacks; returns what is to be told."""
+        self._stacks.take()
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, DUMP_SIGNAL)
+        wait_for([self._pidfd], _ENDING)
+        stack = self._stacks.take()
+        return (
+            f"the process that starts workers (pid {self.pid}) got stuck, most likely at a lock "
+            "that another thread of this process held while it was forked"
+            + (f"; its stacks:\n{stack}" if stack else "")
+        )
+
+    def _dead(self, error: OSError) -> str:
+        """Let go of a launcher that has died; returns what it has died of."""
+        wait_for([self._pidfd], _ENDING)
+        pid, code = self.pid, self._discard()
+        how = "is gone" if code is None else f"ended with exit code {code}"
+        if code is not None and code < 0:
+            how = f"was killed by {signal.Signals(-code).name}"
+        return f"the process that starts workers (pid {pid}) {how} ({error})"
+
+    def _fork(self) -> None:
+        """Fork the launcher, and wait until it is ready."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        parent, threads = os.getpid(), threading.active_count() > 1
+        interval, collecting = sys.getswitchinterval(), gc.isenabled()
+        gc.disable()  # it would finalise, in the copy, what waits for threads
+        try:
+            if threads and interval < _UNDISTURBED:
+                sys.setswitchinterval(_UNDISTURBED)
+            with theirs, quiet_start(self._context):
+                # A thread that waits for its turn by now asks soon for the lock of torch's
+                # generator, which is waited for; one that comes later does not. Nothing comes
+                # between this and the fork.
+                for _ in range(_TURNS if threads else 0):
+                    time.sleep(0)
+                await_draws()
+                pid = os.fork()
+                if pid == 0:
+                    sys.setswitchinterval(interval)
+                    ours.close()
+                    self._serve(theirs, parent, collecting, threads)
+            self._requests, self.pid, self._pidfd = ours, pid, open_process(pid)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            if threads and interval < _UNDISTURBED:
+                sys.setswitchinterval(interval)
+            if collecting:
+                gc.enable()
+        self._begun, self._proven = set(), False
+        self._ask(None)
+
+    def fate(self, pid: int) -> tuple[int | None, int]:
+        """Learn the exit code and the peak memory of a worker that has ended; None, 0: unknown."""
+        if self._requests is None:
+            return None, 0
+        try:
+            found: tuple[int | None, int] = self._ask(("fate", pid))
+        except _Lost:
+            return None, 0
+        return found
+
+    def _discard(self) -> int | None:
+        """Kill the launcher; the workers that it has started live on. Returns its exit code."""
+        requests, self._requests = self._requests, None
+        pidfd, self._pidfd = self._pidfd, -1
+        code = None
+        if requests is not None:
+            requests.close()
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            wait_for([pidfd], _ENDING)
+            with contextlib.suppress(ChildProcessError):  # other code has waited for it
+                found, status = os.waitpid(self.pid, os.WNOHANG)
+                code = os.waitstatus_to_exitcode(status) if found else None
+            os.close(pidfd)
+        self.pid = 0
+        return code
+
+    def close(self) -> None:
+        """End the launcher, which kills what is left of its workers."""
+        if self._requests is not None:
+            with contextlib.suppress(OSError):  # processes forked meanwhile have this end, too
+                self._requests.shutdown(socket.SHUT_RDWR)
+            wait_for([self._pidfd], _ENDING)
+        self._discard()
+
+    def _serve(
+        self, requests: socket.socket, parent: int, collecting: bool, threads: bool
+    ) -> NoReturn:
+        """Be the launcher."""
+        try:
+            renew_locks()
+            renew_numpy_generator()
+            reset_signals()
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(_STUCK)
+            write_stacks_to(self._links.stacks.fd)
+            # What is the parent's stays the parent's: the workers' garbage collectors neither touch
+            # (and so copy) the pages of its objects nor finalise its garbage.
+            gc.freeze()
+            if collecting:
+                gc.enable()
+            # This process may have children, whatever the parent was.
+            multiprocessing.current_process().daemon = False
+            rehearse(self._payload.open(), threads)
+            signal.alarm(0)
+            _Server(requests, open_process(parent), self._links, self._payload).run()
+        except (ConnectionError, ProcessLookupError):
+            pass  # the parent has closed its end, or is gone
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(0)
+
+
+def rehearse(spec: BatchSpec, threads: bool) -> None:
+    """Take every lock of the loader's own need that a thread of the parent may have held.
+
+    Args:
+        spec: What the workers make.
+        threads: Whether the parent had several: one alone was at nothing but the fork.
+    """
+    torch.set_num_threads(1)
+    # What cannot be seeded or drawn from here cannot be in a worker either, which will say so.
+    with contextlib.suppress(Exception):
+        seed_worker(0)
+    if threads:
+        for generator in find_generators(spec.dataset, spec.collate_fn).generators:
+            with contextlib.suppress(Exception):
+                _take_lock(generator)
+
+
+def _take_lock(generator: Any) -> None:
+    """Take a generator's lock, and draw nothing: with ``seeding="worker"`` its place counts."""
+    if isinstance(generator, torch.Generator):
+        generator.get_state()
+    elif isinstance(generator, np.random.RandomState):
+        generator.random_sample(0)
+    elif isinstance(generator, np.random.BitGenerator):
+        generator.random_raw(0)
+
+
+class _Server:
+    """Answers requests, in the launcher."""
+
+    def __init__(self, requests: socket.socket, watch: int, links: Links, payload: Payload) -> None:
+        self._requests = requests
+        self._watch = watch
+        self._links = links
+        self._payload = payload
+        self._workers: dict[int, Any] = {}
+
+    def run(self) -> None:
+        """Serve until there are no more requests, or until the parent is gone."""
+        self._requests.send(pickle.dumps(None))  # ready
+        poll = select.poll()
+        for fd in (self._requests.fileno(), self._watch):
+            poll.register(fd, select.POLLIN)
+        try:
+            while self._watch not in {fd for fd, _ in poll.poll()}:
+                request, fds, _, _ = socket.recv_fds(self._requests, _LONGEST, 2)
+                if not request:
+                    break
+                kind, what = pickle.loads(request)
+                answer = self._start(what, fds) if kind == "start" else self._fate(what)
+                for fd in fds:
+                    os.close(fd)
+                self._requests.send(pickle.dumps(answer))
+        finally:
+            for worker in self._workers.values():
+                worker.kill()
+            for worker in self._workers.values():
+                reap(worker)
+
+    def _start(self, own: dict[str, Any], fds: Sequence[int]) -> tuple[int, int]:
+        """Fork a worker; returns its process id, or 0 and why there is none."""
+        if len(fds) < 2:
+            return 0, errno.EMFILE  # the kernel drops those that there is no room for here
+        links = dataclasses.replace(self._links, control=Descriptor(fds[0]), **own)
+        process: Any = multiprocessing.get_context("fork").Process(
+            target=self._work,
+            args=(Permit(fds[1]), links),
+            name=f"lit_loader worker {links.worker}",
+            daemon=True,
+        )
+        try:
+            process.start()
+        except OSError as error:
+            return 0, error.errno or errno.EAGAIN
+        self._workers[process.pid] = process
+        return process.pid, 0
+
+    def _work(self, permit: Permit, links: Links) -> None:
+        self._requests.close()
+        os.close(self._watch)
+        run_worker(permit, links, self._payload)
+
+    def _fate(self, pid: int) -> tuple[int | None, int]:
+        """Let go of a child that has ended; returns its exit code and peak memory."""
+        process, peak, code = self._workers.pop(pid, None), 0, None
+        if process is None:
+            return None, 0  # a worker of a launcher before this one
+        # Starting another process may have reaped it, and then has kept its exit code.
+        with contextlib.suppress(ChildProcessError):
+            _, status, usage = os.wait4(pid, 0)
+            peak = usage.ru_maxrss * 1024
+            code = os.waitstatus_to_exitcode(status)
+        reap(process)
+        return process.exitcode if code is None else code, peak

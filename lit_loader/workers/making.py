@@ -1,0 +1,120 @@
+"""`BatchMaker`: what makes a worker's batches, in a process of this machine or of another one.
+
+::
+
+    start    seed ─▶ unpack the user's objects ─▶ worker_init_fn ─▶ loader
+    a batch  (loader.take) ─▶ load, under a turn ─▶ batch, or an exception with where it came from
+
+Used by `workers/main.py` and `remote/maker.py`, which differ in how batches travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from lit_loader.batch.batch_loader import BatchLoader
+from lit_loader.batch.batch_spec import BatchSpec
+from lit_loader.batch.collate import collate_privately
+from lit_loader.batch.worker_info import ProcessInfo, WorkerInfo, show
+from lit_loader.checkpoint.position import ReadPoint
+from lit_loader.context import reading
+from lit_loader.seeding.generator_lock import Turn
+from lit_loader.seeding.seeds import seed_worker
+from lit_loader.streams.readers import Readers, maker_of
+from lit_loader.transport.remote_error import RemoteError, describe_batch
+from lit_loader.transport.status_board import Progress
+
+__all__ = ["BatchMaker"]
+
+
+class BatchMaker:
+    """Makes batches by the user's objects; an exception at its start is that of every batch.
+
+    Args:
+        who: Names the worker: "in DataLoader worker 3 (pid 17)".
+        worker: Its number.
+        num_workers: How many there are.
+        seed: Its own seed.
+        unpack: Gives the user's objects.
+
+    Attributes:
+        spec: What is made; None: it could not be unpacked.
+        loader: Makes it.
+        readers: The same, where it is several readers of a stream; else None.
+        broken: What has gone wrong at the start.
+    """
+
+    def __init__(
+        self,
+        who: str,
+        worker: int,
+        num_workers: int,
+        seed: int,
+        unpack: Callable[[], BatchSpec],
+    ) -> None:
+        self._who = who
+        self.spec: BatchSpec | None = None
+        self.loader: BatchLoader | Readers | None = None
+        self.readers: Readers | None = None
+        self.broken: RemoteError | None = None
+        where = "while its dataset was unpickled"
+        try:
+            seed_worker(seed)
+            spec = self.spec = unpack()
+            reading.leave()  # what the parent was reading, of which this process may be a fork
+            kind = WorkerInfo if spec.shards is None else ProcessInfo
+            show(kind(id=worker, num_workers=num_workers, seed=seed, dataset=spec.dataset))
+            collate_privately()
+            where = "in worker_init_fn"
+            if spec.worker_init_fn is not None:
+                spec.worker_init_fn(worker)
+            where = "while its dataset was copied"
+            if spec.shards is not None:
+                reading.shard_asked = False  # by a worker, not by a reader
+            self.loader = loader = maker_of(spec, worker, num_workers)
+            self.readers = loader if isinstance(loader, Readers) else None
+        except BaseException as error:
+            self.broken = RemoteError.capture(error, f"{who}, {where}")
+
+    def load(
+        self,
+        indices: Any,
+        number: int,
+        epoch: int,
+        seed: int,
+        progress: Progress,
+    ) -> Any:
+        """Make a batch by the user's code; `BatchLoader.load` says what goes in and comes out.
+
+        Raises:
+            EndOfData: An iterable dataset has no more.
+            Cancelled: The batch is no longer wanted.
+            Exception: Whatever the user's code raises.
+        """
+        turn = Turn()
+        try:
+            turn.take()  # a thread of the dataset's may iterate a loader
+            return self.loader.load(  # type: ignore[union-attr]
+                indices, number, epoch, seed, progress
+            )
+        finally:
+            reading.maker = None
+            turn.end()
+
+    def failure(
+        self, error: BaseException, number: int, indices: Any, progress: Progress
+    ) -> RemoteError:
+        """Carry an exception, with where it came from.
+
+        Args:
+            error: What was raised.
+            number: Position of the batch in the epoch.
+            indices: The batch's, if they are known.
+            progress: Of its samples.
+        """
+        if indices is None or isinstance(indices, ReadPoint):
+            indices = self.loader and self.loader.whose(number)
+        return RemoteError.capture(
+            error, f"{self._who}, {describe_batch(number, indices, progress)}"
+        )

@@ -1,0 +1,153 @@
+"""What a pool reports: `Outcome`, which it returns; `WorkerDeath`, raised; `FewerWorkers`, told."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_loader.batch.batch_spec import BatchWithReport
+from lit_loader.errors import TransportError
+from lit_loader.system.interrupts import let_handlers_through
+from lit_loader.transport.codec import Divide, decode
+from lit_loader.transport.messages import Reply, Status, position_of
+from lit_loader.transport.remote_error import RemoteError
+from lit_loader.transport.status_board import BoardRow
+from lit_loader.workers.starters import Loss
+
+__all__ = ["FewerWorkers", "Outcome", "WorkerDeath", "unborn"]
+
+
+class Outcome:
+    """What became of a task: the one record of a batch, filled on its way to the consumer.
+
+    Neither batch, memory, failure nor error: the reader of an iterable dataset has ended.
+
+    Attributes:
+        number: The task's.
+        ended: Whether its reader, of an iterable dataset, has nothing more to give.
+        reply: The worker's message; None: the parent itself gives the task up.
+        memory: The batch's slot (uint8), until the batch is decoded.
+        failure: What went wrong in the worker, or None.
+        error: What is raised in the batch's place, or None.
+        arrived: ``time.monotonic_ns()`` when the reply was read.
+        batch: The batch, when it is decoded; perhaps pinned, or on its device.
+        made: What came with the batch, or None.
+        decode: Nanoseconds that it took to rebuild the batch.
+        pin: Nanoseconds that it took to copy it into page-locked memory.
+    """
+
+    __slots__ = (
+        *("arrived", "batch", "decode", "ended", "error", "failure"),
+        *("made", "memory", "number", "pin", "reply"),
+    )
+
+    def __init__(
+        self,
+        number: int,
+        reply: Reply | None = None,
+        memory: NDArray[np.uint8] | None = None,
+        failure: RemoteError | None = None,
+        error: BaseException | None = None,
+    ) -> None:
+        self.number = number
+        self.ended = reply is not None and reply.status == Status.ENDED
+        self.reply = reply
+        self.memory = memory
+        self.failure = failure
+        self.error = error
+        self.arrived = time.monotonic_ns()
+        self.batch: Any = None
+        self.made: BatchWithReport | None = None
+        self.decode = self.pin = 0
+
+    def unpack(self, divide: Divide | None = None) -> None:
+        """Rebuild the batch, or the exception in its place.
+
+        Args:
+            divide: Says whether the batch's parts are to lie elsewhere than in its slot.
+        """
+        memory, reply = self.memory, self.reply
+        if memory is None or reply is None:
+            if self.failure is not None and self.error is None:
+                self.error = self.failure.error()
+            return
+        began, self.memory = time.monotonic_ns(), None
+        try:
+            batch = decode(memory, reply.at, reply.nbytes, divide)
+        except Exception as error:
+            let_handlers_through(error)
+            self.error = TransportError(
+                f"batch {position_of(self.number)} cannot be rebuilt in the training process: "
+                f"{error}"
+            )
+            self.error.__cause__ = error
+            return
+        if type(batch) is BatchWithReport:
+            self.made = batch._replace(batch=None)  # what is pinned is another object
+            batch = batch.batch
+        self.batch = batch
+        self.decode = time.monotonic_ns() - began
+
+
+class WorkerDeath(Exception):
+    """A worker has ended that was not asked to.
+
+    Attributes:
+        worker: Its number.
+        pid: Its process id.
+        exitcode: As in :attr:`multiprocessing.Process.exitcode`; None: not known.
+        row: Its last row of the status board.
+        stack: The Python stacks it wrote, or "".
+        peak_memory: Bytes that were resident at most; 0: not known.
+        unborn: It was ended because it did not come up, through no fault of its own.
+        loss: What the relay of remote workers says of its end; None: it is another worker's.
+    """
+
+    unborn = False
+    loss: Loss | None = None
+
+    def __init__(
+        self,
+        worker: int,
+        pid: int,
+        exitcode: int | None,
+        row: BoardRow,
+        stack: str = "",
+        peak_memory: int = 0,
+    ) -> None:
+        super().__init__(worker, pid, exitcode, row)
+        self.worker = worker
+        self.pid = pid
+        self.exitcode = exitcode
+        self.row = row
+        self.stack = stack
+        self.peak_memory = peak_memory
+
+
+class FewerWorkers(str):
+    """What the consumer is told where more workers were wanted than can be started.
+
+    Attributes:
+        workers: How many there are to be instead.
+    """
+
+    workers: int
+
+    @classmethod
+    def of(cls, text: str, workers: int) -> FewerWorkers:
+        """Make one of this text."""
+        notice = cls(text)
+        notice.workers = workers
+        return notice
+
+
+def unborn(death: WorkerDeath) -> str:
+    """Say that a forked worker did not come up."""
+    stack = f"; its stacks:\n{death.stack}" if death.stack else ""
+    return (
+        f"DataLoader worker {death.worker} (pid {death.pid}) did not come up: it waited, most "
+        f"likely for a lock that another thread held while it was forked, and was ended{stack}"
+    )

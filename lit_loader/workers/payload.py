@@ -1,0 +1,179 @@
+"""What a worker is given at its start: `Links` to the parent; a `Payload`, the user's objects."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+from multiprocessing import reduction
+from typing import Any, Final
+
+from lit_loader.batch.batch_spec import BatchSpec
+from lit_loader.errors import LoaderError
+from lit_loader.system.carrier import (
+    Frozen,
+    Policy,
+    freeze,
+    thaw,
+)
+from lit_loader.system.shared_file import nameless_file, remedy
+from lit_loader.workers.shared_lists import SharedLists
+
+__all__ = ["NO_ROOM", "Descriptor", "Links", "Payload", "freeze_spec"]
+
+NO_ROOM: Final = os.EX_OSERR
+"""Exit code of a worker that has no room for the arena in its address space."""
+
+_USERS: Final = ("dataset", "collate_fn", "worker_init_fn", "reseed_fn")
+"""The parts of a spec that come from the user, and so may be such as cannot be pickled."""
+
+
+class Descriptor:
+    """A file descriptor that goes along when a worker is started, by any start method."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _descriptor_from, (reduction.DupFd(self.fd),)
+
+
+def _descriptor_from(duplicate: Any) -> Descriptor:
+    return Descriptor(duplicate.detach())
+
+
+def freeze_spec(spec: Any, policy: Policy, instead: Any = None) -> Frozen:
+    """Take the user's objects apart.
+
+    Raises:
+        TransportError: Something cannot be pickled; names the option and the place in it.
+    """
+    return freeze(spec, policy, {name: getattr(spec, name) for name in _USERS}, instead)
+
+
+class Payload:
+    """The user's objects on their way to workers.
+
+    Taken apart (`system/carrier.py`) once for all workers, and apart from the rest: so the worker
+    is up, and can report it, when they cannot be put together. They go through a file: a pipe would
+    hold up the parent until each, in turn, has come to reading it.
+
+    Args:
+        spec: The objects.
+
+    Attributes:
+        shared_bytes: Bytes of large buffers that the workers share.
+    """
+
+    def __init__(self, spec: BatchSpec) -> None:
+        self.shared_bytes = 0
+        self._spec: BatchSpec | None = spec
+        self._fds: list[int] = []  # the file, and what goes along
+        self._lists: SharedLists | None = None
+        if spec.share and spec.table() is None:
+            self._lists = SharedLists(spec.dataset)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _payload_from, (list(map(Descriptor, self._fds)),)
+
+    def prepare(self) -> None:
+        """Write the file, unless that is done.
+
+        Raises:
+            TransportError: Something cannot be pickled; names the option and the place in it.
+            LoaderError: There is no room.
+        """
+        if not self._fds:
+            instead = None if self._lists is None else self._lists.instead
+            frozen = freeze_spec(self._spec, Policy.workers(), instead)
+            self._fds = frozen.fds
+            try:
+                self._fds.insert(0, nameless_file("lit_loader arrays")[0])
+                frozen.write(self._fds[0])
+            except OSError as error:
+                self.close()
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    raise  # no want of room
+                raise LoaderError(
+                    f"no room in memory for the dataset's arrays ({frozen.nbytes / 2**20:,.0f} MiB "
+                    f"for all workers, {error}): {remedy(error)}, or use "
+                    "multiprocessing_context='fork', which copies none"
+                ) from error
+            except BaseException:
+                self.close()
+                raise
+            self.shared_bytes = frozen.nbytes
+
+    def open(self) -> BatchSpec:
+        """Return the objects.
+
+        Raises:
+            Exception: Whatever unpickling them raises.
+        """
+        if self._spec is None:
+            file, *along = self._fds
+            self._spec = thaw(file, along)
+            os.close(file)  # what came along belongs to what was made of it
+        elif self._lists is not None:  # in a fork of the process that made it
+            self._lists.put_in_place()
+        return self._spec
+
+    def close(self) -> None:
+        """Let go of the file, and of what goes along."""
+        while self._fds:
+            os.close(self._fds.pop())
+
+
+def _payload_from(fds: list[Descriptor]) -> Payload:
+    payload = Payload.__new__(Payload)
+    payload._spec, payload._lists, payload._fds = None, None, [each.fd for each in fds]
+    return payload
+
+
+@dataclasses.dataclass(frozen=True)
+class Links:
+    """What connects one worker with its parent; :meth:`of` makes another one's.
+
+    Attributes:
+        worker: The worker's number, from 0.
+        num_workers: How many there were to be when it was started.
+        seed: The worker's own seed (base seed + its number).
+        token: That of the epoch it begins with.
+        parent: Process id of the parent.
+        arena: The arena's file.
+        mapped: Bytes of it to map.
+        board_bytes: Bytes of the status board at its start.
+        control: Read end of the pipe for this worker alone.
+        results: Write end of the result pipe.
+        stacks: The file for the stacks of a worker that crashes.
+    """
+
+    worker: int
+    num_workers: int
+    seed: int
+    token: int
+    parent: int
+    arena: Descriptor
+    mapped: int
+    board_bytes: int
+    control: Descriptor
+    results: Descriptor
+    stacks: Descriptor
+
+    def of(self, worker: int, num_workers: int, token: int, control: int) -> Links:
+        """What connects a worker, where this is what connects worker 0.
+
+        Args:
+            worker: Its number.
+            num_workers: How many there are now.
+            token: That of the epoch it begins with.
+            control: Read end of its control pipe.
+        """
+        return dataclasses.replace(
+            self,
+            worker=worker,
+            num_workers=num_workers,
+            seed=self.seed + worker,
+            token=token,
+            control=Descriptor(control),
+        )
