@@ -179,7 +179,7 @@ class Broken(Exception):
         (resources.PoolResources, "_close_starter"),
         (stack_dumps.StackFile, "close"),
         (status_board.StatusBoard, "release"),
-        (arena.Arena, "trim"),
+        (arena.Arena, "_trim"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
