@@ -57,7 +57,8 @@ def reads_ahead(read: Call) -> Call:
             def __getitem__(self, index):
                 return decode(self.read(index))
 
-    ``read(index)`` is called with an index of this dataset. It depends on that and on what the
+    ``read(index)`` is called with an index of this dataset; called in another way, with a keyword
+    say, it is not what was read ahead, and reads at once. It depends on its index and on what the
     dataset was in the epoch's beginning, draws no random number (`get_rng` refuses; one that draws
     is not called ahead, and a warning says so) and may run in several threads at a time: a client
     that cannot, such as a connection of sqlite3, is to be one of the thread's. With ``async def``
@@ -74,20 +75,22 @@ def reads_ahead(read: Call) -> Call:
 
     # Without its module: what looks for generators is to look into the user's function alone.
     @functools.wraps(read, assigned=("__name__", "__qualname__", "__doc__", "__annotations__"))
-    def wrapper(self: Any, index: Any) -> Any:
-        return _call(read, self, index)  # by its name: a class may be pickled with its functions
+    def wrapper(self: Any, *index: Any, **options: Any) -> Any:
+        # By its name: a class may be pickled with its functions.
+        return _call(read, self, index, options)
 
     setattr(wrapper, _MARK, read)
     return wrapper
 
 
-def _call(read: Call, dataset: Any, index: Any) -> Any:
+def _call(read: Call, dataset: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """Give what was read ahead for a sample; or read it."""
     if in_read.get():  # by another read, which waits for this one as a whole
-        return read(dataset, index)
+        return read(dataset, *args, **options)
     ahead = getattr(reading.maker, "reads", None)
-    if ahead is None:
-        return read_now(read, (dataset, index))
+    if ahead is None or options or len(args) != 1:  # called in another way than ahead
+        return read_now(functools.partial(read, **options), (dataset, *args))
+    [index] = args
     try:
         return ahead.take(read, dataset, index)
     except CancelledError as error:  # by the read itself: the loader cancels none it waits for

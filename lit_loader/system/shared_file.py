@@ -16,7 +16,6 @@ import os
 import resource
 import tempfile
 import weakref
-from multiprocessing import reduction
 from typing import Any, Final
 
 from lit_loader.system import linux
@@ -163,6 +162,8 @@ class HeldFile:
         weakref.finalize(self, os.close, fd).atexit = False  # a process that ends closes it itself
 
     def __reduce__(self) -> tuple[Any, ...]:
+        from multiprocessing import reduction  # which lit-loader-top has no use for
+
         return _arrived, (reduction.DupFd(self.fd),)
 
 

@@ -172,6 +172,31 @@ class Listed(Still):
         return torch.stack([self.read(one) for one in index])
 
 
+class Named(Still):
+    """Calls its reads in other ways than they are made ahead."""
+
+    @lit_loader.reads_ahead
+    def read(self, key: int, times: int = 1) -> Tensor:
+        return torch.tensor(float(key * times))
+
+    @lit_loader.reads_ahead
+    async def awaited(self, key: int, times: int = 1) -> Tensor:
+        await asyncio.sleep(0)
+        return torch.tensor(float(key * times))
+
+    def __getitem__(self, index: int) -> Tensor:
+        some = self.read(key=index), self.read(index, times=2), self.awaited(key=index, times=3)
+        return torch.stack([*some, self.awaited(index)])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_called_in_another_way_it_reads_at_once(workers: int) -> None:
+    expected = [[float(i * times) for times in (1, 2, 3, 1)] for i in range(LENGTH)]
+    assert [Named()[i].tolist() for i in range(LENGTH)] == expected
+    found = torch.cat(list(DataLoader(Named(), 4, num_workers=workers)))
+    assert found.tolist() == expected
+
+
 def test_the_same_dataset_under_torchs_loader() -> None:
     for dataset in (Still(), Around(Still())):
         torch.manual_seed(3)

@@ -91,6 +91,22 @@ class Plain(Images):
         return fixed(index, self.width)
 
 
+class Stored(Images):
+    """What is read of a storage that is slow, fails, and hangs, whenever it likes."""
+
+    @lit_loader.reads_ahead
+    def read(self, index: int) -> int:
+        now = time.monotonic_ns() // 1000  # no random number: a read draws none
+        if now % 50 == 0:
+            raise OSError("the storage is busy")
+        time.sleep(3 * TIMEOUT if now % 10_000 == 0 else SAMPLE_TIME * (now % 4))
+        return 2 * index
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        assert self.read(index) == 2 * index
+        return augmented(index, self.width)
+
+
 class Stream(IterableDataset):
     """The same with a state. Readers take turns batch by batch, so any number gives the same.
 
@@ -577,6 +593,7 @@ def lanes() -> list[Lane]:
         Resized("resized", Images(160, 50), shuffle=True),
         Resized("shards, resized", Stream(160, 4, 50, sharded=True), num_shards=6),
         Kept("cached", Plain(160, 50), shuffle=True),
+        Lane("reads ahead", Stored(160, 50), shuffle=True, reads=8, sample_retries=5),
         Remote("beside remote ones", Images(160, 50), shuffle=True),
         Closed("closed", Images(80, 50), shuffle=True, pieces=200),
         Closed("stream, closed", Stream(80, 4, 50), pieces=20),

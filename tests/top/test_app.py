@@ -212,13 +212,13 @@ def test_what_belongs_together(
 STACKS = """\
 Thread 0x1 (most recent call first):
   File "/v/lib/python3.11/threading.py", line 327 in wait
-  File "/v/lib/python3.11/site-packages/lit_loader/worker/main.py", line 9 in wait
+  File "/v/lib/python3.11/site-packages/lit_loader/workers/main.py", line 9 in wait
 
 Current thread 0x2 (most recent call first):
   File "/v/lib/python3.11/socket.py", line 706 in readinto
   File "/v/lib/python3.11/site-packages/datasets/table.py", line 1 in query
 {user}  File "/v/lib/python3.11/site-packages/lit_loader/batch/fetch.py", line 3 in fetch
-  File "/v/lib/python3.11/site-packages/lit_loader/worker/main.py", line 80 in worker_main
+  File "/v/lib/python3.11/site-packages/lit_loader/workers/main.py", line 80 in worker_main
   File "/u/train.py", line 50 in <module>
 
 Extension modules: numpy._core (total: 1)
@@ -240,7 +240,7 @@ def test_the_line_to_look_at(user: str, lines: int, at: str) -> None:
 
 
 def test_a_worker_that_waits_for_work_has_no_line() -> None:
-    text = STACKS.format(user="").replace("batch/fetch", "worker/main")
+    text = STACKS.format(user="").replace("batch/fetch", "workers/main")
     lines = text.splitlines(keepends=True)
     frames = stacks.parse(
         "".join(line for line in lines if "/socket" not in line and "/table" not in line), 1
