@@ -17,9 +17,10 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final
 
 from lit_loader.context import in_read
@@ -30,6 +31,8 @@ CROWD: Final = 4
 """Times the reads at a time that there may be threads: some may hang in what nobody waits for."""
 
 Call = Callable[..., Any]
+
+_NONE: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class Background:
@@ -147,20 +150,25 @@ def _loop() -> asyncio.AbstractEventLoop:
     return _loops[pid]
 
 
-def read_now(read: Call, arguments: tuple[Any, ...]) -> Any:
+def read_now(read: Call, arguments: tuple[Any, ...], options: Mapping[str, Any] = _NONE) -> Any:
     """Read, and wait for it."""
     if inspect.iscoroutinefunction(read):
-        return asyncio.run_coroutine_threadsafe(_awaited(read, arguments), _loop()).result()
+        coroutine = _awaited(read, arguments, options)
+        return asyncio.run_coroutine_threadsafe(coroutine, _loop()).result()
     token = in_read.set(True)
     try:
-        return read(*arguments)
+        return read(*arguments, **options)
     finally:
         in_read.reset(token)
 
 
-async def _awaited(read: Callable[..., Coroutine[Any, Any, Any]], arguments: Any) -> Any:
+async def _awaited(
+    read: Callable[..., Coroutine[Any, Any, Any]],
+    arguments: tuple[Any, ...],
+    options: Mapping[str, Any] = _NONE,
+) -> Any:
     in_read.set(True)
     try:
-        return await read(*arguments)
+        return await read(*arguments, **options)
     except (SystemExit, KeyboardInterrupt) as error:  # they would end the loop
         raise RuntimeError(f"{read.__qualname__} raised {error!r}") from error

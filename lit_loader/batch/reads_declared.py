@@ -89,7 +89,7 @@ def _call(read: Call, dataset: Any, args: tuple[Any, ...], options: dict[str, An
         return read(dataset, *args, **options)
     ahead = getattr(reading.maker, "reads", None)
     if ahead is None or options or len(args) != 1:  # called in another way than ahead
-        return read_now(functools.partial(read, **options), (dataset, *args))
+        return read_now(read, (dataset, *args), options)
     [index] = args
     try:
         return ahead.take(read, dataset, index)

@@ -101,9 +101,9 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             return batch
         except BaseException as error:
             try:
-                if asked and type(error) is StopIteration and not self._ended:
+                if asked and isinstance(error, StopIteration) and not self._ended:
                     raise LoaderError(_NO_END) from error
-                if type(error) is StopIteration or not is_interruption(error):
+                if isinstance(error, StopIteration) or not is_interruption(error):
                     if mine is not None:
                         mine.end()
                     # It is what was asked for, and comes out: nothing is called from here on.

@@ -197,6 +197,29 @@ def test_called_in_another_way_it_reads_at_once(workers: int) -> None:
     assert found.tolist() == expected
 
 
+class Leaving(Still):
+    """Its read asks for the program's end, which would end the event loop of all reads."""
+
+    @lit_loader.reads_ahead
+    async def awaited(self, key: int, times: int = 1) -> Tensor:
+        if key == 5:
+            raise SystemExit("enough")
+        return torch.tensor(float(key * times))
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.awaited(index, times=2)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_read_that_asks_for_the_end_is_named(workers: int) -> None:
+    dataset = Leaving()
+    with pytest.raises(RuntimeError, match=r"Leaving\.awaited raised SystemExit\('enough'\)"):
+        dataset[5]
+    with pytest.raises(RuntimeError, match=r"Leaving\.awaited raised SystemExit\('enough'\)"):
+        list(DataLoader(dataset, 4, num_workers=workers))
+    assert dataset[6].item() == 12
+
+
 def test_the_same_dataset_under_torchs_loader() -> None:
     for dataset in (Still(), Around(Still())):
         torch.manual_seed(3)

@@ -148,8 +148,9 @@ def test_retries_are_told(
 ) -> None:
     if isinstance(sample, Changing):
         sample = Changing()
+    # One sample: a worker that reads another one before it has a list without errors.
     loader = DataLoader(
-        Call(sample), num_workers=num_workers, sample_retries=4, retry_backoff=0
+        Call(sample, 1), num_workers=num_workers, sample_retries=4, retry_backoff=0
     )  # fmt: skip
     with pytest.raises(kind) as caught:
         next(iter(loader))
