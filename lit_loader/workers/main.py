@@ -62,8 +62,8 @@ from lit_loader.transport.status_board import (
     StatusBoard,
 )
 from lit_loader.workers.making import BatchMaker
-from lit_loader.workers.parent import follow_parent
-from lit_loader.workers.payload import NO_ROOM, Links, Payload
+from lit_loader.workers.parent import Links, follow_parent
+from lit_loader.workers.payload import NO_ROOM, Payload
 from lit_loader.workers.process_start import reset_signals
 
 __all__ = ["worker_main"]
