@@ -27,7 +27,7 @@
 
 `workers/worker_set.py` has the processes, `workers/resources.py` all that is given back at the end.
 :meth:`WorkerPool.receive` waits in one ``poll`` for all there is; nothing is looked at in
-intervals once the workers are up.
+intervals.
 """
 
 from __future__ import annotations
