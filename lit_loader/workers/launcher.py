@@ -49,6 +49,7 @@ import numpy as np
 import torch
 
 from lit_loader.batch.batch_spec import BatchSpec
+from lit_loader.batch.reads_declared import declares_reads
 from lit_loader.errors import LoaderError
 from lit_loader.seeding.find_generators import find_generators
 from lit_loader.seeding.seeds import await_draws, renew_numpy_generator, seed_worker
@@ -161,6 +162,9 @@ class Launcher:
         self._context = context
         self._links = links
         self._payload = Payload(spec)
+        # It remembers what it finds in classes: workers, which ask, need not look through them
+        # again, and so copy their pages.
+        declares_reads(spec.dataset)
         self._stacks = StackFile(links.stacks.fd)
         self._requests: socket.socket | None = None
         self._pidfd = -1
