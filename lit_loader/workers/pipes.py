@@ -18,18 +18,32 @@ import fcntl
 import os
 import select
 import termios
+import threading
 from array import array
 from collections import deque
 from typing import Final
 
-from lit_loader.transport.messages import SIZE, Message, pack, unpack_all
-from lit_loader.workers.resources import READ_AT_ONCE, PoolResources
+from lit_loader.transport.messages import SIZE, Message, Stop, pack, unpack_all
 
 __all__ = ["Ended", "Pipes", "PoolClosed"]
+
+_READ_AT_ONCE: Final = 64 * SIZE
+"""Bytes that are read from a pipe at once."""
+
+_RECEIVER_TIME: Final = 1.0
+"""Seconds that a thread has to leave the wait for messages of a pool that is being closed."""
 
 _LONGEST_WAIT: Final = 1.0
 """Seconds that are waited at a time: a signal that comes just before the wait, when Python has
 looked for one for the last time, is handled when the wait ends, and would be never."""
+
+
+def drain(end: int) -> None:
+    """Take everything out of a pipe; from now on reading from it does not block."""
+    os.set_blocking(end, False)
+    with contextlib.suppress(BlockingIOError):
+        while os.read(end, _READ_AT_ONCE):
+            pass
 
 
 class Ended(Exception):
@@ -54,10 +68,8 @@ class Pipes:
     A pipe holds about 500 messages, and far fewer where a user has very many pipes. What does not
     go in waits here until messages show that workers have taken some, or there is room.
 
-    Args:
-        own: Holds the pipes, and closes them.
-
     Attributes:
+        results: The end that workers' messages are read from.
         results_end: The workers' end of the pipe that all of them write to.
         task_ends: The end of the pipe of each.
         blocked: What waits for room in a pipe, by that.
@@ -65,24 +77,39 @@ class Pipes:
             handler meanwhile has broken into nothing.
     """
 
-    def __init__(self, own: PoolResources) -> None:
-        self._results, self.results_end = own.pipe()
+    def __init__(self) -> None:
+        self._pipes: list[tuple[int, int]] = []
+        self._poll = select.poll()
+        self.task_ends: dict[int, int] = {}
+        self._tasks: dict[int, int] = {}
+        self.blocked: dict[int, deque[bytes]] = {}  # by the pipe that they are for
+        self.waiting = self._closed = False
+        # Held by the thread that waits for messages, which must not find other files under the
+        # descriptors of its pipes; and by who is about to wake it.
+        self._receiving, self._waking = threading.RLock(), threading.RLock()
+        self._wake: int | None = None
+        self.results = -1
+
+    def begin(self) -> None:
+        """Make the pipes that are there from first to last."""
+        self.results, self.results_end = self._pipe()
         # A worker with nothing to do waits, and one with a result until there is room.
         os.set_blocking(self.results_end, True)
-        self._woken, own.wake = own.pipe()
-        self._own = own
-        self._poll = select.poll()
-        self.watch(self._results)
+        self._woken, self._wake = self._pipe()
+        self.watch(self.results)
         self.watch(self._woken)
-        self.task_ends: dict[int, int] = {}
-        self._tasks = own.controls
-        self.blocked: dict[int, deque[bytes]] = {}  # by the pipe that they are for
-        self.waiting = False
-        own.results = self._results
+
+    def _pipe(self) -> tuple[int, int]:
+        """Open a pipe that blocks at neither end; returns (read end, write end)."""
+        ends = os.pipe()
+        self._pipes.append(ends)
+        for end in ends:
+            os.set_blocking(end, False)
+        return ends
 
     def open(self, worker: int) -> None:
         """Make the pipe of a worker that is to be started."""
-        end, tasks = self._own.pipe()
+        end, tasks = self._pipe()
         os.set_blocking(end, True)
         self.task_ends[worker], self._tasks[worker] = end, tasks
 
@@ -90,7 +117,32 @@ class Pipes:
         """Close the pipe of a worker that is gone, with what it did not read."""
         end, tasks = self.task_ends.pop(worker), self._tasks.pop(worker)
         self.blocked.pop(tasks, None)
-        self._own.close_pipe((end, tasks))
+        self._pipes.remove((end, tasks))
+        os.close(end)
+        os.close(tasks)
+
+    def stop_all(self) -> None:
+        """Tell all workers to end. From now on nothing else is sent or read."""
+        self._closed = True
+        # Empty the pipes: full ones have no room for a Stop. A worker that finds its pipe empty
+        # ends, too.
+        for end, _ in self._pipes:
+            drain(end)
+        for tasks in self._tasks.values():
+            with contextlib.suppress(OSError):
+                os.write(tasks, pack(Stop()))
+
+    def close_all(self) -> None:
+        """Close all pipes, when the thread has left that waits (the program may be exiting)."""
+        self.wake()
+        with self._waking:
+            self._wake = None  # the file is about to be another one's
+        if self._receiving.acquire(timeout=_RECEIVER_TIME):
+            self._receiving.release()
+        with contextlib.ExitStack() as steps:  # each is taken
+            for ends in self._pipes:
+                for end in ends:
+                    steps.callback(os.close, end)
 
     def send(self, worker: int, message: Message) -> None:
         """Send a worker a message, behind those that wait for room."""
@@ -121,14 +173,19 @@ class Pipes:
         self._poll.unregister(sentinel)
 
     def wake(self) -> None:
-        """Let a :meth:`wait` in another thread end."""
-        self._own.write_wake()
+        """Let a :meth:`wait` in another thread end; from any thread, also when closed."""
+        with (
+            self._waking,
+            contextlib.suppress(BlockingIOError),  # it has been asked to by very many
+        ):
+            if self._wake is not None:
+                os.write(self._wake, b"w")
 
     @property
     def unread(self) -> int:
         """Messages that workers have sent and :meth:`read` has not given yet."""
         count = array("i", [0])
-        fcntl.ioctl(self._results, termios.FIONREAD, count)
+        fcntl.ioctl(self.results, termios.FIONREAD, count)
         return count[0] // SIZE
 
     def read(self) -> list[Message]:
@@ -137,10 +194,10 @@ class Pipes:
         Raises:
             PoolClosed: All are gone, and the pipes.
         """
-        if self._own.closed:
+        if self._closed:
             raise PoolClosed
         try:
-            data = os.read(self._results, READ_AT_ONCE)
+            data = os.read(self.results, _READ_AT_ONCE)
         except BlockingIOError:
             return []
         return unpack_all(data)
@@ -162,12 +219,12 @@ class Pipes:
             Ended: A process that is watched is gone; what it has sent is still to be read.
             PoolClosed: So are all, and the pipes.
         """
-        own, poll, blocked = self._own, self._poll, list(self.blocked) if self.blocked else ()
+        poll, blocked = self._poll, list(self.blocked) if self.blocked else ()
         for pipe in blocked:
             poll.register(pipe, select.POLLOUT)
         longest = _LONGEST_WAIT if timeout is None or timeout > _LONGEST_WAIT else timeout
-        with own.receiving:
-            if own.closed:
+        with self._receiving:
+            if self._closed:
                 raise PoolClosed
             try:
                 self.waiting = True
@@ -176,19 +233,19 @@ class Pipes:
             finally:
                 for pipe in blocked:
                     poll.unregister(pipe)
-        if own.closed:
+        if self._closed:
             raise PoolClosed
-        if len(ready) == 1 and ready[0][0] == self._results:
+        if len(ready) == 1 and ready[0][0] == self.results:
             return True
         if not ready:
             return timeout is None or timeout > _LONGEST_WAIT
         fds = {fd for fd, _ in ready}
         # First: others send on and on.
-        if gone := fds.difference((self._results, self._woken), blocked):
+        if gone := fds.difference((self.results, self._woken), blocked):
             raise Ended(min(gone))
-        if self._results in fds or not fds.isdisjoint(blocked):
+        if self.results in fds or not fds.isdisjoint(blocked):
             return True
         if self._woken in fds:
-            os.read(self._woken, READ_AT_ONCE)
+            os.read(self._woken, _READ_AT_ONCE)
             return False
         return True

@@ -25,7 +25,7 @@
 - **Death**: what it sent is read first; then its slots come back and its tasks are assigned again.
 - **Resize**: more are started, and get tasks at once. The highest get no more, and a Stop.
 
-`workers/worker_set.py` has the processes, `workers/resources.py` all that is given back at the end.
+`workers/worker_set.py` has the processes, and gives back all there is at the end.
 :meth:`WorkerPool.receive` waits in one ``poll`` for all there is; nothing is looked at in
 intervals.
 """
@@ -69,7 +69,6 @@ from lit_loader.transport.remote_error import RemoteError
 from lit_loader.transport.status_board import VOIDABLE, BoardRow, StatusBoard, board_bytes
 from lit_loader.workers.outcome import FewerWorkers, Outcome, WorkerDeath
 from lit_loader.workers.pipes import Ended, Pipes
-from lit_loader.workers.resources import PoolResources
 from lit_loader.workers.starters import Remote, WorkerProcess
 from lit_loader.workers.worker_set import WorkerSet, explain_limit
 
@@ -206,16 +205,14 @@ class WorkerPool:
                 self._in_flight = in_flight
                 board = self._board = StatusBoard(arena.board)
                 self.page = LoaderPage(arena.board, 0 if remote is None else relay + 1)
-                own = self._own = PoolResources(arena, board, self.page)
-                self._finalizer = weakref.finalize(self, own.close, unnoticed=True)
-                own.stacks.open()
-                self._pipes = Pipes(own)
+                pipes = self._pipes = Pipes()
+                workers = self._workers = WorkerSet(arena, board, self.page, pipes)
+                self._finalizer = weakref.finalize(self, workers.close, unnoticed=True)
+                pipes.begin()
                 self._homes = ReaderHomes(turns, num_workers) if turns else None
                 board.token, board.workers = self.token, num_workers
-                self._workers = WorkerSet(
-                    own, self._pipes, board, arena, spec, num_workers, context, seed, remote, relay
-                )
-                self.notices = self._workers.notices
+                workers.prepare(spec, num_workers, context, seed, remote, relay)
+                self.notices = workers.notices
                 self._start_more()
         except BaseException as error:
             if hasattr(self, "_finalizer"):
@@ -550,7 +547,7 @@ class WorkerPool:
             return
         self._bring_about()
         deadline = time.monotonic() + _MOMENT
-        processes = self._own.processes
+        processes = self._workers.processes
         while leaving := [w for w, hand in self._hands.items() if hand.leaving]:
             self._read_all()
             gone = [w for w in leaving if not processes[w].is_alive()]
@@ -677,7 +674,7 @@ class WorkerPool:
             self._homes.lose(worker)
         self._places[worker] = hand.places
         self._has_resumed(hand)
-        if self._own.processes[worker].sentinel == self._dead:
+        if self._workers.processes[worker].sentinel == self._dead:
             self._dead = None  # seen to before it came to that; the number may be another's next
         self._workers.bury(worker)
 
@@ -768,14 +765,14 @@ class WorkerPool:
     @property
     def closed(self) -> bool:
         """Whether the workers are gone, or belong to another process than this one."""
-        return self._own.closed or self.elsewhere
+        return self._workers.closed or self.elsewhere
 
     @property
     def elsewhere(self) -> bool:
         """Whether this is a forked copy: everything belongs to another process."""
-        return self._own.pid != os.getpid()
+        return self._workers.pid != os.getpid()
 
     def close(self) -> None:
         """Stop the workers and let go of everything; a second call does nothing."""
-        self._own.close()
+        self._workers.close()
         self._finalizer.detach()

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import math
 import os
+from collections import deque
 from collections.abc import Sequence
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
@@ -18,16 +19,23 @@ from typing import Final
 
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.errors import LoaderError
+from lit_loader.system.interrupts import HeldBack
 from lit_loader.system.processors import usable_processors
-from lit_loader.system.stack_dumps import DUMP_SIGNAL
+from lit_loader.system.stack_dumps import DUMP_SIGNAL, StackFile
 from lit_loader.transport.arena import Arena
+from lit_loader.transport.loader_page import LoaderPage
 from lit_loader.transport.status_board import BoardRow, Stage, StatusBoard
-from lit_loader.workers.launcher import make_starter
+from lit_loader.workers.launcher import Launcher, make_starter
 from lit_loader.workers.outcome import WorkerDeath
 from lit_loader.workers.parent import Descriptor, Links
 from lit_loader.workers.pipes import Pipes
-from lit_loader.workers.resources import PoolResources
-from lit_loader.workers.starters import Remote, WorkerProcess
+from lit_loader.workers.starters import (
+    DirectStarter,
+    Notice,
+    Remote,
+    WorkerProcess,
+    end_processes,
+)
 
 __all__ = ["WorkerSet", "explain_limit"]
 
@@ -36,82 +44,97 @@ _DUMP_TIME: Final = 1.0
 
 
 class WorkerSet:
-    """Worker processes by their numbers. Starts none before :meth:`launch`.
+    """Worker processes by their numbers, and all that is given back when they end.
+
+    Knows nothing of the pool, so that it can be closed when that is gone. Starts none before
+    :meth:`launch`.
 
     Args:
-        own: Holds the processes, and ends them with the pool.
-        pipes: The workers' pipes.
+        arena: Where workers write batches.
         board: Where they show what they are at.
-        arena: Where they write batches.
-        spec: What they make.
-        num_workers: How many there are to be at first.
-        context: How to start them.
-        seed: Base seed of their own seeds.
-        remote: What starts a worker besides these that stands for all elsewhere, or None.
-        relay: The number of that one.
+        page: What viewers are shown.
+        pipes: The workers' pipes.
 
     Attributes:
+        processes: The workers' by their numbers.
         num_workers: How many there are to be.
         relay: The number of the worker that stands for those elsewhere; None: there is none.
+        starter: What starts those here.
         starting: The workers that are not up yet.
         notices: For the consumer, of how workers were started.
+        closed: Whether closing has begun. From then on nothing here is used any more.
     """
 
-    def __init__(
+    starter: Launcher | DirectStarter | None = None
+    notices: deque[Notice]
+
+    def __init__(self, arena: Arena, board: StatusBoard, page: LoaderPage, pipes: Pipes) -> None:
+        self.pid = os.getpid()
+        self.processes: dict[int, WorkerProcess] = {}
+        self.starting: set[int] = set()
+        self.closed = False
+        self._arena, self._board, self._page, self._pipes = arena, board, page, pipes
+        self._stacks = StackFile()
+        self._remote: Remote | None = None
+        self._at_once = math.ceil(usable_processors())
+
+    def prepare(
         self,
-        own: PoolResources,
-        pipes: Pipes,
-        board: StatusBoard,
-        arena: Arena,
         spec: BatchSpec,
         num_workers: int,
         context: BaseContext,
         seed: int,
-        remote: Remote | None = None,
-        relay: int = 0,
+        remote: Remote | None,
+        relay: int,
     ) -> None:
-        self._own = own
-        self._pipes = pipes
-        self._board = board
+        """Get ready to start them.
+
+        Args:
+            spec: What they make.
+            num_workers: How many there are to be at first.
+            context: How to start them.
+            seed: Base seed of their own seeds.
+            remote: What starts a worker besides these that stands for all elsewhere, or None.
+            relay: The number of that one.
+        """
         self.num_workers = num_workers
-        self._at_once = math.ceil(usable_processors())
-        self.starting: set[int] = set()
+        self._stacks.open()
         self._links = Links(
             worker=0,
             num_workers=num_workers,
             seed=seed,
-            token=board.token,
-            parent=os.getpid(),
-            arena=Descriptor(arena.fd),
-            mapped=arena.mapped,
-            board_bytes=len(arena.board),
+            token=self._board.token,
+            parent=self.pid,
+            arena=Descriptor(self._arena.fd),
+            mapped=self._arena.mapped,
+            board_bytes=len(self._arena.board),
             control=Descriptor(-1),
-            results=Descriptor(pipes.results_end),
-            stacks=Descriptor(own.stacks.fd),
+            results=Descriptor(self._pipes.results_end),
+            stacks=Descriptor(self._stacks.fd),
         )
         self.relay = None if remote is None else relay
         self._remote_workers = 0 if remote is None else spec.remote_workers
-        self._starter = own.starter = make_starter(context, self._links, spec)
-        self.notices = self._starter.notices
+        self.starter = make_starter(context, self._links, spec)
+        self._forks, self.notices = self.starter.forks, self.starter.notices
         if remote is not None:
             remote.prepare(self._links, relay, spec, self.notices)
-        self._remote = own.remote = remote
+            self._remote = remote
 
     @property
     def started(self) -> list[int]:
         """The workers that have been started so far and have not left."""
-        return sorted(self._own.processes)
+        return sorted(self.processes)
 
     @property
     def pids(self) -> list[int]:
         """Their process ids, by number; that of the relay is the last."""
-        return [process.pid or 0 for _, process in sorted(self._own.processes.items())]
+        return [process.pid or 0 for _, process in sorted(self.processes.items())]
 
     @property
     def twins(self) -> list[WorkerProcess]:
         """Their processes, as others have them; without those that are just being let go of."""
         found = []
-        for _, process in sorted(self._own.processes.items()):
+        for _, process in sorted(self.processes.items()):
             with contextlib.suppress(OSError):
                 found.append(process.twin())
         return found
@@ -119,13 +142,13 @@ class WorkerSet:
     @property
     def settled(self) -> bool:
         """Whether there are as many as there are to be, all of them up, but for the relay."""
-        here = len(self._own.processes) - (self.relay in self._own.processes)
+        here = len(self.processes) - (self.relay in self.processes)
         return not self.starting and here == self.num_workers
 
     @property
     def shared_data(self) -> int:
         """Bytes of the dataset that they share."""
-        return self._starter.shared_data
+        return 0 if self.starter is None else self.starter.shared_data
 
     def rows(self) -> dict[int, BoardRow]:
         """What each of them is doing."""
@@ -137,7 +160,7 @@ class WorkerSet:
 
     def due(self) -> list[int]:
         """The workers that come next, as many as may be starting at the same time."""
-        processes, room = self._own.processes, self._at_once - len(self.starting)
+        processes, room = self.processes, self._at_once - len(self.starting)
         missing = [worker for worker in range(self.num_workers) if worker not in processes]
         if missing or self.relay is None or self.relay in processes:
             return missing[: max(0, room)]
@@ -155,14 +178,15 @@ class WorkerSet:
             if self._remote is not None and workers == [self.relay]:
                 processes = [self._remote.start(links[0])]
             else:
-                processes = self._starter.start_all(links)
+                assert self.starter is not None
+                processes = self.starter.start_all(links)
         except BaseException as error:
             for worker in workers:
                 self._pipes.close(worker)
             explain_limit(error, self.num_workers)
             raise
         for worker, process in zip(workers, processes, strict=True):
-            self._own.processes[worker] = process
+            self.processes[worker] = process
             self._pipes.watch(process.sentinel)
             if worker != self.relay:
                 self.starting.add(worker)
@@ -176,11 +200,11 @@ class WorkerSet:
 
     def counts(self, row: BoardRow) -> bool:
         """Whether a worker is past the start of interpreter and torch, which counts for no hang."""
-        return self._starter.forks or row.stage != Stage.STARTING
+        return self._forks or row.stage != Stage.STARTING
 
     def death_of(self, sentinel: int) -> WorkerDeath:
         """Say how the worker has died whose process has this sentinel."""
-        processes = self._own.processes
+        processes = self.processes
         worker = next(w for w, process in processes.items() if process.sentinel == sentinel)
         process = processes[worker]
         process.join()
@@ -189,7 +213,7 @@ class WorkerSet:
             process.pid or 0,
             process.exitcode,
             self._board.read(worker),
-            self._own.stacks.take(),
+            self._stacks.take(),
             process.peak_memory,
         )
         death.loss = process.loss
@@ -197,8 +221,8 @@ class WorkerSet:
 
     def end(self, worker: int) -> WorkerDeath:
         """End a worker, having it write its stacks if it can."""
-        process = self._own.processes[worker]
-        self._own.stacks.take()
+        process = self.processes[worker]
+        self._stacks.take()
         row = self._board.read(worker)
         if process.is_alive():
             os.kill(process.pid or 0, DUMP_SIGNAL)
@@ -210,7 +234,7 @@ class WorkerSet:
 
     def bury(self, worker: int) -> None:
         """Clear away what is left of a worker that has ended."""
-        process = self._own.processes.pop(worker)
+        process = self.processes.pop(worker)
         loss = process.loss
         if loss is not None:
             for row in range(worker - self._remote_workers, worker):
@@ -223,6 +247,60 @@ class WorkerSet:
         self._pipes.close(worker)
         self._board.clear(worker)
         self.starting.discard(worker)
+
+    def close(self, unnoticed: bool = False) -> None:
+        """End the processes, in steps of growing force; close the files. Every step is taken.
+
+        Args:
+            unnoticed: Called by a finalizer, which can raise nothing.
+        """
+        if os.getpid() != self.pid:
+            return  # a forked copy: everything here belongs to the process that made it
+        with HeldBack(hurry=self._kill, unnoticed=unnoticed):
+            if self.closed:
+                return
+            self.closed = True
+            with contextlib.ExitStack() as steps:
+                # The last one first: each is taken whatever those before have raised.
+                steps.callback(self._arena.close)
+                steps.callback(self._board.release)
+                steps.callback(self._page.close)
+                steps.callback(self._pipes.close_all)
+                steps.callback(self._stacks.close)
+                steps.callback(self._close_starters)
+                steps.callback(self._let_go)
+                steps.callback(self._end)
+                steps.callback(self._ask_to_stop)
+
+    def _ask_to_stop(self) -> None:
+        self._board.token += 1
+        self._board.workers = 0
+        self._pipes.stop_all()
+
+    def _end(self) -> None:
+        try:
+            end_processes([*self.processes.values()], self._pipes.results)
+        except BaseException:
+            self._kill()
+            raise
+
+    def _kill(self) -> None:
+        """No more patience; for those that are there still."""
+        for process in [*self.processes.values()]:
+            with contextlib.suppress(ValueError, OSError):  # that one has been let go of
+                process.kill()
+
+    def _let_go(self) -> None:
+        with contextlib.ExitStack() as steps:
+            for process in self.processes.values():
+                steps.callback(process.close)
+                steps.callback(process.join)
+
+    def _close_starters(self) -> None:
+        self.processes.clear()
+        for starter in (self.starter, self._remote):
+            if starter is not None:
+                starter.close()
 
 
 def explain_limit(error: BaseException, num_workers: int) -> None:

@@ -20,7 +20,7 @@ from lit_loader.errors import LoaderError
 from lit_loader.system import stack_dumps
 from lit_loader.system.child_processes import reap
 from lit_loader.transport import arena, status_board
-from lit_loader.workers import resources
+from lit_loader.workers import pipes, worker_set
 from lit_loader.workers.pipes import Pipes
 from lit_loader.workers.starters import STOP_GRACE
 from tests.faults.test_signals import finish, launch
@@ -174,9 +174,9 @@ class Broken(Exception):
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        (resources, "end_processes"),
-        (resources, "drain"),
-        (resources.PoolResources, "_close_starter"),
+        (worker_set, "end_processes"),
+        (pipes, "drain"),
+        (worker_set.WorkerSet, "_close_starters"),
         (stack_dumps.StackFile, "close"),
         (status_board.StatusBoard, "release"),
         (arena.Arena, "_trim"),
@@ -240,13 +240,13 @@ def test_ctrl_c_while_a_worker_is_waited_for(monkeypatch: pytest.MonkeyPatch) ->
     iterator = iter(loader)
     next(iterator)
     pids = worker_pids(iterator)
-    end_processes = resources.end_processes
+    end_processes = worker_set.end_processes
 
     def interrupted(*arguments: Any) -> None:
         signal.raise_signal(signal.SIGINT)
         end_processes(*arguments)
 
-    monkeypatch.setattr(resources, "end_processes", interrupted)
+    monkeypatch.setattr(worker_set, "end_processes", interrupted)
     began = time.monotonic()
     with handler() as came, pytest.raises(Asked):
         loader.close()

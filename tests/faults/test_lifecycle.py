@@ -20,8 +20,8 @@ import pytest
 import lit_loader
 from lit_loader import DataLoader
 from lit_loader.errors import LoaderError
-from lit_loader.workers import resources
 from lit_loader.workers import worker_pool as pool_module
+from lit_loader.workers import worker_set
 from lit_loader.workers.pipes import Pipes
 from tests.parity.tools import PROMPT, Gate, finish_script, start_script, wait_gone
 from tests.support.samples import (
@@ -631,7 +631,7 @@ def test_an_interrupt_while_closing_leaves_nothing(monkeypatch: pytest.MonkeyPat
     next(iter(loader))
     assert loader._core.pool is not None
     pids = set(loader._core.pool.pids)
-    monkeypatch.setattr(resources, "end_processes", interrupted)
+    monkeypatch.setattr(worker_set, "end_processes", interrupted)
     with pytest.raises(KeyboardInterrupt):
         loader.close()
     wait_gone(pids)

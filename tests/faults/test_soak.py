@@ -166,7 +166,7 @@ def kill(find: Callable[[], int], number: signal.Signals = signal.SIGKILL) -> bo
 
 
 def launcher_of(pool: WorkerPool) -> int:
-    return pool._own.starter.pid  # type: ignore[union-attr, no-any-return]
+    return pool._workers.starter.pid  # type: ignore[union-attr, no-any-return]
 
 
 def children() -> set[int]:

@@ -19,7 +19,7 @@ import lit_loader
 from lit_loader import DataLoader
 from lit_loader.errors import LoaderError, TransportError
 from lit_loader.transport import arena as arena_module
-from lit_loader.workers import resources, starters
+from lit_loader.workers import starters
 from lit_loader.workers.pipes import Pipes
 from lit_loader.workers.worker_pool import WorkerPool
 from tests.parity.tools import PROMPT, Gate
@@ -238,14 +238,14 @@ class Slow(Counting):
 
 def narrow_pipes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give every pipe of a pool one page, as the kernel does where a user has very many."""
-    original = resources.PoolResources.pipe
+    original = Pipes._pipe
 
     def pipe(own: Any) -> tuple[int, int]:
         ends = original(own)
         fcntl.fcntl(ends[1], fcntl.F_SETPIPE_SZ, 4096)
         return ends
 
-    monkeypatch.setattr(resources.PoolResources, "pipe", pipe)
+    monkeypatch.setattr(Pipes, "_pipe", pipe)
 
 
 @pytest.mark.skipif(not hasattr(fcntl, "F_SETPIPE_SZ"), reason="needs Python 3.10 on Linux")
@@ -302,7 +302,7 @@ class TestNarrowPipes:
         next(iterator)
         pool = iterator.pool
         poll = select.poll()
-        poll.register(pool._pipes._results, select.POLLIN)
+        poll.register(pool._pipes.results, select.POLLIN)
         assert poll.poll(30_000)
         begun = time.monotonic()
         with pytest.MonkeyPatch.context() as patch:

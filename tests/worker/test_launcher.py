@@ -159,7 +159,7 @@ def test_the_launcher_is_killed_while_it_replaces_a_worker(
         found = [int(next(iterator)) for _ in range(5)]
         pool = iterator.pool
         kill_at(point, killed, monkeypatch)
-        starter = pool._own.starter
+        starter = pool._workers.starter
         os.kill(starter.pid, signal.SIGKILL)  # the next one has the fault
         os.kill(pool.pids[0], signal.SIGKILL)
         while not iterator.line.healer.restarts:
@@ -199,7 +199,7 @@ def test_launcher_and_workers_are_killed_at_the_same_instant(order: str, persist
             iterator = iter(loader)
             found = [int(next(iterator)) for _ in range(5)]
             pool = iterator.pool  # type: ignore[attr-defined]
-            victims = [pool._own.starter.pid, *pool.pids]
+            victims = [pool._workers.starter.pid, *pool.pids]
             if order == "workers first":
                 victims.reverse()
             for pid in victims:
@@ -255,7 +255,7 @@ def test_what_a_launcher_is_that_does_not_live() -> None:
         assert int(next(iterator)) == 0
         pool = iterator.pool  # type: ignore[attr-defined]
         pids = pool.pids
-        os.kill(pool._own.starter.pid, signal.SIGKILL)
+        os.kill(pool._workers.starter.pid, signal.SIGKILL)
         assert ints(iterator) == list(range(1, 40))
         assert pool.pids == pids
     wait_gone(pids)
@@ -276,7 +276,7 @@ def test_a_loader_is_closed_soon_whose_launcher_is_stopped() -> None:
         iterator = iter(loader)
         next(iterator)
         pool = iterator.pool  # type: ignore[attr-defined]
-        pids, starter = pool.pids, pool._own.starter.pid
+        pids, starter = pool.pids, pool._workers.starter.pid
         with stopped(starter):
             begun = time.monotonic()
             loader.close()
@@ -291,7 +291,7 @@ def test_a_worker_dies_while_its_launcher_is_stopped(monkeypatch: pytest.MonkeyP
         iterator = iter(loader)
         found = [int(next(iterator))]
         pool = iterator.pool  # type: ignore[attr-defined]
-        with stopped(pool._own.starter.pid):
+        with stopped(pool._workers.starter.pid):
             os.kill(pool.pids[0], signal.SIGKILL)
             found += ints(iterator)
     assert found == list(range(40))
@@ -382,7 +382,7 @@ def test_a_start_that_alarms_fall_into(method: str, kept: bool) -> None:
     ) as loader:
         list(loader)  # it has nothing to do for these workers, nor for others of their numbers
         pool: Any = loader._core.pool
-        spec = pool._own.starter._payload._spec
+        spec = pool._workers.starter._payload._spec
         starter = launcher.make_starter(context, pool._workers._links, spec)
         links = [pool._workers._links.of(worker, 3, 0, reading) for worker in (1, 2)]
         before, started, rang = running(), list[Any](), 0
