@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import numbers
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,32 +19,18 @@ import torch
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError
 from lit_loader.sampling.batch_plan import BatchPlan
-from lit_loader.sampling.orders import CHUNK, EpochOrder
+from lit_loader.sampling.orders import CHUNK
 from lit_loader.sampling.sampler_cursor import SamplerCursor
 from lit_loader.sampling.shard import Shard
 from lit_loader.system.interrupts import is_interruption
 
-__all__ = ["EpochBatches", "UpcomingBatch", "expected_batches", "lookahead", "stripe"]
+__all__ = ["EpochBatches", "computed", "lookahead", "stripe"]
 
 _FIRST_CHUNK = 256
 """Indices that are computed at first, and twice as many each time up to `CHUNK`: an epoch's first
 batch does not wait for those of the next hundred."""
 
 _NOWHERE = -1
-
-
-class UpcomingBatch(NamedTuple):
-    """A batch of an epoch to come.
-
-    Attributes:
-        epoch: The epoch.
-        position: Of the batch in it.
-        indices: What it is made of.
-    """
-
-    epoch: int
-    position: int
-    indices: Any
 
 
 class EpochBatches(Iterator[Any]):
@@ -75,7 +61,7 @@ class EpochBatches(Iterator[Any]):
         state: Mapping[str, Any] | None = None,
     ) -> None:
         self._plan, self._epoch = plan, epoch
-        self.computed = isinstance(plan.source, EpochOrder)
+        self.computed = plan.is_computed
         self._begin_at(start, state)
 
     def __next__(self) -> Any:
@@ -107,11 +93,13 @@ class EpochBatches(Iterator[Any]):
     def _begin_at(self, position: int, state: Mapping[str, Any] | None) -> None:
         self.at = _NOWHERE
         self.position = position
-        self._cursor = SamplerCursor(self._plan, self._epoch, position, state)
+        plan, epoch = self._plan, self._epoch
         if self.computed:
-            computed = _computed(self._plan, self._epoch, position)
-            self._batches = itertools.chain(_beginning(self._cursor), computed)
+            self._batches = itertools.chain(
+                _beginning(plan, epoch), computed(plan, epoch, position)
+            )
         else:
+            self._cursor = SamplerCursor(plan, epoch, position, state)
             self._batches = self._run(self._cursor)
         self.at = position
 
@@ -124,7 +112,7 @@ class EpochBatches(Iterator[Any]):
         Returns:
             Primitives as far as the sampler's own state is; a new dict, nested parts not shared.
         """
-        return self._cursor.state()
+        return None if self.computed else self._cursor.state()
 
     def marks(self) -> Any:
         """Give where the sampler's own generators are; None: it has none."""
@@ -141,8 +129,8 @@ class EpochBatches(Iterator[Any]):
             yield mine[0] if plan.single else mine
 
 
-def _beginning(cursor: SamplerCursor) -> Iterator[Any]:
-    cursor.begin()  # when the first batch is asked for
+def _beginning(plan: BatchPlan, epoch: int) -> Iterator[Any]:
+    plan.sampler.begin(epoch)  # when the first batch is asked for
     yield from ()
 
 
@@ -161,41 +149,25 @@ def stripe(groups: Iterable[list[Any]], shard: Shard, head: list[Any]) -> Iterat
         yield shard.deal(group, head)
 
 
-def expected_batches(plan: BatchPlan, epoch: int) -> Iterator[Any]:
-    """Give the indices of an epoch's batches without beginning it; for the loader's own orders.
-
-    Args:
-        plan: What the batches hold.
-        epoch: Epoch number; it is not set on any sampler.
-    """
-    assert isinstance(plan.source, EpochOrder), "other samplers change when they are drawn from"
-    return _computed(plan, epoch, 0)
-
-
-def lookahead(plan: BatchPlan, epoch: int) -> Iterator[UpcomingBatch] | None:
-    """Give the batches of the epochs after one, as far as they are known.
-
-    Args:
-        plan: What the batches hold.
-        epoch: Epoch number.
+def lookahead(plan: BatchPlan, epoch: int) -> Iterator[tuple[int, int, Any]]:
+    """Give the batches of the epochs after one, of one of the loader's own orders.
 
     Returns:
-        None for samplers that are not the loader's own.
+        Epoch, number of the batch in it, and indices of each.
     """
-    return _upcoming(plan, epoch) if isinstance(plan.source, EpochOrder) else None
-
-
-def _upcoming(plan: BatchPlan, epoch: int) -> Iterator[UpcomingBatch]:
     for following in itertools.count(epoch + 1):
         position = -1
-        for position, indices in enumerate(expected_batches(plan, following)):
-            yield UpcomingBatch(following, position, indices)
+        for position, indices in enumerate(computed(plan, following)):
+            yield following, position, indices
         if position < 0:
             return  # an epoch without batches: so are all others
 
 
-def _computed(plan: BatchPlan, epoch: int, position: int) -> Iterator[Any]:
-    """Compute the batches from a position on, of one of the loader's own orders."""
+def computed(plan: BatchPlan, epoch: int, position: int = 0) -> Iterator[Any]:
+    """Compute the batches from a position on, of one of the loader's own orders.
+
+    Nothing is begun by that, and no epoch set on any sampler.
+    """
     length, order = len(plan.source), plan.source.order(epoch)
     size, share = plan.size, plan.shard.share(length)
     if plan.drop_last:
