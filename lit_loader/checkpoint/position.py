@@ -189,9 +189,10 @@ class EpochPosition:
         self.settle()
         self._latest = _Read(reader, self._readers[reader].after(state, mark), self.now())
 
-    def leave_out(self, number: int, sampler: Any) -> None:
+    def leave_out(self, number: int) -> None:
         """Begin behind a map-style dataset's batch, the next one, before anything is given out."""
         ahead = tuple(n for n in self.start.ahead if n > number)
+        sampler = self.sampler_at(number + 1)
         start = replace(self.start, batches=number + 1, ahead=ahead, sampler=sampler)
         self.__init__(start)  # type: ignore[misc]
 

@@ -84,7 +84,6 @@ class SamplerFeed:
         self._start = start
         self._batches = batches
         self._lookahead = lookahead
-        self._own = batches.computed  # by the loader's own order, which has no state
         self._position = start.position.start.batches
         self.epoch_issued = False
         self.error: Exception | None = None
@@ -130,10 +129,8 @@ class SamplerFeed:
     def _draw(self, line: Pipeline) -> Task | None:
         """Draw the sampler's next batch; None: it is not to be sent, or there is none."""
         start, batches, position = self._start, self._batches, self._position
-        if batches.at != position:
-            batches.go_to(position, start.position.sampler_at(position))
         try:
-            indices = next(batches)
+            indices = batches.draw(position, start.position)
         except StopIteration:
             self.epoch_issued = True
             return None
@@ -142,8 +139,6 @@ class SamplerFeed:
             self.error = error
             self.epoch_issued = True
             return None
-        if not self._own:
-            start.position.drawn(position, batches.state(), batches.marks())
         if position in start.position.start.ahead:
             self._position = position + 1
             return None

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lit_loader.checkpoint.position import EpochPosition
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError
 from lit_loader.sampling.batch_plan import BatchPlan
@@ -40,12 +41,12 @@ class EpochBatches(Iterator[Any]):
         plan: What the batches hold.
         epoch: Epoch number; it is set on the loader's own samplers.
         start: Number of the first batch, counted from 0; beyond the end there are none.
-        state: What :meth:`state` gave at this position; where a position from outside is gone on
-            from, empty if there is nothing.
+        state: What :meth:`state` gave at this position; where a position from outside is
+            gone on from, empty if there is nothing.
 
     Attributes:
         position: Number of the batch that comes next.
-        at: The same; -1 after an exception of a signal handler's, until :meth:`go_to`.
+        at: The same; -1 after an exception of a signal handler's, until one is drawn.
         computed: Whether the order is the loader's own, which has neither state nor marks.
     """
 
@@ -65,30 +66,36 @@ class EpochBatches(Iterator[Any]):
         self._begin_at(start, state)
 
     def __next__(self) -> Any:
-        """Give the next batch: a list of indices, one index, or what the batch sampler yields."""
-        position, self.at = self.position, _NOWHERE
+        return self.draw(self.position)
+
+    def draw(self, number: int, where: EpochPosition | None = None) -> Any:
+        """Give batch ``number``: a list of indices, one index, or what the batch sampler yields.
+
+        It is the one that comes next, or one before it: a signal handler's exception may have ended
+        a sampler's iterator, which is a generator most times, or have kept the batch from whoever
+        asked for it.
+
+        Args:
+            number: Number of the batch.
+            where: Has what the sampler was there, and notes what it is behind this batch; samplers
+                are drawn from ahead of delivery. The loader's own orders have nothing to note.
+        """
+        if self.at != number:
+            state = None if where is None else where.sampler_at(number)
+            self._plan.sampler.unpack(state or {})  # the program has set nothing in between
+            self._begin_at(number, state)
+        self.at = _NOWHERE
         try:
             batch = next(self._batches)
         except Exception as error:
             # An exception within this question leaves it nowhere, too.
             if not is_interruption(error):
-                self.at = position
+                self.at = number
             raise
-        self.position = self.at = position + 1
+        self.position = self.at = number + 1
+        if where is not None and not self.computed:
+            where.drawn(number, self.state(), self._plan.sampler.marks())
         return batch
-
-    def go_to(self, position: int, state: Mapping[str, Any] | None) -> None:
-        """Let batch ``position`` come next, if a signal handler's exception has come in between.
-
-        It may have ended a sampler's iterator, which is a generator most times; or the batch that
-        was drawn has not come to the caller.
-
-        Args:
-            position: Number of the batch.
-            state: What :meth:`state` gave at this position.
-        """
-        self._plan.sampler.unpack(state or {})  # the program has set nothing in between
-        self._begin_at(position, state)
 
     def _begin_at(self, position: int, state: Mapping[str, Any] | None) -> None:
         self.at = _NOWHERE
@@ -104,19 +111,8 @@ class EpochBatches(Iterator[Any]):
         self.at = position
 
     def state(self) -> dict[str, Any] | None:
-        """Give what `BatchPlan.batches` needs besides ``start`` to go on after the last batch.
-
-        Samplers are drawn from ahead of delivery, so ask right after each batch and keep the answer
-        with it. It costs nothing (None) for the loader's own orders.
-
-        Returns:
-            Primitives as far as the sampler's own state is; a new dict, nested parts not shared.
-        """
+        """Give what the sampler must remember behind the batch drawn last; None: nothing."""
         return None if self.computed else self._cursor.state()
-
-    def marks(self) -> Any:
-        """Give where the sampler's own generators are; None: it has none."""
-        return None if self.computed else self._plan.sampler.marks()
 
     def _run(self, cursor: SamplerCursor) -> Iterator[Any]:
         plan = self._plan
