@@ -8,7 +8,7 @@ Made by users and by Hydra, passed to the Trainer::
     loader ─ common options ─┐                                 ▲   ▲
     train, val, test, predict ┴▶ LoaderConfig of each split ───┘   └── Trainer: ranks, overfitting
 
-`lightning/base_datamodule.py` makes the loaders, and saves, restores and closes them.
+`lightning/kept_loaders.py` makes the loaders, and closes them.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ from lit_loader.config.loader_config import LoaderConfig
 from lit_loader.data.shared_dataset import shared_dataset
 from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError
-from lit_loader.lightning.base_datamodule import SPLITS, BaseDataModule
+from lit_loader.lightning.kept_loaders import KeepsLoaders, Loaders, make
 from lit_loader.lightning.names import LightningDataModule, is_hook_of
-from lit_loader.lightning.swapped_datamodule import SwappedDataModule
+from lit_loader.lightning.swapped_datamodule import SwappedDataModule, swapped
 from lit_loader.loader import DataLoader
 
 __all__ = ["SPLITS", "LoaderDataModule"]
+
+SPLITS = ("train", "val", "test", "predict")
 
 # Trainer function -> the split it cannot do without, and the ones it uses where they are given.
 _STAGES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -65,7 +67,7 @@ class _SplitHook:
 
 
 @public
-class LoaderDataModule(BaseDataModule):
+class LoaderDataModule(KeepsLoaders, LightningDataModule):
     """A LightningDataModule that loads every split through ``lit_loader.DataLoader``.
 
     A loader is made afresh at each call of a hook. Ranks and number of replicas come from the
@@ -125,6 +127,7 @@ class LoaderDataModule(BaseDataModule):
         shared_key: str | None = None,
     ) -> None:
         super().__init__()
+        self._lit_loaders = Loaders()
         self.device_prefetch = flag("device_prefetch", device_prefetch)
         self.shared_key = None if shared_key is None else filled_text("shared_key", shared_key)
         if datasets is None and (self._makes_datasets or self._has_hooks):
@@ -174,7 +177,7 @@ class LoaderDataModule(BaseDataModule):
         Raises:
             OptionError: An option is unknown; later, in a hook, one does not fit the loader.
         """
-        return SwappedDataModule(datamodule, loader_overrides)
+        return swapped(datamodule, loader_overrides)
 
     @property
     def given_splits(self) -> list[str]:
@@ -302,7 +305,7 @@ class LoaderDataModule(BaseDataModule):
         dataset = self.dataset(split) if dataset is None else dataset
         if is_several(dataset):
             raise OptionError(f"{split!r} has several datasets: pass one of them to make_loader")
-        return self._make(split, dataset, self.configs[split])
+        return make(self, split, dataset, self.configs[split], self.device_prefetch)
 
     @property
     def batch_size(self) -> int | None:
