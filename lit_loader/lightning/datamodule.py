@@ -245,7 +245,7 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
         source: Any = self.datasets.get(split)
         if not is_dataset(source):
             own = source is None or self._makes_datasets
-            source = self._once(self._made_by_subclass(split) if own else source)
+            source = self._once(functools.partial(self.make_dataset, split) if own else source)
         if is_several(source):
             source = _map_members(source, lambda member: self._made_member(split, member))
         else:
@@ -260,14 +260,12 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
         """Calls a factory, or has another process of this machine call it."""
         return factory() if self.shared_key is None else shared_dataset(factory, self.shared_key)
 
-    def _made_by_subclass(self, split: str) -> _SplitFactory:
-        """What `make_dataset` makes, told from others by the subclass's code, and what it holds."""
+    def fingerprint_parts(self) -> object:
+        """Names what `make_dataset` depends on, for `shared_key`: see `data/fingerprint.py`."""
         ours = vars(LoaderDataModule({}))
         held = {name: value for name, value in vars(self).items() if name not in ours}
         given = {n: v for n, v in self.hparams.items() if n not in ("loader", *SPLITS)}
-        return _SplitFactory(
-            functools.partial(self.make_dataset, split), (type(self), split, held, given)
-        )
+        return type(self), held, given
 
     def _check_made(self, split: str, made: Any) -> Any:
         """Returns what a factory or `make_dataset` has made, if it is a dataset."""
@@ -384,25 +382,6 @@ def _described(source: Any) -> str:
         return type(source).__name__
     inner = getattr(source, "func", source)  # a functools.partial is named by what it calls
     return f"factory {getattr(inner, '__name__', type(inner).__name__)}"
-
-
-class _SplitFactory:
-    """Makes the dataset of a split, and can be told from that of others by `data/fingerprint.py`.
-
-    Args:
-        make: Makes it.
-        known_by: What is compared in place of it.
-    """
-
-    def __init__(self, make: Callable[[], Any], known_by: object) -> None:
-        self._make, self._known_by = make, known_by
-
-    def __call__(self) -> Any:
-        return self._make()
-
-    def fingerprint_parts(self) -> object:
-        """Names what the dataset depends on."""
-        return self._known_by
 
 
 def _listed(names: Any) -> str:
