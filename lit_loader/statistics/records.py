@@ -83,6 +83,20 @@ class BatchRecord(NamedTuple):
         return self.wait if self.pin else self.wait + self.decode
 
     @property
+    def making(self) -> dict[str, int]:
+        """The stages of making it, in their order, as if reads came before all the rest."""
+        fetch = self.fetch - self.read
+        stages = {"waiting for reads": self.read, "fetch": fetch}
+        return {**stages, "collate": self.collate, "encode": self.encode}
+
+    @property
+    def taking(self) -> dict[str, int]:
+        """What ``waited`` is the sum of."""
+        if self.worker < 0:
+            return {"wait": self.wait, "pin": self.pin}
+        return {"wait": self.wait, "decode": 0 if self.pin else self.decode}
+
+    @property
     def given(self) -> int:
         """The moment at which the batch was given out."""
         return self.asked + self.waited
