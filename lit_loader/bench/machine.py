@@ -1,4 +1,4 @@
-"""The machine: what it is, for the report, and the processor time that is used on it, by psutil."""
+"""The machine: what it is, for the report, and what is used of it, by psutil."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from lit_loader.bench.settings import OURS
 from lit_loader.system import linux
 from lit_loader.system.processors import usable_processors
 
-__all__ = ["cpu_seconds", "describe", "machine_seconds", "wait_until_idle"]
+__all__ = [
+    "cpu_seconds", "describe", "machine_seconds", "memory_and_descriptors", "wait_until_idle",
+]  # fmt: skip
 
 
 def describe(loaders: Iterable[str]) -> dict[str, Any]:
@@ -48,10 +50,27 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def cpu_seconds() -> float:
-    """Processor time of this process and all below it that are alive now, in seconds."""
+def _tree() -> list[psutil.Process]:
     me = psutil.Process()
-    return sum(_cpu(process) for process in (me, *me.children(recursive=True)))
+    return [me, *me.children(recursive=True)]
+
+
+def cpu_seconds() -> float:
+    """Processor time of this process and all below it, also of those that were waited for."""
+    return sum(_cpu(process) for process in _tree())
+
+
+def memory_and_descriptors() -> tuple[float, int]:
+    """Megabytes of these processes, shared pages divided among them; the most descriptors of one.
+
+    0: this system does not say.
+    """
+    memory, most = 0.0, 0
+    for process in _tree():
+        with contextlib.suppress(psutil.Error, AttributeError):  # it has ended; not Linux
+            memory += process.memory_full_info().pss / 1e6
+            most = max(most, process.num_fds())
+    return memory, most
 
 
 def machine_seconds() -> float:
@@ -79,6 +98,5 @@ def wait_until_idle(seconds: float = 5.0) -> None:
 def _cpu(process: psutil.Process) -> float:
     """Processor time of one process; 0: it has ended."""
     with contextlib.suppress(psutil.Error):
-        times = process.cpu_times()
-        return float(times.user + times.system)
+        return float(sum(process.cpu_times()[:4]))  # its own, and its children's that have ended
     return 0.0
