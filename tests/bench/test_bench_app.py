@@ -6,6 +6,7 @@ import contextlib
 import csv
 import importlib.util
 import json
+import mmap
 import os
 import re
 import signal
@@ -547,3 +548,21 @@ def test_the_tree_is_seen() -> None:
         pass
     assert machine.cpu_seconds() - before >= 0.03
     assert machine.machine_seconds() > 0
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux")
+def test_shared_memory_counts_once_mapped_or_not() -> None:
+    size = 64 << 20
+    descriptor, before = os.memfd_create("on its way"), machine.memory_and_descriptors()
+    try:
+        os.write(descriptor, bytes(size))
+        open_only, descriptors = machine.memory_and_descriptors()
+        with mmap.mmap(descriptor, size) as memory:
+            assert memory[:: mmap.PAGESIZE].count(0) == size // mmap.PAGESIZE
+            mapped, _ = machine.memory_and_descriptors()
+    finally:
+        os.close(descriptor)
+    assert descriptors == before[1]
+    for found in (open_only, mapped):
+        assert found - before[0] == pytest.approx(size / 1e6, rel=0.3)
+    assert machine.memory_and_descriptors()[1] == descriptors - 1

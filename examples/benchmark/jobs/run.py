@@ -130,7 +130,7 @@ def trial(settings, folder, name, workers, seconds):
             first = time.perf_counter() - began
         digests.append(digest(batch))
         losses.append(learner.learn(batch))
-        if number >= compared // 2:
+        if number >= compared - 2:
             now = memory_and_descriptors()
             memory, descriptors = max(memory, now[0]), max(descriptors, now[1])
     # Behind the compared batches some that are not clocked either: what was made ahead of them, and
