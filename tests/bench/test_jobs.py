@@ -12,17 +12,16 @@ import pytest
 from tests.bench.test_studies import SCRIPTS, table
 from tests.support.commands import run_python
 
-SLOW = (
-    "detection", "volumes", "molecules", "graphs", "robot_uint8", "robot_float32", "short_epochs",
-    "latents", "transitions", "time_series", "tokens", "jpeg", "faces", "objects",
+JOBS = (
+    "columns", "detection", "volumes", "molecules", "graphs", "robot_uint8", "robot_float32",
+    "short_epochs", "latents", "transitions", "time_series", "tokens", "jpeg", "faces", "objects",
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.process
 @pytest.mark.timeout(280)
-@pytest.mark.parametrize(
-    "job", ["columns", *[pytest.param(job, marks=pytest.mark.slow) for job in SLOW]]
-)
+@pytest.mark.parametrize("job", JOBS)
 def test_a_job(job: str) -> None:
     pytest.importorskip("psutil")
     pytest.importorskip("matplotlib")
@@ -63,6 +62,7 @@ def test_a_run_goes_on_and_writes_the_pages(tmp_path: Path) -> None:
     assert "  molecules, round 1" in first and "  molecules, round 1" not in again
     assert "  columns, round 1" in again
     row, other = table(again).items()
+    assert row[1]["same bytes"] == other[1]["same losses"] == ["yes"]
     assert table(first) == dict([row])
     after = [(tmp_path / name).read_text() for name in pages]
     for old, new in zip(before, after, strict=True):
