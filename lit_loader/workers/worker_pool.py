@@ -313,7 +313,8 @@ class WorkerPool:
         with self._lock:
             starting, relay = self._workers.starting, self._workers.relay
             for worker in idle:
-                if worker.number == relay or worker.number in starting:
+                # Another thread may have submitted: then the copy would be queued, too.
+                if worker.queue or worker.number == relay or worker.number in starting:
                     continue
                 behind = [
                     copy.task
