@@ -211,14 +211,7 @@ def main():
                 ]
             )
     table(
-        [
-            "loader, workers",
-            "latency, ms",
-            "samples/s",
-            "MiB of workers",
-            "MiB added",
-            "ms processor",
-        ],
+        ["loader, workers", "latency, ms", "samples/s", "MiB of workers", "MiB added", "ms processor"],
         rows,
     )
 

@@ -237,7 +237,7 @@ def test_bytes_are_those_of_a_clean_run(cell: tuple[Any, ...], tmp_path: Path) -
                 assert outcomes(loader) == expected[1]
     assert {warning.category for warning in told} <= {WorkerRestartWarning, UserWarning}
     struck = len([*tmp_path.iterdir()])
-    if not fault or (act == "twice" and point != "resuming"):
+    if not fault or act == "twice" and point != "resuming":
         assert struck == bool(fault)
 
 
