@@ -56,13 +56,12 @@ from lit_loader.sampling.shown_samplers import ShownSamplers
 from lit_loader.seeding.generator_watch import GeneratorWatch
 from lit_loader.seeding.seeds import BaseSeed
 from lit_loader.statistics.auto_workers import AutoWorkers
-from lit_loader.statistics.elsewhere import Elsewhere
 from lit_loader.statistics.recorder import Recorder
 from lit_loader.statistics.records import BatchRecord, LoaderStatistics, MemoryUse
 from lit_loader.streams.job_store import Talks
 from lit_loader.streams.tail import ShardTail, least_depth, tail_of
+from lit_loader.system.cgroups import own_memory
 from lit_loader.system.interrupts import HeldBack, let_handlers_through
-from lit_loader.system.process_memory import own_memory
 from lit_loader.system.start_method import default_context
 from lit_loader.system.weak_sets import members
 from lit_loader.transport import loader_page
@@ -322,8 +321,8 @@ class LoaderCore:
                 f"remote_workers={loader.remote_workers} make no batches of an IterableDataset: "
                 "its readers stay on this machine"
             )
-        elif loader.remote_workers and self.recorder.elsewhere is None:
-            self.recorder.elsewhere = Elsewhere(MOST_WORKERS, self.recorder.nodes)
+        elif loader.remote_workers:
+            self.recorder.first_remote = MOST_WORKERS
         workers = loader.num_workers or loader.remote_workers
         if workers == 0 or (loader.num_workers and pin is None and self._is_best_in_process()):
             spec = self._spec_of_workers if workers else None
