@@ -19,6 +19,7 @@ from lit_loader.checkpoint.other_streams import has_methods
 from lit_loader.checkpoint.reader_states import COUNT
 from lit_loader.iteration.core import LoaderCore
 from lit_loader.sampling.orders import ShuffledSampler
+from lit_loader.sampling.shard import distributed_sampler_of
 from lit_loader.sampling.shown_samplers import SHUFFLED, order_name
 
 __all__ = ["load_state", "take_state"]
@@ -76,10 +77,14 @@ def load_state(core: LoaderCore, state: Mapping[str, Any]) -> None:
     core.reads_again = loaded.reads_again
     if adopted is not None:
         base_seed.resumed = adopted
-        if base_seed.sampler not in (None, 0, adopted):  # 0: most likely torch's default
+        batches = core.loader.batch_sampler
+        given = distributed_sampler_of(core.loader.sampler if batches is None else batches)
+        # Another class's seed is its own business; 0 is most likely torch's default.
+        own = given.seed if given is not None and given.shuffle else 0
+        if type(given) is DistributedSampler and own not in (0, adopted):
             core.warn_once(
                 f"the state was taken with seed={adopted}, and the order goes on with that: the "
-                f"sampler's own seed={base_seed.sampler} has no effect; make the sampler with the "
+                f"sampler's own seed={own} has no effect; make the sampler with the "
                 "state's seed, or begin without the state to have another order"
             )
     if plan is not None and isinstance(plan.source, ShuffledSampler):
