@@ -447,7 +447,7 @@ class DataLoader(_TorchLoader[T_co]):
         """
         if self._core.epochs.begun_without_commits and called_by_lightning():
             self._core.warn_once(ADVICE_WITHOUT_CALLBACK)
-        return take_state(self, self._core)
+        return take_state(self._core)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken: the next iterator begins there.
@@ -474,7 +474,7 @@ class DataLoader(_TorchLoader[T_co]):
 
     @_loaded_state.setter
     def _loaded_state(self, state: Mapping[str, Any]) -> None:
-        load_state(self, self._core, state)
+        load_state(self._core, state)
 
     def resize(self, num_workers: int, prefetch_factor: int | None = None) -> None:
         """Change the number of workers now, also while they are at work in the midst of an epoch.

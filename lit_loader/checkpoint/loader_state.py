@@ -77,25 +77,6 @@ class LoaderState:
     fingerprint: Fingerprint
     numbers: Sequence[int] | None = None
 
-    @classmethod
-    def at(
-        cls,
-        position: Position,
-        samples: int,
-        fingerprint: Fingerprint,
-        shards: Shards | None = None,
-    ) -> LoaderState:
-        """Make the state of a position.
-
-        Args:
-            position: The position.
-            samples: Samples that all ranks together have got then.
-            fingerprint: The loader's.
-            shards: Which readers are this rank's; None: each worker is one.
-        """
-        numbers = shards.mine if shards is not None and position.readers else None
-        return cls(position, samples, fingerprint, numbers)
-
     def to_position(
         self,
         fingerprint: Fingerprint,

@@ -10,12 +10,15 @@ leaves no trace. That first ``next()`` fixes the epoch and where in it to begin.
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 
 from lit_loader.batch.batch_spec import BatchWithReport
 from lit_loader.batch.sample_errors import SampleErrorLog
+from lit_loader.describe import program_stacklevel
 from lit_loader.errors import LoaderError
 from lit_loader.iteration.torch_surface import TorchSurface
+from lit_loader.sampling.advice import broken_promise, ignored_share
 from lit_loader.sampling.epochs import EpochStart
 from lit_loader.seeding.generator_lock import Turn
 from lit_loader.streams.tail import ShardTail
@@ -51,7 +54,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
     def __init__(self, core: LoaderCore) -> None:
         self._core = core
         self._data_loader = core.loader  # which lives as long as it is iterated
-        self.sample_errors = SampleErrorLog(core.max_sample_errors)
+        self.sample_errors = SampleErrorLog(self._data_loader.max_sample_errors)
         self._start: EpochStart | None = None
         self._tail: ShardTail | None = None
         self._due = True  # whether it is not known yet if there is one
@@ -106,7 +109,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
                         mine.end()
 
     def __len__(self) -> int:
-        return len(self._core)
+        return len(self._data_loader)
 
     def __repr__(self) -> str:
         where = "not begun"
@@ -118,7 +121,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
                 if self._ended
                 else f"{given:,} {'batch' if given == 1 else 'batches'} given out"
             )
-        return f"<{type(self).__name__} of {self._core!r}: {where}>"
+        return f"<{type(self).__name__} of {self._data_loader!r}: {where}>"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -181,10 +184,18 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         for note in made.notes:
             self._core.tell(note)
 
+    def _warn_of_ignored_share(self) -> None:
+        """Warn, once, that an iterable dataset gives all of its readers the same."""
+        core = self._core
+        readers = core.readers * core.replica[1]
+        core.warn_once(ignored_share(self._data_loader.dataset, readers, core.shards is not None))
+
     def _count(self, samples: int) -> None:
         """Note the samples of a batch of an iterable dataset that is about to be given out."""
         self._samples += samples
         if self._promised is not None and self._samples > self._promised:
             # Once for an iterator; torch warns of it again at every batch that follows.
-            self._core.warn_of_broken_promise(self._promised, self._samples)
+            loader = self._data_loader
+            args = loader.dataset, self._promised, self._samples, loader.num_workers
+            warnings.warn(broken_promise(*args), stacklevel=program_stacklevel())
             self._promised = None

@@ -47,7 +47,7 @@ from lit_loader.iteration.pipeline import Pipeline, Release
 from lit_loader.iteration.shown import ShownLoader
 from lit_loader.iteration.torch_surface import run_patches
 from lit_loader.remote.starter import RemoteWorkers
-from lit_loader.sampling.advice import advice_if_unsharded, broken_promise, ignored_share
+from lit_loader.sampling.advice import advice_if_unsharded
 from lit_loader.sampling.batch_plan import BatchPlan
 from lit_loader.sampling.epoch_batches import computed, lookahead
 from lit_loader.sampling.epochs import Epochs, EpochStart
@@ -159,12 +159,6 @@ class LoaderCore:
         state = {name: part for name, part in vars(self).items() if name not in _OF_THE_PROCESS}
         return {**state, "epochs": copy.copy(self.epochs), "auto": copy.copy(self.auto)}
 
-    def __len__(self) -> int:
-        return len(self.loader)
-
-    def __repr__(self) -> str:
-        return repr(self.loader)
-
     @property
     def lock(self) -> threading.RLock:
         """Held in every ``next()``, for iterators of one loader share workers."""
@@ -180,11 +174,6 @@ class LoaderCore:
         loader = self._loader()
         assert loader is not None
         return loader
-
-    @property
-    def max_sample_errors(self) -> int | None:
-        """Bad samples that an epoch may have; None: any number."""
-        return self.loader.max_sample_errors  # type: ignore[no-any-return]
 
     @property
     def iterable(self) -> bool:
@@ -210,7 +199,7 @@ class LoaderCore:
         return self.given_replica or (0, 1)
 
     @property
-    def _readers(self) -> int:
+    def readers(self) -> int:
         """This rank's readers of an iterable dataset; 0 for a map-style one."""
         if not self.iterable:
             return 0
@@ -220,7 +209,7 @@ class LoaderCore:
     @property
     def turns(self) -> int:
         """Those who take turns in making batches; 0: any worker makes any."""
-        return (self._readers or self.loader.num_workers) if self.assigned else 0
+        return (self.readers or self.loader.num_workers) if self.assigned else 0
 
     @property
     def depth(self) -> int:
@@ -435,7 +424,7 @@ class LoaderCore:
             advice = advice_if_unsharded(loader.dataset, shown, self.iterable, self.shards)
             if advice is not None:
                 self.warn_once(advice)
-        return self.epochs.begin(self._readers)
+        return self.epochs.begin(self.readers)
 
     def tail(self, start: EpochStart) -> ShardTail | None:
         """Begin to agree with other ranks on a stream's end; None: there is no need."""
@@ -651,7 +640,7 @@ class LoaderCore:
         if auto is None or not auto.add(record, again) or pool is None:
             return
         loader, name = self.loader, type(self.loader.dataset).__name__
-        if auto.decide(pool, name, loader.memory_budget, self._readers, loader.reads):
+        if auto.decide(pool, name, loader.memory_budget, self.readers, loader.reads):
             self._tell_size()
 
     def statistics(self, memory: bool) -> LoaderStatistics:
@@ -674,8 +663,7 @@ class LoaderCore:
         now = time.monotonic_ns()
         page.due = now + loader_page.EVERY
         try:
-            told = self.statistics(False), self.depth, page.row[loader_page.EPOCH], now
-            figures = self._shown.figures(self.loader, self, *told)
+            figures = self._shown.figures(self, page.row[loader_page.EPOCH], now)
         except Exception as error:  # of the user's: the repr of a slow sample's index
             let_handlers_through(error)
             return
@@ -692,17 +680,6 @@ class LoaderCore:
     def tell(self, note: str) -> None:
         """Warn, once, of what was noticed while a batch was made."""
         self.warn_once(f"{type(self.loader.dataset).__name__}: {note}")
-
-    def warn_of_broken_promise(self, promised: int, samples: int) -> None:
-        """Warn that an iterable dataset gives more samples than its length says."""
-        loader = self.loader
-        text = broken_promise(loader.dataset, promised, samples, loader.num_workers)
-        warnings.warn(text, stacklevel=program_stacklevel())
-
-    def warn_of_ignored_share(self) -> None:
-        """Warn, once, that an iterable dataset gives all of its readers the same."""
-        dataset, readers = self.loader.dataset, self._readers * self.replica[1]
-        self.warn_once(ignored_share(dataset, readers, self.shards is not None))
 
 
 def _memory_use(pools: set[WorkerPool | None]) -> MemoryUse:

@@ -320,7 +320,7 @@ class EpochRun(LoaderIterator[T_co]):
                 self._count(reply.samples)
             if made is not None:
                 if made.ignores_share:
-                    self._core.warn_of_ignored_share()
+                    self._warn_of_ignored_share()
                 self._note_errors(position_of(ready.number), made)
                 if made.omitted:
                     self.line.settle()

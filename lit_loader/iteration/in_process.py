@@ -92,7 +92,7 @@ class InProcessIterator(LoaderIterator[T_co]):
                 reader = number % start.position.num_readers
                 start.position.read(reader, made.state, made.mark)
                 if made.ignores_share:
-                    self._core.warn_of_ignored_share()
+                    self._warn_of_ignored_share()
                 self._count(loader.samples)
             else:
                 start.position.delivered(number)

@@ -19,19 +19,15 @@ from lit_loader.checkpoint.other_streams import has_methods
 from lit_loader.checkpoint.reader_states import COUNT
 from lit_loader.iteration.core import LoaderCore
 from lit_loader.sampling.orders import ShuffledSampler
+from lit_loader.sampling.shard import distributed_sampler_of
 from lit_loader.sampling.shown_samplers import SHUFFLED, order_name
 
 __all__ = ["load_state", "take_state"]
 
 
-def take_state(loader: Any, core: LoaderCore) -> dict[str, Any]:
-    """Give the state of a loader as a new dict of primitives.
-
-    Args:
-        loader: The loader.
-        core: Its own.
-    """
-    plan = core.plan
+def take_state(core: LoaderCore) -> dict[str, Any]:
+    """Give the state of a loader as a new dict of primitives."""
+    loader, plan = core.loader, core.plan
     if plan is not None and has_methods(loader.dataset):
         core.warn_once(
             f"{type(loader.dataset).__name__} has state_dict and load_state_dict, which are not "
@@ -47,16 +43,17 @@ def take_state(loader: Any, core: LoaderCore) -> dict[str, Any]:
         )
     batches = position.batches
     samples = batches if plan is None else plan.samples_after(batches)
-    fingerprint = _fingerprint(loader, core, position.seed)
-    return LoaderState.at(position, samples, fingerprint, core.shards).to_dict()
+    fingerprint = _fingerprint(core, position.seed)
+    shards = core.shards
+    numbers = shards.mine if shards is not None and position.readers else None
+    return LoaderState(position, samples, fingerprint, numbers).to_dict()
 
 
-def load_state(loader: Any, core: LoaderCore, state: Mapping[str, Any]) -> None:
+def load_state(core: LoaderCore, state: Mapping[str, Any]) -> None:
     """Let a loader's next iterator begin where a state was taken; refused, it changes nothing.
 
     Args:
-        loader: The loader.
-        core: Its own.
+        core: The loader's.
         state: What `take_state` gave, of this loader or of another one.
 
     Raises:
@@ -69,29 +66,34 @@ def load_state(loader: Any, core: LoaderCore, state: Mapping[str, Any]) -> None:
     # Where no seed was chosen, the state's is taken over: the data goes on as it would have.
     adopted = None if base_seed.chosen else loaded.seed
     seed = base_seed.given() if adopted is None else adopted
-    fingerprint = _fingerprint(loader, core, seed)
+    fingerprint = _fingerprint(core, seed)
     # So is the kind of shuffled order: where there are ranks it is DistributedSampler's.
     order = loaded.fingerprint.get("order")
     if {order, fingerprint["order"]} <= SHUFFLED:
         fingerprint["order"] = order
-    with_workers = loader.num_workers > 0
+    with_workers = core.loader.num_workers > 0
     position = loaded.to_position(fingerprint, plan, with_workers, core.shards)
     core.epochs.load(position)  # may refuse it, too
     core.reads_again = loaded.reads_again
     if adopted is not None:
         base_seed.resumed = adopted
-        if base_seed.sampler not in (None, 0, adopted):  # 0: most likely torch's default
+        batches = core.loader.batch_sampler
+        given = distributed_sampler_of(core.loader.sampler if batches is None else batches)
+        # Another class's seed is its own business; 0 is most likely torch's default.
+        own = given.seed if given is not None and given.shuffle else 0
+        if type(given) is DistributedSampler and own not in (0, adopted):
             core.warn_once(
                 f"the state was taken with seed={adopted}, and the order goes on with that: the "
-                f"sampler's own seed={base_seed.sampler} has no effect; make the sampler with the "
+                f"sampler's own seed={own} has no effect; make the sampler with the "
                 "state's seed, or begin without the state to have another order"
             )
     if plan is not None and isinstance(plan.source, ShuffledSampler):
         plan.source.as_distributed = order == DistributedSampler.__name__
 
 
-def _fingerprint(loader: Any, core: LoaderCore, seed: int) -> Fingerprint:
+def _fingerprint(core: LoaderCore, seed: int) -> Fingerprint:
     """What a position in the data depends on."""
+    loader = core.loader
     try:
         length: int | None = len(loader.dataset)
     except (TypeError, NotImplementedError):

@@ -36,25 +36,15 @@ class ShownLoader:
         self._share: float | None = None
         self._length: tuple[int | None, int | None] = None, None
 
-    def figures(
-        self,
-        loader: Any,
-        core: Any,
-        statistics: LoaderStatistics,
-        depth: int,
-        epoch: int,
-        now: int,
-    ) -> dict[str, Any]:
+    def figures(self, core: Any, epoch: int, now: int) -> dict[str, Any]:
         """Give the figures, by the names that `top/snapshot.py` has for them.
 
         Args:
-            loader: The loader.
-            core: The same loader's.
-            statistics: The same loader's.
-            depth: Batches that may be asked for ahead.
+            core: The loader's.
             epoch: The epoch.
             now: The moment, by ``time.monotonic_ns()``.
         """
+        loader, statistics = core.loader, core.statistics(False)
         then, before = self._before
         if now - then >= loader_page.EVERY:
             if then:
@@ -74,7 +64,7 @@ class ShownLoader:
             "length": self._length[1],
             "rank": rank,
             "ranks": ranks,
-            "ahead": depth,
+            "ahead": core.depth,
             "batches_per_second": self._rate,
             "wait_share": self._share,
             "restarts": statistics.worker_restarts,

@@ -221,7 +221,7 @@ def test_readers_keep_their_places() -> None:
     workers = [[5, {"dataset": 1}, False, 1], [5, None, True]]
     state = make(workers=workers)
     position = state.to_position(FINGERPRINT, None, True)
-    assert LoaderState.at(position, 20_480, FINGERPRINT).to_dict() == state.to_dict()
+    assert LoaderState(position, 20_480, FINGERPRINT).to_dict() == state.to_dict()
     assert not state.reads_again
     assert make(workers=[[5, None, False], [5, None, True]]).reads_again
     with pytest.raises(StateError, match="cannot be pickled"):
