@@ -22,7 +22,7 @@ from torch.utils.data._utils import collate as rules  # reach: torch: rules of d
 from lit_loader.describe import public
 from lit_loader.transport.dtypes import TORCH_DTYPES
 
-__all__ = ["Empty", "collate_privately", "default_collate", "default_convert"]
+__all__ = ["Empty", "collate_privately", "default_collate", "default_convert", "like"]
 
 Empty: TypeAlias = Callable[[Sequence[int], torch.dtype], "torch.Tensor | None"]
 """Gives an uninitialised contiguous tensor in slot memory, or None where there is no room."""
@@ -170,41 +170,42 @@ def _collate_text(samples: Sequence[Any], empty: Empty | None) -> Sequence[Any]:
 
 def _collate_mappings(samples: Sequence[Mapping[Any, Any]], empty: Empty | None) -> Any:
     first = samples[0]
-
-    def collated() -> dict[Any, Any]:
-        return {key: default_collate([each[key] for each in samples], empty) for key in first}
-
-    if type(first) is dict:
-        return collated()
-    try:
-        if isinstance(first, MutableMapping):
-            clone = copy.copy(first)  # keeps what else the mapping holds (a default factory)
-            clone.update(collated())
-            return clone
-        return type(first)(collated())  # type: ignore[call-arg]
-    except TypeError:  # no copy, no update, another constructor
-        return collated()
+    made = {key: default_collate([each[key] for each in samples], empty) for key in first}
+    return like(first, made, TypeError)
 
 
 def _collate_sequences(samples: Sequence[Sequence[Any]], empty: Empty | None) -> Any:
     if len(set(map(len, samples))) != 1:
         raise RuntimeError("each element in list of batch should be of equal size")
     first = samples[0]
+    made = [default_collate(column, empty) for column in zip(*samples)]  # noqa: B905
+    return made if isinstance(first, tuple) else like(first, made, TypeError)
 
-    def collated() -> list[Any]:
-        return [default_collate(column, empty) for column in zip(*samples)]  # noqa: B905
 
-    if isinstance(first, tuple) or type(first) is list:
-        return collated()
+def like(container: Any, made: Any, passed_over: type[Exception]) -> Any:
+    """Return a container of the same class with other contents.
+
+    Args:
+        container: A mapping or sequence. One that can be changed is cloned, which keeps what else
+            it holds (a default factory).
+        made: The contents, a dict or list; returned as it is where the class cannot be filled.
+        passed_over: What that raises: no copy, no update or assignment, another constructor.
+    """
+    if type(container) is type(made):
+        return made
     try:
-        if isinstance(first, MutableSequence):
-            clone = copy.copy(first)
-            for index, column in enumerate(collated()):
-                clone[index] = column
+        if isinstance(container, MutableMapping):
+            clone = copy.copy(container)
+            clone.update(made)
             return clone
-        return type(first)(collated())  # type: ignore[call-arg]
-    except TypeError:  # no copy, no assignment, another constructor (range)
-        return collated()
+        if isinstance(container, MutableSequence):
+            copied = copy.copy(container)
+            for place, item in enumerate(made):
+                copied[place] = item
+            return copied
+        return type(container)(made)
+    except passed_over:
+        return made
 
 
 _OWN_RULES: dict[Callable[..., Any], Callable[[Any, Empty | None], Any]] = {
