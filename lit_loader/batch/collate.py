@@ -53,12 +53,14 @@ def default_collate(samples: Sequence[Any], empty: Empty | None = None) -> Any:
         KeyError: A key of the first mapping is missing in another one.
     """
     first = samples[0]
-    rule = _rule(first)
+    registered = rules.default_collate_fn_map
+    # torch's rule: that of the exact type, or of the first type that fits.
+    rule = registered.get(type(first)) or _fitting(registered, first)
     if rule is not None:
         own = _OWN_RULES.get(rule)
         if own is not None:
             return own(samples, empty)
-        return rule(samples, collate_fn_map=rules.default_collate_fn_map)
+        return rule(samples, collate_fn_map=registered)
     if isinstance(first, Mapping):
         return _collate_mappings(samples, empty)
     if isinstance(first, tuple) and hasattr(first, "_fields"):
@@ -85,15 +87,11 @@ def _stack_privately(
     return _collate_tensors(samples, None)
 
 
-def _rule(element: object) -> Callable[..., Any] | None:
-    """Return the rule torch would follow: of the exact type, or of the first type that fits."""
-    registered: dict[Any, Callable[..., Any]] = rules.default_collate_fn_map
-    rule = registered.get(type(element))
-    if rule is None:
-        for kind in registered:
-            if isinstance(element, kind):
-                return registered[kind]
-    return rule
+def _fitting(registered: Mapping[Any, Any], element: object) -> Callable[..., Any] | None:
+    for kind in registered:
+        if isinstance(element, kind):
+            return registered[kind]  # type: ignore[no-any-return]
+    return None
 
 
 def _collate_tensors(samples: Sequence[torch.Tensor], empty: Empty | None) -> torch.Tensor:
