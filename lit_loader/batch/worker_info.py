@@ -39,14 +39,14 @@ def _generators(seed: int) -> Any:
 
 
 class ProcessInfo(WorkerInfo):
-    """What worker_init_fn finds where readers are numbered: the process, in which none is."""
+    """What worker_init_fn finds with ``num_shards``: the process, in which no reader is."""
 
     def __getattribute__(self, name: str) -> Any:
         if name == "dataset":
             raise OptionError(
-                "worker_init_fn asks for get_worker_info().dataset, but each reader has a copy of "
-                "the dataset, whichever worker serves it: let the dataset take its share itself, "
-                "in __iter__, by lit_loader.get_shard() or get_worker_info()"
+                "worker_init_fn asks for get_worker_info().dataset, but with num_shards each "
+                "reader has a copy of the dataset, whichever worker serves it: let the dataset "
+                "take its share itself, in __iter__, by lit_loader.get_shard() or get_worker_info()"
             )
         return super().__getattribute__(name)
 
