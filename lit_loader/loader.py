@@ -150,7 +150,8 @@ class DataLoader(_TorchLoader[T_co]):
         max_sample_errors: Bad samples that an epoch may have where they are skipped or replaced;
             more raise a SampleErrorsError that lists them. None: any number, if not all are bad.
         sample_retries: Times that a sample is read again after a transient error, before the error
-            counts.
+            counts. An IterableDataset's iterator is asked again, and gives the same sample only if
+            it has not moved on: `lit_loader.read_stream` has, to its next key.
         retry_backoff: Seconds before the first of these, doubled for each further one up to 10 s
             (0.1 and 3 retries: 0.1 + 0.2 + 0.4 s).
         transient_errors: Exception classes, or their names ("OSError", "my.module.Error"), after

@@ -25,6 +25,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from lit_loader.batch.collate import like
 from lit_loader.errors import LoaderError, PinMemoryError
 
 __all__ = ["PinMemoryThread", "choose", "find_accelerator", "pin_batch", "pin_tensor"]
@@ -101,11 +102,11 @@ def _pinned(batch: Any) -> Any:
     if isinstance(batch, str | bytes | bytearray):
         return batch
     if isinstance(batch, Mapping):
-        return _pin_mapping(batch)
+        return like(batch, {key: _pinned(item) for key, item in batch.items()}, Exception)
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(_pinned(item) for item in batch))
     if isinstance(batch, Sequence):
-        return _pin_sequence(batch)
+        return like(batch, [_pinned(item) for item in batch], Exception)
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         pinned = copy.copy(batch)
         for field in dataclasses.fields(batch):
@@ -114,41 +115,6 @@ def _pinned(batch: Any) -> Any:
                 object.__setattr__(pinned, field.name, _pinned(getattr(batch, field.name)))
         return pinned
     return batch
-
-
-def _pin_mapping(batch: Mapping[Any, Any]) -> Any:
-    pinned = {key: _pinned(value) for key, value in batch.items()}
-    if type(batch) is dict:
-        return pinned
-    try:
-        clone: Any = copy.copy(batch)  # keeps what a subclass holds besides (a default_factory)
-        clone.update(pinned)
-        return clone
-    except Exception:
-        pass
-    try:
-        return type(batch)(pinned)  # type: ignore[call-arg]
-    except Exception:
-        return pinned
-
-
-def _pin_sequence(batch: Sequence[Any]) -> Any:
-    pinned = [_pinned(item) for item in batch]
-    if type(batch) is list:
-        return pinned
-    if type(batch) is tuple:
-        return tuple(pinned)
-    try:
-        clone: Any = copy.copy(batch)
-        for position, item in enumerate(pinned):
-            clone[position] = item
-        return clone
-    except Exception:
-        pass
-    try:
-        return type(batch)(pinned)  # type: ignore[call-arg]
-    except Exception:
-        return pinned
 
 
 @dataclasses.dataclass

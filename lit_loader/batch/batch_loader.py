@@ -20,9 +20,9 @@ from typing import Any
 from lit_loader.batch.batch_mark import mark_of
 from lit_loader.batch.batch_spec import BatchSpec, BatchWithReport
 from lit_loader.batch.collate import default_collate
-from lit_loader.batch.fetch import Fetcher, MapFetcher, as_read
-from lit_loader.batch.sample_errors import Attempts
-from lit_loader.batch.tolerant_fetch import OMITTED, TolerantMapFetcher
+from lit_loader.batch.fetch import IterableFetcher, MapFetcher, as_read
+from lit_loader.batch.sample_errors import OMITTED, Attempts
+from lit_loader.batch.tolerant_fetch import TolerantMapFetcher
 from lit_loader.context import reading
 from lit_loader.seeding.find_generators import HeldGenerators
 from lit_loader.seeding.generator_state import Rewind
@@ -63,7 +63,7 @@ class BatchLoader:
         self._num_readers = num_readers
         self._share = (spec.rank * num_readers + worker, spec.num_replicas * num_readers)
         self._collates_into_slot = spec.default_collation
-        self._fetcher: Fetcher | None = None
+        self._fetcher: MapFetcher | IterableFetcher | None = None
         self._watch = watch
         self._unwatched = self._looked = 0  # batches until generators are looked for; times of it
         self._rewind: Rewind | None = None
@@ -167,7 +167,7 @@ class BatchLoader:
         return batch
 
     def _fetch_reading(
-        self, fetcher: Fetcher, indices: Any, number: int, progress: Progress
+        self, fetcher: MapFetcher | IterableFetcher, indices: Any, number: int, progress: Progress
     ) -> Any:
         """Read samples whose reads may have been made ahead, and more of them meanwhile."""
         reads, epoch, made = self.reads, self._epoch, False
@@ -211,16 +211,19 @@ class BatchLoader:
                 batch = self.load(*task)
                 progress.empty = empty
             self._looked, self._unwatched = 1, LATE - 2
-        return self._with_notes(batch)
-
-    def _with_notes(self, batch: Any) -> Any:
-        watch = self._watch
-        assert watch is not None
         if watch.notes:
-            notes, watch.notes = tuple(watch.notes), []
             made = batch if type(batch) is BatchWithReport else BatchWithReport(batch, None, False)
-            batch = made._replace(notes=(*made.notes, *notes))
+            batch = made._replace(notes=(*made.notes, *self._notes()))
         return batch
+
+    def _notes(self) -> tuple[str, ...]:
+        """Take what the user is to be warned of."""
+        found: list[str] = []
+        for each in (self.reads, self._watch):
+            if each is not None and each.notes:
+                found += each.notes
+                each.notes = []
+        return tuple(found)
 
     def _with_report(
         self,
@@ -232,11 +235,8 @@ class BatchLoader:
     ) -> BatchWithReport:
         attempts = self._attempts
         errors = tuple(attempts.errors)
-        notes: tuple[str, ...] = ()
-        if self.reads is not None and self.reads.notes:
-            notes, self.reads.notes = tuple(self.reads.notes), []
         return BatchWithReport(
-            batch, state, ignores_share, errors, omitted, attempts.retries, notes, mark
+            batch, state, ignores_share, errors, omitted, attempts.retries, self._notes(), mark
         )
 
     def _enter(self, seed: int, epoch: int, progress: Progress) -> None:
@@ -305,7 +305,7 @@ class BatchLoader:
         held = self._watch.held.states  # type: ignore[union-attr]
         return mark_of(samples, [*held, *self.rng.last])
 
-    def _new_map_fetcher(self) -> Fetcher:
+    def _new_map_fetcher(self) -> MapFetcher:
         spec, by_sample = self._spec, self._spec.seeding == "sample"
         self.rng.together = bool(spec.batched and as_read(spec.dataset)[1])
         if spec.tolerance.none:

@@ -22,7 +22,7 @@ from torch.utils.data._utils import collate as rules  # reach: torch: rules of d
 from lit_loader.describe import public
 from lit_loader.transport.dtypes import TORCH_DTYPES
 
-__all__ = ["Empty", "collate_privately", "default_collate", "default_convert"]
+__all__ = ["Empty", "collate_privately", "default_collate", "default_convert", "like"]
 
 Empty: TypeAlias = Callable[[Sequence[int], torch.dtype], "torch.Tensor | None"]
 """Gives an uninitialised contiguous tensor in slot memory, or None where there is no room."""
@@ -53,12 +53,14 @@ def default_collate(samples: Sequence[Any], empty: Empty | None = None) -> Any:
         KeyError: A key of the first mapping is missing in another one.
     """
     first = samples[0]
-    rule = _rule(first)
+    registered = rules.default_collate_fn_map
+    # torch's rule: that of the exact type, or of the first type that fits.
+    rule = registered.get(type(first)) or _fitting(registered, first)
     if rule is not None:
         own = _OWN_RULES.get(rule)
         if own is not None:
             return own(samples, empty)
-        return rule(samples, collate_fn_map=rules.default_collate_fn_map)
+        return rule(samples, collate_fn_map=registered)
     if isinstance(first, Mapping):
         return _collate_mappings(samples, empty)
     if isinstance(first, tuple) and hasattr(first, "_fields"):
@@ -85,15 +87,11 @@ def _stack_privately(
     return _collate_tensors(samples, None)
 
 
-def _rule(element: object) -> Callable[..., Any] | None:
-    """Return the rule torch would follow: of the exact type, or of the first type that fits."""
-    registered: dict[Any, Callable[..., Any]] = rules.default_collate_fn_map
-    rule = registered.get(type(element))
-    if rule is None:
-        for kind in registered:
-            if isinstance(element, kind):
-                return registered[kind]
-    return rule
+def _fitting(registered: Mapping[Any, Any], element: object) -> Callable[..., Any] | None:
+    for kind in registered:
+        if isinstance(element, kind):
+            return registered[kind]  # type: ignore[no-any-return]
+    return None
 
 
 def _collate_tensors(samples: Sequence[torch.Tensor], empty: Empty | None) -> torch.Tensor:
@@ -170,41 +168,42 @@ def _collate_text(samples: Sequence[Any], empty: Empty | None) -> Sequence[Any]:
 
 def _collate_mappings(samples: Sequence[Mapping[Any, Any]], empty: Empty | None) -> Any:
     first = samples[0]
-
-    def collated() -> dict[Any, Any]:
-        return {key: default_collate([each[key] for each in samples], empty) for key in first}
-
-    if type(first) is dict:
-        return collated()
-    try:
-        if isinstance(first, MutableMapping):
-            clone = copy.copy(first)  # keeps what else the mapping holds (a default factory)
-            clone.update(collated())
-            return clone
-        return type(first)(collated())  # type: ignore[call-arg]
-    except TypeError:  # no copy, no update, another constructor
-        return collated()
+    made = {key: default_collate([each[key] for each in samples], empty) for key in first}
+    return like(first, made, TypeError)
 
 
 def _collate_sequences(samples: Sequence[Sequence[Any]], empty: Empty | None) -> Any:
     if len(set(map(len, samples))) != 1:
         raise RuntimeError("each element in list of batch should be of equal size")
     first = samples[0]
+    made = [default_collate(column, empty) for column in zip(*samples)]  # noqa: B905
+    return made if isinstance(first, tuple) else like(first, made, TypeError)
 
-    def collated() -> list[Any]:
-        return [default_collate(column, empty) for column in zip(*samples)]  # noqa: B905
 
-    if isinstance(first, tuple) or type(first) is list:
-        return collated()
+def like(container: Any, made: Any, passed_over: type[Exception]) -> Any:
+    """Return a container of the same class with other contents.
+
+    Args:
+        container: A mapping or sequence. One that can be changed is cloned, which keeps what else
+            it holds (a default factory).
+        made: The contents, a dict or list; returned as it is where the class cannot be filled.
+        passed_over: What that raises: no copy, no update or assignment, another constructor.
+    """
+    if type(container) is type(made):
+        return made
     try:
-        if isinstance(first, MutableSequence):
-            clone = copy.copy(first)
-            for index, column in enumerate(collated()):
-                clone[index] = column
+        if isinstance(container, MutableMapping):
+            clone = copy.copy(container)
+            clone.update(made)
             return clone
-        return type(first)(collated())  # type: ignore[call-arg]
-    except TypeError:  # no copy, no assignment, another constructor (range)
-        return collated()
+        if isinstance(container, MutableSequence):
+            copied = copy.copy(container)
+            for place, item in enumerate(made):
+                copied[place] = item
+            return copied
+        return type(container)(made)
+    except passed_over:
+        return made
 
 
 _OWN_RULES: dict[Callable[..., Any], Callable[[Any, Empty | None], Any]] = {

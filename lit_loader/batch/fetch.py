@@ -8,14 +8,15 @@ elsewhere, so that the two can be timed apart.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from torch.utils.data import Subset
 
+from lit_loader.batch.sample_errors import OMITTED, TooMany
 from lit_loader.checkpoint.stateful import Opened
 from lit_loader.transport.status_board import Progress
 
-__all__ = ["EndOfData", "Fetcher", "IterableFetcher", "MapFetcher", "as_read"]
+__all__ = ["EndOfData", "IterableFetcher", "MapFetcher", "as_read"]
 
 
 Many = Callable[[Any], Any]
@@ -60,13 +61,6 @@ class EndOfData(Exception):
     """The iterable dataset (or this worker's share of it) has nothing more to give."""
 
 
-class Fetcher(Protocol):
-    """Reads the samples of one batch after the other; two kinds below."""
-
-    def fetch(self, indices: Any, progress: Progress) -> Any:
-        """Return a batch's samples: a list, or one sample without automatic batching."""
-
-
 class MapFetcher:
     """Reads samples of a map-style dataset.
 
@@ -107,9 +101,12 @@ class MapFetcher:
     ) -> list[Any]:
         def get(index: Any) -> Any:
             before_sample(index)
-            return self._dataset[index] if self._many is None else self._many([index])[0]
+            return self._alone(index)
 
         return progress.read(get, indices)
+
+    def _alone(self, index: Any) -> Any:
+        return self._dataset[index] if self._many is None else self._many([index])[0]
 
 
 class IterableFetcher:
@@ -121,6 +118,7 @@ class IterableFetcher:
         drop_last: Leave off a last batch that is not full.
         state: What :meth:`state` gave where reading is to go on; None begins at the start.
         before_iter: Called before ``iter(dataset)``, once the dataset has its state.
+        good: Passes over bad samples; None: every exception is raised.
 
     Raises:
         StateError: The dataset, or its iterator, cannot take the state.
@@ -136,9 +134,11 @@ class IterableFetcher:
         drop_last: bool,
         state: Any = None,
         before_iter: Callable[[], object] | None = None,
+        good: Any = None,
     ) -> None:
         self._opened = Opened(dataset, "dataset", state, before_iter)
-        self._iterator: Any = self._opened.iterator
+        self._good = good
+        self._iterator: Any = good.of(self._opened.iterator) if good else self._opened.iterator
         self._batch_size = batch_size
         self._drop_last = drop_last
         self._began_at = state
@@ -149,8 +149,10 @@ class IterableFetcher:
         """Return the next batch's samples; ``indices`` is None.
 
         Raises:
-            EndOfData: Nothing is left.
+            EndOfData: Nothing is left, and there is nothing to report.
         """
+        if self._good is not None:
+            self._good.begin(progress)
         if self._ended:
             raise EndOfData
         samples: list[Any] = []
@@ -163,7 +165,11 @@ class IterableFetcher:
         except StopIteration:
             self._ended = True
             if not samples or self._drop_last:
+                if self._good is not None and self._good.noted:
+                    return OMITTED  # the end comes next time
                 raise EndOfData from None
+        except TooMany:
+            return OMITTED
         return samples[0] if self._batch_size is None else samples
 
     def _read_first(self, samples: list[Any], progress: Progress) -> None:

@@ -31,8 +31,8 @@ def read_stream(keys: Iterable[_K], read: Callable[[_K], _R]) -> Iterator[tuple[
 def read_stream(keys: Iterable[Any], read: Call) -> Iterator[tuple[Any, Any]]:
     """Give ``(key, read(key))`` for each key, read ahead; for the ``__iter__`` of a dataset.
 
-    In a `DataLoader` up to ``reads`` keys are read at a time, divided among the readers of a worker
-    where there is ``num_shards``; elsewhere one after the other. The order is the keys'::
+    In a `DataLoader` up to ``reads`` keys are read at a time, divided among the readers that a
+    worker serves; elsewhere one after the other. The order is the keys'::
 
         def __iter__(self):
             index, count = lit_loader.get_shard()

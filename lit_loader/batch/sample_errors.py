@@ -29,6 +29,7 @@ __all__ = [
     "KEPT_ERRORS",
     "MAX_BACKOFF",
     "NOT_REPLACED",
+    "OMITTED",
     "TRANSIENT_ERRORS",
     "Attempts",
     "SampleError",
@@ -49,6 +50,9 @@ MAX_BACKOFF: Final = 10.0
 
 BAD: Final = object()
 """What stands for a sample that could not be read."""
+
+OMITTED: Final = object()
+"""What is fetched if bad samples have left nothing of a batch."""
 
 NOT_REPLACED: Final = "no replacement found"
 """What was done about the samples of a batch for which nothing at all could be read."""

@@ -1,7 +1,7 @@
 """Reading samples of which some cannot be read: tried again, skipped, or replaced by others.
 
-These fetchers are used only where the options ask for it; those of `batch/fetch.py` let every
-exception through, and all of this costs them nothing.
+Used only where the options ask for it: the fetchers of `batch/fetch.py` let every exception through
+by themselves, and all of this costs them nothing.
 
 An attempt that failed has drawn nothing: the random generators are put back, so that what a batch
 holds does not depend on how often its samples had to be tried.
@@ -17,16 +17,22 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any, Final, NoReturn
 
-from lit_loader.batch.fetch import EndOfData, IterableFetcher, as_read
-from lit_loader.batch.sample_errors import BAD, NOT_REPLACED, Attempts, TooMany, annotate
+from lit_loader.batch.fetch import MapFetcher
+from lit_loader.batch.sample_errors import (
+    BAD,
+    NOT_REPLACED,
+    OMITTED,
+    Attempts,
+    TooMany,
+    annotate,
+)
 from lit_loader.seeding.seeds import extend
 from lit_loader.transport.status_board import Progress
 
 __all__ = [
     "MAX_DRAWS",
     "MAX_IN_A_ROW",
-    "OMITTED",
-    "TolerantIterableFetcher",
+    "GoodSamples",
     "TolerantMapFetcher",
 ]
 
@@ -37,11 +43,8 @@ sample of its batch is good either, no more are drawn for that batch."""
 MAX_IN_A_ROW: Final = 1000
 """Bad samples of an iterable dataset that are skipped one after the other; then it is an error."""
 
-OMITTED: Final = object()
-"""What is fetched if bad samples have left nothing of a batch."""
 
-
-class TolerantMapFetcher:
+class TolerantMapFetcher(MapFetcher):
     """Reads samples of a map-style dataset, and copes with those that cannot be read.
 
     First all samples of the batch are read, then the bad ones are replaced, where they are to be:
@@ -67,9 +70,8 @@ class TolerantMapFetcher:
         from_all: bool,
         seed_for: Callable[[Any], int],
     ) -> None:
-        self._batched = batched
+        super().__init__(dataset, batched)
         self._attempts = attempts
-        self._dataset, self._many = as_read(dataset) if batched else (dataset, None)
         self._together = together and self._many is not None
         self._from_all = from_all
         self._seed_for = seed_for
@@ -83,7 +85,7 @@ class TolerantMapFetcher:
             if samples is not BAD:
                 return samples
         try:
-            samples = self._one_by_one(batch, progress)
+            samples = self._in_turn(batch, progress)
         except TooMany:
             return OMITTED
         if self._attempts.errors and not samples:
@@ -104,19 +106,16 @@ class TolerantMapFetcher:
             del error  # its traceback holds this frame
         return BAD
 
-    def _one_by_one(self, batch: Any, progress: Progress) -> list[Any]:
+    def _in_turn(self, batch: Any, progress: Progress) -> list[Any]:
         read, positions = self._attempts.read, itertools.count()
         samples = progress.read(
-            lambda index: read(self._one, index, next(positions), progress), batch
+            lambda index: read(self._alone, index, next(positions), progress), batch
         )
         if not self._attempts.errors:
             return samples
         if self._attempts.tolerance.policy == "replace":
             self._replace(samples, batch, progress)
         return [sample for sample in samples if sample is not BAD]
-
-    def _one(self, index: Any) -> Any:
-        return self._dataset[index] if self._many is None else self._many([index])[0]
 
     def _replace(self, samples: list[Any], batch: Any, progress: Progress) -> None:
         """Put other samples into the places of the bad ones."""
@@ -152,7 +151,7 @@ class TolerantMapFetcher:
                 continue
             tried.add(place)
             progress.step(position)
-            sample = self._attempts.read(self._one, others[place], position, progress)
+            sample = self._attempts.read(self._alone, others[place], position, progress)
             if sample is not BAD:
                 self._note(chain, f"replaced by {others[place]!r}")
                 return sample
@@ -165,49 +164,6 @@ class TolerantMapFetcher:
             errors[number] = replace(errors[number], action=action)
 
 
-class TolerantIterableFetcher(IterableFetcher):
-    """Reads samples of an iterable dataset, and asks for the next one where one cannot be read.
-
-    Args:
-        dataset: As for `IterableFetcher`.
-        batch_size: As for `IterableFetcher`.
-        drop_last: As for `IterableFetcher`.
-        state: As for `IterableFetcher`.
-        before_iter: As for `IterableFetcher`.
-        attempts: Reads single samples.
-    """
-
-    def __init__(
-        self,
-        dataset: Any,
-        batch_size: int | None,
-        drop_last: bool,
-        state: Any,
-        before_iter: Callable[[], object] | None,
-        attempts: Attempts,
-    ) -> None:
-        super().__init__(dataset, batch_size, drop_last, state, before_iter)
-        self._iterator = self._good = _GoodSamples(self._iterator, attempts)
-        self._attempts = attempts
-
-    def fetch(self, indices: Any, progress: Progress) -> Any:
-        """Return the next batch's samples; ``indices`` is None.
-
-        Raises:
-            EndOfData: Nothing is left, and there is nothing to report.
-        """
-        self._attempts.begin()
-        self._good.begin(progress)
-        try:
-            return super().fetch(indices, progress)
-        except EndOfData:
-            if self._attempts.errors or self._attempts.retries:
-                return OMITTED  # the end comes next time
-            raise
-        except TooMany:
-            return OMITTED
-
-
 class _End(Enum):
     """Why an iterator gives no more samples."""
 
@@ -217,24 +173,38 @@ class _End(Enum):
     """It has raised an exception and cannot go on after it."""
 
 
-class _GoodSamples:
-    """An iterator over those samples of another one that can be read.
+class GoodSamples:
+    """An iterator over those samples of an iterable dataset's that can be read.
 
     Not a generator, which would be finished by the first exception that it lets through. For the
     same reason a generator of the user's cannot be asked again: its end, which it then claims, is
     none of the data's, and the exception is raised instead.
+
+    Args:
+        attempts: Reads single samples.
     """
 
-    def __init__(self, source: Any, attempts: Attempts) -> None:
-        self._source = source
+    def __init__(self, attempts: Attempts) -> None:
+        self._source: Any = None
         self._attempts = attempts
         self._progress = Progress()
         self._position = 0
         self._error: Exception | None = None  # the source's last, since the last good sample
 
+    def of(self, source: Any) -> GoodSamples:
+        """Begin to ask an iterator."""
+        self._source = source
+        return self
+
     def begin(self, progress: Progress) -> None:
         """Begin a batch."""
         self._progress, self._position = progress, 0
+        self._attempts.begin()
+
+    @property
+    def noted(self) -> bool:
+        """Whether there is something to report of this batch."""
+        return bool(self._attempts.errors or self._attempts.retries)
 
     def __next__(self) -> Any:
         try:

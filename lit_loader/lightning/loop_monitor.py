@@ -34,8 +34,10 @@ from lit_loader.system.processors import usable_processors
 
 __all__ = ["LoaderReport", "LoopMonitor", "interval_figures"]
 
-_COUNTED: Final = ("worker_restarts", "sample_errors", "sample_retries")
-_CACHE: Final = ("cache_hits", "cache_misses", "cache_bytes", "cache_lacking")
+_COUNTED: Final = (
+    *("worker_restarts", "sample_errors", "sample_retries", "cache_hits", "cache_misses"),
+)
+_KEPT: Final = ("cache_bytes", "cache_lacking")
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class LoaderHistory:
         self._new: list[BatchRecord] = []
         self._sums = self._source = Recorder()
         self._before = self._first = self._last = LoaderStatistics()
-        self._cache: dict[str, Any] = dict.fromkeys(_CACHE, 0)
+        self._besides: dict[str, Any] = dict.fromkeys((*_COUNTED, *_KEPT), 0)
         self._num_workers, self._persistent = 0, False
 
     def begin(self, loader: DataLoader[Any]) -> None:
@@ -97,11 +99,8 @@ class LoaderHistory:
         self._source.listener = None
         self._num_workers, self._persistent = loader.num_workers, loader.persistent_workers
         for name in _COUNTED:
-            more = getattr(now, name) - getattr(self._first, name)
-            setattr(self._sums, name, getattr(self._sums, name) + more)
-        self._cache = {name: getattr(now, name) for name in _CACHE}
-        for name in ("cache_hits", "cache_misses"):
-            self._cache[name] -= getattr(self._first, name)
+            self._besides[name] += getattr(now, name) - getattr(self._first, name)
+        self._besides.update({name: getattr(now, name) for name in _KEPT})
 
     def _take(self, records: Sequence[BatchRecord]) -> None:
         # A loader that was used before has given out batches that do not belong to this loop.
@@ -130,7 +129,7 @@ class LoaderHistory:
         summary = self._sums.summary(
             num_workers=self._num_workers, why_so_many=self._last.why_so_many
         )
-        statistics = replace(summary, **self._cache)
+        statistics = replace(summary, **self._besides)
         words = verdict(
             statistics,
             transfer=transfer,

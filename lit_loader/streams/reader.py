@@ -31,7 +31,8 @@ from lit_loader.batch.batch_loader import BEGINNING, BatchLoader
 from lit_loader.batch.batch_mark import place_of
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.batch.fetch import EndOfData, IterableFetcher
-from lit_loader.batch.tolerant_fetch import OMITTED, TolerantIterableFetcher
+from lit_loader.batch.sample_errors import OMITTED
+from lit_loader.batch.tolerant_fetch import GoodSamples
 from lit_loader.batch.worker_info import show_in_place_of
 from lit_loader.checkpoint.position import ReadPoint
 from lit_loader.checkpoint.untrusted_state import resuming
@@ -132,10 +133,9 @@ class Reader(BatchLoader):
         else:
             batch = self._collate(samples, number, progress)
         ignores = begins and self._share[1] > 1 and not reading.shard_asked
-        batch = self._with_report(batch, state, mark, ignores, omitted)
         if begins and self._is_first:
             self._watch.begun_to_iterate()  # type: ignore[union-attr]
-        return self._with_notes(batch)
+        return self._with_report(batch, state, mark, ignores, omitted)
 
     def _enter(self, seed: int, epoch: int, progress: Progress) -> None:
         super()._enter(seed, epoch, progress)
@@ -268,11 +268,9 @@ class Reader(BatchLoader):
                 watch.follow()
             self._reseed_beginning(_ITER)
 
-        options = (spec.dataset, spec.batch_size, spec.drop_last, state, before_iter)
-        fetcher = (
-            IterableFetcher(*options)
-            if spec.tolerance.none
-            else TolerantIterableFetcher(*options, self._attempts)
+        good = None if spec.tolerance.none else GoodSamples(self._attempts)
+        fetcher = IterableFetcher(
+            spec.dataset, spec.batch_size, spec.drop_last, state, before_iter, good
         )
         if state:
             watch.follow()

@@ -150,10 +150,10 @@ def test_containers_keep_their_type(marking: None, batch: Any, reach: Any) -> No
     assert int(reach(batch)) == 1  # the original is left as it was
 
 
-@pytest.mark.parametrize("value", ["text", b"bytes", 1, 2.5, None, {1, 2}, range(0)], ids=repr)
+@pytest.mark.parametrize("value", ["text", b"bytes", 1, 2.5, None, {1, 2}], ids=repr)
 def test_what_holds_no_tensor_stays_as_it_is(marking: None, value: Any) -> None:
     assert pin_batch(value) == value
-    assert type(pin_batch(value)) is type(value) or isinstance(value, range)
+    assert type(pin_batch(value)) is type(value)
 
 
 def test_attributes_of_containers_stay(marking: None) -> None:
