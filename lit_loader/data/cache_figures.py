@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final
 
 from lit_loader.data.cache_store import CacheFigures
@@ -31,16 +31,9 @@ def _caches(value: Any, depth: int) -> Iterator[CachedDataset[Any]]:
     """Find caches in what datasets are wrapped in: their attributes, and short containers there."""
     if isinstance(value, CachedDataset):
         yield value
-    if depth:
-        for part in getattr(value, "__dict__", {}).values():
-            for each in _items(part):
-                if hasattr(type(each), "__getitem__") and hasattr(each, "__dict__"):
-                    yield from _caches(each, depth - 1)
-
-
-def _items(part: Any) -> Iterable[Any]:
-    if isinstance(part, (list, tuple)):
-        return part if len(part) <= _ITEMS else ()
-    if isinstance(part, dict):
-        return part.values() if len(part) <= _ITEMS else ()
-    return (part,)
+    for part in getattr(value, "__dict__", {}).values() if depth else ():
+        short = isinstance(part, (list, tuple, dict)) and len(part) <= _ITEMS
+        each: Any = part.values() if isinstance(part, dict) else part
+        for inner in each if short else [part]:
+            if hasattr(type(inner), "__getitem__") and hasattr(inner, "__dict__"):
+                yield from _caches(inner, depth - 1)

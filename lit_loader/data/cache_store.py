@@ -21,7 +21,6 @@ import logging
 import mmap
 import os
 import threading
-import weakref
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
@@ -33,7 +32,6 @@ from lit_loader.data.cache_entry import MISSING, UNIT, unpack
 from lit_loader.system import linux
 from lit_loader.system.cgroups import memory_left, memory_limits
 from lit_loader.system.shared_file import HeldFile, nameless_file, round_up
-from lit_loader.system.weak_sets import members
 
 __all__ = ["CacheFigures", "Counter", "Note", "SharedStore"]
 
@@ -62,9 +60,6 @@ _SPARED: Final = 256 << 20
 """Bytes of memory that are left to others, at least; and so is a part of what there is."""
 
 _SPARED_PART: Final = 20
-
-_MANY: Final = 16
-"""Entries that find no room, in one process, before none is tried any more."""
 
 _log = logging.getLogger("lit_loader.cache")
 
@@ -159,14 +154,13 @@ class SharedStore:
 
     def _map(self, file: HeldFile) -> None:
         """Map the table."""
-        self._file, self._fd, self._lock = file, file.fd, threading.RLock()
-        self._appending: HeldFile | None = None  # with a position of this process's own
+        self._file, self._fd = file, file.fd
+        self._own: tuple[int, HeldFile, threading.Lock] | None = None
         table = memoryview(mmap.mmap(self._fd, self._begin))
         self._notes = table[:_NOTES].cast("Q")
         self._counters = table[_NOTES:_INDEX].cast("Q")
         self._index = table[_INDEX : _INDEX + self.length * _WORD].cast("Q")
-        self._looked = self._too_large = 0
-        _stores.add(self)
+        self._looked = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         return object.__new__, (SharedStore,), (self._file, self.length, self.limit)
@@ -174,10 +168,6 @@ class SharedStore:
     def __setstate__(self, state: tuple[HeldFile, int, int]) -> None:
         file, self.length, self.limit = state
         self._map(file)
-
-    def forked(self) -> None:
-        """Append at a position of its own from now on."""
-        self._lock, self._appending = threading.RLock(), None
 
     # --- entries ---
 
@@ -229,9 +219,7 @@ class SharedStore:
         used = self.used
         if used + size > self.limit:
             # A smaller one may still find its place, unless this is one as most are.
-            self._too_large += 1
-            kept = self.total(Counter.KEPT)
-            if size * kept <= 2 * used or self._too_large > _MANY:
+            if size * self.total(Counter.KEPT) <= 2 * used:
                 self.note(Note.FULL, f"memory={self.limit} bytes are full: {self._extent()}")
             return False
         self._looked -= size
@@ -252,23 +240,30 @@ class SharedStore:
         Raises:
             OSError: There is no memory.
         """
-        with self._lock:
-            if not os.path.isdir(_OPENED):  # all processes have one position in the file
-                start = os.lseek(self._fd, len(entry), os.SEEK_CUR) - len(entry)
-                written = os.pwrite(self._fd, entry.data, start)
-            else:
-                if self._appending is None:
-                    flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
-                    self._appending = HeldFile(os.open(f"{_OPENED}/{self._fd}", flags))
-                own = self._appending.fd
-                written = os.write(own, entry.data)
-                start = os.lseek(own, 0, os.SEEK_CUR) - written
+        if not os.path.isdir(_OPENED):  # all processes have one position in the file
+            start = os.lseek(self._fd, len(entry), os.SEEK_CUR) - len(entry)
+            written = os.pwrite(self._fd, entry.data, start)
+        else:
+            own, lock = self._opened()
+            with lock:
+                written = os.write(own.fd, entry.data)
+                start = os.lseek(own.fd, 0, os.SEEK_CUR) - written
                 if start % UNIT:  # another was killed in the midst of a write
-                    os.write(own, bytes(-start % UNIT))
-                    return self._append(entry)
-            if written < len(entry):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return start
+                    os.write(own.fd, bytes(-start % UNIT))
+            if start % UNIT:
+                return self._append(entry)
+        if written < len(entry):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return start
+
+    def _opened(self) -> tuple[HeldFile, threading.Lock]:
+        """Give the file with a position of this process's own, which a forked one has not."""
+        own = self._own
+        if own is None or own[0] != os.getpid():
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+            file = HeldFile(os.open(f"{_OPENED}/{self._fd}", flags))
+            own = self._own = os.getpid(), file, threading.Lock()
+        return own[1:]
 
     def _extent(self) -> str:
         kept = self.total(Counter.KEPT)
@@ -316,14 +311,3 @@ def _memory_left() -> tuple[int, int]:
     left = memory_left()
     whole = memory_limits().limit or 0
     return 1 << 62 if left is None else left, max(_SPARED, whole // _SPARED_PART)
-
-
-_stores: weakref.WeakSet[SharedStore] = weakref.WeakSet()
-
-
-def _in_child() -> None:
-    for store in members(_stores):
-        store.forked()
-
-
-os.register_at_fork(after_in_child=_in_child)

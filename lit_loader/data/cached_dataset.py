@@ -141,17 +141,11 @@ class CachedDataset(Dataset[T_co]):
         return len(self.dataset)
 
     def __getitem__(self, index: Any) -> T_co:
-        sample: T_co
         number = self._number(index)
-        if number < 0:
-            sample = self.dataset[index]
-            return sample
-        sample = self._store.get(number)
-        if sample is not MISSING:
-            self._store.count(Counter.FROM_MEMORY)
-            return sample
-        sample = self._from_disk(number)
-        return self._make(number) if sample is MISSING else sample
+        sample: T_co = self.dataset[index] if number < 0 else self._held(number)
+        if sample is MISSING:
+            (sample,) = self._made([number], [number], lambda: [self.dataset[number]])
+        return sample
 
     def reads_from(self, index: Any) -> tuple[tuple[Any, Any], ...]:
         """Give what a sample is read from (see `lit_loader.reads_ahead`): nothing if it is kept."""
@@ -170,24 +164,21 @@ class CachedDataset(Dataset[T_co]):
                 return -1
         return index if 0 <= index < self._store.length else -1
 
-    def _from_disk(self, number: int) -> Any:
+    def _held(self, number: int) -> Any:
+        """Give a sample from memory, or from disk; `MISSING` if it is in neither."""
+        store = self._store
+        sample = store.get(number)
+        if sample is not MISSING:
+            store.count(Counter.FROM_MEMORY)
+            return sample
         entry = None if self._folder is None else self._folder.get(number)
         if entry is None:
             return MISSING
-        keep = self._store.is_open
-        sample = unpack(number, entry.copy() if keep else entry)
+        sample = unpack(number, entry.copy() if store.is_open else entry)
         if sample is not MISSING:
-            self._store.count(Counter.FROM_DISK)
-            if keep:
-                self._store.put(number, entry)
-        return sample
-
-    def _make(self, number: int) -> Any:
-        self._store.count(Counter.MADE)
-        if not self._keeps:
-            return self.dataset[number]
-        sample = self._without_draws(lambda: self.dataset[number], (number,))
-        self._keep(number, sample)
+            store.count(Counter.FROM_DISK)
+            if store.is_open:
+                store.put(number, entry)
         return sample
 
     @property
@@ -196,32 +187,29 @@ class CachedDataset(Dataset[T_co]):
         return self._getitems if getattr(self.dataset, "__getitems__", None) else None
 
     def _getitems(self, indices: Sequence[Any]) -> list[Any]:
-        samples, absent = [], []
-        for place, index in enumerate(indices):
-            number = self._number(index)
-            sample = MISSING if number < 0 else self._store.get(number)
-            if sample is not MISSING:
-                self._store.count(Counter.FROM_MEMORY)
-            elif number >= 0:
-                sample = self._from_disk(number)
-            if sample is MISSING:
-                absent.append((place, number))
-            samples.append(sample)
-        if not absent:
-            return samples
-        asked = [indices[place] if number < 0 else number for place, number in absent]
-        made: Sequence[Any]
-        if self._keeps:
-            made = self._without_draws(lambda: self.dataset.__getitems__(asked), asked)
-        else:
-            made = self.dataset.__getitems__(asked)
-        for (place, number), sample in zip(absent, made, strict=True):
-            samples[place] = sample
+        numbers = [*map(self._number, indices)]
+        samples = [MISSING if number < 0 else self._held(number) for number in numbers]
+        absent = [place for place, sample in enumerate(samples) if sample is MISSING]
+        if absent:
+            asked = [indices[place] if numbers[place] < 0 else numbers[place] for place in absent]
+            those = [numbers[place] for place in absent]
+            made = self._made(asked, those, lambda: self.dataset.__getitems__(asked))
+            for place, sample in zip(absent, made, strict=True):
+                samples[place] = sample
+        return samples
+
+    def _made(
+        self, asked: list[Any], numbers: list[int], make: Callable[[], Sequence[Any]]
+    ) -> list[Any]:
+        """Make samples, and keep those that have a number."""
+        keeps = self._keeps
+        made = list(self._without_draws(make, asked) if keeps else make())
+        for number, sample in zip(numbers, made, strict=True):
             if number >= 0:
                 self._store.count(Counter.MADE)
-                if self._keeps:
+                if keeps:
                     self._keep(number, sample)
-        return samples
+        return made
 
     # --- keeping ---
 

@@ -12,13 +12,11 @@ Who has to wait for the lock is told when its holder lets go or ends.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import logging
 import os
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
 from lit_loader.config.checks import filled_text, is_dataset, seconds
@@ -39,9 +37,6 @@ _SPARED: Final = 256 << 20
 """Bytes of memory that are left to others."""
 
 _log = logging.getLogger("lit_loader.node")
-
-_building: set[tuple[str, int, int]] = set()
-"""What is being built: label, process and thread."""
 
 
 @public
@@ -96,8 +91,6 @@ def shared_dataset(factory: Callable[[], Any], key: str, timeout: float = 1800.0
     label = f"{_LABEL} {identity}"
     if not memory_files.is_supported():
         return _alone(factory, key, "there are no files in memory that others could find")
-    if (label, os.getpid(), threading.get_ident()) in _building:
-        raise OptionError(f"the factory of shared_dataset({key!r}) asks for that dataset itself")
     try:
         lock = memory_files.lock(label, timeout)
     except TimeoutError as error:
@@ -108,21 +101,11 @@ def shared_dataset(factory: Callable[[], Any], key: str, timeout: float = 1800.0
         ) from error
     except OSError as error:  # a sandbox, or another user's process
         return _alone(factory, key, str(error))
-    with lock, _noting(label):
+    with lock:
         fd = memory_files.find(label)
         if fd is None:
             return _built(factory, key, label)
     return _mapped(fd, factory, key)
-
-
-@contextlib.contextmanager
-def _noting(label: str) -> Iterator[None]:
-    entry = (label, os.getpid(), threading.get_ident())
-    _building.add(entry)
-    try:
-        yield
-    finally:
-        _building.discard(entry)
 
 
 def _made(factory: Callable[[], Any], key: str) -> Any:

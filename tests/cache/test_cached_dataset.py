@@ -21,6 +21,7 @@ from lit_loader import CachedDataset, DataLoader, OptionError
 from lit_loader.data import cache_store as shared_store
 from lit_loader.data.cache_entry import pack
 from lit_loader.data.cache_mapped import MappedDataset
+from lit_loader.system import linux
 from tests.cache.data import Augment, Decoded, Drawing, ManyAtOnce, equal
 from tests.support.samples import METHODS, Call, Counting, Rows, uncollated
 
@@ -196,13 +197,14 @@ def test_no_memory_while_it_is_written(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     cached = CachedDataset(Decoded(), "1 GB")
-    real, calls = os.write, []
+    name = "write" if linux.HERE else "pwrite"
+    real, calls = getattr(os, name), []
 
-    def full(fd: int, data: Any) -> int:
+    def full(fd: int, data: Any, *at: int) -> int:
         calls.append(fd)
-        return real(fd, data[: len(data) // 2] if len(calls) > 3 else data)
+        return real(fd, data[: len(data) // 2] if len(calls) > 3 else data, *at)
 
-    monkeypatch.setattr(os, "write", full)
+    monkeypatch.setattr(os, name, full)
     for _ in range(2):
         assert all(equal(cached[index], Decoded()[index]) for index in range(26))
     assert cached.figures()[:2] == (3, 49)

@@ -12,11 +12,15 @@ from typing import Any
 import pytest
 
 from lit_loader import CachedDataset, DataLoader
+from lit_loader.system import linux
 from tests.cache.data import Decoded, equal
 from tests.cache.test_folder import all_equal, files
 from tests.support.killing import Killer
 
 CELLS = 40
+
+WRITE = "write" if linux.HERE else "pwrite"
+"""What entries in memory are written by."""
 
 
 def in_child(do: Callable[[], object]) -> int:
@@ -82,14 +86,15 @@ def test_killed_in_the_midst_of_a_write(tier: str, tmp_path: Path) -> None:
     for index in range(13):
 
         def half_and_death(index: int = index) -> None:
-            real = os.write
+            name = "write" if tier == "disk" else WRITE
+            real = getattr(os, name)
 
-            def strike(fd: int, data: Any) -> int:
-                real(fd, data[: len(data) * index // 13])
+            def strike(fd: int, data: Any, *at: int) -> int:
+                real(fd, data[: len(data) * index // 13], *at)
                 os.kill(os.getpid(), signal.SIGKILL)
                 return 0
 
-            os.write = strike  # type: ignore[assignment]
+            setattr(os, name, strike)
             cached[index]
 
         assert os.WIFSIGNALED(status_of(in_child(half_and_death)))
@@ -154,16 +159,15 @@ class _Deadly(Decoded):
 
     def __getitem__(self, index: int) -> Any:
         if index % 9 == 0 and self._first(index):
-            real = os.write
+            real = getattr(os, WRITE)
 
-            def strike(fd: int, data: Any) -> int:
+            def strike(fd: int, data: Any, *at: int) -> Any:
                 if bytes(data[:7]) != b"litcach":
-                    return real(fd, data)
-                real(fd, data[: len(data) // 2 - 5])
+                    return real(fd, data, *at)
+                real(fd, data[: len(data) // 2 - 5], *at)
                 os.kill(os.getpid(), signal.SIGKILL)
-                return 0
 
-            os.write = strike  # type: ignore[assignment]
+            setattr(os, WRITE, strike)
         return super().__getitem__(index)
 
     def _first(self, index: int) -> bool:

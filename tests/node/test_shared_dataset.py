@@ -284,17 +284,12 @@ def test_random_numbers_are_refused(draw: Any) -> None:
         ((dict, "v1", -1), "timeout must be a finite number of seconds"),
         ((lambda: 5, "v1"), "has returned no dataset, but 5: "),
         ((functools.partial(dict, a=threading.Lock()), "v1"), "which processes mean the same"),
-        ((lambda: shared_dataset(_itself, "v1"), "v1"), "asks for that dataset itself"),
     ],
-    ids=range(8),
+    ids=range(7),
 )
 def test_refusals(arguments: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         shared_dataset(*arguments)
-
-
-def _itself() -> Any:
-    return shared_dataset(_itself, "v1")
 
 
 def test_threads_share_it(factory: Any, notes: Path) -> None:
