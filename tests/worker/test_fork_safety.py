@@ -10,7 +10,6 @@ holds one lock at the fork for certain: each that a worker needs before the user
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import io
 import json
@@ -35,7 +34,7 @@ from lit_loader import DataLoader
 from lit_loader.accelerator import pin_memory as pinning
 from lit_loader.errors import LoaderError, WorkerRestartWarning, WorkerTimeoutError
 from lit_loader.seeding import seeds
-from lit_loader.workers import launcher, making, process_start, starters
+from lit_loader.workers import launcher, making, starters
 from lit_loader.workers.launcher import Launcher
 from lit_loader.workers.worker_set import WorkerSet
 from tests.parity.tools import PROMPT
@@ -202,24 +201,6 @@ def test_a_log_that_is_being_written_at_the_fork(
                 left -= len(os.read(reading, left))
             thread.join()
     os.close(reading)
-
-
-@ROUND
-def test_starts_among_busy_threads(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    slowest = 0.0
-    with commotion(monkeypatch):
-        for _ in range(STARTS if seed else STARTS // 3):
-            begun = time.monotonic()
-            with DataLoader(
-                Work(4),
-                num_workers=2,
-                multiprocessing_context="fork",
-                timeout=PROMPT,
-                max_worker_restarts=0,
-            ) as loader:
-                assert ints(loader) == [0, 1, 2, 3]
-            slowest = max(slowest, time.monotonic() - begun)
-    assert slowest < PROMPT
 
 
 @ROUND
@@ -421,43 +402,12 @@ def test_accelerators_are_being_seeded_at_the_fork(
     assert not texts
 
 
-def test_the_parents_objects_are_left_alone_by_the_workers_garbage_collector(
-    launched: bool,
-) -> None:
-    """It would copy the pages of them all."""
-    held = [[number] for number in range(300_000)]
-    with DataLoader(
-        Call(lambda index: len(gc.get_objects()), 1), num_workers=1, multiprocessing_context="fork"
-    ) as loader:
-        assert ints(loader)[0] < len(held)
-
-
 def test_torchs_generator_is_being_drawn_from_at_the_fork(launched: bool) -> None:
     """The fork waits for the end of the draw."""
     expected = batches(Drawing())
     with drawing(0.5), warned() as texts:
         assert batches(Drawing(), max_worker_restarts=0) == expected
     assert not texts
-
-
-@pytest.mark.usefixtures("hasty")
-def test_torchs_generator_is_being_drawn_from_and_nobody_waits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The launcher is forked again until it has fallen between two draws."""
-    expected = batches(Drawing())
-    for module in (process_start, launcher):
-        monkeypatch.setattr(module, "await_draws", lambda: None)
-    with drawing(0.8), warned() as texts:
-        assert batches(Drawing(), max_worker_restarts=0) == expected
-    assert texts
-    for text in texts:
-        assert re.search(
-            r"^the process that starts workers \(pid \d+\) got stuck, most likely at a lock that "
-            r"another thread of this process held while it was forked; its stacks:\n"
-            r"(?s:.*)\nAnother one was forked, and nothing is lost\.$",
-            text,
-        ), text
 
 
 @pytest.mark.usefixtures("hasty")
