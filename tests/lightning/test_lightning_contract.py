@@ -6,7 +6,6 @@ A canary fails where an upgrade has moved such a part.
 from __future__ import annotations
 
 import gc
-import pickle
 import random
 import sys
 import weakref
@@ -25,7 +24,7 @@ from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
 from torch import Tensor
 from torch.utils.data import RandomSampler
 
-from lit_loader import DataLoader, LoaderDataModule, LoaderStateCallback, OptionError
+from lit_loader import DataLoader, LoaderDataModule
 from tests.parity.tools import wait_gone
 from tests.support.lightning_runs import Noting, Points, quiet_trainer
 from tests.support.samples import worker_pids
@@ -86,47 +85,7 @@ def spies() -> LoaderDataModule:
     return Spying(dict.fromkeys(("train", "val", "test", "predict"), Points))
 
 
-def all_stages(root: Path, data: Any, **options: Any) -> Noting:
-    model, trainer = Noting(), quiet_trainer(root, **options)
-    trainer.fit(model, data)
-    trainer.validate(model, data, verbose=False)
-    trainer.test(model, data, verbose=False)
-    trainer.predict(model, data)
-    return model
-
-
 # --- A. Attributes and calls ---
-
-
-def test_nothing_but_the_known_attributes_is_looked_at(tmp_path: Path) -> None:
-    data = spies()
-    all_stages(tmp_path, data, max_epochs=2)
-    known = {
-        "__class__", "__dict__", "__pl_saved_kwargs", "_iterator", "batch_sampler", "dataset",
-        "load_state_dict", "multiprocessing_context", "num_workers", "persistent_workers",
-        "sampler", "state_dict", "worker_init_fn",
-        # what it notes while a hook runs, so that it can build the loader again
-        "__dataset", "__init__", "__pl_attrs_record", "__pl_current_call", "__pl_inside_init",
-        "__pl_saved_arg_names", "__pl_saved_args",
-    }  # fmt: skip
-    looked_at = set().union(*(spy.looked_at for spy in data.spies.values()))
-    assert looked_at <= known, f"Lightning looks at more of a loader now: {looked_at - known}"
-    assert {"sampler", "batch_sampler", "dataset", "worker_init_fn"} <= looked_at
-
-
-@pytest.mark.parametrize("reload", [0, 1])
-def test_how_often_it_is_iterated(reload: int, tmp_path: Path) -> None:
-    """More often than it is used: iter() must be free."""
-    data = spies()
-    trainer = quiet_trainer(tmp_path, max_epochs=2, reload_dataloaders_every_n_epochs=reload)
-    trainer.fit(Noting(), data)
-    events = data.spies["train"].events
-    # Once before the first epoch; a reloaded one, the second, once more at its epoch's beginning.
-    used = [i for i, event in enumerate(events) if event == "first next"]
-    assert events[: used[0]].count("iter") == (2 if reload else 1)
-    assert len(used) == (1 if reload else 2)
-    assert events.count("iter") == 2
-    assert events.count("len") <= 20  # and asked for its length very often
 
 
 def test_canary_the_sanity_checks_iterator_lives_on(tmp_path: Path) -> None:
@@ -327,57 +286,6 @@ class Made(LoaderDataModule):
         return Points(self.length if split == "train" else 4)
 
 
-def test_datasets_by_subclass(tmp_path: Path) -> None:
-    data = Made(8, loader={"batch_size": 4}, train={"shuffle": True})
-    assert str(data) == (
-        "Made(train: factory make_dataset, batch_size=4; val: factory make_dataset, batch_size=4)"
-    )
-    model, trainer = Noting(), quiet_trainer(tmp_path, num_sanity_val_steps=0)
-    trainer.fit(model, data)
-    trainer.validate(model, data, verbose=False)
-    assert data.calls == ["train", "val"]
-    assert list(map(len, (model.seen("train"), model.seen("val")))) == [2, 2]
-    with pytest.raises(OptionError, match="datasets has no 'test' split, which 'test' needs: giv"):
-        trainer.test(model, data, verbose=False)
-    assert set(data.hparams) == {"loader", "train", "val"}
-    assert len(pickle.loads(pickle.dumps(data)).train_dataloader()) == 2
-
-
-def test_a_given_dataset_goes_before_the_subclass(tmp_path: Path) -> None:
-    data = Made(datasets={"val": Points(7), "test": Points(2)}, loader={"batch_size": 4})
-    data.setup(None)
-    assert [len(data.dataset(split)) for split in ("train", "val", "test")] == [12, 7, 2]
-    assert data.calls == ["train"]
-
-
-def test_several_datasets_by_subclass() -> None:
-    class Two(LoaderDataModule):
-        splits = ("train",)
-
-        def make_dataset(self, split: str) -> Any:
-            return {"long": Points(8), "short": lambda: Points(4)}
-
-    data = Two(loader={"batch_size": 4})
-    data.setup("fit")
-    assert {name: len(loader) for name, loader in data.train_dataloader().items()} == {
-        "long": 2,
-        "short": 1,
-    }
-
-
-def test_a_subclass_that_makes_nothing() -> None:
-    class Nothing(LoaderDataModule):
-        def make_dataset(self, split: str) -> Any:
-            return None
-
-    with pytest.raises(OptionError) as caught:
-        Nothing().setup("fit")
-    assert str(caught.value) == (
-        "make_dataset('train') must return a dataset, got NoneType: where there is none, leave "
-        "'train' out of the class attribute splits"
-    )
-
-
 @pytest.mark.parametrize("per_node", [True, False])
 def test_data_is_prepared_once(per_node: bool, tmp_path: Path) -> None:
     class Prepared(Made):
@@ -414,16 +322,3 @@ def test_indices_that_are_not_certain_are_not_told(options: Any, tmp_path: Path)
     assert len(loader) == 3
     with pytest.warns(UserWarning, match="Couldn't infer the batch indices"):
         assert quiet_trainer(tmp_path).predict_loop._get_batch_indices(loader) == []
-
-
-def test_the_callback_goes_in_front_and_once(tmp_path: Path) -> None:
-    class Own(Callback):
-        pass
-
-    own, data = Own(), LoaderDataModule({"train": Points}, {"batch_size": 4})
-    trainer = quiet_trainer(tmp_path, callbacks=[own])
-    for _ in range(2):
-        trainer.fit(Noting(), data)
-    kinds = [type(callback) for callback in trainer.callbacks]  # type: ignore[attr-defined]
-    assert kinds[:2] == [LoaderStateCallback, Own]
-    assert kinds.count(LoaderStateCallback) == 1
