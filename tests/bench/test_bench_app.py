@@ -317,3 +317,28 @@ def bound(chosen: Point, *others: Point, cores: float = 2, copy: float = 1e-5) -
 
 
 # --- how it measures ---
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/a/cpu.max": "50000 100000"}, 0.5),
+        ({"proc/self/cgroup": "0::/a", "sys/fs/cgroup/a/cpu.max": "max 100000"}, None),
+        (
+            {
+                "proc/self/cgroup": "3:cpu,cpuacct:/a\n4:memory:/a",
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "25000",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
+            },
+            0.25,
+        ),
+        ({}, None),
+    ],
+    ids=["version 2", "unlimited", "version 1", "nothing"],
+)
+def test_usable_processors(tmp_path: Path, files: dict[str, str], cores: float | None) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    every = len(os.sched_getaffinity(0))
+    assert usable_processors(tmp_path) == (every if cores is None else cores)

@@ -252,3 +252,10 @@ def test_a_daemons_thread_at_the_programs_end(
 
 
 # Limits ----------------------------------------------------------------------------------------
+
+
+def test_a_timeout_of_a_century() -> None:
+    loader = DataLoader(range(6), num_workers=1, timeout=3e9, persistent_workers=True)
+    for _ in range(2):
+        assert [int(batch) for batch in loader] == list(range(6))
+    loader.close()

@@ -6,6 +6,7 @@ A canary fails where an upgrade has moved such a part.
 from __future__ import annotations
 
 import gc
+import pickle
 import random
 import sys
 import weakref
@@ -24,7 +25,7 @@ from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
 from torch import Tensor
 from torch.utils.data import RandomSampler
 
-from lit_loader import DataLoader, LoaderDataModule
+from lit_loader import DataLoader, LoaderDataModule, OptionError
 from tests.parity.tools import wait_gone
 from tests.support.lightning_runs import Noting, Points, quiet_trainer
 from tests.support.samples import worker_pids
@@ -284,6 +285,57 @@ class Made(LoaderDataModule):
     def make_dataset(self, split: str) -> Any:
         self.calls.append(split)
         return Points(self.length if split == "train" else 4)
+
+
+def test_datasets_by_subclass(tmp_path: Path) -> None:
+    data = Made(8, loader={"batch_size": 4}, train={"shuffle": True})
+    assert str(data) == (
+        "Made(train: factory make_dataset, batch_size=4; val: factory make_dataset, batch_size=4)"
+    )
+    model, trainer = Noting(), quiet_trainer(tmp_path, num_sanity_val_steps=0)
+    trainer.fit(model, data)
+    trainer.validate(model, data, verbose=False)
+    assert data.calls == ["train", "val"]
+    assert list(map(len, (model.seen("train"), model.seen("val")))) == [2, 2]
+    with pytest.raises(OptionError, match="datasets has no 'test' split, which 'test' needs: giv"):
+        trainer.test(model, data, verbose=False)
+    assert set(data.hparams) == {"loader", "train", "val"}
+    assert len(pickle.loads(pickle.dumps(data)).train_dataloader()) == 2
+
+
+def test_a_given_dataset_goes_before_the_subclass(tmp_path: Path) -> None:
+    data = Made(datasets={"val": Points(7), "test": Points(2)}, loader={"batch_size": 4})
+    data.setup(None)
+    assert [len(data.dataset(split)) for split in ("train", "val", "test")] == [12, 7, 2]
+    assert data.calls == ["train"]
+
+
+def test_several_datasets_by_subclass() -> None:
+    class Two(LoaderDataModule):
+        splits = ("train",)
+
+        def make_dataset(self, split: str) -> Any:
+            return {"long": Points(8), "short": lambda: Points(4)}
+
+    data = Two(loader={"batch_size": 4})
+    data.setup("fit")
+    assert {name: len(loader) for name, loader in data.train_dataloader().items()} == {
+        "long": 2,
+        "short": 1,
+    }
+
+
+def test_a_subclass_that_makes_nothing() -> None:
+    class Nothing(LoaderDataModule):
+        def make_dataset(self, split: str) -> Any:
+            return None
+
+    with pytest.raises(OptionError) as caught:
+        Nothing().setup("fit")
+    assert str(caught.value) == (
+        "make_dataset('train') must return a dataset, got NoneType: where there is none, leave "
+        "'train' out of the class attribute splits"
+    )
 
 
 @pytest.mark.parametrize("per_node", [True, False])

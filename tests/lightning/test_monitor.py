@@ -14,11 +14,12 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
+from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import CombinedLoader
 
-from lit_loader import DataLoader, LoaderDataModule
+from lit_loader import CachedDataset, DataLoader, LoaderDataModule
 from lit_loader.errors import OptionError
 from lit_loader.lightning.monitor import LoaderMonitor
 from lit_loader.statistics.records import LoaderStatistics
@@ -274,6 +275,18 @@ def test_restarts_and_sample_errors(tmp_path: Path) -> None:
 # --- at the end ---
 
 
+def test_a_cache_in_the_dataset(tmp_path: Path) -> None:
+    """Of this fit alone, though the cache was filled before it."""
+    cached = CachedDataset(Points(24), "1 MB")
+    assert len([cached[index] for index in range(24)]) == 24
+    monitor = LoaderMonitor(print_verdict=False)
+    fit(tmp_path, monitor, DataLoader(cached, batch_size=4), max_epochs=2)
+    (report,) = monitor.reports
+    assert (report.statistics.cache_hits, report.statistics.cache_misses) == (48, 0)
+    assert report.statistics.cache_bytes == cached.figures().bytes
+    assert "; 100 % of the samples came from the cache" in report.verdict
+
+
 def test_the_verdict_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     monitor = LoaderMonitor()
     data = DataLoader(
@@ -423,6 +436,18 @@ def test_a_step_is_not_taken_for_the_transfer_after_it(tmp_path: Path) -> None:
 
 
 # --- several processes ---
+
+
+def test_another_rank(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Trainer, "global_rank", 3)
+    monkeypatch.setattr(Trainer, "is_global_zero", False)
+    monitor = LoaderMonitor(trace=True)
+    fit(tmp_path, monitor, loader())
+    assert capsys.readouterr().out == ""
+    assert [report.statistics.batches for report in monitor.reports] == [12]
+    assert [each.name for each in tmp_path.iterdir()] == ["loader_trace.rank3.json"]
 
 
 # --- what it costs ---

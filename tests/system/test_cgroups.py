@@ -10,6 +10,7 @@ import pytest
 from lit_loader.system.cgroups import MemoryLimits, memory_limits
 
 GIB = 1 << 30
+NO_LIMIT = 0x7FFFFFFFFFFFF000
 
 
 def tree(root: Path, files: dict[str, object]) -> Path:
@@ -29,6 +30,19 @@ def group_2(folder: str, used: int, limit: object, kills: int = 0, cache: int = 
         f"{folder}/memory.max": f"{limit}\n",
         f"{folder}/memory.events": {"low": 0, "max": 7, "oom": 3, "oom_kill": kills},
         f"{folder}/memory.stat": {"anon": 5, "inactive_file": cache, "active_file": 9},
+    }
+
+
+def group_1(folder: str, used: int, limit: int, kills: int = 0, cache: int = 0) -> dict:
+    return {
+        f"{folder}/memory.usage_in_bytes": f"{used}\n",
+        f"{folder}/memory.limit_in_bytes": f"{limit}\n",
+        f"{folder}/memory.oom_control": {
+            "oom_kill_disable": 0,
+            "under_oom": 0,
+            "oom_kill": kills,
+        },
+        f"{folder}/memory.stat": {"inactive_file": 1, "total_inactive_file": cache},
     }
 
 
@@ -79,6 +93,38 @@ def test_the_level_nearest_to_its_limit_counts(tmp_path: Path) -> None:
     assert found.describe() == "cgroup memory 3.0 of 4.0 GiB, 1 OOM kill"
 
 
+def test_version_1_with_the_path_of_the_host(tmp_path: Path) -> None:
+    """In a container the path is the host's, and what is mounted is the container's part of it."""
+    root = tree(
+        tmp_path,
+        {
+            **PROC,
+            "proc/self/cgroup": "5:cpu,cpuacct:/docker/ab\n4:blkio,memory:/docker/ab\n1:name=x:/\n",
+            **group_1("sys/fs/cgroup/memory", 300 << 20, 512 << 20, kills=0, cache=50 << 20),
+        },
+    )
+    found = memory_limits(root=root)
+    assert (found.used, found.limit, found.oom_kills) == (250 << 20, 512 << 20, 0)
+    assert "cgroup memory 250.0 of 512.0 MiB, the machine" in found.describe()
+    assert "OOM" not in found.describe()
+
+
+def test_both_versions_beside_each_other(tmp_path: Path) -> None:
+    """Memory is version 1's; version 2 is mounted for systemd's sake."""
+    root = tree(
+        tmp_path,
+        {
+            "proc/self/cgroup": "4:memory:/a/b\n0::/a/b\n",
+            **group_1("sys/fs/cgroup/memory/a/b", GIB, NO_LIMIT, kills=3),
+            **group_1("sys/fs/cgroup/memory/a", GIB, 2 * GIB),
+            **group_1("sys/fs/cgroup/memory", 9 * GIB, NO_LIMIT),
+            "sys/fs/cgroup/unified/cgroup.procs": "1\n",
+        },
+    )
+    found = memory_limits(root=root)
+    assert (found.used, found.limit, found.oom_kills) == (GIB, 2 * GIB, 3)
+
+
 def test_without_a_limit(tmp_path: Path) -> None:
     root = tree(
         tmp_path,
@@ -109,6 +155,13 @@ def test_what_cannot_be_read_is_not_known(tmp_path: Path, files: dict[str, objec
     found = memory_limits(root=tree(tmp_path, files))
     assert found == MemoryLimits()
     assert found.describe() == "memory unknown"
+
+
+def test_another_process(tmp_path: Path) -> None:
+    root = tree(tmp_path, {**PROC, "proc/77/statm": "9 256 1 1 0 8 0\n"})
+    found = memory_limits(77, root)
+    assert found.process == 256 * os.sysconf("SC_PAGE_SIZE")
+    assert memory_limits(78, root).process is None
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no /proc here")
