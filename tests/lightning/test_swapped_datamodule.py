@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import pickle
 from collections.abc import Iterator
 from itertools import chain
@@ -378,14 +377,3 @@ def test_travels_to_other_processes() -> None:
     copy = pickle.loads(pickle.dumps(data))
     assert copy.overrides == {"num_workers": 1}
     assert len(copy.train_dataloader()) == len(kept) == 3
-
-
-def test_loaders_end_with_it() -> None:
-    data = swapped()
-    data.setup("fit")
-    assert not data._loaders
-    loader = data.train_dataloader()
-    assert list(data._loaders) == [loader]
-    del loader
-    gc.collect()
-    assert not data._loaders

@@ -87,7 +87,7 @@ MUTATIONS: Final = (
         "a slot is not freed with its batch",
         "            self.release(reference.slot)",
         "            pass",
-        "memory/test_arena.py transport/test_transport.py",
+        "transport/test_transport.py memory/test_arena_memory.py",
     ),
     Mutation(
         "a dead worker's batch is not made again",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import logging
 import random
 import threading
 import types
@@ -210,33 +209,6 @@ def test_no_code_of_the_user_runs() -> None:
         "Box.b['k'].rng",
         "Hostile.rng",
     ]
-
-
-def test_nothing_is_found_in_data() -> None:
-    root = Box(
-        array=np.zeros(3),
-        objects=np.array(["text", 1], dtype=object),
-        tensor=torch.zeros(3),
-        text="text",
-        module=np.random,
-        long=list(range(100_000)),
-        table={number: {"name": str(number), "box": [1.0, 2.0]} for number in range(20_000)},
-        records=[Box(number=number) for number in range(20_000)],
-        lock=threading.Lock(),
-        logger=logging.getLogger(),
-        event=threading.Event(),
-    )
-    held = find_generators(root, None, print, len)
-    assert held.paths == []
-    assert not held.cuts
-    assert not held.generators
-
-
-def test_cycles_and_shared_generators() -> None:
-    shared = np.random.default_rng()
-    root = Box(a=shared, b=shared, c=np.random.Generator(shared.bit_generator))
-    root.me = [root]
-    assert find_generators(root, root).paths == ["Box.a"]
 
 
 KINDS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {

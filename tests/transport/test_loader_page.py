@@ -13,7 +13,7 @@ import pytest
 
 from lit_loader.transport.board_view import OtherFormat, WorkerRow, read_board, read_index
 from lit_loader.transport.loader_page import GIVEN, PAGE_BYTES, SINCE, LoaderPage
-from lit_loader.transport.messages import pack_indices, task_number
+from lit_loader.transport.messages import pack_indices
 from lit_loader.transport.status_board import ROW_WORDS, Progress, Stage, StatusBoard, board_bytes
 
 WORKERS = 3
@@ -105,20 +105,6 @@ def test_what_is_too_long_is_left_out(shared: Shared) -> None:
 
 def row_of(shared: Shared, worker: int) -> WorkerRow:
     return read_board(shared.fd).rows[worker]
-
-
-def test_rows(shared: Shared) -> None:
-    shared.write()
-    shared.board.launched(1, 77)
-    shared.board.shows_stacks(1, 5)
-    shared.board.enter(1, Stage.FETCHING, task_number(2, 9))
-    row = row_of(shared, 1)
-    assert (row.pid, row.stacks, row.stage, row.batch) == (77, 6, Stage.FETCHING, 9)
-    assert 0 < row.started <= row.since
-    shared.board.count(1)
-    shared.board.clear(1)
-    row = row_of(shared, 1)
-    assert (row.pid, row.stacks, row.made, row.batch) == (0, 0, 1, None)
 
 
 def test_indices(shared: Shared) -> None:

@@ -521,7 +521,7 @@ def test_a_thread_that_reads_standard_input(
     assert not texts
 
 
-@pytest.mark.parametrize("starts", [10, pytest.param(150, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("starts", [4, pytest.param(150, marks=pytest.mark.slow)])
 def test_starts_while_others_draw(starts: int) -> None:
     """Threads that do nothing but draw and seed: no start hangs, and the bytes are the same."""
     expected = batches(Drawing(), num_workers=1)
