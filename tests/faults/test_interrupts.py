@@ -358,6 +358,3 @@ def test_every_instruction(name: str) -> None:
 @pytest.mark.parametrize("name", SPAWNED)
 def test_other_start_methods(name: str) -> None:
     sweep(SPAWNED[name], 60)
-
-
-# What is held back -----------------------------------------------------------------------------

@@ -448,6 +448,3 @@ def test_another_rank(
     assert capsys.readouterr().out == ""
     assert [report.statistics.batches for report in monitor.reports] == [12]
     assert [each.name for each in tmp_path.iterdir()] == ["loader_trace.rank3.json"]
-
-
-# --- what it costs ---

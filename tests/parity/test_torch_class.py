@@ -370,9 +370,6 @@ def test_a_state_goes_from_ranks_to_one_process_and_back() -> None:
         assert interleaved(after, 5) == whole_next != whole
 
 
-# --- typing ---
-
-
 # --- samplers that are changed, and told, between epochs ---
 
 

@@ -422,9 +422,6 @@ def test_the_launcher_is_killed() -> None:
     wait_gone([launcher])
 
 
-# What the consumer is at -----------------------------------------------------------------------
-
-
 # Iterable datasets -----------------------------------------------------------------------------
 
 

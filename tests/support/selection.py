@@ -40,7 +40,6 @@ LONG: Final = (
     "faults/test_fault_matrix.py::test_a_program_is_killed[[]forkserver-encoding*",
     "faults/test_fault_matrix.py::test_by_start_method[[]spawn*",
     "worker/test_shared_lists.py::test_in_workers_only[[]spawn*",
-    "worker/test_fork_safety.py::test_restarts_among_busy_threads[[]pinned*",
     "faults/test_lifecycle.py::test_exit_with_live_iterators[[]spawn*",
     "hydra/test_hydra_commands.py::test_submitit_launcher",
     "iteration/test_limits.py::test_a_disk_that_says_it_is_full[[]10 MB*",

@@ -254,9 +254,6 @@ def test_a_worker_dies_while_its_launcher_is_stopped(monkeypatch: pytest.MonkeyP
     assert "exit code is not known" in texts[0]
 
 
-# Exceptions of signal handlers -----------------------------------------------------------------
-
-
 # Python's fork server --------------------------------------------------------------------------
 
 
