@@ -28,7 +28,6 @@ from tests.support.samples import (
     Counting,
     Rows,
     epoch_and_index,
-    hang,
     ints,
     process_id,
     worker_pids,
@@ -46,15 +45,6 @@ def usage() -> tuple[int, int, int]:
     """Child processes, descriptors and threads of this process."""
     me = psutil.Process()
     return len(me.children()), me.num_fds(), threading.active_count()
-
-
-def in_thread(function: Callable[[], Any]) -> Any:
-    """What ``function`` returns in another thread."""
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(function()))
-    thread.start()
-    thread.join()
-    return found[0]
 
 
 # Beginnings and epochs -------------------------------------------------------------------------
@@ -117,18 +107,6 @@ def test_an_iterator_whose_workers_were_taken_goes_on(iterable: bool, taken: int
         assert ints(second) == list(range(taken + 1, 30))
         assert ints(loader) == list(range(30))
         assert loader._core.pool.pids == pids
-
-
-def test_an_iterator_that_dies_late_leaves_its_successor_alone() -> None:
-    """Collected in another thread, it may let go when the workers have long begun anew."""
-    with DataLoader(range(40), num_workers=2, persistent_workers=True) as loader:
-        first = iter(loader)
-        next(first)
-        _, function, arguments, options = first.line._finalizer.peek()
-        second = iter(loader)
-        next(second)
-        in_thread(lambda: function(*arguments, **options))
-        assert ints(second) == list(range(1, 40))
 
 
 @KIND
@@ -329,16 +307,6 @@ def test_close(persistent: bool) -> None:
     assert len(list(loader)) == 50  # iterating anew begins anew
     loader.close()
     assert usage() == before
-
-
-def test_close_while_workers_start() -> None:
-    loader = DataLoader(Call(lambda _: hang()), num_workers=2, persistent_workers=True)
-    iterator = iter(loader)
-    iterator._start = loader._core.begin_epoch()
-    iterator._connect(iterator._start)
-    pids = worker_pids(iterator)
-    loader.close()
-    wait_gone(pids)
 
 
 @PERSISTENT
