@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import pickle
 import random
-import sys
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,36 +37,12 @@ pytestmark = [
 
 
 class Spy(DataLoader[Any]):
-    """Notes what Lightning's modules look at, which iterators it takes, and each batch taken."""
-
-    events: list[str]
-
-    def __getattribute__(self, name: str) -> Any:
-        caller = sys._getframe(1).f_globals.get("__name__", "")
-        if caller.startswith(("lightning.", "lightning_utilities.")):
-            super().__getattribute__("__dict__").setdefault("looked_at", set()).add(name)
-        return super().__getattribute__(name)
-
-    def note(self, event: str) -> None:
-        self.__dict__.setdefault("events", []).append(event)
+    """Keeps the iterators that are asked for."""
 
     def __iter__(self) -> Any:
-        self.note("iter")
         iterator = super().__iter__()
-        core = iterator._core
-        if "begin_epoch" not in vars(core):
-            begin = core.begin_epoch
-            core.begin_epoch = lambda: (self.note("first next"), begin())[1]
         self.__dict__.setdefault("iterators", []).append(weakref.ref(iterator))
         return iterator
-
-    def __len__(self) -> int:
-        self.note("len")
-        return super().__len__()
-
-    def load_state_dict(self, state: Any) -> None:
-        self.note("load_state_dict")
-        super().load_state_dict(state)
 
 
 def spies() -> LoaderDataModule:
@@ -157,22 +132,6 @@ def test_seed_everything_seeds_workers(workers: bool, tmp_path: Path) -> None:
 
 
 # --- B. Resume ---
-
-
-class Counting(Noting):
-    """Fails in a step, or asks for the number of steps in configure_optimizers, if told to."""
-
-    fail, estimate = -1, False
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        if len(self.seen("train")) == self.fail:
-            raise LookupError("in a step")
-        return super().training_step(batch, batch_idx)
-
-    def configure_optimizers(self) -> Any:
-        if self.estimate:
-            assert self.trainer.estimated_stepping_batches
-        return super().configure_optimizers()
 
 
 class SaveAfter(Callback):

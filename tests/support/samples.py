@@ -80,21 +80,6 @@ class Counting(IterableDataset):
             yield self.function(number)
 
 
-class Hanging(Dataset):
-    """Gives process ids, and from sample ``last`` on hangs as user code does."""
-
-    def __init__(self, last: int = 2) -> None:
-        self.last = last
-
-    def __len__(self) -> int:
-        return 1_000
-
-    def __getitem__(self, index: int) -> int:
-        if index >= self.last:
-            hang()
-        return os.getpid()
-
-
 class BrokenArrival:
     """Can be pickled and, in no process but the first, unpickled."""
 
