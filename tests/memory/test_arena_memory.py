@@ -207,7 +207,7 @@ def test_threads_never_meet_a_slot_that_is_being_emptied() -> None:
     for thread in threads:
         thread.join()
     assert not mixed
-    assert (arena.leased, arena._budget.in_flight) == (0, 0)
+    assert (arena.leased, arena.in_flight) == (0, 0)
     arena.close()
 
 
@@ -229,7 +229,7 @@ def test_batches_that_the_garbage_collector_finds() -> None:
         gc.set_threshold(*before)
     del batch
     gc.collect()
-    assert (arena.leased, arena._budget.in_flight) == (0, 0)
+    assert (arena.leased, arena.in_flight) == (0, 0)
     arena.close()
 
 
@@ -300,7 +300,7 @@ def test_what_was_out_at_a_fork_counts() -> None:
         os._exit(0)
     os.waitpid(child, 0)
     consumer.let_go()
-    assert (arena.leased, arena._budget.kept()) == (3, 3 * BATCH)
+    assert (arena.leased, arena.kept) == (3, 3 * BATCH)
     consumer.take(20)
     assert sorted(slot.memory[0] for slot in slots) == [0, 1, 2]
     consumer.let_go()

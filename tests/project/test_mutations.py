@@ -85,8 +85,8 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "a slot is not freed with its batch",
-        "            self.release(reference.slot)",
-        "            pass",
+        "        self.release(reference.slot)",
+        "        pass",
         "transport/test_transport.py memory/test_arena_memory.py",
     ),
     Mutation(
@@ -147,8 +147,8 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "an epoch is not counted",
-        "running, False, start.epoch + 1\n",
-        "running, False, start.epoch\n",
+        "None, False, start.epoch + 1\n",
+        "None, False, start.epoch\n",
         "sampling/test_epochs.py",
     ),
     Mutation(
