@@ -211,7 +211,14 @@ def main():
                 ]
             )
     table(
-        ["loader, workers", "latency, ms", "samples/s", "MiB of workers", "MiB added", "ms processor"],
+        [
+            "loader, workers",
+            "latency, ms",
+            "samples/s",
+            "MiB of workers",
+            "MiB added",
+            "ms processor",
+        ],
         rows,
     )
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lit_loader import DataLoader
-from lit_loader.accelerator.device_copy import DeviceCopy, Staged, _mark
+from lit_loader.accelerator.device_copy import Staged, _mark
 from lit_loader.iteration import core as core_module
 from tests.support.samples import Call, Rows
 
@@ -177,13 +177,3 @@ def test_on_a_device(pin: bool) -> None:
                 sums.append(batch.sum(dim=1))
             found = torch.cat(sums).cpu()
             assert torch.equal(found, torch.arange(4096) * 1024)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_host_memory_is_kept_until_the_copy_is_made() -> None:
-    copy = DeviceCopy(torch.device("cuda", 0), lambda batch, to: batch.to(to, non_blocking=True))
-    batches = [torch.full((1 << 20,), n).pin_memory() for n in range(16)]
-    staged = [copy.stage(batch) for batch in batches]
-    assert all(s.source is batch for s, batch in zip(staged, batches, strict=True))
-    assert [int(copy.take(s)[-1]) for s in staged] == list(range(16))

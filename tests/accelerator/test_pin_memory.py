@@ -108,11 +108,6 @@ class Tagged(list):
     tag = "none"
 
 
-class Plain:
-    def __init__(self, x: torch.Tensor) -> None:
-        self.x = x
-
-
 @pytest.fixture
 def marking(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pinning, "pin_tensor", lambda tensor: tensor + 100)
@@ -150,19 +145,6 @@ def test_containers_keep_their_type(marking: None, batch: Any, reach: Any) -> No
     assert int(reach(batch)) == 1  # the original is left as it was
 
 
-@pytest.mark.parametrize("value", ["text", b"bytes", 1, 2.5, None, {1, 2}], ids=repr)
-def test_what_holds_no_tensor_stays_as_it_is(marking: None, value: Any) -> None:
-    assert pin_batch(value) == value
-    assert type(pin_batch(value)) is type(value)
-
-
-def test_attributes_of_containers_stay(marking: None) -> None:
-    named, tagged = Named("n", x=X), Tagged([X])
-    tagged.tag = "mine"
-    assert (pin_batch(named).name, pin_batch(tagged).tag) == ("n", "mine")
-    assert pin_batch(defaultdict(list, x=X)).default_factory is list
-
-
 def cyclic(kind: str) -> Any:
     """A batch that contains itself."""
     batch: Any
@@ -187,12 +169,6 @@ def test_a_batch_that_contains_itself_is_refused(marking: None, kind: str) -> No
         pin_batch(cyclic(kind))
 
 
-def test_a_cycle_behind_what_is_not_walked_is_none(marking: None) -> None:
-    plain = Plain(X)
-    plain.x = plain  # type: ignore[assignment]
-    assert pin_batch([plain])[0] is plain
-
-
 # The thread for itself -------------------------------------------------------------------------
 
 
@@ -215,37 +191,6 @@ def test_a_threads_end_is_an_error_and_not_a_hang() -> None:
     for _ in range(3):
         with pytest.raises(PinMemoryError, match="has ended and gives no more batches"):
             thread.take()
-    assert thread.left() == []
-
-
-def test_an_exception_of_pinning_takes_the_items_place() -> None:
-    def pin(item: int) -> int:
-        if item == 2:
-            raise ValueError("cannot pin")
-        return item
-
-    thread = PinMemoryThread(source_of(1, 2, 3), pin)
-    assert thread.take() == 1
-    with pytest.raises(ValueError, match="cannot pin"):
-        thread.take()
-    assert thread.take() == 3
-    thread.left()
-
-
-def test_an_exception_of_the_source_ends_the_thread() -> None:
-    thread = PinMemoryThread(source_of(1, OSError("gone")), lambda item: item)
-    assert thread.take() == 1
-    with pytest.raises(OSError, match="gone"):
-        thread.take()
-    with pytest.raises(PinMemoryError):
-        thread.take()
-    thread.left()
-
-
-def test_what_was_not_taken_is_left() -> None:
-    thread = PinMemoryThread(source_of(1, 2, 3), lambda item: item)
-    assert thread.take() == 1
-    assert thread.left() == [2, 3]
     assert thread.left() == []
 
 
@@ -319,12 +264,6 @@ def _fail_in_the_loop(loader: Any) -> None:
         raise LookupError
 
 
-def test_several_iterators_of_one_loader(pinned_for: list[int]) -> None:
-    with DataLoader(range(30), num_workers=2, pin_memory=True, persistent_workers=True) as loader:
-        pairs = [(int(left), int(right)) for left, right in zip(loader, loader, strict=True)]
-    assert pairs == [(number, number) for number in range(30)]
-
-
 @pytest.mark.parametrize("iterable", [False, True], ids=["map", "iterable"])
 def test_exceptions_of_workers_are_handed_on(pinned_for: list[int], iterable: bool) -> None:
     def bad_at_three(index: int) -> torch.Tensor:
@@ -390,26 +329,6 @@ def test_a_device_that_cannot_be_set(
     assert not pin_threads()
 
 
-def test_a_forked_copy_leaves_the_thread_to_its_parent(pinned_for: list[int]) -> None:
-    with DataLoader(range(50), num_workers=2, pin_memory=True, persistent_workers=True) as loader:
-        iterator = iter(loader)
-        assert int(next(iterator)) == 0
-        if (child := os.fork()) == 0:
-            os._exit(_closes_and_begins_anew(loader))
-        wait_gone([child], 60)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert ints(iterator) == list(range(1, 50))
-
-
-def _closes_and_begins_anew(loader: Any) -> int:
-    """In the forked child; 0: all well."""
-    try:
-        loader.close()
-        return int(ints(loader) != list(range(50)))
-    finally:
-        loader.close()
-
-
 INTERRUPTED = """
 import os, signal, threading
 import torch
@@ -455,14 +374,6 @@ def test_no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not pin_threads()
         assert ints(iterator) == [1, 2, 3, 4, 5]
         assert ints(loader) == list(range(6))  # warned once and not every epoch
-
-
-def test_finding_the_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 5)
-    assert pinning.find_accelerator() == 5
-    assert pinning.find_accelerator("cuda") == 5
-    assert pinning.find_accelerator("cuda:1") == 1
 
 
 @pytest.mark.gpu

@@ -18,7 +18,6 @@ from torch.utils.data._utils import collate as rules
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from lit_loader.batch.collate import (
-    DIRECT_BYTES,
     collate_privately,
     default_collate,
     default_convert,
@@ -288,34 +287,6 @@ class TestMemory:
         writer = new_writer()
         batch = default_collate(images(), writer.empty)  # and ours still knows the rule
         assert writer.base <= batch.data_ptr() < writer.base + writer.memory.size
-
-    def test_a_rule_of_the_users_own_is_left_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(default_collate_fn_map, torch.Tensor, lambda batch, **_: "mine")
-        collate_privately()
-        assert torch_collate(images()) == "mine"
-
-    def test_small_output_is_private(self) -> None:
-        writer = new_writer()
-        default_collate([torch.ones(DIRECT_BYTES // 8 - 1)] * 2, writer.empty)
-        assert writer.position == 0
-        default_collate([torch.ones(DIRECT_BYTES // 8)] * 2, writer.empty)
-        assert writer.position == DIRECT_BYTES
-
-    def test_under_inference_mode(self) -> None:
-        with torch.inference_mode():
-            batch = default_collate(images(), new_writer().empty)
-        assert batch.shape == (4, 3, 64, 64)
-
-    def test_under_another_default_device(self) -> None:
-        with torch.device("meta"):
-            batch = default_collate([np.ones(3), np.zeros(3)])
-        assert batch.tolist() == [[1, 1, 1], [0, 0, 0]]
-
-    def test_read_only_and_reversed_arrays(self) -> None:
-        array = np.arange(4)
-        array.flags.writeable = False
-        assert default_collate([array, array]).tolist() == [[0, 1, 2, 3]] * 2
-        assert default_collate([array[::-1]] * 2).tolist() == [[3, 2, 1, 0]] * 2
 
 
 class TestConvert:

@@ -21,9 +21,9 @@ from torch.utils.data import IterableDataset
 
 import lit_loader
 from lit_loader import DataLoader
-from lit_loader.batch.sample_errors import KEPT_ERRORS, SampleError, SampleErrorLog
+from lit_loader.batch.sample_errors import KEPT_ERRORS
 from lit_loader.batch.tolerant_fetch import MAX_DRAWS, MAX_IN_A_ROW
-from lit_loader.errors import OptionError, SampleErrorsError, WorkerError
+from lit_loader.errors import OptionError, SampleErrorsError
 from tests.support.exact import Augmented, noisy_collate
 from tests.support.samples import Call, Rows, ints, uncollated
 
@@ -499,12 +499,6 @@ def test_bad_samples_before_the_end_are_told_of(drop_last: bool, workers: int) -
     assert dropped.sample_errors.count == 1
 
 
-def test_an_unbatched_stream_goes_on() -> None:
-    assert list(DataLoader(Stream(), None, on_sample_error="skip")) == [
-        0, 1, 2, 4, 5, 6, 10, 11, 12, 13,
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize("options", [{"on_sample_error": "skip"}, {"sample_retries": 2}])
 @pytest.mark.parametrize("dataset", [Generated, GeneratedWithin])
 def test_a_finished_generator_is_not_the_end_of_the_data(dataset: Any, options: Any) -> None:
@@ -616,17 +610,6 @@ def test_any_other_exception_makes_a_sample_bad(workers: int) -> None:
         dataset = Call(function, 6)
         with DataLoader(dataset, num_workers=workers, on_sample_error="skip") as loader:
             assert ints(loader) == given
-
-
-def test_as_ever_an_exception_is_raised_and_the_next_batch_comes(workers: int) -> None:
-    with DataLoader(Call(fail_on_odd, 4), num_workers=workers) as loader:
-        iterator = iter(loader)
-        assert next(iterator).tolist() == [0]
-        with pytest.raises(CannotRead, match="^no sample 1"):
-            next(iterator)
-        assert next(iterator).tolist() == [2]
-    with DataLoader(Call(stop, 4)) as loader, pytest.raises(WorkerError, match="StopIteration"):
-        list(loader)
 
 
 # --- the limit ---
@@ -757,17 +740,6 @@ def test_an_index_may_be_anything() -> None:
     assert all("\n" not in str(error) for error in iterator.sample_errors.errors)
 
 
-def test_the_log_keeps_the_last_ones_and_counts_all() -> None:
-    log = SampleErrorLog(limit=KEPT_ERRORS + 5)
-    errors = [SampleError(i, 0, "ValueError", "", "", 0) for i in range(KEPT_ERRORS + 6)]
-    log.record(0, errors[:-1], 2)
-    with pytest.raises(SampleErrorsError, match="got 106.*they are [(]the last 100[)]:") as caught:
-        log.record(1, errors[-1:], 1)
-    assert (log.count, log.retries) == (KEPT_ERRORS + 6, 3)
-    assert caught.value.errors == tuple(errors[-KEPT_ERRORS:])
-    log.record(2, (), 0)  # a good batch raises nothing more
-
-
 def test_no_exception_is_kept_alive() -> None:
     """Its traceback would hold samples, to be found by the garbage collector."""
     raised: list[weakref.ref[Exception]] = []
@@ -803,15 +775,3 @@ def test_no_exception_is_kept_alive() -> None:
         assert [reference() for reference in raised] == [None] * len(raised)
     finally:
         gc.enable()
-
-
-def test_the_defaults_take_no_notice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of all this is on the way of a loader that raises."""
-
-    def fail(*_: Any) -> None:
-        raise AssertionError
-
-    monkeypatch.setattr("lit_loader.seeding.generator_state.Rewind.mark", fail)
-    monkeypatch.setattr("lit_loader.batch.sample_errors.Attempts.insist", fail)
-    monkeypatch.setattr("lit_loader.batch.sample_errors.SampleErrorLog.record", fail)
-    assert len(list(DataLoader(Rows(8)))) == 8

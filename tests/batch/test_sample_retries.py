@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 import sys
 from collections.abc import Iterator
@@ -19,8 +18,6 @@ from lit_loader import DataLoader
 from lit_loader.batch import sample_errors
 from lit_loader.batch.sample_errors import MAX_BACKOFF, Attempts, Tolerance
 from lit_loader.errors import SampleErrorsError
-from lit_loader.seeding.find_generators import find_generators
-from lit_loader.seeding.generator_state import Rewind, preserved
 from lit_loader.transport.status_board import Cancelled, Progress
 from tests.support.exact import noisy_collate
 from tests.support.samples import Call, Counting
@@ -139,26 +136,6 @@ def test_batches_are_those_of_a_clean_run(
     )
     assert retried == clean
     assert (none, times) == (0, 8)
-
-
-@pytest.mark.parametrize("behind", [np.random.PCG64, np.random.MT19937, np.random.SFC64])
-def test_rewind_takes_every_generator_back(behind: Any) -> None:
-    draws = Draws()
-    held = find_generators(draws)
-    assert len(held.generators) == len(held.paths) == 8
-    rewind = Rewind(held.generators)
-    state = torch.get_rng_state()
-    with preserved():
-        np.random.mtrand.set_bit_generator(behind(1))
-        torch.set_rng_state(state)
-        for _ in range(3):  # a deviate in reserve, and none
-            rewind.mark()
-            expected = [draws() for _ in range(700)]  # beyond a block of a Mersenne Twister
-            rewind.back()
-            draws()
-            rewind.back()
-            assert [draws() for _ in range(700)] == expected
-            draws()
 
 
 # --- how often, and what ---
@@ -282,22 +259,6 @@ def test_the_wait_doubles_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None
         next(iter(loader))
     assert totals == pytest.approx([0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0])
     assert MAX_BACKOFF == 10.0
-
-
-def test_without_backoff_nothing_waits_however_many_retries(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    slept = waits(monkeypatch)
-    count = itertools.count()
-
-    def fail(index: int) -> int:
-        if next(count) < 1500:
-            raise OSError
-        return index
-
-    loader = DataLoader(Call(fail, 1), sample_retries=1500, retry_backoff=0)
-    assert len(list(loader)) == 1
-    assert not slept
 
 
 class Cancelling(Progress):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
-import tracemalloc
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,8 +16,6 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 from lit_loader import DataLoader
 from lit_loader.batch.tensor_table import table_of
 from lit_loader.iteration import core as core_module
-from lit_loader.iteration.base import LoaderIterator
-from lit_loader.iteration.in_process import InProcessIterator
 from tests.parity.tools import wait_gone
 from tests.support.samples import Call
 
@@ -35,11 +31,6 @@ class BySample(Dataset):
 
     def __getitem__(self, index: Any) -> Any:
         return self.dataset[index]
-
-
-class Doubled(TensorDataset):
-    def __getitem__(self, index: Any) -> Any:
-        return tuple(2 * tensor for tensor in super().__getitem__(index))
 
 
 def table(length: int = 23) -> TensorDataset:
@@ -102,57 +93,6 @@ def test_equal_to_those_read_by_the_sample(num_workers: int, kind: str, place: s
 def _epoch(loader: DataLoader[Any], epoch: int) -> DataLoader[Any]:
     loader.set_epoch(epoch)
     return loader
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize(
-    "batch",
-    [
-        [0, -1],
-        [22, 23],
-        [True, False],
-        [np.int64(3), 2],
-        [torch.tensor(4), 5],
-        [],
-        (1, 2),
-        [10**30],
-    ],
-    ids=str,
-)
-def test_any_indices(batch: Any, num_workers: int, place: str) -> None:
-    """Negative ones, NumPy's, too large ones, bools: what the dataset itself makes of them."""
-
-    def outcome(dataset: Dataset, workers: int) -> Any:
-        try:
-            [found] = DataLoader(dataset, batch_sampler=[batch], num_workers=workers)
-        except Exception as error:
-            return type(error), str(error).splitlines()[-1]
-        return found
-
-    loader = DataLoader(table(), batch_sampler=[batch], num_workers=num_workers)
-    here = isinstance(iter(loader), InProcessIterator)
-    found = outcome(table(), num_workers)
-    # An error in a worker is told with the worker's traceback.
-    expected = outcome(BySample(table()), 0 if here else num_workers)
-    assert equal(found, expected) if isinstance(expected, list) else found == expected
-
-
-@pytest.mark.parametrize(
-    "dataset",
-    [
-        Doubled(torch.arange(4)),
-        TensorDataset(torch.ones(4, requires_grad=True)),
-        TensorDataset(torch.eye(4).to_sparse()),
-        TensorDataset(torch.nn.Parameter(torch.ones(4))),
-        Subset(Doubled(torch.arange(4)), [0]),
-        Subset(BySample(table()), [0]),
-        BySample(table()),
-        list(range(4)),
-    ],
-    ids=lambda dataset: type(dataset).__name__,
-)
-def test_what_is_no_table(dataset: Any) -> None:
-    assert table_of(dataset) is None
 
 
 class Odd(Sequence):
@@ -242,22 +182,6 @@ def test_indices_of_any_kind_as_torch_takes_them(num_workers: int, kind: str) ->
     check_as_torch(Subset(Subset(dataset, range(4)), INDICES[kind]), num_workers)
 
 
-@pytest.mark.parametrize("kind", INDICES)
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_loader_measures_with_indices_of_any_kind(kind: str, workers: int) -> None:
-    """Which process makes the batches is found out without an error."""
-    dataset = Subset(TensorDataset(torch.arange(4)), INDICES[kind])
-    assert isinstance(iter(DataLoader(dataset, num_workers=workers)), LoaderIterator)
-
-
-@pytest.mark.parametrize("kind", INDICES)
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_indices_of_any_kind_are_the_datasets_business(num_workers: int, kind: str) -> None:
-    samples = [str(each) for each in range(4)]
-    check_as_torch(Subset(Call(repr, 4), INDICES[kind]), num_workers)
-    check_as_torch(Subset(samples, INDICES[kind]), num_workers)
-
-
 class Long(list):
     """Indices of which hardly any are ever looked at."""
 
@@ -282,19 +206,6 @@ def test_indices_are_not_copied_of_what_is_no_table(num_workers: int) -> None:
     options: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": "fork"}
     loader = DataLoader(dataset, 4, **(options if num_workers else {}))
     assert next(iter(loader)).tolist() == [0, 1, 2, 3]
-
-
-def test_indices_of_a_table_are_looked_up_by_the_batch() -> None:
-    chosen = [*range(4)] * 10**6
-    dataset = Subset(TensorDataset(torch.arange(4)), chosen)
-    tracemalloc.start()
-    try:
-        found = table_of(dataset)
-        assert found is not None
-        assert found.batch([5, 10**6 + 2])[0].tolist() == [1, 2]
-        assert tracemalloc.get_traced_memory()[1] < 100_000
-    finally:
-        tracemalloc.stop()
 
 
 def nested_tensor(layout: torch.layout) -> torch.Tensor:
@@ -411,34 +322,6 @@ def test_what_is_no_table_any_more() -> None:
     assert next(iterator)[0].tolist() == [2, 3]
     dataset.dataset = [f"row {row}" for row in range(8)]
     assert next(iterator) == ["row 4", "row 5"]
-
-
-def test_a_subset_of_itself_is_no_table() -> None:
-    dataset = Subset([1, 2], [0, 1])
-    dataset.dataset = dataset
-    assert table_of(dataset) is None
-
-
-def test_a_changed_tensor_is_seen() -> None:
-    dataset = TensorDataset(torch.arange(4))
-    loader = DataLoader(dataset, batch_size=4)
-    assert [batch.tolist() for [batch] in loader] == [[0, 1, 2, 3]]
-    dataset.tensors = (torch.arange(4) + 10,)
-    assert [batch.tolist() for [batch] in loader] == [[10, 11, 12, 13]]
-
-
-def test_a_batch_is_the_consumers_own() -> None:
-    dataset = TensorDataset(torch.zeros(6, 2))
-    for [batch] in DataLoader(dataset, batch_size=3):
-        batch += 1
-    assert dataset.tensors[0].sum() == 0
-
-
-def test_global_generators_are_left_alone() -> None:
-    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
-    list(DataLoader(table(), batch_size=4, shuffle=True))
-    after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
-    assert before == after
 
 
 def test_no_worker_is_started_for_what_takes_no_time() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import importlib.util
 import json
@@ -12,7 +11,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,14 +21,12 @@ from hydra import compose, initialize_config_dir
 from torch.utils.data import Dataset
 
 from lit_loader import OptionError
-from lit_loader.bench import limits, machine, runner, settings
-from lit_loader.bench.advice import Point, advise, choose
-from lit_loader.bench.datasets import Pool, Sleeping, tensors
+from lit_loader.bench import machine, runner, settings
+from lit_loader.bench.advice import Point, advise
+from lit_loader.bench.datasets import Pool, tensors
 from lit_loader.bench.loaders import LOADERS, Setup
-from lit_loader.bench.report import FORMAT, compare
-from lit_loader.bench.rounds import LIMIT, Measurement, Session, seconds_per_batch
+from lit_loader.bench.report import FORMAT
 from lit_loader.hydra.conf_folder import conf_folder
-from lit_loader.statistics.records import LoaderStatistics, StageTimes
 from lit_loader.system.processors import usable_processors
 
 for needed in ("rich", "matplotlib"):  # of which the modules above import nothing yet
@@ -197,29 +193,6 @@ def test_check_of_ratios(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture
     assert "95 % are tolerated" in printed
 
 
-def test_check_compares_ratios_only() -> None:
-    def measured(factor: float) -> Measurement:
-        row = Measurement("transport", "a", "µs/batch")
-        row.rounds.append({"lit_loader": 2.0 * factor, "torch": 20.0 * factor, LIMIT: factor})
-        return row
-
-    earlier = {
-        "measurements": [
-            {
-                "case": "transport",
-                "name": "a",
-                "loaders": {"lit_loader": {"vs_torch": {"median": 10.0}, "of_limit": None}},
-            }
-        ]
-    }
-    lines, worse = compare(earlier, [measured(50.0)], 0.25)
-    assert (lines, worse) == (["check: 1 of 1 ratios are as good as before"], False)
-    nothing = [Measurement("transport", "b", "µs/batch")]
-    lines, worse = compare(earlier, nothing, 0.25)
-    assert worse
-    assert lines == ["check: nothing of this run is in the earlier report: run the same cases"]
-
-
 # --- refusals ---
 
 
@@ -306,26 +279,6 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "busy.png").exists()
 
 
-def session() -> Session:
-    given = settings.Settings((), (), None, 9, 2, 2, False, settings.GridSettings())
-    return Session(given, {})
-
-
-def test_an_interrupt_leaves_whole_rounds() -> None:
-    row = Measurement("transport", "a", "s")
-    turns = iter(range(5))
-
-    def second() -> dict[str, float]:
-        if next(turns) == 3:
-            raise KeyboardInterrupt
-        return {"": 2.0}
-
-    subjects = {"torch": lambda: {"": 1.0}, "spdl": second}
-    with pytest.raises(KeyboardInterrupt):
-        session().compare(row, {n: contextlib.nullcontext(s) for n, s in subjects.items()})
-    assert row.rounds == [{"torch": 1.0, "spdl": 2.0}] * 2
-
-
 # --- the user's own dataset ---
 
 
@@ -365,155 +318,12 @@ def test_grid(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert (tmp_path / "grid.png").read_bytes().startswith(b"\x89PNG")
 
 
-def point(workers: int, seconds: float, prefetch: int = 2, **more: Any) -> Point:
-    """A setting in which making a batch takes a worker 8 ms, 7 of them in __getitem__."""
-    stages = {"fetch": 7e-3, "collate": 1e-3}
-    stages.update({name: more.pop(name) for name in ("fetch", "decode") if name in more})
-    statistics = LoaderStatistics(
-        batches=1, **{name: StageTimes(mean=mean) for name, mean in stages.items()}
-    )
-    rounds = [{"lit_loader": (0.0, seconds)}]
-    prefetch = prefetch if workers else 0
-    return Point(
-        workers, prefetch, rounds, statistics=statistics, **{"cpu": float(workers), **more}
-    )
-
-
 def bound(chosen: Point, *others: Point, cores: float = 2, copy: float = 1e-5) -> str:
     lines = advise([chosen, *others], step_ms=None, samples=1, nbytes=10, copy=copy, cores=cores)
     return lines[1]
 
 
-def test_the_fewest_workers_that_are_as_fast() -> None:
-    grid = [point(0, 9e-3), point(1, 8e-3), point(2, 4.1e-3, 4), point(2, 4.1e-3), point(4, 4e-3)]
-    chosen = choose(grid)
-    assert chosen is not None
-    assert str(chosen) == "num_workers=2 prefetch_factor=2"
-    use = advise(grid, step_ms=None, samples=1, nbytes=1, copy=1e-5, cores=8)[0]
-    assert (
-        "3 % slower than num_workers=4 prefetch_factor=2, which takes more processes or mem" in use
-    )
-    near = [point(0, 1e-3), point(1, 1.03e-3)]
-    use = advise(near, step_ms=None, samples=1, nbytes=1, copy=1e-5, cores=2)[0]
-    assert (
-        use.startswith("use num_workers=1") and "3 % slower than num_workers=0, which adds" in use
-    )
-    assert choose([point(0, 1e-3), point(1, 2e-3)]) == point(0, 1e-3)
-    assert choose([]) is None
-
-
-def test_the_fewest_workers_that_keep_up_with_a_step() -> None:
-    grid = [point(0, 9e-3), point(1, 8e-3), point(2, 4e-3)]
-    for step, workers in ((10, 1), (5, 2), (1, 2), (1000, 0)):
-        chosen = choose(grid, step_ms=step)
-        assert chosen is not None
-        assert chosen.num_workers == workers
-    line = advise(grid, step_ms=1, samples=1, nbytes=1, copy=1e-5, cores=2)[0]
-    assert line.endswith("no setting keeps up with steps of 1 ms")
-
-
-def test_what_bounds_a_setting() -> None:
-    said = bound(point(2, 4e-3))
-    assert said.startswith(
-        "bound by processors: workers were 100 % busy, 88 % of it in __getitem__"
-    )
-    assert said.endswith("more workers do not help: make __getitem__ cheaper")
-    assert "there are 8 processors: try grid.num_workers=[8]" in bound(point(2, 4e-3), cores=8)
-    # That more of them are no faster was measured.
-    tried = bound(point(2, 4e-3), point(8, 5e-3), cores=8)
-    assert tried.endswith("more workers do not help: make __getitem__ cheaper")
-    waiting = bound(point(4, 2e-3, cpu=0.2))
-    assert waiting.startswith("bound by waiting, 88 % of it in __getitem__")
-    assert waiting.endswith("try grid.num_workers=[8]")
-    assert "other programs, which kept 1.8 of 2 processors" in bound(
-        point(4, 2e-3, cpu=0.2, others=1.8)
-    )
-    assert bound(point(2, 4e-3), copy=3e-3).startswith("bound by memory: copying a batch once")
-    assert "rebuilding batches" in bound(point(2, 4e-3, fetch=1e-4, decode=3e-3))
-    assert "handing batches over" in bound(point(2, 4e-3, fetch=1e-4))
-    assert "this process itself" in bound(point(0, 1e-4))
-
-
 # --- how it measures ---
-
-
-def test_subjects_take_turns_and_the_first_round_does_not_count() -> None:
-    row = Measurement("transport", "a", "s")
-    order: list[str] = []
-
-    def measured(name: str) -> Callable[[], dict[str, float]]:
-        return lambda: order.append(name) or {"": float(len(order))}  # type: ignore[func-returns-value]
-
-    subjects = {name: contextlib.nullcontext(measured(name)) for name in ("a", "b", LIMIT)}
-    session().compare(row, subjects, rounds=2)
-    assert order == ["a", "b", LIMIT, "b", "a", LIMIT, "a", "b", LIMIT]
-    assert row.rounds == [{"a": 5, "b": 4, LIMIT: 6}, {"a": 7, "b": 8, LIMIT: 9}]
-
-
-def test_who_fails_is_left_out() -> None:
-    row = Measurement("transport", "a", "s")
-
-    def failing() -> dict[str, float]:
-        raise OSError("first line\n\n  too many open files ")
-
-    subjects = {"torch": lambda: {"": 4.0}, "spdl": failing}
-    session().compare(row, {n: contextlib.nullcontext(s) for n, s in subjects.items()}, rounds=2)
-    assert row.cannot == {"spdl": "OSError: too many open files"}
-    assert row.values("torch") == [4.0, 4.0]
-    assert row.loaders == ["torch", "spdl"]
-
-
-def test_ratios_are_those_of_rounds() -> None:
-    row = Measurement("transport", "a", "s")
-    row.rounds.append({"lit_loader": 1.0, "torch": 3.0, LIMIT: 0.5})
-    row.rounds.append({"lit_loader": 10.0, "torch": 40.0, LIMIT: 2.0})
-    assert row.vs_torch("lit_loader") == (3.5, 3.0, 4.0)
-    assert row.vs_torch("torch") is None
-    assert row.of_limit("lit_loader") == pytest.approx((0.35, 0.2, 0.5))
-    assert row.loaders == ["lit_loader", "torch"]
-
-
-class Clock:
-    """A loader whose batches cost what they say."""
-
-    def __init__(self, costs: list[float]) -> None:
-        self.costs = costs
-        self.given = 0
-
-    def epoch(self) -> Iterator[None]:
-        for cost in self.costs:
-            time.sleep(cost)
-            self.given += 1
-            yield
-
-
-def test_only_the_midst_of_an_epoch_is_clocked() -> None:
-    subject = Clock([0.3, 0.0, 0.0, 0.3])
-    assert seconds_per_batch(subject, skip=1, batches=2) < 0.1  # type: ignore[arg-type]
-    assert subject.given == 4
-
-
-def test_the_limit_is_making_a_batch_where_that_takes_longer() -> None:
-    limit = limits.Limit(Sleeping(40, 0.002), Setup(4, num_workers=1), 2)
-    assert limit()[""] >= 4 * 0.002 * 1e6
-
-
-def test_the_limit_collates_as_torch_does() -> None:
-    features = {"a": torch.ones(3), "b": torch.zeros(2)}
-    for dataset in (
-        Pool(8, tensors(3, 2), labelled=True),
-        Pool(8, [features]),
-        Pool(8, tensors(2)),
-    ):
-        samples = [dataset[i] for i in range(4)]
-        expected = torch.utils.data.default_collate(samples)
-        first = limits.collate_into(None, samples)
-        again = limits.collate_into(first, samples)
-        for found in (first, again):
-            torch.testing.assert_close(found, expected)
-    assert limits.nbytes(expected) == 4 * 2 * 4
-    before = limits.collate_into(None, samples)
-    assert limits.collate_into(before, samples).data_ptr() == before.data_ptr()
 
 
 @pytest.mark.parametrize(
@@ -539,15 +349,6 @@ def test_usable_processors(tmp_path: Path, files: dict[str, str], cores: float |
         (tmp_path / name).write_text(text)
     every = len(os.sched_getaffinity(0))
     assert usable_processors(tmp_path) == (every if cores is None else cores)
-
-
-def test_the_tree_is_seen() -> None:
-    before = machine.cpu_seconds()
-    end = time.thread_time() + 0.05
-    while time.thread_time() < end:
-        pass
-    assert machine.cpu_seconds() - before >= 0.03
-    assert machine.machine_seconds() > 0
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,11 +11,9 @@ import pytest
 
 from lit_loader import CachedDataset, DataLoader
 from lit_loader.data import cache_store as shared_store
-from tests.cache.data import Decoded, equal
+from tests.cache.data import Decoded
 from tests.cache.test_folder import all_equal
-from tests.cache.test_kills import in_child, killer, status_of
 from tests.node.data import Child, started
-from tests.support.killing import Killer
 
 KEY = f"a test's {os.getpid()}"
 
@@ -83,40 +80,6 @@ def test_workers(method: str, tmp_path: Path) -> None:
     assert child.line() == "True"
     child.end()
     assert dataset.made() == list(range(26))
-
-
-def test_many_fill_it_at_once() -> None:
-    """Each by itself, all of them every sample, in another order; no two take the same space."""
-    cached = cache(Decoded(200))
-
-    def fill(step: int) -> None:
-        mine = cache(Decoded(200))
-        for number in range(200):
-            index = number * step % 200
-            assert equal(mine[index], Decoded(200)[index])
-
-    children = [in_child(lambda step=step: fill(step)) for step in (1, 7, 11, 199)]
-    assert [status_of(pid) for pid in children] == [0] * 4
-    spans = sorted((word >> 28, (word >> 28) + (word & 0xFFFFFFF)) for word in cached._store._index)
-    assert len(spans) == 200
-    assert all(one[1] <= other[0] for one, other in itertools.pairwise(spans))
-    assert spans[-1][1] * 64 <= cached._store._begin + cached._store.used
-    assert all(equal(cached[index], Decoded(200)[index]) for index in range(200))
-
-
-def test_killed_at_any_instruction() -> None:
-    """While it joins, and while it keeps a sample."""
-
-    def join_and_read(index: int, killer: Killer) -> None:
-        killer.during(lambda: cache()[index])
-
-    counting = killer(0)
-    join_and_read(0, counting)
-    cached = cache()
-    for cell, at in enumerate(range(1, counting.count, counting.count // 20)):
-        status_of(in_child(lambda cell=cell, at=at: join_and_read(cell, killer(at))))
-        assert equal(cache()[cell], Decoded()[cell])
-    assert all_equal(cached)
 
 
 def test_it_is_bounded(caplog: pytest.LogCaptureFixture) -> None:

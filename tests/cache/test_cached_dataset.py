@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-import gc
 import os
-import pickle
 import random
 import threading
 from pathlib import Path
@@ -129,20 +126,6 @@ def test_filled_before_the_fork() -> None:
     assert cached.figures()[:2] == (15, 26)
 
 
-def test_copies(tmp_path: Path) -> None:
-    dataset = Decoded(notes=tmp_path)
-    cached = CachedDataset(dataset, "1 MB")
-    cached[1]
-    assert equal(copy.copy(cached)[1], cached[1])
-    assert dataset.made() == [1]
-    for make in (copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))):
-        other = make(cached)
-        assert other.figures()[:2] == (0, 0)
-        assert equal(other[1], cached[1])
-        assert other.memory == cached.memory
-    assert dataset.made() == [1, 1, 1]
-
-
 def test_a_full_cache(tmp_path: Path) -> None:
     dataset = Decoded(notes=tmp_path)
     cached = CachedDataset(dataset, 10 * SIZE + 70)
@@ -168,15 +151,6 @@ def test_a_full_cache_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
         f"CachedDataset: memory={7 * SIZE + 70} bytes are full: 7 of 26 samples are kept "
         "(0.0 MB), the others are made anew each time"
     ]
-
-
-def test_a_large_sample_leaves_room_to_others() -> None:
-    sizes = [10, 10, 10_000, 10, 10]
-    cached = CachedDataset(Call(lambda index: torch.zeros(sizes[index]), 5), 4000)
-    for _ in range(2):
-        for index in range(5):
-            cached[index]
-    assert cached.figures()[:2] == (4, 6)
 
 
 def test_little_memory_left(
@@ -341,14 +315,6 @@ class _Endless(Dataset[int]):
         return index
 
 
-@pytest.mark.parametrize(
-    ("given", "nbytes"),
-    [("2 GB", 2 * 10**9), ("512MiB", 512 << 20), ("1.5 kB", 1500), ("70", 70), (np.int64(5), 5)],
-)
-def test_amounts(given: Any, nbytes: int) -> None:
-    assert CachedDataset(Rows(), given).memory == nbytes
-
-
 def test_made_by_hydra() -> None:
     cached = instantiate(
         {
@@ -375,20 +341,6 @@ def test_threads() -> None:
         thread.join()
     assert not wrong
     assert all(equal(cached[i], Decoded(200)[i]) for i in range(200))
-
-
-def test_nothing_is_left() -> None:
-    def descriptors() -> int:
-        gc.collect()
-        return len(os.listdir("/proc/self/fd"))
-
-    before = descriptors()
-    caches = [CachedDataset(Decoded(), "1 MB") for _ in range(3)]
-    assert all(each[0]["label"] == 0 for each in caches)
-    caches.append(copy.copy(caches[0]))
-    assert descriptors() > before
-    del caches
-    assert descriptors() == before
 
 
 def test_a_directory_that_cannot_be(tmp_path: Path) -> None:

@@ -11,8 +11,6 @@ import torch
 
 from lit_loader.data import cache_entry as entry
 from lit_loader.data.cache_entry import MISSING, UNIT, pack, seal, unpack, whole
-from lit_loader.errors import TransportError
-from lit_loader.transport import codec
 from tests.cache.data import equal
 
 Pair = namedtuple("Pair", "left right")
@@ -73,12 +71,6 @@ def test_what_is_read_is_the_readers_own(name: str) -> None:
     assert equal(read(0, written), SAMPLES[name])
 
 
-def test_common_samples_need_no_pickle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codec, "pickle_apart", None)
-    for name in ("tensor", "scalars", "image and label", "dict", "list", "nothing"):
-        pack(0, SAMPLES[name])
-
-
 @pytest.mark.parametrize(
     "sample",
     [
@@ -94,13 +86,6 @@ def test_parts_that_share_memory_share_it_again(sample: Any) -> None:
     one, other = again.values() if isinstance(again, dict) else again
     other[...] = 50
     assert 50 in one
-
-
-def test_what_cannot_be_kept() -> None:
-    with pytest.raises(TransportError, match="cannot be pickled"):
-        pack(0, {"x": lambda: 0})
-    with pytest.raises(TransportError, match="history in autograd"):
-        pack(0, torch.ones(2, requires_grad=True) * 2)
 
 
 def test_any_change_is_found() -> None:

@@ -19,7 +19,6 @@ from lit_loader import (
     StateError,
     TokenBudgetBatchSampler,
 )
-from lit_loader.checkpoint.fingerprint import fingerprint_of, summarise
 from lit_loader.sampling.batch_plan import BatchPlan
 from tests.support.exact import Indices, digests, taken, through_file
 
@@ -191,12 +190,6 @@ def test_states_stay_small() -> None:
     assert len(pickle.dumps(loader.state_dict())) < 600
 
 
-def test_what_tells_nothing_adds_nothing() -> None:
-    assert fingerprint_of("sampler", range(3)) == fingerprint_of("sampler", None) == {}
-    names = DataLoader(Indices(LENGTH), 4, shuffle=True).state_dict()["fingerprint"].keys()
-    assert not [name for name in names if "." in name]
-
-
 @pytest.mark.parametrize(
     "given", ["abc", [1], {1: 2}, {"seed": np.int64(1)}, {"share": np.float64(1)}, {"seeds": [1]}]
 )
@@ -209,16 +202,3 @@ def test_what_cannot_be_part_of_a_state_is_refused(given: Any) -> None:
         "Descending.state_fingerprint() must give a dict from names to int, float, str, bool or "
         f"None, got {given!r}"
     )
-
-
-def test_values_in_brief() -> None:
-    assert summarise([]) == ""
-    assert summarise([1, 2.5]) == "1, 2.5"
-    assert summarise(np.array([3, 4])) == "3, 4"
-    long = summarise(range(100))
-    assert long.startswith("100 values, digest ")
-    assert len(long) < 60
-    others = [range(101), range(1, 101), np.arange(100), np.arange(1, 101)]
-    assert len({long, *map(summarise, others)}) == 5
-    # Not so many, but long.
-    assert summarise([10**40, 10**41]).startswith("2 values, digest ")

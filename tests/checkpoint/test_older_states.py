@@ -25,6 +25,7 @@ from lit_loader import (
     MixtureDataset,
     MixtureSampler,
     MixtureStream,
+    StateError,
     TokenBudgetBatchSampler,
 )
 from tests.support.lightning_runs import quiet_trainer
@@ -151,3 +152,38 @@ def test_a_trainer(tmp_path: Path) -> None:
 
     rest = trained(STATES / "trainer.ckpt")
     assert rest == trained(None)[8:]
+
+
+def test_versions() -> None:
+    def taken() -> dict[str, Any]:
+        loader = DataLoader(Noisy(), 4, seed=3)
+        next(iter(loader))
+        return loader.state_dict()
+
+    state = taken()
+    DataLoader(Noisy(), 4, seed=3).load_state_dict(state | {"version": 1})
+    for change, words in (
+        ({"version": state["version"] + 1}, "but only version 2 is known here: resume with the "),
+        ({"version": None}, "but only version 2 is known here: resume with the release"),
+        ({"version": 1, "sampler": {"iterator": 3}}, "have another form since: resume with the"),
+        ({"version": 1, "workers": [[1, None, False]]}, "have another form since: resume with"),
+    ):
+        with pytest.raises(StateError, match=words):
+            DataLoader(Noisy(), 4, seed=3).load_state_dict(state | change)
+
+
+@pytest.mark.parametrize(
+    ("changes", "advice"),
+    [
+        ({"seed": 0}, "pass the state's seed as the loader's seed option"),
+        ({"seeding": "sample"}, "resume with the same seeding"),
+        ({"shuffle": True}, "resume with the same sampler or shuffle option"),
+        ({"dataset": range(7)}, "resume with the dataset that the state was taken from"),
+    ],
+)
+def test_a_loader_of_other_options_is_refused(changes: dict[str, Any], advice: str) -> None:
+    options: dict[str, Any] = {"dataset": Noisy(), "batch_size": 4, "seed": 3}
+    loader = DataLoader(**options)
+    next(iter(loader))
+    with pytest.raises(StateError, match=f"state was taken with .*{advice}"):
+        DataLoader(**options | changes).load_state_dict(loader.state_dict())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from lit_loader import DataLoader, MixtureStream
+from lit_loader import DataLoader
 from tests.support.exact import Augmented, digests, taken
 from tests.support.stateful_data import SAMPLERS, STREAMS, sampling
 
@@ -34,10 +34,6 @@ def saved(state: dict[str, Any]) -> dict[str, Any]:
 def stream(kind: str, shuffle: str, keeps: bool, workers: int, **options: Any) -> DataLoader[Any]:
     dataset = STREAMS[kind](LENGTH, shuffle, keeps)
     return DataLoader(dataset, **{"batch_size": 3, "num_workers": workers, "seed": 7} | options)
-
-
-def numbers(batches: Any) -> list[int]:
-    return [int(row[0]) % 1000 for batch in batches for row in batch.reshape(-1, batch.shape[-1])]
 
 
 def check_stream(*args: Any, stops: slice = slice(None), **options: Any) -> None:
@@ -156,19 +152,6 @@ def test_torchdata_resumes_the_same_streams(kind: str) -> None:
         assert torch.equal(torch.cat(got), torch.cat(expected[stop:])), stop
 
 
-def test_a_state_for_somebody_who_has_none_is_refused() -> None:
-    loader = stream("iterator", "no", False, 0)
-    taken(loader, 2)
-    other = stream("dataset", "no", False, 0)
-    other.load_state_dict(loader.state_dict())
-    with pytest.raises(
-        ValueError,
-        match=r"the state is of a dataset with state_dict and load_state_dict \(of the iterator\), "
-        r"which WithState has not: resume with the dataset that the state was taken from",
-    ):
-        next(iter(other))
-
-
 def sampled(use: str, args: tuple[Any, ...], workers: int) -> tuple[Any, DataLoader[Any]]:
     kind, *drawn = args
     sampler, options = sampling(use, kind, LENGTH, *drawn)
@@ -253,44 +236,6 @@ def test_map_style_datasets_are_not_asked_and_it_is_said(workers: int) -> None:
         assert digests(resumed) == expected[2:]
 
 
-def test_collate_functions_are_not_asked() -> None:
-    """Nor does torchdata ask them."""
-    torchdata = pytest.importorskip("torchdata.stateful_dataloader")
-
-    class Collate:
-        def __call__(self, samples: Any) -> Any:
-            return torch.stack(samples)
-
-        def state_dict(self) -> Any:
-            raise AssertionError("not asked")
-
-        load_state_dict = state_dict
-
-    for cls in (DataLoader, torchdata.StatefulDataLoader):
-        loader = cls(STREAMS["iterator"](LENGTH), batch_size=3, collate_fn=Collate())
-        _ = taken(loader, 2)
-        loader.load_state_dict(loader.state_dict())
-        next(iter(loader))
-
-
-@pytest.mark.parametrize("kind", sorted(set(STREAMS) - {"neither"}))
-def test_sources_of_a_mixture_resumed(kind: str) -> None:
-    def make() -> DataLoader[Any]:
-        sources = [STREAMS[kind](LENGTH), STREAMS["iterator"](LENGTH)]
-        return DataLoader(MixtureStream(sources, exhausted="drop", seed=3), 3, seed=7)
-
-    loader = make()
-    expected, states = [], []
-    for batch in loader:
-        expected += numbers([batch])
-        states.append((len(expected), saved(loader.state_dict())))
-    assert sorted(expected) == sorted(2 * list(range(LENGTH)))
-    for given, state in states:
-        resumed = make()
-        resumed.load_state_dict(state)
-        assert numbers(resumed) == expected[given:]
-
-
 @pytest.mark.parametrize("batch_size", [1, 2, 8, 16])
 @pytest.mark.parametrize("shuffle", ["no", "torch"])
 @pytest.mark.parametrize("kind", SAMPLERS)
@@ -319,16 +264,3 @@ def test_samplers_resumed_with_another_batch_size(
         for each in (resumed, again):
             got = [number for batch in each for number in batch.tolist()]
             assert got == epoch[given:], taken_before
-
-
-@pytest.mark.parametrize("at", [-1, True, "4", None, 10**9])
-def test_a_damaged_sampler_state_is_refused(at: Any) -> None:
-    _, loader = sampled("sampler", ("sampler", "torch"), 0)
-    taken(loader, 3)
-    state = loader.state_dict()
-    assert state["sampler"]["at"] == 0
-    state["sampler"]["at"] = at
-    _, resumed = sampled("sampler", ("sampler", "torch"), 0)
-    resumed.load_state_dict(state)
-    with pytest.raises(ValueError, match=r"sampler\['at'\] must be a place before the position"):
-        next(iter(resumed))

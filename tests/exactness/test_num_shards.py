@@ -15,7 +15,7 @@ import random
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -408,23 +408,6 @@ def test_each_reader_has_an_epoch_of_its_own() -> None:
     assert int(second.other) == int(stream[0].other) == 6
 
 
-def test_copies_share_what_is_read_only(tmp_path: Path) -> None:
-    from lit_loader.streams.copies import DatasetCopies
-
-    np.save(tmp_path / "table.npy", np.arange(8))
-    frozen = np.arange(3)
-    frozen.flags.writeable = False
-    shared = lit_loader.SharedSequence([1, 2])
-    mapped = np.load(tmp_path / "table.npy", mmap_mode="r")
-    view = np.arange(4)[1:]
-    view.flags.writeable = False  # but what it is a view of is not
-    function: Callable[[], None] = lambda: None  # noqa: E731
-    one = DatasetCopies([frozen, shared, mapped, mapped[2:], function, view, {}]).make()
-    assert one[0] is frozen and one[1] is shared and one[2] is mapped and one[4] is function
-    assert one[3].base is mapped or np.shares_memory(one[3], mapped)
-    assert not np.shares_memory(one[5], view)
-
-
 @pytest.mark.usefixtures("by_fork")  # cloudpickle would carry the file to another process
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_dataset_that_cannot_be_copied(workers: int) -> None:
@@ -598,16 +581,3 @@ def test_states_that_do_not_fit_are_refused() -> None:
             pytest.fail(f"{name}={value} was loaded")
     with pytest.raises(StateError):
         DataLoader([1, 2], seed=7).load_state_dict(merged)  # type: ignore[arg-type]
-
-
-def test_the_position_is_put_down_in_batches_of_the_first_rank() -> None:
-    states = states_at([3, 3])
-    merged = lit_loader.merge_states(states)
-    assert merged["batches"] == states[0]["batches"] == 3
-    one = loader(Counting(40))
-    one.load_state_dict(merged)
-    assert one.state_dict()["batches"] == 6
-    for rank in range(4):
-        of_four = loader(Counting(40), 0, 4, rank)
-        of_four.load_state_dict(merged)
-        assert of_four.state_dict()["batches"] == (2, 2, 1, 1)[rank]

@@ -28,7 +28,6 @@ from tests.support.exact import (
     Indices,
     Pairs,
     SamplerWithStatefulIterator,
-    SharedWithState,
     StatefulSampler,
     digests,
     taken,
@@ -177,19 +176,6 @@ def test_loading_in_mid_iteration_takes_effect_at_the_next_iter(workers: int) ->
         assert digests(loader) == expected[2:]
 
 
-def test_loading_twice_is_harmless() -> None:
-    loader = make("shuffle")
-    expected = digests(loader)
-    loader.set_epoch(0)
-    taken(loader, 2)
-    state = loader.state_dict()
-    loader.load_state_dict(state)
-    iterator = iter(loader)  # as Lightning does, and then sets the epoch
-    loader.load_state_dict(state)
-    loader.set_epoch(0)
-    assert digests(iterator) == expected[2:]
-
-
 def test_commit_holds_the_position_back() -> None:
     loader = make("shuffle")
     expected = digests(make("shuffle"))
@@ -238,15 +224,6 @@ def test_the_same_epoch_keeps_a_position_and_another_gives_it_up() -> None:
         resumed.load_state_dict(state)
         resumed.sampler.set_epoch(epoch)
         assert digests(resumed) == expected
-
-
-def test_a_state_taken_after_an_epoch_was_chosen_is_of_that_epoch() -> None:
-    loader = make("shuffle")
-    taken(loader, 2)
-    loader.load_state_dict(loader.state_dict())
-    loader.set_epoch(5)
-    state = loader.state_dict()
-    assert (state["epoch"], state["batches"]) == (5, 0)
 
 
 @pytest.mark.parametrize("stop", [2, 7])
@@ -377,21 +354,6 @@ def test_a_whole_epoch_is_one_whether_or_not_its_end_was_asked_for() -> None:
     assert expected == after(TorchLoader, 0, True)
     for workers in (0, 2):
         assert after(DataLoader, workers, False) == after(DataLoader, workers, True) == expected
-
-
-def test_commit_with_a_batch_taken_ahead() -> None:
-    def stream() -> DataLoader[Any]:
-        return DataLoader(SharedWithState(14), 4, seed=3)
-
-    expected = digests(stream())
-    loader = stream()
-    iterator = iter(loader)
-    for used in range(4):
-        next(iterator)
-        loader.commit(ahead=True)
-        resumed = stream()
-        resumed.load_state_dict(loader.state_dict())
-        assert digests(resumed) == expected[used:]
 
 
 def test_a_short_loader_cycled_within_an_epoch() -> None:

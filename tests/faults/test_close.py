@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import multiprocessing
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,15 +15,9 @@ import pytest
 
 from lit_loader import DataLoader
 from lit_loader.errors import LoaderError
-from lit_loader.system import stack_dumps
-from lit_loader.system.child_processes import reap
-from lit_loader.transport import arena, status_board
-from lit_loader.workers import pipes, worker_set
 from lit_loader.workers.pipes import Pipes
-from lit_loader.workers.starters import STOP_GRACE
 from tests.faults.test_signals import finish, launch
-from tests.parity.tools import wait_gone
-from tests.support.samples import METHODS, Call, hang, worker_pids
+from tests.support.samples import METHODS, Call, hang
 
 
 def usage() -> tuple[int, list[str], int]:
@@ -128,19 +120,6 @@ def test_children_that_others_reap(tmp_path: Path, method: str, how: str) -> Non
     assert told == ("False True\nTrue True\nTrue 0 set()\n", "", 0)
 
 
-def test_letting_go_of_a_child_that_was_reaped() -> None:
-    before = usage()
-    process = multiprocessing.get_context("fork").Process(target=int)
-    process.start()
-    os.waitpid(process.pid or 0, 0)
-    assert process.is_alive()  # as far as multiprocessing knows
-    reap(process)
-    process.close()
-    assert multiprocessing.active_children() == []
-    del process
-    nothing_is_left(before)
-
-
 def test_closing_and_starting_at_the_same_time() -> None:
     """Whoever starts a process reaps all that have ended: another thread's, too."""
     with DataLoader(range(4), num_workers=1) as loader:
@@ -164,53 +143,6 @@ def test_closing_and_starting_at_the_same_time() -> None:
     nothing_is_left(before)
 
 
-# Steps that fail -------------------------------------------------------------------------------
-
-
-class Broken(Exception):
-    pass
-
-
-@pytest.mark.parametrize(
-    ("owner", "name"),
-    [
-        (worker_set, "end_processes"),
-        (pipes, "drain"),
-        (worker_set.WorkerSet, "_close_starters"),
-        (stack_dumps.StackFile, "close"),
-        (status_board.StatusBoard, "release"),
-        (arena.Arena, "_trim"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-@pytest.mark.parametrize("kind", [Broken, KeyboardInterrupt])
-def test_a_step_that_fails(
-    owner: Any, name: str, kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Those after it are taken all the same; and the error is told."""
-    with DataLoader(range(4), num_workers=2) as loader:
-        list(loader)
-    before = usage()
-    loader = DataLoader(range(8), num_workers=2, persistent_workers=True)
-    batch = next(iter(loader))
-    original = getattr(owner, name)
-
-    def fails(*arguments: Any) -> None:
-        if name != "end_processes":
-            original(*arguments)
-        raise kind
-
-    monkeypatch.setattr(owner, name, fails)
-    with pytest.raises(kind):
-        loader.close()
-    monkeypatch.undo()
-    assert batch.tolist() == [0]
-    del batch
-    assert [int(batch) for batch in loader] == list(range(8))
-    loader.close()
-    nothing_is_left(before)
-
-
 # Ctrl-C ----------------------------------------------------------------------------------------
 
 
@@ -231,30 +163,6 @@ def handler() -> Iterator[list[int]]:
         yield came
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def test_ctrl_c_while_a_worker_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No more patience with it; and the exception comes out when all is closed."""
-    before = usage()
-    loader = DataLoader(Call(lambda index: hang() if index else index), num_workers=1)
-    iterator = iter(loader)
-    next(iterator)
-    pids = worker_pids(iterator)
-    end_processes = worker_set.end_processes
-
-    def interrupted(*arguments: Any) -> None:
-        signal.raise_signal(signal.SIGINT)
-        end_processes(*arguments)
-
-    monkeypatch.setattr(worker_set, "end_processes", interrupted)
-    began = time.monotonic()
-    with handler() as came, pytest.raises(Asked):
-        loader.close()
-    assert time.monotonic() - began < STOP_GRACE
-    assert came == [1]
-    wait_gone(pids)
-    del iterator
-    nothing_is_left(before)
 
 
 def test_a_handler_that_closes_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,14 +249,6 @@ def test_a_daemons_thread_at_the_programs_end(
 
 
 # Limits ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_very_many_batches_under_way(method: str) -> None:
-    loader = DataLoader(
-        range(30), num_workers=2, prefetch_factor=10_000, multiprocessing_context=method
-    )
-    assert [int(batch) for batch in loader] == list(range(30))
 
 
 def test_a_timeout_of_a_century() -> None:

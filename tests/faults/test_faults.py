@@ -10,13 +10,10 @@ import os
 import signal
 import sys
 import time
-import types
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from lit_loader import DataLoader
 from lit_loader.errors import TransportError, WorkerDiedError, WorkerError, WorkerTimeoutError
@@ -111,25 +108,6 @@ def test_a_death_is_told_and_the_epoch_goes_on(how: str, persistent: bool, once:
         assert ints(loader) == list(range(24))  # and the loader is usable again
 
 
-@PERSISTENT
-def test_a_death_in_a_stream(persistent: bool, once: Once) -> None:
-    with DataLoader(
-        Counting(24, dying_at(13, "SIGKILL", once)), num_workers=2, persistent_workers=persistent,
-        max_worker_restarts=0,
-    ) as loader:  # fmt: skip
-        iterator, found, deaths = iter(loader), [], 0
-        while True:
-            try:
-                found.append(int(next(iterator)))
-            except StopIteration:
-                break
-            except WorkerDiedError as death:
-                deaths += 1
-                assert "fetching sample 0 of batch 13, an iterable dataset's next" in str(death)
-        assert (deaths, found) == (1, list(range(24)))
-        assert ints(loader) == list(range(24))
-
-
 def test_out_of_order_nothing_is_lost_or_doubled(once: Once) -> None:
     loader = DataLoader(
         Call(dying_at(11, "SIGKILL", once), 40),
@@ -147,47 +125,6 @@ def test_out_of_order_nothing_is_lost_or_doubled(once: Once) -> None:
             deaths += 1
     assert deaths == 1
     assert sorted(found) == list(range(40))
-
-
-def test_every_worker_dies() -> None:
-    def sample(index: int) -> int:
-        os._exit(3)
-
-    iterator = iter(DataLoader(Call(sample, 4), num_workers=2, max_worker_restarts=0))
-    for _ in range(3):
-        with pytest.raises(WorkerDiedError, match="exited by itself with code 3"):
-            next(iterator)
-
-
-def test_killed_while_idle() -> None:
-    """It is missed in the handshake of the next epoch; without one, when its work is."""
-    with DataLoader(
-        range(40), num_workers=2, persistent_workers=True, max_worker_restarts=0,
-        prefetch_next_epoch=False,
-    ) as loader:  # fmt: skip
-        assert ints(loader) == list(range(40))
-        victim = loader._core.pool.pids[1]
-        os.kill(victim, signal.SIGKILL)
-        wait_gone([victim])  # else the other one may do without it, and nothing is missed
-        with pytest.raises(
-            WorkerDiedError, match=rf"worker 1 \(pid {victim}\) was killed by SIGKILL"
-        ):
-            list(loader)
-        assert ints(loader) == list(range(40))
-
-
-@pytest.mark.parametrize("method", METHODS[1:])
-def test_a_death_by_start_method(method: str) -> None:
-    loader = DataLoader(
-        Exiting(), num_workers=1, multiprocessing_context=method, max_worker_restarts=0
-    )
-    with pytest.raises(WorkerDiedError, match="exited by itself with code 5.*fetching index 0"):
-        next(iter(loader))
-
-
-class Exiting(Rows):
-    def __getitem__(self, index: int) -> torch.Tensor:
-        os._exit(5)
 
 
 def test_sys_exit_is_an_error_of_the_sample() -> None:
@@ -313,71 +250,6 @@ def test_a_dataset_that_cannot_be_unpickled(method: str) -> None:
 
 
 # Exceptions of user code -----------------------------------------------------------------------
-
-
-class Needy(Exception):
-    def __init__(self, code: int, *, reason: str) -> None:
-        super().__init__(f"{code} because {reason}")
-        self.code = code
-
-
-def _missing_file(_: int) -> Any:
-    return Path("/nowhere/at/all").read_bytes()
-
-
-def _needy(_: int) -> Any:
-    raise Needy(4, reason="hungry")
-
-
-def _divide(index: int) -> Any:
-    return 1 // (index - 1)
-
-
-def _huge(_: int) -> Any:
-    raise ValueError("wide " + "\N{GRINNING FACE}" * 300_000)
-
-
-def _unpicklable(_: int) -> Any:
-    raise RuntimeError("holds", lambda: 0)
-
-
-def _only_there(_: int) -> Any:
-    module = types.ModuleType("only_in_the_worker")
-    sys.modules[module.__name__] = module
-    exec("class Odd(Exception): pass", module.__dict__)
-    raise module.Odd("strange")
-
-
-@pytest.mark.parametrize(
-    ("bad", "kind", "words"),
-    [
-        (_missing_file, FileNotFoundError, "/nowhere/at/all"),
-        (_needy, Needy, "4 because hungry"),
-        (_divide, ZeroDivisionError, "integer"),
-        (_huge, ValueError, "wide "),
-        (_unpicklable, WorkerError, "RuntimeError: \\('holds', "),
-        (_only_there, WorkerError, "only_in_the_worker.Odd: strange"),
-    ],
-)
-@PERSISTENT
-def test_an_exception_arrives_and_the_epoch_goes_on(
-    bad: Any, kind: type[Exception], words: str, persistent: bool
-) -> None:
-    with DataLoader(
-        Call(lambda index: bad(index) if index == 1 else index, 6),
-        num_workers=2, persistent_workers=persistent,
-    ) as loader:  # fmt: skip
-        for _ in range(2):
-            iterator = iter(loader)
-            assert int(next(iterator)) == 0
-            with pytest.raises(kind, match=words) as caught:
-                next(iterator)
-            assert type(caught.value) is kind
-            whole = f"{caught.value}{caught.value.__cause__}"
-            assert "indices [1]" in whole
-            assert "The worker's traceback" in whole
-            assert ints(iterator) == [2, 3, 4, 5]
-        del caught
 
 
 class FailingSampler:

@@ -11,7 +11,7 @@ import gc
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch.utils.data import IterableDataset
 
 from lit_loader import DataLoader
 from lit_loader.seeding import generator_lock
-from lit_loader.system.interrupts import HeldBack, is_interruption, let_handlers_through
+from lit_loader.system.interrupts import HeldBack
 from lit_loader.transport import loader_page
 from tests.support.samples import Counting
 from tests.support.striking import Strike, Struck, StruckHard
@@ -358,127 +358,3 @@ def test_every_instruction(name: str) -> None:
 @pytest.mark.parametrize("name", SPAWNED)
 def test_other_start_methods(name: str) -> None:
     sweep(SPAWNED[name], 60)
-
-
-# What is held back -----------------------------------------------------------------------------
-
-
-class Raised(Exception):
-    pass
-
-
-@pytest.fixture
-def raising() -> Iterator[list[int]]:
-    """SIGUSR1 raises; gives how often it came."""
-    came: list[int] = []
-
-    def handler(*_: Any) -> None:
-        came.append(1)
-        raise Raised(len(came))
-
-    before = signal.signal(signal.SIGUSR1, handler)
-    yield came
-    signal.signal(signal.SIGUSR1, before)
-
-
-def test_an_exception_comes_at_the_end(raising: list[int]) -> None:
-    done = []
-    with pytest.raises(Raised) as caught, HeldBack():
-        signal.raise_signal(signal.SIGUSR1)
-        assert raising == [1]  # the handler runs at once
-        done.append(1)
-    assert done == [1]
-    assert caught.value.__context__ is None
-
-
-def test_a_second_exception_comes_at_once(raising: list[int]) -> None:
-    with pytest.raises(Raised, match="1") as caught, HeldBack():
-        signal.raise_signal(signal.SIGUSR1)
-        signal.raise_signal(signal.SIGUSR1)
-        raise AssertionError("not reached")
-    assert str(caught.value.__context__) == "2"
-
-
-def test_an_error_of_the_work_is_its_context(raising: list[int]) -> None:
-    with pytest.raises(Raised) as caught, HeldBack():
-        signal.raise_signal(signal.SIGUSR1)
-        raise LookupError
-    assert isinstance(caught.value.__context__, LookupError)
-
-
-def test_work_within_work_is_a_part_of_it(raising: list[int]) -> None:
-    hurried, done = [], []
-    with pytest.raises(Raised), HeldBack():
-        with HeldBack(hurry=lambda: hurried.append(1)):
-            signal.raise_signal(signal.SIGUSR1)
-            assert hurried == [1]
-        with HeldBack(hurry=lambda: hurried.append(2)):
-            assert hurried == [1, 2]  # somebody waits already
-        done.append(1)
-    assert done == [1]
-
-
-def test_handlers_that_the_work_sets_stay() -> None:
-    before = signal.getsignal(signal.SIGUSR1)
-    ours: Callable[..., None] = lambda *_: None  # noqa: E731
-    signal.signal(signal.SIGUSR1, lambda *_: None)
-    with HeldBack():
-        signal.signal(signal.SIGUSR1, ours)
-    assert signal.getsignal(signal.SIGUSR1) is ours
-    signal.signal(signal.SIGUSR1, before)
-
-
-def test_other_threads_hold_nothing_back(raising: list[int]) -> None:
-    inside, leave = threading.Event(), threading.Event()
-
-    def work() -> None:
-        with HeldBack():
-            inside.set()
-            leave.wait()
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    inside.wait()
-    with pytest.raises(Raised):
-        signal.raise_signal(signal.SIGUSR1)
-    leave.set()
-    thread.join()
-
-
-def test_after_a_finalizer_the_handler_is_called(raising: list[int]) -> None:
-    with pytest.raises(Raised):
-        with HeldBack(unnoticed=True):
-            signal.raise_signal(signal.SIGUSR1)
-            assert not raising
-        threading.Event().wait(20)
-    assert raising == [1]
-
-
-def test_who_has_raised(raising: list[int]) -> None:
-    def wrapped() -> None:
-        try:
-            signal.raise_signal(signal.SIGUSR1)
-        except Raised as error:
-            raise TypeError from error
-
-    with pytest.raises(TypeError) as caught:
-        wrapped()
-    assert is_interruption(caught.value)
-    with pytest.raises(Raised):
-        let_handlers_through(caught.value)
-    assert not is_interruption(Raised())
-    assert is_interruption(KeyboardInterrupt())
-    signal.signal(signal.SIGUSR1, functools.partial(signal.getsignal(signal.SIGUSR1)))  # type: ignore[arg-type]
-    with pytest.raises(TypeError) as caught:
-        wrapped()
-    assert is_interruption(caught.value)
-    let_handlers_through(LookupError())
-
-
-def test_an_error_met_while_one_is_handled_is_no_interruption(raising: list[int]) -> None:
-    try:
-        signal.raise_signal(signal.SIGUSR1)
-    except Raised:
-        with pytest.raises(LookupError) as caught:
-            raise LookupError  # noqa: B904
-        assert not is_interruption(caught.value)

@@ -9,7 +9,6 @@ import random
 import select
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,21 +19,17 @@ import pytest
 import lit_loader
 from lit_loader import DataLoader
 from lit_loader.errors import LoaderError
-from lit_loader.workers import worker_pool as pool_module
 from lit_loader.workers import worker_set
 from lit_loader.workers.pipes import Pipes
-from tests.parity.tools import PROMPT, Gate, finish_script, start_script, wait_gone
+from tests.parity.tools import Gate, finish_script, start_script, wait_gone
 from tests.support.samples import (
     METHODS,
     Call,
     Counting,
-    Hanging,
     Rows,
     epoch_and_index,
-    hang,
     ints,
     process_id,
-    uncollated,
     worker_pids,
 )
 
@@ -50,15 +45,6 @@ def usage() -> tuple[int, int, int]:
     """Child processes, descriptors and threads of this process."""
     me = psutil.Process()
     return len(me.children()), me.num_fds(), threading.active_count()
-
-
-def in_thread(function: Callable[[], Any]) -> Any:
-    """What ``function`` returns in another thread."""
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(function()))
-    thread.start()
-    thread.join()
-    return found[0]
 
 
 # Beginnings and epochs -------------------------------------------------------------------------
@@ -77,17 +63,6 @@ def test_nothing_starts_before_the_first_next(persistent: bool, iterable: bool) 
     assert ints(loader) == list(range(8))
     loader.close()
     assert usage() == before
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_persistent_workers_keep_their_processes(method: str) -> None:
-    with DataLoader(
-        Call(process_id, 8), num_workers=1, persistent_workers=True, multiprocessing_context=method
-    ) as loader:
-        epochs = [set(ints(loader)) for _ in range(3)]
-        assert len(set.union(*epochs)) == 1
-        assert epochs[0] == set(loader._core.pool.pids)
-    wait_gone(epochs[0])
 
 
 @KIND
@@ -113,30 +88,7 @@ def test_nothing_of_an_abandoned_epoch_is_delivered(iterable: bool, in_order: bo
         assert sorted(index for _, index in loader) == list(range(40))
 
 
-@KIND
-def test_a_changed_number_of_workers(iterable: bool) -> None:
-    with DataLoader(data_of(iterable, 12), num_workers=1, persistent_workers=True) as loader:
-        for number in (1, 3, 2):
-            loader.num_workers = number
-            assert ints(loader) == list(range(12))
-            assert len(loader._core.pool.pids) == number
-        old = loader._core.pool.pids
-        assert ints(loader) == list(range(12))
-        assert loader._core.pool.pids == old
-
-
 # Several users ---------------------------------------------------------------------------------
-
-
-@PERSISTENT
-@KIND
-def test_iterators_side_by_side(persistent: bool, iterable: bool) -> None:
-    with DataLoader(
-        data_of(iterable, 20, epoch_and_index), collate_fn=tuple, batch_size=None, num_workers=2,
-        persistent_workers=persistent,
-    ) as loader:  # fmt: skip
-        triples = list(zip(loader, loader, loader, strict=True))
-    assert triples == [((0, n), (1, n), (2, n)) for n in range(20)]
 
 
 @KIND
@@ -155,28 +107,6 @@ def test_an_iterator_whose_workers_were_taken_goes_on(iterable: bool, taken: int
         assert ints(second) == list(range(taken + 1, 30))
         assert ints(loader) == list(range(30))
         assert loader._core.pool.pids == pids
-
-
-def test_an_iterator_that_dies_late_leaves_its_successor_alone() -> None:
-    """Collected in another thread, it may let go when the workers have long begun anew."""
-    with DataLoader(range(40), num_workers=2, persistent_workers=True) as loader:
-        first = iter(loader)
-        next(first)
-        _, function, arguments, options = first.line._finalizer.peek()
-        second = iter(loader)
-        next(second)
-        in_thread(lambda: function(*arguments, **options))
-        assert ints(second) == list(range(1, 40))
-
-
-@PERSISTENT
-def test_an_iterator_used_from_another_thread(persistent: bool) -> None:
-    with DataLoader(range(20), num_workers=2, persistent_workers=persistent) as loader:
-        iterator = iter(loader)
-        assert int(next(iterator)) == 0
-        assert [int(in_thread(lambda: next(iterator))) for _ in range(4)] == [1, 2, 3, 4]
-        assert in_thread(lambda: ints(iterator)) == list(range(5, 20))
-        assert in_thread(lambda: ints(loader)) == list(range(20))
 
 
 @KIND
@@ -379,28 +309,6 @@ def test_close(persistent: bool) -> None:
     assert usage() == before
 
 
-def test_close_while_workers_start() -> None:
-    loader = DataLoader(Call(lambda _: hang()), num_workers=2, persistent_workers=True)
-    iterator = iter(loader)
-    iterator._start = loader._core.begin_epoch()
-    iterator._connect(iterator._start)
-    pids = worker_pids(iterator)
-    loader.close()
-    wait_gone(pids)
-
-
-def test_the_with_block_closes() -> None:
-    with DataLoader(range(9), num_workers=2, persistent_workers=True) as loader:
-        assert ints(loader) == list(range(9))
-        pids = loader._core.pool.pids
-    wait_gone(pids)
-    with pytest.raises(LookupError), loader:
-        next(iter(loader))
-        pids = loader._core.pool.pids
-        raise LookupError
-    wait_gone(pids)
-
-
 @PERSISTENT
 @pytest.mark.parametrize("in_cycle", [False, True], ids=["plain", "in a cycle"])
 def test_dropping_everything_ends_the_workers(persistent: bool, in_cycle: bool) -> None:
@@ -413,12 +321,6 @@ def test_dropping_everything_ends_the_workers(persistent: bool, in_cycle: bool) 
     del loader, iterator
     gc.collect()
     wait_gone(pids)
-
-
-def test_an_iterator_keeps_its_loaders_workers() -> None:
-    iterator = iter(DataLoader(range(30), num_workers=2, persistent_workers=True))
-    gc.collect()
-    assert ints(iterator) == list(range(30))
 
 
 def test_cancelled_work_stops_at_the_sample_it_is_in() -> None:
@@ -510,17 +412,6 @@ for iterator in iterators:
     wait_gone(map(int, out.split()))
 
 
-def test_exit_while_a_worker_hangs(tmp_path: Path) -> None:
-    body = """
-iterator = iter(DataLoader(Data(2), **options))
-say(int(next(iterator)), int(next(iterator)))
-"""
-    process = start_script(DataLoader, program(body), tmp_path)
-    out, err, status = finish_script(process, 30)
-    assert (err, status) == ("", 0)
-    wait_gone(map(int, out.split()))
-
-
 @PERSISTENT
 @pytest.mark.parametrize(
     ("last_word", "status", "last_line"),
@@ -547,27 +438,6 @@ for batch in DataLoader(Data(1000), **options):
     wait_gone(map(int, out.split()))
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("last", [4, 1000], ids=["hanging", "working"])
-def test_a_parent_that_is_killed(tmp_path: Path, method: str, last: int) -> None:
-    """Workers follow at once, whatever they are doing."""
-    body = f"""
-loader = DataLoader(Data({last}), **options)
-for batch in loader:
-    say(int(batch))
-"""
-    process = start_script(DataLoader, program(body, method), tmp_path)
-    pids = read_pids(process, 4)
-    sentinels = [psutil.Process(process.pid).children(recursive=True)]
-    process.kill()
-    begun = time.monotonic()
-    psutil.wait_procs(sentinels[0], timeout=PROMPT)
-    wait_gone(pids)
-    assert time.monotonic() - begun < 5
-    finish_script(process)
-    assert not [name for name in os.listdir("/dev/shm") if str(process.pid) in name]
-
-
 @PERSISTENT
 @pytest.mark.parametrize("last", [4, 1000], ids=["waiting", "working"])
 def test_an_interrupt(tmp_path: Path, persistent: bool, last: int) -> None:
@@ -592,34 +462,6 @@ except KeyboardInterrupt:
     assert said.endswith("interrupted")  # a number may stand before it: Ctrl-C hits print, too
     assert count == "5"
     assert (err, status) == ("", 0)
-    wait_gone(pids)
-
-
-def test_an_interrupted_iterator_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C in mid-wait, caught by the program: not a batch is lost."""
-    with DataLoader(range(40), num_workers=2, persistent_workers=True) as loader:
-        iterator = iter(loader)
-        found = [int(next(iterator)) for _ in range(3)]
-        original = pool_module.WorkerPool.receive
-        interrupts = [KeyboardInterrupt()]
-
-        def receive(pool: Any, timeout: Any = None) -> Any:
-            outcome = original(pool, timeout)
-            if interrupts:
-                raise interrupts.pop()  # and what has come in is gone
-            return outcome
-
-        monkeypatch.setattr(pool_module.WorkerPool, "receive", receive)
-        with pytest.raises(KeyboardInterrupt):
-            while True:
-                found.append(int(next(iterator)))
-        assert found + ints(iterator) == list(range(40))
-
-
-def test_a_hanging_worker_ends_with_its_iterator() -> None:
-    iterator = iter(DataLoader(Hanging(), num_workers=2, collate_fn=uncollated))
-    pids = {next(iterator)[0] for _ in range(2)}
-    del iterator
     wait_gone(pids)
 
 
@@ -654,19 +496,3 @@ def test_any_number_of_epochs(options: dict[str, Any]) -> None:
     with DataLoader(data, num_workers=8, persistent_workers=True, **settings) as loader:
         for _ in range(200):
             assert sorted(ints(loader)) == list(range(8))
-
-
-@pytest.mark.parametrize("collecting", [True, False])
-def test_workers_collect_garbage_as_their_parent_does(collecting: bool) -> None:
-    """Between the fork and the freezing of what the copy got, nothing is collected."""
-    before = gc.isenabled()
-    (gc.enable if collecting else gc.disable)()
-    try:
-        loader = DataLoader(
-            Call(lambda index: (gc.isenabled(), gc.get_freeze_count() > 0), 2),
-            batch_size=None, num_workers=1, collate_fn=tuple,
-        )  # fmt: skip
-        assert list(loader) == [(collecting, True)] * 2
-        assert gc.isenabled() is collecting
-    finally:
-        (gc.enable if before else gc.disable)()

@@ -38,7 +38,7 @@ from tests.support.exact import (
     digests,
     noisy_collate,
 )
-from tests.support.samples import Call, Counting
+from tests.support.samples import Call
 
 SOURCES = MixtureDataset([Augmented(13), Augmented(13)], [1, 2])
 TABLE = TensorDataset(torch.arange(52.0).reshape(26, 2))
@@ -141,11 +141,6 @@ def together(jobs: list[Callable[[], Any]]) -> list[Any]:
 
     with ThreadPoolExecutor(len(jobs)) as pool:
         return list(pool.map(run, jobs))
-
-
-def in_thread(function: Callable[[], Any]) -> Any:
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(function).result()
 
 
 def lock_is_free() -> bool:
@@ -353,15 +348,6 @@ def test_a_loader_iterated_in_a_thread_and_by_a_dataset() -> None:
         assert len(asked[0].result(60)) == len(expected)
 
 
-def test_tables_do_not_wait() -> None:
-    with OwnStreams(1).lent():
-        # The first batch, which finds out that it is a table, is not among them.
-        loader = DataLoader(TABLE, 2)
-        iterator = iter(loader)
-        next(iterator)
-        assert len(in_thread(lambda: list(iterator))) == 12
-
-
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[Any]:
     monkeypatch.setattr(generator_lock, "WARN_AFTER", 0.1)
@@ -402,13 +388,6 @@ def test_who_waits_for_long_is_told(impatient: Any) -> None:
     )
     assert state() == before
     assert lock_is_free()
-
-
-def test_one_that_is_passed_over_again_and_again_is_not_told(impatient: Any) -> None:
-    """Batches of other threads that come and go are not one that takes long."""
-    loaders = [DataLoader(Call(lambda i: torch.rand(100).sum(), 300), seed=1) for _ in range(3)]
-    together([lambda one=loader: digests(one) for loader in loaders])
-    assert impatient.messages == []
 
 
 # --- forks and signals ---
@@ -475,15 +454,6 @@ def test_a_signal_handler_that_iterates_a_loader() -> None:
     expected = batches(signal.SIG_IGN)
     assert batches(lambda *_: found.append(epochs("sampler", 2, 1))) == expected
     assert found == [epochs("sampler", 2, 1)]
-
-
-def test_a_generator_that_is_left_in_the_midst_holds_nothing() -> None:
-    iterator = iter(DataLoader(Counting(20, lambda i: random.random()), 2, seed=1))
-    next(iterator)
-    assert lock_is_free()
-    sampled = iter(DataLoader(Augmented(), 2, sampler=EveryOther(26)))
-    next(sampled)
-    assert lock_is_free()
 
 
 # --- an exception at any instruction ---

@@ -20,20 +20,6 @@ from lit_loader import LoaderConfig, LoaderDataModule
 from tests.support.hydra_apps import ROOT, Compose, Numbers, composing, refusal
 
 
-class PadCollate:
-    """A callable class, configured by a list."""
-
-    def __init__(self, pads: list[int]) -> None:
-        self.pads = pads
-
-    def __call__(self, samples: list[int]) -> list[int]:
-        return samples + self.pads
-
-
-def plain_collate(samples: list[int]) -> list[int]:
-    return samples
-
-
 def offset_collate(samples: list[int], offset: int) -> list[int]:
     return [sample + offset for sample in samples]
 
@@ -146,20 +132,6 @@ def test_datasets_are_mandatory(tmp_path: Path) -> None:
 
 
 # --- callables and containers ---
-
-
-def test_callable_class_gets_plain_containers(application: Compose) -> None:
-    target = f"{{_target_: {__name__}.PadCollate, pads: [7, 8]}}"
-    collate = module(application(f"loader.collate_fn={target}")).configs["train"].collate_fn
-    assert isinstance(collate, PadCollate)
-    assert type(collate.pads) is list
-    assert pickle.loads(pickle.dumps(collate))([1]) == [1, 7, 8]
-
-
-def test_function_by_get_method(application: Compose) -> None:
-    target = f"{{_target_: hydra.utils.get_method, path: {__name__}.plain_collate}}"
-    config = instantiate(application(f"loader.collate_fn={target}").loader)
-    assert config.collate_fn is plain_collate
 
 
 def test_partial_function_carries_nothing_of_hydra(application: Compose) -> None:

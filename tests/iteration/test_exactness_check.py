@@ -11,12 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset
 
 import lit_loader
 from lit_loader import DataLoader, ExactnessWarning, LoaderConfig, OptionError
-from lit_loader.batch.digest import digest
 from tests.support.exact import Augmented
 
 LENGTH = 20
@@ -213,44 +211,8 @@ def test_an_epoch_left_early_is_no_epoch() -> None:
     assert "of epoch 1 came" in message
 
 
-def test_tables_have_nothing_to_check() -> None:
-    assert told(DataLoader(TensorDataset(torch.arange(9)), 2, check_exactness=2)) == []
-
-
 def test_it_is_refused_where_batches_depend_on_workers() -> None:
     with pytest.raises(OptionError, match="check_exactness needs batches that do not depend on"):
         LoaderConfig(seeding="worker", check_exactness=1)
     with pytest.raises(OptionError, match="check_exactness must be a whole number of at least 0"):
         LoaderConfig(check_exactness=-1)
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (torch.tensor(0.0), torch.tensor(-0.0)),
-        (torch.zeros(2), torch.zeros(2, 1)),
-        (torch.zeros(2), torch.zeros(2, dtype=torch.float64)),
-        ({"a": [1, "x"]}, {"a": [1, "y"]}),
-        ([1, 2], [1, 2, 3]),
-        ({1, 2}, {1, 3}),
-        (np.zeros(2), np.ones(2)),
-        (np.array(["a", None], dtype=object), np.array(["b", None], dtype=object)),
-        (1, True),
-        (b"a", b"b"),
-        (torch.eye(2).to_sparse(), torch.ones(2, 2).to_sparse()),
-    ],
-    ids=range(11),
-)
-def test_digests(one: Any, other: Any) -> None:
-    assert digest(one) == digest(one)
-    assert digest(one) != digest(other)
-    assert digest({"k": one}) != digest({"k": other})
-
-
-def test_digests_of_what_is_equal() -> None:
-    assert digest(torch.ones(2, 3).T) == digest(torch.ones(3, 2))
-    assert digest(float("nan")) == digest(float("nan"))
-    cyclic: list[Any] = []
-    cyclic.append(cyclic)
-    assert digest(cyclic) == digest(cyclic)
-    assert isinstance(digest(Tensor([1.0])), dict)

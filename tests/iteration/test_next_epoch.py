@@ -93,15 +93,6 @@ def test_unordered() -> None:
             assert sorted(plain(loader)) == sorted(plain(reference))
 
 
-@pytest.mark.parametrize("options", [{"drop_last": True}, {"num_replicas": 2, "rank": 1}], ids=str)
-def test_batches_of_several(options: dict[str, Any]) -> None:
-    reference = single(11, shuffle=True, batch_size=2, **options)
-    with many(11, shuffle=True, batch_size=2, prefetch_factor=3, **options) as loader:
-        for _ in range(4):
-            assert plain(loader) == plain(reference)
-        assert begun(loader)
-
-
 def test_they_are_made_before_anybody_asks(log: Log) -> None:
     with DataLoader(Call(log.sample, 6), num_workers=2, persistent_workers=True, seed=1) as loader:
         list(loader)
@@ -180,15 +171,6 @@ def test_what_does_not_come_next_is_dropped(change: Callable[[Any], None]) -> No
             assert plain(loader) == plain(reference)
 
 
-def test_another_seed() -> None:
-    torch.manual_seed(1)
-    reference = DataLoader(Call(drawn, 6), shuffle=True)
-    with DataLoader(Call(drawn, 6), shuffle=True, num_workers=2, persistent_workers=True) as loader:
-        assert plain(loader) == plain(reference)
-        torch.manual_seed(2)
-        assert plain(loader) == plain(reference)
-
-
 @pytest.mark.parametrize("taken", range(1, 5))
 def test_after_a_break(taken: int) -> None:
     """Where an epoch is left, the next one begins at its own begin."""
@@ -199,13 +181,6 @@ def test_after_a_break(taken: int) -> None:
             found = [batch for _, batch in zip(range(taken), loader, strict=False)]
             assert plain(found) == expected[:taken]
         assert plain(loader) == plain(reference)
-
-
-def test_a_state_taken_between_two_epochs() -> None:
-    with many(5, shuffle=True) as loader, many(5, shuffle=True, prefetch_next_epoch=False) as off:
-        for _ in range(3):
-            assert plain(loader) == plain(off)
-            assert loader.state_dict() == off.state_dict()
 
 
 @pytest.mark.parametrize(
@@ -224,12 +199,6 @@ def test_where_it_is_not_done(options: dict[str, Any]) -> None:
         found = plain(loader)
         assert sum(len(batch) for batch in found) == 5
         assert not begun(loader)
-
-
-def test_workers_that_are_not_persistent(log: Log) -> None:
-    loader = DataLoader(Call(log.sample, 3), num_workers=2, prefetch_factor=4)
-    list(loader)
-    assert {epoch for epoch, _ in log.read()} == {0}
 
 
 def test_an_error_comes_in_its_own_epoch() -> None:
@@ -262,22 +231,6 @@ def test_nothing_is_added_up() -> None:
         # A copy that was called off counts as a smallest slot that was filled.
         assert loader.statistics().shared_memory <= max(few, 12 * 65536)
         assert len(loader._core.pool._arena._leases) <= 7
-
-
-def test_in_a_forked_child() -> None:
-    with many(5, shuffle=True) as loader:
-        reference = single(5, shuffle=True)
-        assert plain(loader) == plain(reference)
-        expected = plain(reference)
-        if (child := os.fork()) == 0:
-            status = 1
-            try:
-                status = int(plain(loader) != expected)
-                loader.close()
-            finally:
-                os._exit(status)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert plain(loader) == expected
 
 
 def test_while_one_batch_is_awaited_the_others_begin() -> None:

@@ -100,12 +100,6 @@ def test_bytes(method: str, persistent: bool, pin: bool, in_order: bool, pinned:
             assert found == expected
 
 
-def test_bytes_under_a_memory_budget() -> None:
-    with noisy(2, persistent_workers=True, memory_budget=20_000) as loader:
-        expected = outcomes(noisy(0))
-        assert resized(loader, 1) == expected
-
-
 def test_an_epoch_begun_ahead_is_adopted(tmp_path: Path) -> None:
     """Each sample is read once, whatever the number of workers becomes between two epochs."""
 
@@ -248,34 +242,6 @@ def test_a_signals_handler_resizes() -> None:
             signal.signal(signal.SIGALRM, before)
 
 
-def test_closing_a_loader_that_is_being_resized() -> None:
-    for number in (1, 6):
-        loader = noisy(3, persistent_workers=True)
-        iterator = iter(loader)
-        next(iterator)
-        loader.resize(number)
-        pids = worker_pids(iterator)
-        loader.close()
-        wait_gone(pids)
-        loader.resize(2)
-        single = noisy(0)
-        single.set_epoch(1)
-        assert outcomes(loader) == outcomes(single)
-        loader.close()
-
-
-def test_two_iterators_of_a_loader() -> None:
-    with noisy(2) as loader:
-        one, other = iter(loader), iter(loader)
-        single = noisy(0)
-        expected = outcomes(single), outcomes(single)
-        found: tuple[list[Any], list[Any]] = outcomes([next(one)]), outcomes([next(other)])
-        loader.resize(3)
-        found[0].extend(outcomes(one))
-        found[1].extend(outcomes(other))
-        assert found == expected
-
-
 # What goes wrong ---------------------------------------------------------------------------------
 
 
@@ -388,17 +354,6 @@ def test_from_none_and_to_none() -> None:
         loader.resize(0)
         assert loader.num_workers == 0
         assert [row[0][0].item() for row in loader] == list(range(6))
-
-
-def test_persistent_workers_end_with_their_number() -> None:
-    with DataLoader(Call(int, 6), num_workers=2, persistent_workers=True) as loader:
-        assert ints(loader) == list(range(6))
-        pids = pool_of(loader).pids
-        loader.resize(0)
-        wait_gone(pids)
-        assert ints(loader) == list(range(6))
-        loader.resize(1)
-        assert ints(loader) == list(range(6))
 
 
 def test_to_none_while_workers_are_needed() -> None:

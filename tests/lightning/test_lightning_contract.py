@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import pickle
 import random
-import sys
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +24,7 @@ from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
 from torch import Tensor
 from torch.utils.data import RandomSampler
 
-from lit_loader import DataLoader, LoaderDataModule, LoaderStateCallback, OptionError
+from lit_loader import DataLoader, LoaderDataModule, OptionError
 from tests.parity.tools import wait_gone
 from tests.support.lightning_runs import Noting, Points, quiet_trainer
 from tests.support.samples import worker_pids
@@ -38,36 +37,12 @@ pytestmark = [
 
 
 class Spy(DataLoader[Any]):
-    """Notes what Lightning's modules look at, which iterators it takes, and each batch taken."""
-
-    events: list[str]
-
-    def __getattribute__(self, name: str) -> Any:
-        caller = sys._getframe(1).f_globals.get("__name__", "")
-        if caller.startswith(("lightning.", "lightning_utilities.")):
-            super().__getattribute__("__dict__").setdefault("looked_at", set()).add(name)
-        return super().__getattribute__(name)
-
-    def note(self, event: str) -> None:
-        self.__dict__.setdefault("events", []).append(event)
+    """Keeps the iterators that are asked for."""
 
     def __iter__(self) -> Any:
-        self.note("iter")
         iterator = super().__iter__()
-        core = iterator._core
-        if "begin_epoch" not in vars(core):
-            begin = core.begin_epoch
-            core.begin_epoch = lambda: (self.note("first next"), begin())[1]
         self.__dict__.setdefault("iterators", []).append(weakref.ref(iterator))
         return iterator
-
-    def __len__(self) -> int:
-        self.note("len")
-        return super().__len__()
-
-    def load_state_dict(self, state: Any) -> None:
-        self.note("load_state_dict")
-        super().load_state_dict(state)
 
 
 def spies() -> LoaderDataModule:
@@ -86,47 +61,7 @@ def spies() -> LoaderDataModule:
     return Spying(dict.fromkeys(("train", "val", "test", "predict"), Points))
 
 
-def all_stages(root: Path, data: Any, **options: Any) -> Noting:
-    model, trainer = Noting(), quiet_trainer(root, **options)
-    trainer.fit(model, data)
-    trainer.validate(model, data, verbose=False)
-    trainer.test(model, data, verbose=False)
-    trainer.predict(model, data)
-    return model
-
-
 # --- A. Attributes and calls ---
-
-
-def test_nothing_but_the_known_attributes_is_looked_at(tmp_path: Path) -> None:
-    data = spies()
-    all_stages(tmp_path, data, max_epochs=2)
-    known = {
-        "__class__", "__dict__", "__pl_saved_kwargs", "_iterator", "batch_sampler", "dataset",
-        "load_state_dict", "multiprocessing_context", "num_workers", "persistent_workers",
-        "sampler", "state_dict", "worker_init_fn",
-        # what it notes while a hook runs, so that it can build the loader again
-        "__dataset", "__init__", "__pl_attrs_record", "__pl_current_call", "__pl_inside_init",
-        "__pl_saved_arg_names", "__pl_saved_args",
-    }  # fmt: skip
-    looked_at = set().union(*(spy.looked_at for spy in data.spies.values()))
-    assert looked_at <= known, f"Lightning looks at more of a loader now: {looked_at - known}"
-    assert {"sampler", "batch_sampler", "dataset", "worker_init_fn"} <= looked_at
-
-
-@pytest.mark.parametrize("reload", [0, 1])
-def test_how_often_it_is_iterated(reload: int, tmp_path: Path) -> None:
-    """More often than it is used: iter() must be free."""
-    data = spies()
-    trainer = quiet_trainer(tmp_path, max_epochs=2, reload_dataloaders_every_n_epochs=reload)
-    trainer.fit(Noting(), data)
-    events = data.spies["train"].events
-    # Once before the first epoch; a reloaded one, the second, once more at its epoch's beginning.
-    used = [i for i, event in enumerate(events) if event == "first next"]
-    assert events[: used[0]].count("iter") == (2 if reload else 1)
-    assert len(used) == (1 if reload else 2)
-    assert events.count("iter") == 2
-    assert events.count("len") <= 20  # and asked for its length very often
 
 
 def test_canary_the_sanity_checks_iterator_lives_on(tmp_path: Path) -> None:
@@ -197,22 +132,6 @@ def test_seed_everything_seeds_workers(workers: bool, tmp_path: Path) -> None:
 
 
 # --- B. Resume ---
-
-
-class Counting(Noting):
-    """Fails in a step, or asks for the number of steps in configure_optimizers, if told to."""
-
-    fail, estimate = -1, False
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        if len(self.seen("train")) == self.fail:
-            raise LookupError("in a step")
-        return super().training_step(batch, batch_idx)
-
-    def configure_optimizers(self) -> Any:
-        if self.estimate:
-            assert self.trainer.estimated_stepping_batches
-        return super().configure_optimizers()
 
 
 class SaveAfter(Callback):
@@ -414,16 +333,3 @@ def test_indices_that_are_not_certain_are_not_told(options: Any, tmp_path: Path)
     assert len(loader) == 3
     with pytest.warns(UserWarning, match="Couldn't infer the batch indices"):
         assert quiet_trainer(tmp_path).predict_loop._get_batch_indices(loader) == []
-
-
-def test_the_callback_goes_in_front_and_once(tmp_path: Path) -> None:
-    class Own(Callback):
-        pass
-
-    own, data = Own(), LoaderDataModule({"train": Points}, {"batch_size": 4})
-    trainer = quiet_trainer(tmp_path, callbacks=[own])
-    for _ in range(2):
-        trainer.fit(Noting(), data)
-    kinds = [type(callback) for callback in trainer.callbacks]  # type: ignore[attr-defined]
-    assert kinds[:2] == [LoaderStateCallback, Own]
-    assert kinds.count(LoaderStateCallback) == 1

@@ -6,7 +6,6 @@ data, epoch, batch index, which batch is the last, validations. Seeds are those 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -19,7 +18,6 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor, nn, optim
 
 from lit_loader import DataLoader, LoaderDataModule, StateError
-from lit_loader.lightning.trainer_progress import ResumedEpoch, recount_batches
 from tests.support import older_lightning  # noqa: F401
 from tests.support.exact import Augmented, digest
 
@@ -284,27 +282,3 @@ def test_another_number_of_ranks(before: int, after: int, samples: int, tmp_path
     fit_rank(before, Saver(tmp_path / "a.ckpt", "batch", steps), fail=steps + 1)
     model = fit_rank(after, checkpoint=tmp_path / "a.ckpt")
     assert model.seen == fit_rank(after).seen[samples // (2 * after) :]
-
-
-def test_what_is_left_tells_what_is_behind() -> None:
-    """Where loaders change by different factors, the one that ends the epoch counts."""
-    trainer, _ = fit(2, max_epochs=1)
-    progress: Any = trainer.fit_loop.epoch_loop.batch_progress
-
-    def count(*loaders: ResumedEpoch, length: int) -> int:
-        for counts in (progress.current, progress.total):
-            counts.ready = counts.started = counts.processed = counts.completed = 6
-        progress.is_last_batch = False
-        trainer.fit_loop.max_batches = length
-        recount_batches(trainer, loaders)
-        assert progress.total.completed == progress.current.ready
-        return int(progress.current.processed)
-
-    assert count(ResumedEpoch(6, 12, 24), ResumedEpoch(6, 6, 8), length=24) == 12
-    assert count(ResumedEpoch(6, 12, 24), ResumedEpoch(6, 6, 8), length=8) == 6
-    assert count(ResumedEpoch(6, 10, 12), ResumedEpoch(6, 3, 8), length=8) == 6
-    assert count(ResumedEpoch(6, 12, math.inf), length=math.inf) == 12  # type: ignore[arg-type]
-    assert (
-        count(ResumedEpoch(2, 4, 8), length=24) == 6
-    )  # gone through more than once: it cannot tell
-    assert count(ResumedEpoch(6, 6, 12), length=12) == 6

@@ -23,7 +23,7 @@ from lightning.pytorch.callbacks import OnExceptionCheckpoint
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 
-from lit_loader import DataLoader, LoaderDataModule, LoaderStateCallback
+from lit_loader import DataLoader, LoaderStateCallback
 from lit_loader.lightning import trainer_plugin
 from tests.support import older_lightning  # noqa: F401
 from tests.support.exact import Augmented, SharedWithIteratorState, digest
@@ -240,16 +240,6 @@ def kinds(own: Trainer) -> list[type]:
     return [type(each) for each in own.callbacks if isinstance(each, LoaderStateCallback)]
 
 
-def test_there_is_one_callback_and_none_that_is_not_needed(tmp_path: Path) -> None:
-    own, _ = fit(tmp_path, one, max_epochs=1)
-    assert kinds(own) == [LoaderStateCallback] and kinds(own)[0] is type(own.callbacks[0])
-    own, _ = fit(tmp_path, one, LoaderStateCallback(), max_epochs=1)
-    assert kinds(own) == [LoaderStateCallback]
-    own = trainer(tmp_path, LoaderStateCallback(), max_epochs=1)
-    own.fit(Model(), LoaderDataModule({"train": Augmented(8)}, {"batch_size": 4}))
-    assert kinds(own) == [LoaderStateCallback]
-
-
 @pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers")
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")
 def test_a_trainer_of_torchs_loaders_is_left_alone(tmp_path: Path) -> None:
@@ -285,16 +275,5 @@ def test_programs_that_do_not_import_it_get_nothing() -> None:
     callbacks = runpy.run_path({trainer_plugin.__file__!r})["callbacks"]
     assert callbacks() == []
     assert "lit_loader" not in sys.modules and "torch" not in sys.modules
-    """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=60)
-
-
-def test_the_plugin_imports_no_loader() -> None:
-    script = f"""
-    import runpy, sys
-    import lit_loader
-    (callback,) = runpy.run_path({trainer_plugin.__file__!r})["callbacks"]()
-    assert type(callback).__name__ == "LoaderStateCallback"
-    assert "lit_loader.loader" not in sys.modules
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=60)

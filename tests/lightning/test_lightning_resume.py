@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -338,54 +337,6 @@ def test_chain_of_resumes(name: str, chain: str, tmp_path: Path) -> None:
         runs.run(stop)
     runs.run(None)
     assert runs.resumes == RESUMES[chain]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100))
-def test_random_chains(seed: int, tmp_path: Path) -> None:
-    """Random settings, stopped five times anywhere in any way."""
-    choose = random.Random(seed)
-    setting = Setting(
-        workers=choose.choice([0, 0, 1, 2]),
-        by_steps=choose.random() < 0.5,
-        accumulate=choose.choice([1, 1, 2, 3]),
-        limit=choose.choice([None, None, 5, 6]),
-        validate_every=choose.choice([None, 1.0, 1.0, 2, 3]),
-        two_loaders=choose.random() < 0.3,
-        mode=choose.choice([None, "max_size", "max_size_cycle"]),
-        estimate=choose.random() < 0.3,
-        seeding=choose.choice(["batch", "sample"]),
-    )
-    end, length = EPOCHS * setting.length, setting.length
-    runs = Chain(setting, tmp_path)
-    for _ in range(5):
-        if runs.done >= end - 1:
-            break
-        # A step that fails at the very place where the run began is no progress, but allowed.
-        saved = choose.randint(runs.done, min(end - 1, runs.done + length))
-        kinds = ["exception", "interrupt"]
-        if saved > runs.done:
-            kinds.append("batch")
-            _, within = divmod(saved, length)
-            if within % setting.accumulate == 0:
-                kinds.append("max_steps")
-            if not within:
-                kinds.append("epoch")
-                if setting.validate_every == 1.0:
-                    kinds.append("validation")
-            elif isinstance(setting.validate_every, int) and not within % setting.validate_every:
-                kinds.append("validation")
-        kind = choose.choice(kinds)
-        runs.run(
-            Stop(
-                kind,
-                saved,
-                choose.randint(0 if kind == "batch" else 1, end - saved - 1)
-                if end - saved > 1
-                else 0,
-            )
-        )
-    runs.run(None)
 
 
 def checkpointed(

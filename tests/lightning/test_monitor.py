@@ -6,11 +6,8 @@ import importlib.util
 import inspect
 import json
 import re
-import statistics as stdlib
 import time
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,12 +21,10 @@ from lightning.pytorch.utilities import CombinedLoader
 
 from lit_loader import CachedDataset, DataLoader, LoaderDataModule
 from lit_loader.errors import OptionError
-from lit_loader.lightning.loop_monitor import interval_figures
 from lit_loader.lightning.monitor import LoaderMonitor
-from lit_loader.loader import recorder_of
-from lit_loader.statistics.records import BatchRecord, LoaderStatistics, NodeTimes, WorkerTimes
+from lit_loader.statistics.records import LoaderStatistics
 from tests.statistics.test_chrome_trace import by_track, check
-from tests.support.delays import DELAY, SAMPLES, Collate, Delayed, Wait, compute, sleep, timed
+from tests.support.delays import DELAY, SAMPLES, Collate, Delayed, Wait, sleep, timed
 from tests.support.lightning_runs import Noting, Points, quiet_trainer
 from tests.support.samples import Counting
 
@@ -102,34 +97,6 @@ def statistics(**fields: Any) -> LoaderStatistics:
     return LoaderStatistics(**fields)
 
 
-def test_interval_figures_are_differences() -> None:
-    before = statistics(
-        batches=10, waited=1.0, seconds=2.0, worker_restarts=1, sample_errors=4, ready=9,
-        workers=(WorkerTimes(0, 10, 10, 1.5, 0.7),),
-    )  # fmt: skip
-    after = statistics(
-        batches=15, waited=1.5, seconds=4.0, worker_restarts=3, sample_errors=4, ready=2,
-        workers=(WorkerTimes(0, 12, 12, 2.5, 0.7), WorkerTimes(1, 3, 3, 1.0, 0.3)),
-    )  # fmt: skip
-    assert interval_figures(before, after, num_workers=4) == {
-        "wait_ms": pytest.approx(100.0),
-        "wait_fraction": pytest.approx(0.25),
-        "ready": 2.0,
-        "num_workers": 4.0,
-        "worker_busy": pytest.approx(0.25),
-        "worker_restarts": 2.0,
-        "sample_errors": 0.0,
-    }
-    assert interval_figures(after, after, num_workers=4) == {}
-    node = NodeTimes("a", 2, batches=5, samples=5, nbytes=4_000_000, busy=1.0, transit=0.5)
-    sums = {"remote_batches": 5, "remote_nbytes": 4_000_000, "transit": 0.5}
-    remote = interval_figures(before, replace(after, nodes=(node,), **sums), num_workers=4)
-    assert remote["remote_mb_per_s"] == pytest.approx(4 / (after.seconds - before.seconds))
-    assert remote["transit_ms"] == 100
-    assert remote["remote_fraction"] == 5 / (after.batches - before.batches)
-    assert interval_figures(statistics(), statistics(batches=1), 0)["wait_fraction"] == 0.0
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_what_is_logged(tmp_path: Path, num_workers: int) -> None:
     _, notes = fit(tmp_path, LoaderMonitor(), loader(num_workers=num_workers), max_epochs=2)
@@ -158,14 +125,6 @@ def test_the_figures_are_those_of_the_interval(tmp_path: Path) -> None:
     assert max(waits[0], waits[2]) < 1e3 * DELAY
     fractions = [row["loader/wait_fraction"] for _, row in notes.of()]
     assert fractions[1] > max(fractions[0], fractions[2])
-
-
-def test_steps_are_those_of_the_models_own_metrics(tmp_path: Path) -> None:
-    for options in ({}, {"accumulate_grad_batches": 2}):
-        _, notes = fit(tmp_path, LoaderMonitor(), loader(48), model=Logging(), **options)
-        mine = [step for step, row in notes.rows if "mine" in row]
-        assert [step for step, _ in notes.of()] == mine
-        assert mine
 
 
 @pytest.mark.parametrize(
@@ -252,17 +211,6 @@ def test_the_bar_shows_the_wait_beside_the_models_metrics(tmp_path: Path) -> Non
     assert without.shown[-1]["mine"] == 11.0
 
 
-def test_the_models_metrics_are_as_without(tmp_path: Path) -> None:
-    seen = []
-    for callbacks in ([LoaderMonitor()], []):
-        trainer, notes = fit(
-            tmp_path, LoaderMonitor(), loader(), model=Logging(), callbacks=callbacks
-        )
-        rows = [row for row in notes.rows if "mine" in row[1]]
-        seen.append((dict(trainer.callback_metrics), dict(trainer.logged_metrics), rows))
-    assert seen[0] == seen[1]
-
-
 # --- flags ---
 
 
@@ -293,15 +241,6 @@ def test_flags(tmp_path: Path, options: dict[str, Any], num_workers: int) -> Non
         check(json.loads((tmp_path / "loader_trace.json").read_text())["traceEvents"])
 
 
-def test_loaders_made_anew_for_every_epoch(tmp_path: Path) -> None:
-    monitor = LoaderMonitor()
-    data = LoaderDataModule({"train": Points(24)}, {"batch_size": 2, "num_workers": 1})
-    _, notes = fit(tmp_path, monitor, data, max_epochs=3, reload_dataloaders_every_n_epochs=1)
-    (report,) = monitor.reports
-    assert (report.statistics.batches, report.statistics.starts) == (36, 3)
-    assert len(notes.of()) == 9
-
-
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_loader_without_length(tmp_path: Path, num_workers: int) -> None:
     """Lightning takes its batches one ahead, the first before training has begun."""
@@ -315,16 +254,6 @@ def test_a_loader_without_length(tmp_path: Path, num_workers: int) -> None:
     fit(tmp_path, monitor, data, model=Takes(), max_epochs=2)
     (report,) = monitor.reports
     assert (report.statistics.batches, report.statistics.starts) == (12, 2)
-
-
-def test_each_fit_has_statistics_of_its_own(tmp_path: Path) -> None:
-    monitor, data = LoaderMonitor(), loader()
-    list(data)
-    for _ in range(2):
-        fit(tmp_path, monitor, data)
-        assert [report.statistics.batches for report in monitor.reports] == [12]
-    assert data.statistics().batches == 36
-    assert recorder_of(data).listener is None
 
 
 def test_restarts_and_sample_errors(tmp_path: Path) -> None:
@@ -490,26 +419,6 @@ class Slow(Noting):
         self.took["step"].append(time.monotonic() - self.began)
 
 
-@pytest.mark.parametrize(("num_workers", "wait"), [(0, compute), (2, sleep)])
-@pytest.mark.parametrize("stage", ["transfer", "step"])
-def test_a_delay_is_found_in_its_stage(
-    tmp_path: Path, stage: str, wait: Wait, num_workers: int
-) -> None:
-    data = DataLoader(
-        Delayed(), batch_size=SAMPLES, num_workers=num_workers, collate_fn=Collate("none", wait)
-    )
-    monitor, model = LoaderMonitor(print_verdict=False), Slow(stage, wait)
-    fit(tmp_path, monitor, data, model=model)
-    (report,) = monitor.reports
-    took = stdlib.median(model.took[stage])
-    assert getattr(report, stage).p50 >= 0.9 * took >= 0.9 * DELAY
-    for other in (report.step if stage == "transfer" else report.transfer, report.statistics.wait):
-        assert other.p50 < took
-    # To the loader both are what its consumer does between two batches.
-    assert report.statistics.step.total >= sum(model.took[stage][:-1])
-    assert ("bringing batches to the device took" in report.verdict) == (stage == "transfer")
-
-
 def test_a_step_is_not_taken_for_the_transfer_after_it(tmp_path: Path) -> None:
     """Where Lightning takes batches ahead, none was given out between the last two steps."""
     data = DataLoader(Counting(12, float), batch_size=4)
@@ -539,33 +448,3 @@ def test_another_rank(
     assert capsys.readouterr().out == ""
     assert [report.statistics.batches for report in monitor.reports] == [12]
     assert [each.name for each in tmp_path.iterdir()] == ["loader_trace.rank3.json"]
-
-
-# --- what it costs ---
-
-
-def test_a_step_costs_little() -> None:
-    """All that a step adds: its record, two hooks, its share of what is done once in 50 steps."""
-    data, monitor = loader(), LoaderMonitor(print_verdict=False)
-    trainer: Any = SimpleNamespace(
-        train_dataloader=data, log_every_n_steps=50, global_step=0,
-        loggers=[Notes()], progress_bar_metrics={},
-    )  # fmt: skip
-    monitor.on_fit_start(trainer, None)  # type: ignore[arg-type]
-    monitor.on_train_start(trainer, None)  # type: ignore[arg-type]
-    rounds = []
-    for number in range(20):
-        record = BatchRecord(
-            epoch=0, number=number + 1, worker=0, samples=32, nbytes=0, began=5, fetch=9, collate=1,
-            encode=0, arrived=5, asked=6, wait=5, decode=0, pin=0, step=9, slowest=5,
-            slowest_index=number,
-        )  # fmt: skip
-        began = time.perf_counter()
-        for _ in range(200):
-            recorder_of(data).add(record)
-            monitor.on_train_batch_start(trainer, None, None, 0)  # type: ignore[arg-type]
-            trainer.global_step += 1
-            monitor.on_train_batch_end(trainer, None, None, None, 0)  # type: ignore[arg-type]
-        rounds.append((time.perf_counter() - began) / 200)
-    assert len(trainer.loggers[0].of()) == 80
-    assert min(rounds) < 50e-6  # about 7 us

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import mmap
 import os
 import random
 import threading
@@ -18,14 +17,11 @@ import pytest
 import torch
 
 from lit_loader import DataLoader
-from lit_loader.transport import arena as arena_module
 from lit_loader.transport.arena import Arena
 from tests.support.programs import run_program
 from tests.support.samples import Call
 
 KB, MB = 1 << 10, 1 << 20
-PAGE = mmap.PAGESIZE
-
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="no memfd here")
 
 
@@ -112,42 +108,6 @@ def test_what_is_not_kept_is_free(
         assert blocks(loader) + private() - before <= batches * size * 1.1 + 40 * 2 * MB
 
 
-SMALL_BATCHES = """
-import torch
-from lit_loader import DataLoader
-from tests.memory.test_held_tensors import private
-
-class Pairs:
-    def __len__(self):
-        return 6000
-    def __getitem__(self, index):
-        return torch.full((500,), index), index
-
-kept = []
-with DataLoader(Pairs(), num_workers=1, multiprocessing_context="fork") as loader:
-    for _, label in loader:
-        kept.append(label)
-        if len(kept) == 1000:
-            before = private()
-    taken = private() - before
-print([int(label) for label in kept] == list(range(6000)))
-print({label.untyped_storage().nbytes() for label in kept})
-print(taken // 5000)
-"""
-
-
-def test_of_small_batches_too(tmp_path: Path) -> None:
-    """Beyond the slots that may be held, each tensor is a copy of its own.
-
-    In a program of its own, whose free memory is not in pieces.
-    """
-    program = tmp_path / "program.py"
-    program.write_text(SMALL_BATCHES)
-    right, sizes, each = run_program(program).splitlines()
-    assert (right, sizes) == ("True", "{8}")
-    assert int(each) < 1600  # bytes, objects included: about 810; with its batch 4,800
-
-
 def give(arena: Arena, value: int, nbytes: int = MB) -> list[Any]:
     """Make a batch of two parts, and give it out."""
     slot = arena.acquire()
@@ -198,21 +158,6 @@ def test_threads_and_the_collector_drop_parts() -> None:
     assert not mixed
     assert (arena.leased, arena.in_flight) == (0, 0)
     arena.close()
-
-
-def test_where_each_part_comes_to_lie() -> None:
-    memory = np.arange(4 * MB, dtype=np.uint8)
-    small = [(start, start + 100) for start in range(0, 200 * 128, 128)]
-    large = [(MB, 2 * MB), (2 * MB, 4 * MB)]
-    held = arena_module.divided(memory, [*small, *large])
-    assert held is not None
-    for start, end in [*small, *large]:
-        piece, first = held.at(start)
-        assert bytes(piece[start - first : end - first]) == bytes(memory[start:end])
-    apart = [not np.may_share_memory(held.at(start)[0], memory) for start, _ in [*small, *large]]
-    assert apart == [True] * 16 + [False] * 186
-    assert arena_module.divided(memory, large) is None
-    assert arena_module.divided(memory[: 32 * KB], small) is None
 
 
 LABELS_KEPT = """

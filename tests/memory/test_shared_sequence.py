@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import os
 import pickle
@@ -74,37 +73,12 @@ def test_records_are_the_readers_own() -> None:
     assert sequence[0] == [1, 2]
 
 
-def test_copies() -> None:
-    sequence = SharedSequence(RECORDS)
-    assert copy.copy(sequence) is sequence
-    assert copy.deepcopy({"a": sequence})["a"] is sequence
-    again = pickle.loads(pickle.dumps(sequence))
-    assert repr(list(again)) == repr(RECORDS)
-
-
 def test_a_record_that_cannot_be_pickled() -> None:
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(Exception, match="pickle"):
         SharedSequence([1, lambda: 0])
     assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_an_interruption_closes_the_descriptor_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its number may be another file's by the second time."""
-    closed: list[int] = []
-    real, close = SharedSequence._look, os.close
-
-    def interrupted(sequence: SharedSequence[Any], *arguments: Any) -> None:
-        real(sequence, *arguments)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(SharedSequence, "_look", interrupted)
-    monkeypatch.setattr(os, "close", lambda fd: (closed.append(fd), close(fd)))
-    with pytest.raises(KeyboardInterrupt):
-        SharedSequence(range(10))
-    gc.collect()
-    assert len(closed) == 1
 
 
 def test_nothing_is_left() -> None:

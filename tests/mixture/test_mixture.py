@@ -93,12 +93,6 @@ def test_each_block_keeps_the_shares(weights: list[float], seed: int, block: int
         assert all(abs(a - s) <= 1 + 1e-6 for a, s in zip(after, shares, strict=True))
 
 
-def test_a_block_is_long_enough_for_a_rare_source() -> None:
-    schedule = Schedule([1, 99_999], 3)
-    assert schedule.block == 100_000
-    assert [schedule.drawn(n)[0] for n in range(4)] == [0, 1, 2, 3]
-
-
 # --- the dataset ---
 
 
@@ -139,14 +133,6 @@ def test_sources_are_told_the_epoch() -> None:
 
 
 # --- the sampler ---
-
-
-def test_shares_are_those_of_the_weights() -> None:
-    made = sampler(epoch_length=2048)
-    for number, indices in enumerate(drawn(made, 3)):
-        counts = Counter(mixture().names[mixture().locate(i)[0]] for i in indices)
-        assert counts == made.counts(number)
-        assert all(abs(counts[n] - 2048 * w / 10) <= 2 for n, w in WEIGHTS.items())
 
 
 def test_each_source_is_gone_through_before_it_begins_again() -> None:
@@ -456,11 +442,3 @@ def test_all_readers_shuffle_a_source_alike(workers: int) -> None:
         with loader() as resumed:
             resumed.load_state_dict(states[stop])
             assert digests(resumed) == digests(expected[stop:])
-
-
-def test_one_object_is_one_source_if_it_has_a_state() -> None:
-    stateful, plain = Stream(0, 4), [1, 2]
-    stateful.load_state_dict = lambda state: None  # type: ignore[attr-defined]
-    with pytest.raises(OptionError, match="the same Stream as train and again: make it twice"):
-        MixtureStream({"train": stateful, "plain": plain, "again": stateful})
-    MixtureStream([plain, plain, stateful])

@@ -24,49 +24,6 @@ def fd() -> Iterator[int]:
     os.close(fd)
 
 
-def test_it_is_found_by_others_once_it_is_sealed(fd: int) -> None:
-    def look(say: object) -> object:
-        os.close(fd)
-        found = files.find(LABEL)
-        if found is None:
-            return None
-        with pytest.raises(OSError):
-            os.write(found, b"x")
-        with pytest.raises(OSError):
-            os.open(f"/proc/self/fd/{found}", os.O_RDWR | os.O_TRUNC)
-        return os.pread(found, 100, 0)
-
-    for sealed in (False, True):
-        if sealed:
-            files.seal(fd)
-            with pytest.raises(PermissionError):
-                os.write(fd, b"x")
-        child = Child(look)
-        assert child.line() == ("b'something'" if sealed else "None")
-        child.end()
-    assert files.find(LABEL[:-1]) is None
-    writable = files.find(LABEL, writable=True)
-    assert writable is not None
-    os.close(writable)
-
-
-def test_it_is_gone_with_its_last_holder() -> None:
-    def hold(say: object) -> object:
-        files.seal(files.new(LABEL))
-        return True
-
-    child = Child(hold)
-    assert child.line() == "True"
-    found = files.find(LABEL)
-    assert found is not None
-    child.kill()
-    again = files.find(LABEL)  # that which is open here
-    assert again is not None
-    os.close(found)
-    os.close(again)
-    assert files.find(LABEL) is None
-
-
 def test_that_of_another_user_is_not_taken(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
     files.seal(fd)
     monkeypatch.setattr(os, "geteuid", lambda: OTHER)

@@ -8,9 +8,7 @@ import functools
 import gc
 import logging
 import os
-import re
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +18,6 @@ import numpy as np
 import pytest
 import torch
 
-import lit_loader
 from lit_loader import DataLoader, LoaderError, OptionError, TransportError, shared_dataset
 from lit_loader.data import memory_files as files
 from lit_loader.data import shared_dataset as module
@@ -254,16 +251,6 @@ def test_what_cannot_be_shared(what: Any, place: str) -> None:
         shared_dataset(lambda: Holding(what), "v1")
 
 
-def test_what_pickle_knows_by_other_ways_is_carried() -> None:
-    data = shared_dataset(lambda: Holding(lambda: re.compile("a+")), "v1")
-    assert data.inner[0].match("aa")
-
-
-def test_empty_tensors_are_carried() -> None:
-    data = shared_dataset(lambda: Holding(lambda: torch.zeros(0).share_memory_()), "v1")
-    assert data.inner[0].shape == (0,)
-
-
 @pytest.mark.parametrize("draw", [np.random.random, torch.randperm], ids=["numpy", "torch"])
 def test_random_numbers_are_refused(draw: Any) -> None:
     with pytest.raises(OptionError, match=r"draws from \(or seeds\) (numpy\.random|torch), and"):
@@ -348,13 +335,6 @@ def test_what_cannot_be_read_here_is_built_here(
     assert is_whole(mine)
 
 
-class Unreadable(list[int]):
-    """Can be pickled, but not unpickled."""
-
-    def __reduce__(self) -> Any:
-        return int, ("x",)
-
-
 def test_nothing_is_left_of_one_that_is_interrupted(
     factory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -368,20 +348,3 @@ def test_nothing_is_left_of_one_that_is_interrupted(
     monkeypatch.setattr(module.Frozen, "write", interrupt)
     with pytest.raises(KeyboardInterrupt):
         shared_dataset(factory, "key")
-
-
-def test_what_nobody_could_read_is_not_published() -> None:
-    with pytest.raises(TransportError, match="cannot be unpickled .ValueError: invalid literal"):
-        shared_dataset(functools.partial(Unreadable, [1]), "v1")
-
-
-def test_a_file_in_the_file_system_is_never_made(factory: Any) -> None:
-    places = [tempfile.gettempdir(), "/dev/shm", os.environ.get("XDG_RUNTIME_DIR", "/dev/shm")]
-
-    def names() -> list[str]:
-        return sorted(name for place in places for name in os.listdir(place) if "lit" in name)
-
-    before = names()
-    data = shared_dataset(factory, "v1")
-    assert names() == before and is_whole(data)
-    assert lit_loader.shared_dataset is shared_dataset

@@ -229,14 +229,6 @@ class ReversedBatches:
         return self.length // 2
 
 
-class TwoPartError(Exception):
-    """Cannot be made from one message."""
-
-    def __init__(self, what: str, why: str) -> None:
-        super().__init__(f"{what} because {why}")
-        self.what = what
-
-
 def log_worker(worker_id: int) -> None:
     """``worker_init_fn`` that notes all there is to know when it runs."""
     info = get_worker_info()

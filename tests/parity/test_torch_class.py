@@ -10,7 +10,6 @@ import copy
 import functools
 import inspect
 import pickle
-import pydoc
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -371,22 +370,6 @@ def test_a_state_goes_from_ranks_to_one_process_and_back() -> None:
         assert interleaved(after, 5) == whole_next != whole
 
 
-def test_states_name_the_order_that_they_are_of() -> None:
-    stopped = DataLoader(DATA, 2, sampler=DistributedSampler(DATA, 2, 0, shuffle=False))
-    with pytest.raises(ValueError, match="order='OrderedSampler', but this loader has order='Shuf"):
-        DataLoader(DATA, 2, shuffle=True).load_state_dict(stopped.state_dict())
-    loader = DataLoader(DATA, 2, shuffle=True)
-    order = ids(loader)
-    other = DataLoader(TensorDataset(torch.arange(4)), sampler=DistributedSampler(range(4), 2, 0))
-    with pytest.raises(ValueError, match="dataset_length"):
-        loader.load_state_dict(other.state_dict())
-    loader.set_epoch(0)
-    assert ids(loader) == order  # a state that is refused has changed nothing
-
-
-# --- typing ---
-
-
 # --- samplers that are changed, and told, between epochs ---
 
 
@@ -483,19 +466,6 @@ def test_a_misspelt_keyword_is_a_type_error_that_names_the_nearest(kind: Any) ->
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'dataset'"):
         kind()
     assert Deriving(DATA, width=4, batch_size=5).batch_size == 5
-
-
-def test_the_constructor_shows_all_of_its_keywords() -> None:
-    shown = [*inspect.signature(DataLoader).parameters]
-    assert shown[: len(OPTION_NAMES)] == OPTION_NAMES
-    assert "seeding" in shown
-    assert inspect.signature(DataLoader.__init__).parameters["num_workers"].default == 0
-    help_text = pydoc.plain(pydoc.render_doc(DataLoader))
-    assert "num_workers: " in help_text
-    assert [*inspect.signature(Deriving).parameters] == ["dataset", "width", "options"]
-
-
-OPTION_NAMES = [*inspect.signature(TorchLoader).parameters]
 
 
 def of_one(dataset: Any) -> None:

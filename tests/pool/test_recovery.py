@@ -344,20 +344,6 @@ def test_hanging_when_the_next_epoch_begins(tmp_path: Path) -> None:
     hanging.close()
 
 
-def test_stopped_while_idle() -> None:
-    with DataLoader(
-        range(20), num_workers=2, persistent_workers=True, timeout=0.5, prefetch_next_epoch=False
-    ) as loader:
-        assert ints(loader) == list(range(20))
-        victim = pool_of(loader).pids[1]
-        until(lambda: pool_of(loader).rows()[1].stage == Stage.IDLE)
-        os.kill(victim, signal.SIGSTOP)
-        with told(1) as texts:
-            assert ints(loader) == list(range(20))
-        assert f"worker 1 (pid {victim}) did not get on within" in texts[0]
-        assert "It did not write its stacks: it was stopped" in texts[0]
-
-
 def test_stopped_while_idle_in_mid_epoch() -> None:
     """Nothing is due from a worker that has no task; when there is one, it is missed."""
     iterator = iter(DataLoader(range(20), num_workers=1, timeout=0.5))
@@ -434,78 +420,6 @@ def test_the_launcher_is_killed() -> None:
         assert "SIGKILL" in texts[0]
         launcher = launcher_of(loader)
     wait_gone([launcher])
-
-
-def test_in_a_forked_child(tmp_path: Path) -> None:
-    """It has workers of its own, and they are healed like its parent's."""
-    with DataLoader(
-        Call(dying([9], tmp_path), 20), num_workers=2, persistent_workers=True,
-        prefetch_next_epoch=False,  # a worker that owes nothing is missed in the handshake
-    ) as loader:  # fmt: skip
-        iterator = iter(loader)
-        assert int(next(iterator)) == 0
-        if (child := os.fork()) == 0:
-            _reads_on(iterator, loader)
-        wait_gone([child], 30)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        with told(0 if (tmp_path / "9").exists() else 1):
-            assert ints(iterator) == list(range(1, 20))
-
-
-def _reads_on(iterator: Any, loader: Any) -> None:
-    """In the forked child, which does not return; its status is 0 if all is well."""
-    status = 1
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            found = ints(iterator)
-        with told(1):
-            victim = pool_of(loader).pids[0]
-            os.kill(victim, signal.SIGKILL)
-            wait_gone([victim], 30)  # else the other one may do all of it before that is seen
-            again = ints(loader)
-        loader.close()
-        status = int((found, again) != (list(range(1, 20)), list(range(20))))
-    finally:
-        os._exit(status)
-
-
-# What the consumer is at -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["map", "stateful"])
-def test_while_iterators_take_turns(kind: str, tmp_path: Path) -> None:
-    """One persistent loader, three iterators; its workers go to whoever was begun last."""
-    dataset = Noisy() if kind == "map" else StatefulStream()
-    clean = DataLoader(dataset, batch_size=3, num_workers=2, seed=1)
-    expected = [outcomes(clean) for _ in range(3)]
-    strikes = [Strike("SIGKILL", "fetching", epoch + 2, epoch=epoch) for epoch in range(3)]
-    with warnings.catch_warnings(record=True) as caught, DataLoader(
-        dataset, batch_size=3, num_workers=2, seed=1, persistent_workers=True,
-        worker_init_fn=Faults(tmp_path, *strikes),
-    ) as loader:  # fmt: skip
-        warnings.simplefilter("always")
-        found: list[list[Any]] = [[], [], []]
-        iterators = [iter(loader) for _ in range(3)]
-        for _ in range(8):
-            for iterator, batches in zip(iterators, found, strict=True):
-                batches.append(plain(next(iterator)))
-    assert found == expected
-    assert {warning.category for warning in caught} == {WorkerRestartWarning}
-
-
-def test_a_state_taken_behind_a_restart_is_the_same(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"batch_size": 3, "seed": 1, "shuffle": True}
-    clean = DataLoader(Noisy(), **options)
-    states = [clean.state_dict() for _ in clean]
-    faults = Faults(tmp_path, Strike("SIGKILL", "fetching"))
-    struck = DataLoader(Noisy(), num_workers=2, worker_init_fn=faults, **options)
-    with told(1):
-        found = [struck.state_dict() for _ in struck]
-    assert [state["samples"] for state in found] == [state["samples"] for state in states]
-    resumed = DataLoader(Noisy(), num_workers=1, **options)
-    resumed.load_state_dict(found[4])
-    assert outcomes(resumed) == outcomes(clean.__class__(Noisy(), **options))[5:]
 
 
 # Iterable datasets -----------------------------------------------------------------------------

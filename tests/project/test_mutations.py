@@ -85,9 +85,9 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "a slot is not freed with its batch",
-        "            self.release(reference.slot)",
-        "            pass",
-        "memory/test_arena.py transport/test_transport.py",
+        "        self.release(reference.slot)",
+        "        pass",
+        "transport/test_transport.py memory/test_arena_memory.py",
     ),
     Mutation(
         "a dead worker's batch is not made again",

@@ -6,14 +6,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-import numpy as np
-import pytest
-
 from lit_loader.remote.crew import Crew, Member
 from lit_loader.remote.engine import Fate, Hello, Made, Order, Role
 
 ORDER = Order(b"", 0, 0, 0, 0)
-MADE = Made(0, np.zeros(1, np.uint8), 0, 0, 0, 0, 0, 0, 0, 0)
 PATIENCE = 4.0
 
 
@@ -112,49 +108,6 @@ class Scene:
             self.run()
 
 
-def test_orders_go_to_those_that_are_up_and_have_room() -> None:
-    scene = Scene()
-    assert scene.give() is None
-    scene.up(scene.hands[0])
-    assert [scene.give(), scene.give(), scene.give()] == [1, 2, None]
-    scene.up(scene.hands[1])
-    assert scene.give() == 3
-    scene.hands[0].orders[0].set_result(MADE)
-    scene.run()
-    assert scene.done == [1]
-    assert [scene.give(), scene.give(), scene.give()] == [4, 5, None]
-
-
-def test_one_that_is_slow_and_answers_keeps_its_orders() -> None:
-    scene = Scene(workers=1)
-    scene.up(*scene.hands)
-    scene.give()
-    for _ in range(20):
-        scene.passes(2)
-        for ping in scene.hands[0].pings:
-            if not ping.done():
-                ping.set_result(None)
-        scene.run()
-    assert not scene.missed and not scene.told
-
-
-def test_one_that_is_silent_loses_its_orders_and_gets_no_others_until_it_answers() -> None:
-    scene = Scene(workers=1)
-    scene.up(*scene.hands)
-    assert [scene.give(), scene.give()] == [1, 2]
-    scene.passes(PATIENCE)
-    assert scene.missed == [(1, False), (2, False)]
-    assert scene.crew.with_room() is None and scene.crew.up == 0
-    assert "Nothing was heard of remote worker 0 (node node) for 4.0 s" in scene.told[0]
-    scene.hands[0].pings[0].set_result(None)
-    scene.run()
-    assert scene.crew.up == 1
-    assert scene.give() is None  # it is at the two still
-    scene.hands[0].orders[0].set_result(MADE)
-    scene.run()
-    assert scene.give() == 3
-
-
 def test_one_that_is_silent_for_very_long_is_ended_and_replaced() -> None:
     scene = Scene(workers=1)
     scene.up(*scene.hands)
@@ -163,19 +116,6 @@ def test_one_that_is_silent_for_very_long_is_ended_and_replaced() -> None:
     assert scene.hands[0].ended and len(scene.hands) == 2
     scene.up(scene.hands[1])
     assert scene.give() == 2
-
-
-def test_one_that_is_gone_loses_its_orders_and_the_first_is_to_blame() -> None:
-    scene = Scene(workers=1)
-    scene.up(*scene.hands)
-    scene.give(), scene.give()
-    for future in scene.hands[0].orders:
-        future.set_exception(GoneError("killed"))
-    scene.run()
-    assert scene.missed == [(1, True), (2, False)]
-    scene.crew.look()
-    assert len(scene.hands) == 2
-    assert len(scene.told) == 1 and "Remote worker 0 (node node) is gone (killed)." in scene.told[0]
 
 
 def test_one_that_never_comes_up_is_asked_for_in_growing_intervals() -> None:
@@ -240,18 +180,6 @@ def test_one_that_cannot_be_reached_is_ended_before_another_takes_its_processors
     assert scene.missed == [(1, False), (2, False)]
 
 
-def test_one_that_dies_at_nothing_is_given_no_order() -> None:
-    scene = Scene(workers=2)
-    scene.up(*scene.hands)
-    for hand in scene.hands[:2]:
-        hand.watched.set_exception(GoneError("killed"))
-    scene.run()
-    assert scene.give() is None and not scene.missed
-    scene.crew.look()
-    scene.up(scene.hands[2])
-    assert scene.give() == 1
-
-
 def test_a_sign_of_life_that_fails_is_asked_for_again() -> None:
     scene = Scene(workers=1)
     scene.up(*scene.hands)
@@ -266,49 +194,12 @@ def test_a_sign_of_life_that_fails_is_asked_for_again() -> None:
     assert scene.crew.up == 1
 
 
-def test_why_none_comes_up_is_told_once_and_known() -> None:
-    scene = Scene(workers=1)
-    for _ in range(20):
-        if not scene.hands[-1].said.done():
-            scene.hands[-1].said.set_exception(ValueError("no package of this name"))
-        scene.run()
-        scene.passes(1)
-    assert scene.told == [
-        "Remote worker 0 did not come up (no package of this name); another one is asked for."
-    ]
-    assert scene.crew.trouble == "no package of this name"
-
-
 def test_one_that_was_to_come_up_on_a_node_that_is_lost_is_no_event_besides() -> None:
     scene = Scene(workers=1)
     scene.hands[0].said.set_exception(LostError("its node has died"))
     scene.run()
     scene.passes(2)
     assert len(scene.hands) == 2 and not scene.told
-
-
-def test_an_order_that_fails_leaves_its_worker_alone() -> None:
-    scene = Scene(workers=1)
-    scene.up(*scene.hands)
-    scene.give(), scene.give()
-    scene.hands[0].orders[0].set_exception(ValueError("no room in the object store"))
-    scene.run()
-    assert scene.missed == [(1, True)] and scene.crew.up == 1
-    scene.hands[0].orders[1].set_result(MADE)
-    scene.run()
-    assert scene.done == [2]
-
-
-def test_what_comes_late_of_one_that_was_replaced_counts_no_more() -> None:
-    scene = Scene(workers=1)
-    scene.up(*scene.hands)
-    scene.give(), scene.give()
-    old = scene.hands[0]
-    old.orders[0].set_exception(GoneError("killed"))
-    scene.run()
-    old.orders[1].set_result(MADE)
-    scene.run()
-    assert scene.done == []
 
 
 def test_a_pause_of_this_process_is_nobody_elses_silence() -> None:
@@ -319,14 +210,3 @@ def test_a_pause_of_this_process_is_nobody_elses_silence() -> None:
     scene.crew.look()
     scene.run()
     assert not scene.missed
-
-
-@pytest.mark.parametrize("in_flight", [1, 3])
-def test_each_has_so_many_orders_at_most(in_flight: int) -> None:
-    scene = Scene(workers=2, in_flight=in_flight)
-    scene.up(*scene.hands)
-    given = 0
-    while scene.give() is not None:
-        given += 1
-    assert given == 2 * in_flight
-    assert [len(hand.orders) for hand in scene.hands] == [in_flight, in_flight]

@@ -245,30 +245,6 @@ def test_so_it_is_with_workers(kind: str, workers: int, persistent: bool) -> Non
 # --- what a resume cannot bring back is told, or refused ---
 
 
-class Counts(Own):
-    def __init__(self) -> None:
-        self.epoch = 0
-
-    def __iter__(self) -> Iterator[int]:
-        self.epoch += 1
-        return iter(torch.randperm(LENGTH, generator=seeded(self.epoch)).tolist())
-
-
-@pytest.mark.parametrize(("workers", "persistent"), WORKERS, ids=["0", "2", "2 that stay"])
-@pytest.mark.parametrize("epochs", [1, 2])
-def test_one_that_counts_is_told(epochs: int, workers: int, persistent: bool) -> None:
-    with loader_of(Counts(), workers, persistent) as loader:
-        for _ in range(epochs):
-            list(loader)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore" if epochs > 1 else "error")
-            state = loader.state_dict()
-    with loader_of(Counts(), workers, persistent) as loader:
-        loader.load_state_dict(state)
-        with pytest.warns(UserWarning, match="the sampler Counts .* or give it state_dict"):
-            list(loader)
-
-
 @pytest.mark.parametrize("kind", [SeededByEpoch, SeedsItsGenerator])
 def test_one_that_is_told_another_epoch_than_the_states_says_so(kind: Any) -> None:
     sampler = kind()
@@ -282,16 +258,6 @@ def test_one_that_is_told_another_epoch_than_the_states_says_so(kind: Any) -> No
     sampler.set_epoch(2)
     with pytest.warns(UserWarning, match="gives other indices than before the state was taken"):
         list(resumed)
-
-
-def test_what_set_epoch_has_seeded_stays_if_it_is_what_the_constructor_has_seeded() -> None:
-    loader = loader_of(SeedsItsGenerator(), 0, False)
-    first, _ = list(loader), list(loader)
-    sampler = SeedsItsGenerator()
-    resumed = loader_of(sampler, 0, False)
-    resumed.load_state_dict(loader.state_dict())
-    sampler.set_epoch(0)
-    assert str(list(resumed)) == str(first)
 
 
 @pytest.mark.parametrize("batches", [1, None], ids=["in mid-epoch", "between epochs"])

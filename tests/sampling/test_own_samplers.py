@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, WeightedRandomSampler
+from torch.utils.data import BatchSampler
 from torch.utils.data import DataLoader as TorchLoader
 
 from lit_loader import DataLoader
@@ -172,33 +172,6 @@ def test_one_that_nobody_tells_is_told_nothing(kind: Any, workers: int, persiste
             next(iter(loader))
             next(iter(expected))
     assert mine.told == []
-
-
-@pytest.mark.parametrize("kind", TOLD)
-def test_the_loop_that_everybody_writes_is_resumed(kind: Any) -> None:
-    def run(start: int, state: Any = None, stop: Any = None) -> Any:
-        sampler = kind()
-        loader, seen = ours(sampler), []
-        if state is not None:
-            loader.load_state_dict(state)
-        for epoch in range(start, 4):
-            sampler.set_epoch(epoch)
-            for number, batch in enumerate(loader):
-                seen.append(batch.tolist())
-                if (epoch, number) == stop:
-                    return seen, loader.state_dict()
-            if (epoch, None) == stop:
-                return seen, loader.state_dict()
-        return seen, None
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        whole, _ = run(0)
-        for stop in [(0, 0), (0, None), (1, 3), (2, 5), (2, None), (3, 1)]:
-            given, state = run(0, stop=stop)
-            assert given == whole[: len(given)]
-            rest, _ = run(stop[0] + (stop[1] is None), state)
-            assert given + rest == whole, stop
 
 
 @pytest.mark.parametrize("kind", TOLD)
@@ -369,11 +342,6 @@ def test_another_list_is_told() -> None:
         list(resumed)
 
 
-def weighted(seed: int = 4) -> WeightedRandomSampler:
-    weights = [1.0 + index for index in range(LENGTH)]
-    return WeightedRandomSampler(weights, LENGTH, generator=torch.Generator().manual_seed(seed))
-
-
 class Triples:
     """A batch sampler that draws from the global generators, batch by batch."""
 
@@ -383,44 +351,6 @@ class Triples:
     def __iter__(self) -> Iterator[list[int]]:
         for _ in range(4):
             yield [*torch.randint(LENGTH, (2,)).tolist(), random.randrange(LENGTH)]
-
-
-STEADY: dict[str, Callable[[], Any]] = {
-    "random": lambda: RandomSampler(DATA, generator=torch.Generator().manual_seed(3)),  # type: ignore[arg-type]
-    "with replacement": lambda: RandomSampler(
-        DATA,  # type: ignore[arg-type]
-        replacement=True,
-        generator=torch.Generator().manual_seed(3),
-    ),
-    "weighted": weighted,
-    "without a generator": lambda: RandomSampler(DATA),  # type: ignore[arg-type]
-    "in order": lambda: SequentialSampler(DATA),  # type: ignore[arg-type]
-    "batches": Triples,
-}
-
-
-@WORKERS
-@pytest.mark.parametrize("make", STEADY.values(), ids=STEADY)
-def test_what_is_drawn_from_generators_is_exact(make: Any, workers: int, persistent: bool) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with ours(make(), workers, persistent) as loader:
-            epochs = [values(loader) for _ in range(3)]
-        if workers == 0 and getattr(make(), "generator", None) is not None:
-            expected = torchs(make())
-            assert epochs == [values(expected) for _ in range(3)]
-        for epoch, stop in [(0, 1), (1, 0), (1, 3), (2, 4)]:
-            with ours(make(), workers, persistent) as loader:
-                for _ in range(epoch):
-                    list(loader)
-                iterator = iter(loader)
-                list(itertools.islice(iterator, stop))
-                state = loader.state_dict()
-                del iterator
-            with ours(make(), workers, persistent) as resumed:
-                resumed.load_state_dict(state)
-                got = [values(resumed) for _ in range(3 - epoch)]
-                assert got == [epochs[epoch][stop:], *epochs[epoch + 1 :]], (epoch, stop)
 
 
 def test_draws_with_another_batch_size_are_told() -> None:
@@ -471,13 +401,6 @@ class Untold(Reseeded):
         pass
 
 
-class CountingUntold(Plain):
-    epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-
 def reseeded(epoch: int) -> list[list[int]]:
     sampler = Reseeded()
     sampler.set_epoch(epoch)
@@ -496,17 +419,6 @@ def test_a_generator_that_was_seeded_for_another_epoch_stays(stop: int, workers:
             resumed.load_state_dict(state)
             resumed.set_epoch(epoch)
             assert values(resumed) == reseeded(epoch)
-
-
-@pytest.mark.parametrize("epochs", [1, 2])
-def test_a_generator_that_nobody_seeds_is_brought_back(epochs: int) -> None:
-    loader = ours(Untold())
-    for _ in range(epochs):
-        list(loader)
-    state, expected = loader.state_dict(), values(loader)
-    for resumed in (ours(Untold()), loader):
-        resumed.load_state_dict(state)
-        assert values(resumed) == expected
 
 
 @pytest.mark.parametrize("kind", [Private, Reseeded, Prebuilt, Lazy])
@@ -533,34 +445,6 @@ def test_the_loader_is_told_after_a_resume_and_was_not_before(kind: Any, asked: 
     other.set_epoch(5)
     with pytest.warns(UserWarning, match=r"set_epoch\(5\) gives up the loaded position, batch 3"):
         assert len(values(other)) == LENGTH // 2
-
-
-@pytest.mark.parametrize("kind", [Private, Reseeded, Prebuilt])
-def test_nothing_is_said_where_the_whole_epoch_was_given(kind: Any) -> None:
-    sampler = kind()
-    loader = ours(sampler)
-    sampler.set_epoch(1)
-    iterator = iter(loader)
-    for _ in range(LENGTH // 2):
-        next(iterator)
-    state = loader.state_dict()
-    resumed_sampler = kind()
-    resumed = ours(resumed_sampler)
-    resumed.load_state_dict(state)
-    resumed_sampler.set_epoch(2)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert values(resumed) == []
-
-
-def test_a_counter_with_a_set_epoch_that_nobody_calls_is_told() -> None:
-    loader = ours(CountingUntold())
-    list(loader)
-    list(loader)
-    resumed = ours(CountingUntold())
-    resumed.load_state_dict(loader.state_dict())
-    with pytest.warns(UserWarning, match="begins epoch 2 with the order of its first epoch"):
-        list(resumed)
 
 
 @pytest.mark.parametrize("kind", [Private, Reseeded, Untold])

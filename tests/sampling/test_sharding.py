@@ -12,17 +12,14 @@ import torch
 from torch.utils.data import (
     BatchSampler,
     DistributedSampler,
-    RandomSampler,
     WeightedRandomSampler,
 )
 
 from lit_loader import DataLoader, StateError
 from tests.support.exact import (
     Augmented,
-    EveryOther,
     Indices,
     Pairs,
-    StatefulSampler,
     digest,
     through_file,
 )
@@ -68,29 +65,6 @@ def test_pad_drop_and_keep(count: int, shuffle: bool, workers: int) -> None:
             assert stream == whole[: LENGTH - remainder]
         else:
             assert stream == whole + whole[: count - remainder]
-
-
-SOURCES = {
-    "custom": lambda: {"sampler": EveryOther(LENGTH)},
-    "stateful": lambda: {"sampler": StatefulSampler(LENGTH)},
-    "weighted": lambda: {
-        "sampler": WeightedRandomSampler(torch.arange(1.0, 51).tolist(), LENGTH),
-    },
-    "random, generator": lambda: {
-        "sampler": RandomSampler(range(LENGTH), generator=torch.Generator().manual_seed(4)),
-    },
-}
-
-
-@pytest.mark.parametrize("count", [2, 4])
-@pytest.mark.parametrize("source", SOURCES)
-def test_users_samplers(source: str, count: int) -> None:
-    """All ranks draw the same stream, the one that a single process draws, and stripe it."""
-    alone = DataLoader(Indices(LENGTH), 4 * count, seed=3, **SOURCES[source]())
-    loaders = [ranks(count, **SOURCES[source]())[rank] for rank in range(count)]
-    for _ in range(2):
-        whole = interleaved([epoch(alone)])
-        assert interleaved([epoch(loader) for loader in loaders])[:LENGTH] == whole
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -202,22 +176,6 @@ def global_batches_of_epoch(number: int, loaders: list[DataLoader[Any]]) -> list
     for loader in loaders:
         loader.set_epoch(number)
     return global_batches(loaders)
-
-
-@pytest.mark.parametrize("count", [2, 4])
-def test_elastic_with_users_samplers(count: int) -> None:
-    def loader(replicas: int, rank: int) -> DataLoader[Any]:
-        sampler = WeightedRandomSampler([1.0] * 20 + [3.0] * 30, LENGTH)
-        options = {"sampler": sampler, "num_replicas": replicas, "rank": rank, "seed": 3}
-        return DataLoader(Indices(LENGTH), 8 // replicas, **options)
-
-    whole = epoch(loader(1, 0))
-    first = [loader(count, rank) for rank in range(count)]
-    for _ in itertools.islice(zip(*first, strict=True), 2):
-        pass
-    resumed = loader(1, 0)
-    resumed.load_state_dict(first[0].state_dict())
-    assert epoch(resumed) == whole[2:]
 
 
 def test_out_of_order_in_mid_epoch_fits_only_its_own_topology() -> None:

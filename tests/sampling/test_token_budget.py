@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import pickle
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -83,25 +82,6 @@ def test_budget_and_counts_hold_in_every_epoch(
             assert sorted(held) == fitting
         # Batches of single samples cannot be halved.
         assert len(batches) % replicas == 0 or all(len(batch) == 1 for batch in batches)
-
-
-def test_every_epoch_has_as_many_batches_of_other_samples() -> None:
-    made = sampler()
-    epochs = [epoch(made, number) for number in range(4)]
-    assert len({len(batches) for batches in epochs}) == 1
-    assert len({tuple(map(tuple, batches)) for batches in epochs}) == 4
-    assert epoch(made, 2) == epochs[2]
-    assert epoch(sampler(), 2) == epochs[2]
-    assert epoch(sampler(seed=2), 2) != epochs[2]
-    together = [{frozenset(batch) for batch in batches} for batches in epochs]
-    assert not set.intersection(*together)  # other companions, not only another order
-
-
-def test_nothing_is_drawn_from_a_global_generator() -> None:
-    before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()
-    list(sampler())
-    assert torch.equal(torch.get_rng_state(), before)
-    assert np.array_equal(np.random.get_state()[1], numpy_before)
 
 
 def test_padding_is_small_and_told() -> None:
@@ -269,12 +249,6 @@ def test_states_of_other_batches_are_refused(change: dict[str, Any]) -> None:
         StateError, match="state is of other batches than this TokenBudgetBatchSampler makes: resu"
     ):
         other.load_state_dict(first.state_dict())
-
-
-def test_a_sampler_can_be_pickled() -> None:
-    made = sampler()
-    made.set_epoch(3)
-    assert list(pickle.loads(pickle.dumps(made))) == list(made)
 
 
 # --- in a Trainer ---

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import logging
 import random
 import threading
 import types
@@ -19,16 +18,12 @@ import torch
 from torch.utils.data import ConcatDataset, Subset
 
 from lit_loader.seeding.find_generators import (
-    MAX_DEPTH,
     MAX_ITEMS,
-    MAX_OBJECTS,
     find_generators,
 )
-from lit_loader.seeding.seeds import derive
 from tests.support import held_elsewhere
 
 MODULE_GENERATOR = np.random.default_rng(1)
-UNUSED_GENERATOR = np.random.default_rng(1)
 
 
 class Box:
@@ -216,59 +211,6 @@ def test_no_code_of_the_user_runs() -> None:
     ]
 
 
-def test_nothing_is_found_in_data() -> None:
-    root = Box(
-        array=np.zeros(3),
-        objects=np.array(["text", 1], dtype=object),
-        tensor=torch.zeros(3),
-        text="text",
-        module=np.random,
-        long=list(range(100_000)),
-        table={number: {"name": str(number), "box": [1.0, 2.0]} for number in range(20_000)},
-        records=[Box(number=number) for number in range(20_000)],
-        lock=threading.Lock(),
-        logger=logging.getLogger(),
-        event=threading.Event(),
-    )
-    held = find_generators(root, None, print, len)
-    assert held.paths == []
-    assert not held.cuts
-    assert not held.generators
-
-
-def test_the_global_generators_are_left_to_others() -> None:
-    root = Box(a=np.random.mtrand._rand, b=torch.default_generator, c=random.random)
-    assert not find_generators(root).generators
-
-
-def test_cycles_and_shared_generators() -> None:
-    shared = np.random.default_rng()
-    root = Box(a=shared, b=shared, c=np.random.Generator(shared.bit_generator))
-    root.me = [root]
-    assert find_generators(root, root).paths == ["Box.a"]
-
-
-def test_long_containers_hold_things_that_are_alike() -> None:
-    many = [Box(rng=rng()) for _ in range(MAX_ITEMS + 50)]
-    assert len(find_generators(Box(many=many, plain=[Box() for _ in many])).generators) == len(many)
-    mixed: list[Any] = [(number, "text") for number in range(MAX_ITEMS)]
-    assert find_generators(Box(a=[*mixed, Box(rng=rng())])).paths == [f"Box.a[{MAX_ITEMS}].rng"]
-
-
-def test_limits() -> None:
-    deep: Any = Box(rng=rng())
-    for _ in range(MAX_DEPTH - 1):
-        deep = Box(next=deep)
-    assert len(find_generators(deep).generators) == 1
-    held = find_generators(Box(next=deep))
-    assert not held.generators
-    assert "steps deep" in held.cuts[0]
-    wide = [[Box(n=n) for n in range(MAX_ITEMS)] for _ in range(MAX_OBJECTS // MAX_ITEMS + 1)]
-    held = find_generators(Box(near=rng(), wide=wide))
-    assert held.paths == ["Box.near"]
-    assert "among more than" in held.cuts[0]
-
-
 KINDS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "PCG64": (np.random.default_rng, lambda g: g.random(3).tolist()),
     "Philox": (
@@ -299,33 +241,6 @@ def test_reseeding_is_exact(kind: str) -> None:
     assert [draw(second), draw(second)] == expected
     held.reseed(6)
     assert draw(first) != expected[0]
-
-
-def test_streams_differ_from_one_another() -> None:
-    held = find_generators(root := Box(a=rng(), b=rng(), c=[rng(), rng()]))
-    held.reseed(1)
-    values = {root.a.random(), root.b.random(), root.c[0].random(), root.c[1].random()}
-    assert len(values) == 4
-
-
-def test_a_stream_depends_on_the_path_alone() -> None:
-    small, large = Box(m=rng()), Box(z=rng(), m=rng(), a=[rng()])
-    find_generators(small).reseed(7)
-    find_generators(large).reseed(7)
-    assert small.m.random() == large.m.random()
-
-
-def test_members_of_a_set_share_their_seed() -> None:
-    members = [rng() for _ in range(5)]
-    find_generators(Box(a=set(members))).reseed(derive(3))
-    assert len({member.random() for member in members}) == 1
-
-
-def test_identity_is_kept() -> None:
-    root = Box(a=np.random.default_rng(), b=np.random.RandomState(), c=torch.Generator())
-    before = dict(root.__dict__)
-    find_generators(root).reseed(1)
-    assert all(root.__dict__[name] is value for name, value in before.items())
 
 
 def test_albumentations_pipelines() -> None:

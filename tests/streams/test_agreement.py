@@ -92,44 +92,8 @@ def test_a_store_that_is_gone(store: HashStore, monkeypatch: pytest.MonkeyPatch)
         one.admits(1)
 
 
-@pytest.mark.parametrize(("tail", "given"), [("drop", 2), ("pad", 5)])
-def test_what_is_known_is_not_asked_for(tail: Tail, given: int) -> None:
-    one = Agreement(tail, 0, [5, 2], True, None, "epoch 3")
-    assert one.admits(given) and not one.admits(given + 1)
-    one.tell(5, final=True)
-    with pytest.raises(LoaderError, match=r"rank 0 has 4 batches in epoch 3, but shard_length of"):
-        one.tell(4, final=True)
-
-
-def test_subjects(store: HashStore) -> None:
-    """One name for an epoch of a loader, and none twice; the last but one is forgotten."""
-    mine, theirs = Talks(), Talks()
-    for epoch in (0, 1, 0, 2):
-        mine.begin("Stream", epoch, object(), 0, 2).write("1  0")
-        theirs.begin("Stream", epoch, object(), 0, 2).write("1  0")
-    assert store.num_keys() == 4
-
-
-def test_a_beginning_that_was_interrupted(store: HashStore) -> None:
-    """It is made once more, and is the same subject: other ranks count no other."""
-    talks, start = Talks(), object()
-    first = talks.begin("Stream", 0, start, 0, 2)
-    assert talks.begin("Stream", 0, start, 0, 2) is first
-    assert talks.begin("Stream", 0, object(), 0, 2) is not first
-
-
 def test_fewer_processes_than_ranks() -> None:
     with pytest.raises(
         LoaderError, match="the job of torch.distributed, and this one has 3 processes"
     ):
         Talks().begin("Stream", 0, object(), 0, 4)
-
-
-def test_read_before_all_have_written() -> None:
-    jobs = [JobStore("b", rank, 3) for rank in range(3)]
-    assert jobs[0].read() == [None, None, None]
-    jobs[1].write("4 f")
-    assert jobs[0].read() == [None, "4 f", None]
-    jobs[0].write("1 ")
-    jobs[2].write("2 ")
-    assert jobs[0].read() == ["1 ", "4 f", "2 "]

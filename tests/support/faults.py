@@ -199,10 +199,10 @@ def _install() -> None:
             visit("taking")
         return message
 
-    def _begin(self: Any, number: int) -> None:
+    def _begin(self: Any, number: int, *place: int) -> None:
         if number >= 0:
             visit("announcing")
-        begin(self, number)
+        begin(self, number, *place)
 
     def carry(self: Any, *arguments: Any) -> Any:
         batch = load(self, *arguments)

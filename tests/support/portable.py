@@ -13,13 +13,6 @@ _GIVEN_BACK: Final = "memory is given back by holes in a memfd"
 _LAUNCHER: Final = "workers come from a launcher"
 _FOUND: Final = "files in memory are found by their label"
 _LEFT_OUT: Final = {
-    "cache/test_among_ranks.py": _FOUND,
-    "cache/test_identity.py::test_equal_ones_have_the_same": _FOUND,
-    "cache/test_identity.py::test_what_cannot_be_compared_is_said": _FOUND,
-    "memory/test_arena.py::test_a_slot_whose_fill_is_not_known_gives_all_back": _GIVEN_BACK,
-    "memory/test_arena.py::test_batches_outlive_the_arena[memfd]": _GIVEN_BACK,
-    "memory/test_arena.py::test_trimming_gives_memory_back": _GIVEN_BACK,
-    "memory/test_arena.py::test_untouched_memory_costs_nothing": _GIVEN_BACK,
     "memory/test_arena_memory.py": _GIVEN_BACK,
     "memory/test_held_tensors.py": _GIVEN_BACK,
     "node/": _FOUND,

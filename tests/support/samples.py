@@ -16,7 +16,6 @@ from torch.utils.data import Dataset, IterableDataset
 
 import lit_loader
 from lit_loader.transport.arena import Arena, Slot
-from tests.parity.tools import PROMPT
 
 METHODS = ["fork", "spawn", "forkserver"]
 
@@ -81,21 +80,6 @@ class Counting(IterableDataset):
             yield self.function(number)
 
 
-class Hanging(Dataset):
-    """Gives process ids, and from sample ``last`` on hangs as user code does."""
-
-    def __init__(self, last: int = 2) -> None:
-        self.last = last
-
-    def __len__(self) -> int:
-        return 1_000
-
-    def __getitem__(self, index: int) -> int:
-        if index >= self.last:
-            hang()
-        return os.getpid()
-
-
 class BrokenArrival:
     """Can be pickled and, in no process but the first, unpickled."""
 
@@ -145,14 +129,6 @@ def worker_pids(iterator: Any) -> list[int]:
 def named_memory() -> set[str]:
     """Names in /dev/shm, but for semaphores: the loader makes none, and other programs do."""
     return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}
-
-
-def wait_for_end_of(descriptors: Iterable[int]) -> None:
-    """Wait until every pidfd says that its process has ended, and close it."""
-    for descriptor in descriptors:
-        ended, _, _ = select.select([descriptor], [], [], PROMPT)
-        os.close(descriptor)
-        assert ended
 
 
 def given(arena: Arena, slot: Slot, nbytes: int) -> Any:

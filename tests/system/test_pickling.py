@@ -17,7 +17,6 @@ import pytest
 import torch
 
 from lit_loader import DataLoader
-from lit_loader.describe import find_failing_object
 from lit_loader.errors import TransportError
 from tests.parity.tools import ROOT, finish_script, start_script
 from tests.support.samples import Call, ints, uncollated
@@ -195,17 +194,6 @@ def test_beside_what_only_a_processs_start_can_carry(method: str) -> None:
     data.queue.close()
 
 
-def test_nothing_is_pickled_twice_that_need_not_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Counted, "pickled", 0)
-    give(Counted(), num_workers=2)
-    assert Counted.pickled == 1
-    give(Counted(lambda: None), num_workers=2)
-    assert Counted.pickled == 1 + 1
-    # Also with what goes along by descriptor: a lock's semaphore, the file of a shared tensor.
-    give(Counted(torch.zeros(2).share_memory_()), num_workers=2)
-    assert Counted.pickled == 1 + 1 + 1
-
-
 # Refusals ----------------------------------------------------------------------------------------
 
 
@@ -247,13 +235,6 @@ def test_without_cloudpickle(data: Any, options: dict[str, Any], place: str) -> 
         "closures, local classes and those of notebooks), or use multiprocessing_context='fork'"
     )
     assert "cannot be pickled, as every start method but 'fork' needs (" in text
-
-
-@pytest.mark.usefixtures("without_cloudpickle")
-def test_a_lock_in_front_does_not_hide_the_lambda() -> None:
-    data = Call(lambda index: index)
-    data.__dict__ = {"lock": multiprocessing.get_context("spawn").Lock(), **data.__dict__}
-    assert refusal(data).startswith("dataset.function: <function test_a_lock_in_front")
 
 
 def with_variable(guard: Any) -> Callable[[int], int]:
@@ -305,22 +286,6 @@ def test_a_loader_goes_on_after_a_refusal() -> None:
                 next(iter(loader))
         data.function = abs
         assert ints(loader) == list(range(16))
-
-
-def test_functions_are_looked_into_only_if_they_go_by_value() -> None:
-    lock = threading.Lock()
-
-    def refuse(value: object) -> None:
-        if value is lock or value is function:
-            raise TypeError("no")
-
-    def function() -> object:
-        return lock
-
-    found = find_failing_object([function], TypeError(), refuse)
-    assert found.path == "batch[0]"
-    found = find_failing_object([function], TypeError(), refuse, inside=True)
-    assert found.path == "batch[0] (its variable 'lock')"
 
 
 # Sessions and programs ---------------------------------------------------------------------------

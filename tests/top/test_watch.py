@@ -18,18 +18,16 @@ from torch.utils.data import Subset
 
 from lit_loader import DataLoader
 from lit_loader.errors import WorkerRestartWarning
-from lit_loader.system.stack_dumps import SHOW_SIGNAL
 from lit_loader.top import app, discovery, processes
 from lit_loader.top.discovery import NotFound
 from lit_loader.top.processes import files_of
 from lit_loader.top.snapshot import Loader
-from lit_loader.top.stacks import NoStacks, ask
 from lit_loader.top.watch import Watch
 from lit_loader.transport import loader_page
 from lit_loader.transport.loader_page import FORMAT, MAGIC
 from lit_loader.transport.status_board import ROW_BYTES
 from tests.support.programs import start_program
-from tests.top.samples import Samples, loader_of
+from tests.top.samples import Samples
 
 pytestmark = pytest.mark.process
 
@@ -92,20 +90,6 @@ def test_batches_are_counted(loader: DataLoader[Any]) -> None:
     assert (found.epoch, found.batches) == (1, 1)
 
 
-def test_counts_are_right_after_an_epoch_that_was_left(loader: DataLoader[Any]) -> None:
-    for _ in range(3):
-        iterator = iter(loader)
-        next(iterator)
-    found = until(full)
-    assert (found.epoch, found.batches) == (2, 1)
-    state = loader.state_dict()
-    del iterator
-    loader.load_state_dict(state)
-    iterator = iter(loader)
-    next(iterator)
-    assert (seen().epoch, seen().batches) == (2, 2)
-
-
 def test_rates_are_of_what_has_changed(loader: DataLoader[Any]) -> None:
     iterator = iter(loader)
     next(iterator)
@@ -120,34 +104,6 @@ def test_rates_are_of_what_has_changed(loader: DataLoader[Any]) -> None:
     assert second.workers[0].cpu is not None
     assert 0 <= second.age <= second.state_seconds + 1
     assert second.verdict and second.statistics.startswith("6 batches (24 samples) in ")
-
-
-def test_between_two_pages_the_rows_are_live(
-    loader: DataLoader[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The loader writes one page at its start, and none with the batches that follow soon."""
-    monkeypatch.setattr(loader_page, "EVERY", 1 << 62)
-    iterator = iter(loader)
-    for given in range(1, 13):
-        next(iterator)
-        found = until(full)
-        assert (found.batches, found.state) == (given, "computing")
-        assert found.statistics.startswith("0 batches ") and found.batches_per_second is None
-    assert found.age >= (found.state_seconds or 0)
-
-
-def test_a_page_is_written_once_a_second(
-    loader: DataLoader[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loader_page, "EVERY", 1_000_000_000)
-    now = time.monotonic_ns()
-    monkeypatch.setattr(time, "monotonic_ns", lambda: now)
-    told = []
-    for _ in range(2):
-        for _ in loader:
-            now += 300_000_000
-            told.append(int(seen().statistics.split()[0]))
-    assert told == [n for n in (0, 5, 9, 13, 17, 21) for _ in range(4)]
 
 
 def test_after_a_short_epoch_it_does_not_say_that_nothing_was_loaded(
@@ -218,21 +174,6 @@ def test_a_worker_that_has_died(loader: DataLoader[Any]) -> None:
     assert found.events[-1].kind == "restart" and "SIGKILL" in found.events[-1].text
 
 
-def test_workers_come_and_go(loader: DataLoader[Any]) -> None:
-    iterator = iter(loader)
-    next(iterator)
-    loader.resize(4)
-    next(iterator)
-    found = until(lambda found: len(found.workers) == 4 and found.ready == 8)
-    assert (found.num_workers, found.ahead) == (4, 8)
-    loader.resize(1)
-    for _ in range(10):  # when the last of them leave, depends on when results are taken in
-        next(iterator)
-    found = until(lambda found: found.ready == 2)
-    assert (found.num_workers, found.ahead, found.batches) == (1, 2, 12)
-    assert found.findings == [] and found.restarts == 0
-
-
 def test_workers_that_end_with_their_epoch_have_not_died() -> None:
     """A plain loop, looked at all the while."""
     ended, found = threading.Event(), []
@@ -258,16 +199,6 @@ def test_workers_that_end_with_their_epoch_have_not_died() -> None:
     assert not [text for text in found if text == "dead" or "died" in text]
 
 
-def test_counts_go_on_where_workers_do_not_outlive_an_epoch(folder: Path) -> None:
-    with loader_of(folder) as loader:
-        assert len(list(loader)) == 16
-        iterator = iter(loader)
-        next(iterator)
-        found = seen()
-        assert (found.epoch, found.batches, found.bad_samples) == (1, 1, 2)
-        assert [event.kind for event in found.events] == ["bad sample", "bad sample"]
-
-
 def test_other_formats(loader: DataLoader[Any]) -> None:
     iterator = iter(loader)
     next(iterator)
@@ -286,33 +217,6 @@ def test_other_formats(loader: DataLoader[Any]) -> None:
     finally:
         problem(MAGIC | FORMAT)
         os.close(fd)
-
-
-def test_a_process_that_is_none_of_a_training(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text("print('here', flush=True)\ninput()\n")
-    with start_program(program, stdin=-1) as other:
-        assert other.stdout is not None and other.stdout.readline() == "here\n"
-        with pytest.raises(
-            NotFound, match=f"process {other.pid} .* has no lit_loader DataLoader with"
-        ):
-            Watch(other.pid).look()
-        # It would die of the signal, were it sent.
-        with pytest.raises(NoStacks, match="this process writes no stacks when it is asked"):
-            ask(other.pid, 1)
-        assert not processes.caught(other.pid, SHOW_SIGNAL)
-        other.communicate("\n", timeout=60)
-        assert other.returncode == 0
-    with pytest.raises(NoStacks, match="it has just ended"):
-        ask(other.pid, 1)
-    with pytest.raises(NotFound, match=f"there is no process {other.pid}"):
-        Watch(other.pid).look()
-
-
-def test_nothing_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "own_pids", lambda: iter(()))
-    with pytest.raises(NotFound, match="no loader found: no process of .* has a lit_loader"):
-        Watch().look()
 
 
 def test_another_user_s(monkeypatch: pytest.MonkeyPatch) -> None:

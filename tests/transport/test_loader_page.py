@@ -13,7 +13,7 @@ import pytest
 
 from lit_loader.transport.board_view import OtherFormat, WorkerRow, read_board, read_index
 from lit_loader.transport.loader_page import GIVEN, PAGE_BYTES, SINCE, LoaderPage
-from lit_loader.transport.messages import pack_indices, task_number
+from lit_loader.transport.messages import pack_indices
 from lit_loader.transport.status_board import ROW_WORDS, Progress, Stage, StatusBoard, board_bytes
 
 WORKERS = 3
@@ -62,24 +62,6 @@ def test_what_is_written_is_read(shared: Shared) -> None:
     assert read_board(shared.fd).since == 0
 
 
-def test_ready_batches_follow_from_the_rows(shared: Shared) -> None:
-    shared.page.begin_epoch(0, 0)
-    shared.board.count(0)
-    shared.board.count(2)
-    shared.write(ready=2)
-    assert read_board(shared.fd).ready == 2
-    shared.board.count(1)
-    assert read_board(shared.fd).ready == 3
-    shared.page.row[GIVEN] += 1
-    assert read_board(shared.fd).ready == 2
-    shared.page.row[GIVEN] += 5
-    assert read_board(shared.fd).ready == 0
-    shared.write(ready=99)
-    assert read_board(shared.fd).ready == 6
-    shared.page.rest()
-    assert read_board(shared.fd).ready == 0
-
-
 def test_a_reader_never_sees_half_a_page(shared: Shared) -> None:
     """Whoever writes is read all the while; then it ends in the midst of a page."""
     shared.write(text="", number=0)
@@ -121,33 +103,8 @@ def test_what_is_too_long_is_left_out(shared: Shared) -> None:
     assert read_board(shared.fd).page["loader"] == {"ahead": 6, "dataset": "Images"}
 
 
-def test_after_its_end_it_writes_nowhere(shared: Shared) -> None:
-    shared.write(number=1)
-    before = read_board(shared.fd)
-    shared.page.close()
-    shared.page.begin_epoch(1, 1)
-    shared.page.row[SINCE] = 5
-    shared.write(number=2)
-    shared.page.rest()
-    assert read_board(shared.fd) == before
-
-
 def row_of(shared: Shared, worker: int) -> WorkerRow:
     return read_board(shared.fd).rows[worker]
-
-
-def test_rows(shared: Shared) -> None:
-    shared.write()
-    shared.board.launched(1, 77)
-    shared.board.shows_stacks(1, 5)
-    shared.board.enter(1, Stage.FETCHING, task_number(2, 9))
-    row = row_of(shared, 1)
-    assert (row.pid, row.stacks, row.stage, row.batch) == (77, 6, Stage.FETCHING, 9)
-    assert 0 < row.started <= row.since
-    shared.board.count(1)
-    shared.board.clear(1)
-    row = row_of(shared, 1)
-    assert (row.pid, row.stacks, row.made, row.batch) == (0, 0, 1, None)
 
 
 def test_indices(shared: Shared) -> None:

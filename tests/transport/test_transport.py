@@ -6,8 +6,6 @@ import dataclasses
 import fcntl
 import gc
 import os
-import select
-import time
 from collections import namedtuple
 from typing import Any
 
@@ -19,10 +17,8 @@ import lit_loader
 from lit_loader import DataLoader
 from lit_loader.errors import LoaderError, TransportError
 from lit_loader.transport import arena as arena_module
-from lit_loader.workers import starters
 from lit_loader.workers.pipes import Pipes
-from lit_loader.workers.worker_pool import WorkerPool
-from tests.parity.tools import PROMPT, Gate
+from tests.parity.tools import Gate
 from tests.support.samples import METHODS, Call, Counting, Rows, ints, named_memory, uncollated
 
 SMALL = 64 << 10
@@ -151,39 +147,6 @@ def test_batches_larger_than_a_slot_by_start_method(small_slots: int, method: st
     assert [batch.sum().item() for batch in loader] == [40_000, 200_000, 360_000]
 
 
-def test_large_slots_are_used_again(small_slots: int) -> None:
-    loader = DataLoader(Rows(200, width=40_000), num_workers=2)
-    iterator = iter(loader)
-    begun = None
-    for index, batch in enumerate(iterator):
-        assert is_row(batch, index)
-        if index == 40:
-            begun = descriptors()
-    assert begun is not None
-    assert descriptors() <= begun
-
-
-def test_a_new_epoch_while_workers_wait_for_a_larger_slot(
-    small_slots: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The parent lets them wait until it begins anew; Resume then takes the place of Space."""
-    asked = []
-    monkeypatch.setattr(WorkerPool, "_grant", lambda pool, need: asked.append(need))
-    with DataLoader(
-        Call(lambda index: torch.full((2 * SMALL * (lit_loader.get_epoch() == 0) + 1,), index)),
-        num_workers=2, persistent_workers=True, timeout=30,
-    ) as loader:  # fmt: skip
-        iterator = iter(loader)
-        iterator._start = loader._core.begin_epoch()
-        iterator._connect(iterator._start)
-        iterator._dispatch(iterator._start)
-        while len(asked) < 2:  # until both workers wait
-            iterator.pool.receive(0.01)
-        pids = iterator.pool.pids
-        assert [batch[0, 0].item() for batch in loader] == list(range(16))
-        assert loader._core.pool.pids == pids
-
-
 def test_no_memory_for_a_larger_slot(small_slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(arena: Any, capacity: int) -> None:
         raise LoaderError("no more")
@@ -292,23 +255,6 @@ class TestNarrowPipes:
                 assert [int(next(second)) for _ in range(3)] == [0, 1, 2]
             assert opened
         gate.close()
-
-    @pytest.mark.parametrize("iterable", [False, True], ids=["map", "iterable"])
-    def test_closing_with_full_pipes(self, iterable: bool) -> None:
-        """Workers are told to end although no message has room: none is killed."""
-        dataset = Counting(10**6) if iterable else range(10**6)
-        loader = DataLoader(dataset, num_workers=2, prefetch_factor=600)
-        iterator = iter(loader)
-        next(iterator)
-        pool = iterator.pool
-        poll = select.poll()
-        poll.register(pool._pipes.results, select.POLLIN)
-        assert poll.poll(30_000)
-        begun = time.monotonic()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(starters, "STOP_GRACE", 60.0)
-            loader.close()
-        assert time.monotonic() - begun < PROMPT
 
 
 # What a batch may hold -------------------------------------------------------------------------

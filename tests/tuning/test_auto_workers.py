@@ -22,9 +22,6 @@ from lit_loader.statistics.auto_workers import AutoWorkers
 from lit_loader.statistics.controller import Bounds, Setting
 from lit_loader.statistics.records import BatchRecord
 from lit_loader.statistics.window import Load
-from lit_loader.system import processors
-from lit_loader.system.cgroups import memory_left, own_memory
-from lit_loader.system.processors import ProcessorClock, processors_of_this_rank
 
 
 class Drawing(Dataset[torch.Tensor]):
@@ -131,17 +128,6 @@ def test_resized_at_any_moment_with_the_bytes_of_one_process(
         assert bounds.processors > 0 and bounds.most >= 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20))
-def test_resized_by_many_a_chance(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = DataLoader(Drawing(), 2, shuffle=True, seed=seed)
-    with DataLoader(
-        Drawing(), 2, True, num_workers="auto", seed=seed, persistent_workers=seed % 2 > 0
-    ) as loader:
-        by_chance(loader, monkeypatch, seed)
-        assert batches(loader, 3) == batches(alone, 3)
-
-
 def test_it_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "lit_loader.tuning")
     sampler = Endless()
@@ -198,13 +184,6 @@ def test_refused(dataset: Any, options: dict[str, Any], text: str) -> None:
     assert text in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_refused_later() -> None:
-    for loader in (DataLoader(Stream(), 4), DataLoader(Drawing(), 4, seeding="worker")):
-        with pytest.raises(OptionError, match="set a number, got num_workers='auto'"):
-            loader.num_workers = "auto"
-        assert loader.num_workers == 0
-
-
 def test_a_number_in_text_comes_from_hydra() -> None:
     assert LoaderConfig.from_options(num_workers="3").num_workers == 3
     assert LoaderConfig.from_options(num_workers="auto").num_workers == "auto"
@@ -234,34 +213,6 @@ def test_a_larger_machines_number_is_a_bound(monkeypatch: pytest.MonkeyPatch) ->
         auto = AutoWorkers()
         auto.begin_with(workers)
         assert auto.setting.workers == here
-
-
-def test_processors_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    monkeypatch.setattr(processors, "usable_processors", lambda: len(os.sched_getaffinity(0)))
-
-    def found(affinity: int, **environment: str) -> float:
-        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(affinity)))
-        return processors_of_this_rank(environment=environment)
-
-    assert found(64) == 64
-    assert found(64, LOCAL_WORLD_SIZE="4") == 16
-    assert found(16, LOCAL_WORLD_SIZE="4") == 16  # the launcher has divided them
-    assert found(32, LOCAL_WORLD_SIZE="4") == 8  # part of the machine, for all four
-    assert found(64, LOCAL_WORLD_SIZE="many") == 64
-
-
-def test_what_a_process_has_of_memory_and_processors() -> None:
-    clock = ProcessorClock()
-    clock.start()
-    sum(range(100_000))
-    used, queued = clock.used()
-    assert used > 0 and queued >= 0
-    mine = own_memory(os.getpid())
-    assert mine is None or mine > 1 << 20
-    assert own_memory(2**22 + 1) is None
-    left = memory_left()
-    assert left is None or left > 0
 
 
 class Two:

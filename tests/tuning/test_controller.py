@@ -34,21 +34,8 @@ def test_as_good_as_the_best_fixed_number(name: str) -> None:
     assert found.decided[-1][1] <= max(1.35 * number, number + MANY.get(name, 2))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", scenes())
-def test_every_load_over_five_drawings(name: str) -> None:
-    found = [tuned(name, seed=seed).throughput / best(name, seed)[1] for seed in range(5)]
-    assert sum(found) / len(found) >= 0.955 and min(found) >= 0.94
-
-
 def test_all_cores_are_too_many_for_a_slow_consumer() -> None:
     assert tuned("very slow consumer").decided[-1][1] == 1
-
-
-def test_straight_to_what_was_measured_after_the_first_batches() -> None:
-    found = tuned("decoding, 16 processors")
-    assert [workers for _, workers, _, _ in found.decided[:2]] == [2, 16]
-    assert found.decided[1][0] <= 20
 
 
 @pytest.mark.parametrize("name", ["remote workers keep up", "decoding, remote workers"])
@@ -73,15 +60,6 @@ def test_a_step_up_that_did_not_help_is_taken_back() -> None:
     assert (setting.workers, setting.reason) == (2, "more than 2 did not help")
     for _ in range(10):
         assert controller.decide(LOAD, BOUNDS).workers == 2
-
-
-def test_what_did_not_help_is_tried_again_in_the_end() -> None:
-    controller = Controller(2)
-    controller.decide(LOAD, BOUNDS)
-    for _ in range(2):
-        controller.decide(LOAD._replace(workers=8, worker=0.2), BOUNDS)
-    tried = [controller.decide(LOAD, BOUNDS).workers for _ in range(40)]
-    assert tried[15] == 2 < max(tried) <= 4
 
 
 def test_a_change_of_load_forgets_what_was_learned() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
 import re
 import select
@@ -14,7 +13,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -24,13 +23,11 @@ import pytest
 
 from lit_loader import DataLoader
 from lit_loader.errors import LoaderError, WorkerRestartWarning
-from lit_loader.system.interrupts import HeldBack
 from lit_loader.system.processors import usable_processors
-from lit_loader.system.standstill import Standstill
 from lit_loader.workers import launcher
-from tests.parity.tools import PROMPT, wait_gone
+from tests.parity.tools import wait_gone
 from tests.support.programs import run_program
-from tests.support.samples import Call, Rows, ints
+from tests.support.samples import Rows, ints
 
 TESTS = str(Path(__file__).parents[1])
 
@@ -143,35 +140,6 @@ def test_the_launcher_is_killed_while_it_starts_workers(
     assert opened_since(before) == []
 
 
-def slowly(index: int) -> int:
-    time.sleep(0.002)
-    return index
-
-
-@pytest.mark.parametrize("point", POINTS)
-def test_the_launcher_is_killed_while_it_replaces_a_worker(
-    point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    killed = Killed(tmp_path)
-    # Not too quick: a worker that dies is seen when there is no result to take in.
-    with told() as texts, DataLoader(Call(slowly, 200), num_workers=2, timeout=30) as loader:
-        iterator: Any = iter(loader)
-        found = [int(next(iterator)) for _ in range(5)]
-        pool = iterator.pool
-        kill_at(point, killed, monkeypatch)
-        starter = pool._workers.starter
-        os.kill(starter.pid, signal.SIGKILL)  # the next one has the fault
-        os.kill(pool.pids[0], signal.SIGKILL)
-        while not iterator.line.healer.restarts:
-            found.append(int(next(iterator)))
-        while not killed.done:  # the launcher may end after it has replaced the worker
-            os.sched_yield()
-        found += ints(iterator)
-    assert found == list(range(200))
-    assert killed.done == 1
-    assert sum("exit code is not known" in text for text in texts) >= 1
-
-
 @pytest.mark.parametrize("point", POINTS)
 def test_launchers_that_are_killed_again_and_again(
     point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -248,19 +216,6 @@ def test_a_launcher_that_is_stuck_when_its_parent_is_killed_is_not_left_behind()
             os.close(launcher)
 
 
-def test_what_a_launcher_is_that_does_not_live() -> None:
-    """Its workers are the parent's in no other way than before: they end with the loader."""
-    with DataLoader(Rows(40, 1), num_workers=2, persistent_workers=True) as loader:
-        iterator = iter(loader)
-        assert int(next(iterator)) == 0
-        pool = iterator.pool  # type: ignore[attr-defined]
-        pids = pool.pids
-        os.kill(pool._workers.starter.pid, signal.SIGKILL)
-        assert ints(iterator) == list(range(1, 40))
-        assert pool.pids == pids
-    wait_gone(pids)
-
-
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
     os.kill(pid, signal.SIGSTOP)
@@ -297,118 +252,6 @@ def test_a_worker_dies_while_its_launcher_is_stopped(monkeypatch: pytest.MonkeyP
     assert found == list(range(40))
     assert len(texts) == 1
     assert "exit code is not known" in texts[0]
-
-
-PROGRAM = """
-import sys, threading
-lock = threading.Lock()
-lock.acquire()
-if sys.argv[1] == "computes":
-    threading.Thread(target=lambda: [None for _ in iter(int, 1)], daemon=True).start()
-print("begun", flush=True)
-lock.acquire()
-"""
-
-
-@pytest.mark.parametrize("deed", ["sleeps", "computes"])
-def test_who_stands_still(deed: str) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, deed], stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "begun\n"
-        still, begun, most = Standstill(process.pid), time.monotonic(), 0.0
-        while most < 2.0 and time.monotonic() - begun < 5:
-            time.sleep(0.2)
-            most = max(most, still.seconds())
-        assert (most >= 2.0) == (deed == "sleeps")
-        process.kill()
-
-
-# Exceptions of signal handlers -----------------------------------------------------------------
-
-
-class Rang(Exception):
-    """An alarm."""
-
-
-@contextmanager
-def alarms(seconds: float) -> Iterator[None]:
-    """Again and again an exception comes out of a signal handler."""
-
-    def ring(*_: Any) -> None:
-        raise Rang
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
-class Slow(Rows):
-    """Takes longer to be pickled than until the next alarm; says how often it was."""
-
-    pickled = 0
-
-    def __getstate__(self) -> dict[str, Any]:
-        type(self).pickled += 1
-        begun = time.monotonic()
-        while time.monotonic() - begun < 0.3:
-            pass
-        return self.__dict__
-
-
-def running() -> set[int]:
-    """Processes that this one has started, and theirs."""
-    found = set()
-    for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            if child.status() != psutil.STATUS_ZOMBIE:
-                found.add(child.pid)
-    return found
-
-
-@pytest.mark.parametrize("kept", [True, False], ids=["held back", "not held back"])
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_start_that_alarms_fall_into(method: str, kept: bool) -> None:
-    """No process is lost or there twice; what was pickled is kept for the next attempt."""
-    reading, writing = os.pipe()
-    context = multiprocessing.get_context(method)
-    with DataLoader(
-        Slow(4, 1), num_workers=3, persistent_workers=True, multiprocessing_context=context
-    ) as loader:
-        list(loader)  # it has nothing to do for these workers, nor for others of their numbers
-        pool: Any = loader._core.pool
-        spec = pool._workers.starter._payload._spec
-        starter = launcher.make_starter(context, pool._workers._links, spec)
-        links = [pool._workers._links.of(worker, 3, 0, reading) for worker in (1, 2)]
-        before, started, rang = running(), list[Any](), 0
-        Slow.pickled = 0
-        with alarms(0.2):
-            while not started:
-                try:
-                    with HeldBack() if kept else nullcontext():
-                        started += starter.start_all(links)
-                except Rang:
-                    rang += 1
-        assert len(started) == 2
-        assert rang or method == "fork"
-        assert Slow.pickled == (method == "spawn")
-        pids = {process.pid for process in started} | {getattr(starter, "pid", 0)} - {0}
-        until = time.monotonic() + PROMPT
-        while running() - before != pids and time.monotonic() < until:
-            time.sleep(0.01)  # one that was not permitted to begin has to end
-        assert running() - before == pids
-        for process in started:
-            process.kill()
-            process.join()
-            process.close()
-        starter.close()
-    os.close(reading)
-    os.close(writing)
 
 
 # Python's fork server --------------------------------------------------------------------------

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
-import itertools
 import logging
 import operator
 import pickle
@@ -12,7 +10,6 @@ import random
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
@@ -20,7 +17,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 from lit_loader import DataLoader
 from lit_loader.transport.shared_list import SharedList, SharedTuple, shared
 from lit_loader.workers.shared_lists import LONG, SharedLists
-from tests.support.samples import METHODS, worker_pids
+from tests.support.samples import METHODS
 
 N = LONG + 5
 
@@ -103,12 +100,6 @@ def test_the_list_itself_refuses_to_be_changed(write: Any) -> None:
         write(view)
     assert view == plain
     write(view.copy())
-
-
-def test_a_tuple_grows_into_another() -> None:
-    view = kept = shared((1, 2))
-    view += (3,)
-    assert view == (1, 2, 3) and kept == (1, 2)
 
 
 @pytest.mark.parametrize("name", WRITES)
@@ -216,12 +207,6 @@ def test_not_unless_asked_for() -> None:
     ]
 
 
-def test_a_table_stays_one() -> None:
-    dataset = Subset(TensorDataset(torch.arange(N)), list(range(N)))
-    with DataLoader(dataset, 5000, num_workers=1, share=True) as loader:
-        assert torch.cat([rows for (rows,) in loader]).tolist() == list(range(N))
-
-
 def test_what_was_done_is_said(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "lit_loader.share"):
         SharedLists(Files())
@@ -235,66 +220,6 @@ def test_what_was_done_is_said(caplog: pytest.LogCaptureFixture) -> None:
         "records",
         "share: Files.by_name is left alone: it is a dict; SharedSequence takes any records",
     ]
-
-
-def test_modules_and_classes_are_not_looked_into() -> None:
-    class Strange(Dataset[int]):
-        everything = LISTS["ints"]
-
-        def __init__(self) -> None:
-            self.module, self.kind, self.me = logging, Strange, self
-
-    logging.long_list = LISTS["ints"]  # type: ignore[attr-defined]
-    try:
-        assert not SharedLists(Strange())._instead
-    finally:
-        del logging.long_list  # type: ignore[attr-defined]
-
-
-class Growing(Dataset[int]):
-    """The example of PyTorch's issue 13246: a long list of Python's numbers, read at random."""
-
-    def __init__(self, length: int) -> None:
-        self.data = [n + 1_000_000 for n in range(length)]
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitem__(self, index: int) -> int:
-        return self.data[index]
-
-
-def private(pid: int) -> int:
-    """Bytes that a process has for itself alone: made there, or copied by writing to them."""
-    return sum(part.private_dirty for part in psutil.Process(pid).memory_maps())
-
-
-def after_each_epoch(share: bool, length: int = 200_000) -> list[int]:
-    """Bytes that a worker has for itself, after each of three shuffled epochs."""
-    gc.collect()
-    sizes = []
-    with DataLoader(
-        Growing(length),
-        2000,
-        shuffle=True,
-        num_workers=1,
-        persistent_workers=True,
-        prefetch_next_epoch=False,
-        share=share,
-    ) as loader:
-        for _ in range(3):
-            iterator = iter(loader)
-            [worker] = [pid for _ in itertools.islice(iterator, 1) for pid in worker_pids(iterator)]
-            assert sum(len(batch) for batch in iterator) == length - 2000
-            sizes.append(private(worker))
-    return sizes
-
-
-def test_a_list_of_numbers_stays_where_it_is() -> None:
-    nbytes = 200_000 * 32
-    copied, shared_ = after_each_epoch(share=False), after_each_epoch(share=True)
-    assert min(copied) - max(shared_) > nbytes / 2
-    assert max(shared_) - shared_[0] < nbytes / 10
 
 
 def test_what_workers_write_raises(tmp_path: Path) -> None:

@@ -1,0 +1,193 @@
+"""Any order, batch size, ranks and place: the samples are those of one process, in its order."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from lit_loader import DataLoader
+from tests.support.exact import (
+    EveryOther,
+    SamplerWithStatefulIterator,
+    StatefulSampler,
+    through_file,
+)
+
+ORDERS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "ordered": lambda n: {},
+    "shuffled": lambda n: {"shuffle": True},
+    "random": lambda n: {"sampler": RandomSampler(range(n))},
+    "replacement": lambda n: {"sampler": RandomSampler(range(n), replacement=True, num_samples=n)},
+    "subset": lambda n: {"sampler": SubsetRandomSampler(range(n))},
+    "weighted": lambda n: {"sampler": WeightedRandomSampler([1.0, 2.0] * n, n)},
+    "generator": lambda n: {"sampler": RandomSampler(range(n), generator=torch.Generator())},
+    "list": lambda n: {"sampler": list(range(n, 0, -1))},
+    "drawing": lambda n: {"sampler": EveryOther(n)},
+    "stateful": lambda n: {"sampler": StatefulSampler(n)},
+    "stateful iterator": lambda n: {"sampler": SamplerWithStatefulIterator(n)},
+}
+
+
+class Counted:
+    """Any index is a sample: itself."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def as_they_are(samples: list[int]) -> list[int]:
+    return samples
+
+
+def ranks_of(
+    order: str, length: int, size: int, ranks: int, **options: Any
+) -> list[DataLoader[Any]]:
+    return [
+        DataLoader(
+            Counted(length), size, collate_fn=as_they_are, num_replicas=ranks, rank=rank,
+            **{"seed": 3} | ORDERS[order](length) | options,
+        )
+        for rank in range(ranks)
+    ]  # fmt: skip
+
+
+def stream_of(epochs: list[list[list[int]]]) -> list[int]:
+    """Put the ranks' samples together again: one of each rank in turn, batch by batch."""
+    missing = object()
+    return [
+        item
+        for batches in itertools.zip_longest(*epochs, fillvalue=[])
+        for row in itertools.zip_longest(*batches, fillvalue=missing)
+        for item in row
+        if item is not missing
+    ]
+
+
+def generators() -> list[Any]:
+    return [random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()]
+
+
+orders, tails = st.sampled_from(sorted(ORDERS)), st.sampled_from(["pad", "drop", "keep"])
+
+
+@settings(max_examples=100)
+@given(orders, st.integers(1, 60), st.integers(1, 9), st.integers(1, 7), tails, st.booleans())
+def test_ranks(order: str, length: int, size: int, ranks: int, tail: str, drop_last: bool) -> None:
+    before = generators()
+    [alone] = [list(each) for each in ranks_of(order, length, size * ranks, 1)]
+    whole = stream_of([alone])
+    loaders = ranks_of(order, length, size, ranks, shard_tail=tail, drop_last=drop_last)
+    epochs = [list(loader) for loader in loaders]
+    assert [len(loader) for loader in loaders] == [len(batches) for batches in epochs]
+    assert generators() == before
+    got = stream_of(epochs)
+    if tail != "keep":
+        assert len({tuple(map(len, batches)) for batches in epochs}) == 1  # or DDP would hang
+    share = -(-length // ranks) if tail == "pad" else length // ranks
+    if drop_last:
+        assert {len(batch) for batches in epochs for batch in batches} <= {size}
+        assert len(epochs[-1]) == share // size
+    elif tail == "pad":
+        assert length <= len(got) < length + ranks
+    else:
+        assert len(got) == (length - length % ranks if tail == "drop" else length)
+    if not (drop_last and tail == "keep"):  # then some have one more than others
+        assert got == list(itertools.islice(itertools.cycle(whole), len(got)))
+
+
+@settings(max_examples=100)
+@given(
+    orders, st.integers(1, 40), st.integers(1, 3), st.sampled_from([1, 2, 4]),
+    st.sampled_from([1, 2, 4]), st.sampled_from(["pad", "keep"]), st.data(),
+)  # fmt: skip
+def test_gone_on_with_other_ranks(
+    order: str, length: int, size: int, first: int, then: int, tail: str, data: st.DataObject
+) -> None:
+    [whole] = [list(each) for each in ranks_of(order, length, 4 * size, 1)]
+    loaders = ranks_of(order, length, 4 * size // first, first, shard_tail=tail)
+    iterators = [iter(loader) for loader in loaders]
+    stop = data.draw(st.integers(0, len(loaders[-1])))
+    for iterator in iterators:
+        list(itertools.islice(iterator, stop))
+    state = through_file(loaders[-1].state_dict())
+    resumed = ranks_of(order, length, 4 * size // then, then, shard_tail=tail)
+    for loader in resumed:
+        loader.load_state_dict(state)
+    rest = stream_of([list(loader) for loader in resumed])
+    expected = stream_of([whole[stop:]])
+    assert rest[: len(expected)] == expected
+
+
+@pytest.mark.parametrize("order", sorted(ORDERS.keys() - {"generator", "stateful"}))
+def test_an_epoch_is_a_function_of_seed_and_number(order: str) -> None:
+    def epoch(number: int, seed: int = 3) -> list[list[int]]:
+        torch.rand(7)  # whatever was drawn before
+        [loader] = ranks_of(order, 50, 8, 1, seed=seed)
+        loader.set_epoch(number)
+        return list(loader)
+
+    [loader] = ranks_of(order, 50, 8, 1)
+    counted = [list(loader) for _ in range(3)]
+    assert counted == [epoch(0), epoch(1), epoch(2)]
+    if order not in ("ordered", "list", "stateful iterator"):
+        assert counted[0] != counted[1] != counted[2] != counted[0]
+        assert epoch(0, seed=4) != counted[0]
+
+
+@pytest.mark.parametrize("tail", ["pad", "drop", "keep"])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("size", [1, 4, None])
+def test_an_order_without_a_length(size: int | None, ranks: int, tail: str) -> None:
+    class Unsized:
+        def __init__(self, length: int) -> None:
+            self.length = length
+
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(self.length))
+
+    class Sized(Unsized):
+        def __len__(self) -> int:
+            return self.length
+
+    def epochs(kind: type[Unsized], length: int) -> list[list[Any]]:
+        options = {"collate_fn": as_they_are, "num_replicas": ranks, "shard_tail": tail}
+        return [
+            list(DataLoader(Counted(20), size, sampler=kind(length), rank=rank, **options))
+            for rank in range(ranks)
+        ]
+
+    for length in (0, 1, 2, 5, 12, 13):
+        assert epochs(Unsized, length) == epochs(Sized, length)
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_a_distributed_sampler_is_not_shared_out_again(batched: bool) -> None:
+    sampler = DistributedSampler(range(53), num_replicas=3, rank=1)
+    batches = BatchSampler(sampler, 4, False)
+    options: dict[str, Any] = (
+        {"batch_size": 4, "sampler": sampler} if batched else {"batch_sampler": batches}
+    )
+    loader = DataLoader(Counted(53), collate_fn=as_they_are, num_replicas=3, rank=1, **options)
+    sampler.set_epoch(2)
+    assert list(loader) == list(batches)
