@@ -1,4 +1,4 @@
-"""Faults in reads and around them: the bytes are those of a run in which nothing happens or is read.
+"""Faults in reads and around them: the bytes are those of a run to which nothing happens.
 
 A cell is a kind of dataset, a fault, where it strikes, what is done to the loader meanwhile, and
 options; `chosen` takes as few of them as have every pair. The matrix of what a worker does besides
@@ -235,7 +235,7 @@ def test_bytes_are_those_of_a_clean_run(cell: tuple[Any, ...], tmp_path: Path) -
                 assert outcomes(loader) == expected[1]
     assert {warning.category for warning in told} <= {WorkerRestartWarning, UserWarning}
     struck = len([*tmp_path.iterdir()])
-    if not fault or act == "twice" and point != "resuming":
+    if not fault or (act == "twice" and point != "resuming"):
         assert struck == bool(fault)
 
 

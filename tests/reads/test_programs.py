@@ -1,4 +1,4 @@
-"""Programs as people write them: with reads and without, their samples are the same; and are read ahead."""
+"""Programs as people write them: their samples are the same with reads ahead and without."""
 
 from __future__ import annotations
 
