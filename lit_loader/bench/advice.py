@@ -15,7 +15,13 @@ from lit_loader.bench.rounds import Spread
 from lit_loader.bench.settings import OURS, REFERENCE
 from lit_loader.statistics.records import LoaderStatistics
 
-__all__ = ["Point", "advise", "choose"]
+__all__ = ["FIGURES", "Point", "advise", "choose"]
+
+FIGURES: Final = (
+    "first_batch_seconds", "seconds_per_batch", "processor_seconds_per_batch", "memory_megabytes",
+    "descriptors", "step_waits",
+)  # fmt: skip
+"""What is measured of a setting in a round; the last only where it is known how long a step is."""
 
 _NEAR: Final = 1.05  # times the fastest setting's time that is as good
 _BUSY: Final = 0.7  # part of the time from which on a worker or processor counts as busy
@@ -38,8 +44,7 @@ class Point:
 
     num_workers: int
     prefetch_factor: int  # without workers 0
-    # For each counted round loader to (seconds a batch, seconds to the first batch).
-    rounds: list[dict[str, tuple[float, float]]] = field(default_factory=list)
+    rounds: list[dict[str, tuple[float, ...]]] = field(default_factory=list)  # loader to FIGURES
     cannot: dict[str, str] = field(default_factory=dict)  # loader to why it has no figures
     statistics: LoaderStatistics | None = None  # of our loader, from its last round
     cpu: float = 0.0  # processors that were busy with it then, all its processes together
@@ -55,9 +60,11 @@ class Point:
         found = dict.fromkeys(name for figures in self.rounds for name in figures)
         return list(found | dict.fromkeys(self.cannot))
 
-    def figure(self, loader: str, which: int = 0) -> Spread | None:
-        """Seconds a batch, or (1) to the first batch; None: not measured."""
-        return Spread.of([figures[loader][which] for figures in self.rounds if loader in figures])
+    def figure(self, loader: str, name: str = "seconds_per_batch") -> Spread | None:
+        """One of `FIGURES`; None: not measured."""
+        found = [figures[loader] for figures in self.rounds if loader in figures]
+        at = FIGURES.index(name)
+        return Spread.of([each[at] for each in found if len(each) > at])
 
     @property
     def measured(self) -> bool:

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from lit_loader.bench.advice import Point, advise, choose
+from lit_loader.bench.advice import FIGURES, Point, advise, choose
 from lit_loader.bench.limits import copy_seconds, nbytes
 from lit_loader.bench.loaders import Open, Setup
-from lit_loader.bench.machine import cpu_seconds, machine_seconds
+from lit_loader.bench.machine import cpu_seconds, machine_seconds, memory_and_descriptors
 from lit_loader.bench.rounds import Session, Spread, in_one_line
 from lit_loader.bench.settings import OURS
 from lit_loader.config.loader_config import LoaderConfig
@@ -67,7 +67,7 @@ class Grid:
         for number in range(rounds + 1):
             seconds = settings.grid.seconds / (1 if number else 4)
             for point in self.points:
-                figures: dict[str, tuple[float, float]] = {}
+                figures: dict[str, tuple[float, ...]] = {}
                 for name, open_ in session.loaders.items():
                     session.tick(f"{point} · {name}")
                     if name in point.cannot:
@@ -87,8 +87,8 @@ class Grid:
         if self._nbytes:
             self._copy = copy_seconds(self._nbytes)
 
-    def _load(self, point: Point, name: str, open_: Open, seconds: float) -> tuple[float, float]:
-        """Seconds a batch and to the first batch, in one setting."""
+    def _load(self, point: Point, name: str, open_: Open, seconds: float) -> tuple[float, ...]:
+        """`FIGURES` of one setting."""
         options = _options(self._config, point, self._dataset, ours=name == OURS)
         setup = Setup(
             self._config.batch_size, point.num_workers, point.prefetch_factor, options=options
@@ -102,16 +102,32 @@ class Grid:
                 raise OptionError("it gives no batch")
             first = time.perf_counter() - begin
             self._nbytes = nbytes(batch)
-            used, all_used = cpu_seconds(), machine_seconds()
-            epoch, a_batch, passed = _clocked(opened.epoch, epoch, seconds)
+            all_used, began = machine_seconds(), time.perf_counter()
+            epoch, found = _clocked(opened.epoch, epoch, seconds)
             if name == OURS:
-                point.cpu = (cpu_seconds() - used) / passed
-                point.others = max(0.0, (machine_seconds() - all_used) / passed - point.cpu)
+                point.cpu = found[1] / found[0]
+                others = (machine_seconds() - all_used) / (time.perf_counter() - began) - point.cpu
+                point.others = max(0.0, others)
                 point.statistics = self._statistics(opened.loader)
+            epoch, found = self._with_steps(opened.epoch, epoch, seconds, found)
             del epoch, batch
         finally:
             opened.close()
-        return a_batch, first
+        return first, *found
+
+    def _with_steps(
+        self,
+        begin_epoch: Callable[[], Iterator[Any]],
+        epoch: Iterator[Any],
+        seconds: float,
+        found: tuple[float, ...],
+    ) -> tuple[Iterator[Any], tuple[float, ...]]:
+        """Figures, and the part of the time in which a step waits, where it is known how long."""
+        step_ms = self._session.settings.grid.step_ms
+        if step_ms is None:
+            return epoch, found
+        epoch, more = _clocked(begin_epoch, epoch, seconds / 2, step_ms / 1e3)
+        return epoch, (*found, max(0.0, 1 - step_ms / 1e3 / more[0]))
 
     def _load_auto(self, point: Point, seconds: float, counts: bool) -> None:
         """Load with ``num_workers="auto"``; it is left out where that is refused."""
@@ -125,10 +141,11 @@ class Grid:
                 if next(epoch, None) is None:
                     raise OptionError("it gives no batch")
                 first = time.perf_counter() - begin
-                epoch, *_ = _clocked(lambda: iter(loader), epoch, seconds)
-                epoch, a_batch, _ = _clocked(lambda: iter(loader), epoch, seconds)
+                epoch, _ = _clocked(lambda: iter(loader), epoch, seconds)
+                epoch, found = _clocked(lambda: iter(loader), epoch, seconds)
                 point.statistics = self._statistics(loader)
                 point.num_workers = loader.num_workers
+                epoch, found = self._with_steps(lambda: iter(loader), epoch, seconds, found)
                 del epoch
         except OptionError:
             self.auto = None
@@ -136,7 +153,7 @@ class Grid:
             point.cannot[OURS] = in_one_line(error)
         else:
             if counts:
-                point.rounds.append({OURS: (a_batch, first)})
+                point.rounds.append({OURS: (first, *found)})
 
     def _statistics(self, loader: Any) -> LoaderStatistics:
         found: LoaderStatistics = loader.statistics()
@@ -163,7 +180,7 @@ class Grid:
         if auto is not None and auto.measured and auto.statistics and fixed:
             best = min(fixed, key=lambda point: point.seconds)
             pairs = zip(best.rounds, auto.rounds, strict=False)
-            times = Spread.of([a[OURS][0] / b[OURS][0] for a, b in pairs if OURS in a])
+            times = Spread.of([a[OURS][1] / b[OURS][1] for a, b in pairs if OURS in a])
             lines.append(
                 f'num_workers="auto" came to {auto.num_workers} ({auto.statistics.why_so_many}): '
                 f"{times.median if times else 0:.2f} times as fast as the fastest, {best}"
@@ -196,30 +213,34 @@ def _named(point: Point) -> dict[str, Any]:
 
 def _figures(point: Point, loader: str) -> dict[str, Any]:
     found = [figures[loader] for figures in point.rounds if loader in figures]
+    named = zip(FIGURES, zip(*found, strict=True), strict=False)  # without steps nothing waits
+    none: dict[str, Any] = {name: [] for name in FIGURES}
     return {
-        "seconds_per_batch": [a_batch for a_batch, _ in found],
-        "first_batch_seconds": [first for _, first in found],
+        **none,
+        **{name: list(each) for name, each in named},
         "cannot": point.cannot.get(loader),
     }
 
 
 def _clocked(
-    begin_epoch: Callable[[], Iterator[Any]], epoch: Iterator[Any], seconds: float
-) -> tuple[Iterator[Any], float, float]:
-    """Go on for so many seconds, epoch after epoch.
+    begin_epoch: Callable[[], Iterator[Any]], epoch: Iterator[Any], seconds: float, step: float = 0
+) -> tuple[Iterator[Any], tuple[float, ...]]:
+    """Go on for so many seconds, epoch after epoch, with a step that sleeps behind each batch.
 
     Returns:
-        The iterator of the last epoch; seconds a batch; seconds that it has taken.
+        The iterator of the last epoch; of `FIGURES` those behind the first batch.
     """
-    count, begin = 0, time.perf_counter()
+    count, used, begin = 0, cpu_seconds(), time.perf_counter()
     while time.perf_counter() - begin < seconds or not count:
         if next(epoch, None) is None:
             epoch = begin_epoch()
             if next(epoch, None) is None:
                 raise OptionError("its second epoch gives no batch")
         count += 1
-    passed = time.perf_counter() - begin
-    return epoch, passed / count, passed
+        if step:
+            time.sleep(step)
+    passed, used = time.perf_counter() - begin, cpu_seconds() - used
+    return epoch, (passed / count, used / count, *memory_and_descriptors())
 
 
 def _made(name: str, node: Any) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -112,27 +112,35 @@ def _show(console: Console, title: str, sheet: Table) -> None:
 
 def show_grid(console: Console, grid: Grid) -> None:
     """Print the user's own dataset: every setting, then what to use and why."""
-    columns = ("num_\nworkers", "prefetch\nfactor", "loader", "ms/batch", "samples/s",
-               "first\nbatch, ms", "workers\nbusy")  # fmt: skip
+    units: dict[str, tuple[str, Callable[[float], float]]] = {
+        "seconds_per_batch": ("samples/s", lambda value: grid.samples / value),
+        "step_waits": ("step\nwaits, %", lambda value: 100 * value),
+        "processor_seconds_per_batch": (
+            "processor,\nµs/sample", lambda value: 1e6 * value / grid.samples,
+        ),
+        "memory_megabytes": ("memory,\nMB", float),
+        "first_batch_seconds": ("first\nbatch, ms", lambda value: 1e3 * value),
+        "descriptors": ("open\nfiles", float),
+    }  # fmt: skip
+    points = [*grid.points, *([grid.auto] if grid.auto else [])]
+    if not any(point.figure(OURS, "step_waits") for point in points):
+        del units["step_waits"]
+    heads = [head for head, _ in units.values()]
     sheet = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in columns:
+    for name in ("num_\nworkers", "prefetch\nfactor", "loader", *heads, "workers\nbusy"):
         sheet.add_column(name, justify="left" if name == "loader" else "right", no_wrap=True)
     if unable := any(point.cannot for point in grid.points):
         sheet.add_column("", overflow="fold")
-    for point in [*grid.points, *([grid.auto] if grid.auto else [])]:
+    for point in points:
         for loader in point.loaders:
-            figure, first = point.figure(loader), point.figure(loader, 1)
-            cells = ["–", "", ""]
-            if figure is not None and first is not None:
-                cells = [_number(figure.median * 1e3), _number(grid.samples / figure.median)]
-                cells.append(_number(first.median * 1e3))
+            found = [(point.figure(loader, name), show) for name, (_, show) in units.items()]
             busy = point.statistics if loader == OURS and point.num_workers else None
             chosen = grid.chosen is point and loader == OURS
             sheet.add_row(
                 f"auto: {point.num_workers}" if point is grid.auto else str(point.num_workers),
                 str(point.prefetch_factor or ""),
                 f"{loader} ◀" if chosen else loader,
-                *cells,
+                *("–" if each is None else _number(show(each.median)) for each, show in found),
                 "" if busy is None else f"{100 * busy.busy_fraction:.0f} %",
                 *[point.cannot.get(loader, "")] * unable,
                 style="bold green" if chosen else "",

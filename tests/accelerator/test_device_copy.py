@@ -9,7 +9,6 @@ import torch
 
 from lit_loader import DataLoader
 from lit_loader.accelerator.device_copy import DeviceCopy, Staged, _mark
-from lit_loader.bench import device_copy
 from lit_loader.iteration import core as core_module
 from tests.support.samples import Call, Rows
 
@@ -188,18 +187,3 @@ def test_host_memory_is_kept_until_the_copy_is_made() -> None:
     staged = [copy.stage(batch) for batch in batches]
     assert all(s.source is batch for s, batch in zip(staged, batches, strict=True))
     assert [int(copy.take(s)[-1]) for s in staged] == list(range(16))
-
-
-def test_the_benchmark_says_that_there_is_nothing_to_measure(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert device_copy.main([]) == 1
-    assert capsys.readouterr().out.startswith("no CUDA device")
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_the_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
-    assert device_copy.main(["--megabytes", "4", "--batches", "20", "--rounds", "1"]) == 0
-    assert capsys.readouterr().out.count("(") == 4

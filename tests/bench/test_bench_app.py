@@ -6,6 +6,7 @@ import contextlib
 import csv
 import importlib.util
 import json
+import mmap
 import os
 import re
 import signal
@@ -333,7 +334,7 @@ def test_grid(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     code, report = run(
         f"dataset._target_={__name__}.Squares", "+dataset.length=40", "loader.batch_size=8",
         "loader.shuffle=true", "grid.num_workers=[0,1]", "grid.prefetch_factor=[1,2]",
-        "grid.seconds=0.1",
+        "grid.seconds=0.1", "grid.step_ms=1",
     )  # fmt: skip
     assert code == 0
     grid = report["grid"]
@@ -342,6 +343,10 @@ def test_grid(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     expected = [(0, None), (1, 1), (1, 2)]
     assert settings == [(*setting, name) for setting in expected for name in both]
     assert all(min(p["seconds_per_batch"]) > 0 for p in grid["points"])
+    for place in (*grid["points"], grid["auto"]):
+        assert min(place["memory_megabytes"]) > 10 and min(place["descriptors"]) > 3
+        assert min(place["processor_seconds_per_batch"]) >= 0
+        assert min(place["step_waits"]) >= 0 and max(place["step_waits"]) < 1
     first = {(p["num_workers"], p["loader"]): p["first_batch_seconds"][0] for p in grid["points"]}
     assert first[0, "torch"] < first[1, "torch"]  # nothing is started
     assert (grid["samples_per_batch"], grid["bytes_per_batch"]) == (8, 8 * 8 * 8)
@@ -352,6 +357,8 @@ def test_grid(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert re.match(rf'num_workers="auto" came to {number} \(.+\): [\d.]+ times as fast as', auto)
     printed = capsys.readouterr().out
     assert "(◀: use this)" in printed
+    for column in ("samples/s", "waits, %", "µs/sample", "MB", "batch, ms", "files", "busy"):
+        assert column in printed, column
     assert printed.count(" lit_loader ◀ ") == 1
     assert grid["advice"][0] in printed and auto in printed
     assert f"auto: {number}" in printed
@@ -365,7 +372,7 @@ def point(workers: int, seconds: float, prefetch: int = 2, **more: Any) -> Point
     statistics = LoaderStatistics(
         batches=1, **{name: StageTimes(mean=mean) for name, mean in stages.items()}
     )
-    rounds = [{"lit_loader": (seconds, 0.0)}]
+    rounds = [{"lit_loader": (0.0, seconds)}]
     prefetch = prefetch if workers else 0
     return Point(
         workers, prefetch, rounds, statistics=statistics, **{"cpu": float(workers), **more}
@@ -541,3 +548,21 @@ def test_the_tree_is_seen() -> None:
         pass
     assert machine.cpu_seconds() - before >= 0.03
     assert machine.machine_seconds() > 0
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux")
+def test_shared_memory_counts_once_mapped_or_not() -> None:
+    size = 64 << 20
+    descriptor, before = os.memfd_create("on its way"), machine.memory_and_descriptors()
+    try:
+        os.write(descriptor, bytes(size))
+        open_only, descriptors = machine.memory_and_descriptors()
+        with mmap.mmap(descriptor, size) as memory:
+            assert memory[:: mmap.PAGESIZE].count(0) == size // mmap.PAGESIZE
+            mapped, _ = machine.memory_and_descriptors()
+    finally:
+        os.close(descriptor)
+    assert descriptors == before[1]
+    for found in (open_only, mapped):
+        assert found - before[0] == pytest.approx(size / 1e6, rel=0.3)
+    assert machine.memory_and_descriptors()[1] == descriptors - 1

@@ -1,7 +1,9 @@
-"""The jobs of examples/benchmark/jobs, at their smallest: their columns, and the same bytes."""
+"""The jobs of examples/benchmark/jobs, at their smallest: columns, the same bytes and losses."""
 
 from __future__ import annotations
 
+import re
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -10,17 +12,16 @@ import pytest
 from tests.bench.test_studies import SCRIPTS, table
 from tests.support.commands import run_python
 
-SLOW = (
-    "detection", "volumes", "molecules", "graphs", "robot_uint8", "robot_float32", "short_epochs",
-    "latents", "transitions", "time_series", "tokens", "jpeg", "faces",
+JOBS = (
+    "columns", "detection", "volumes", "molecules", "graphs", "robot_uint8", "robot_float32",
+    "short_epochs", "latents", "transitions", "time_series", "tokens", "jpeg", "faces", "objects",
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.process
 @pytest.mark.timeout(280)
-@pytest.mark.parametrize(
-    "job", ["columns", *[pytest.param(job, marks=pytest.mark.slow) for job in SLOW]]
-)
+@pytest.mark.parametrize("job", JOBS)
 def test_a_job(job: str) -> None:
     pytest.importorskip("psutil")
     pytest.importorskip("matplotlib")
@@ -33,11 +34,41 @@ def test_a_job(job: str) -> None:
         printed = run_python(Path(folder), script, *given, "out=found", TMPDIR=folder, timeout=250)
         left = {path.name for path in Path(folder).iterdir()}
         assert left == {"found"}, "nothing else is left behind"
-        assert {path.name for path in Path(folder, "found").iterdir()} == {"jobs.json", "jobs.png"}
+        files = {path.name for path in Path(folder, "found").iterdir()}
+        assert files == {"jobs.json", "jobs.png", "rounds.jsonl"}
     ((name, row),) = table(printed).items()
     assert name == job
-    assert row["same bytes"] == ["yes"]
+    assert row["same bytes"] == row["same losses"] == ["yes"]
     for column in ("samples/s", "memory, MB", "first batch, ms", "descriptors"):
         figures = row[column][0].replace(",", "").split(" → ")
         assert len(figures) == 2 and all(float(figure) > 0 for figure in figures), column
     assert float(row["times as fast"][0].split()[0]) > 0
+
+
+@pytest.mark.process
+@pytest.mark.timeout(280)
+def test_a_run_goes_on_and_writes_the_pages(tmp_path: Path) -> None:
+    pytest.importorskip("psutil")
+    pytest.importorskip("matplotlib")
+    pages = ("README.md", "examples/benchmark/jobs/README.md")
+    for name in pages:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(SCRIPTS.parents[1] / name, tmp_path / name)
+    before = [(tmp_path / name).read_text() for name in pages]
+    given = ("quick=true", "auto=false", "out=found", "pages=.")
+    script = SCRIPTS / "jobs" / "run.py"
+    first = run_python(tmp_path, script, *given, "jobs=[molecules]", timeout=130)
+    again = run_python(tmp_path, script, *given, "jobs=[molecules,columns]", timeout=130)
+    assert "  molecules, round 1" in first and "  molecules, round 1" not in again
+    assert "  columns, round 1" in again
+    row, other = table(again).items()
+    assert row[1]["same bytes"] == other[1]["same losses"] == ["yes"]
+    assert table(first) == dict([row])
+    after = [(tmp_path / name).read_text() for name in pages]
+    for old, new in zip(before, after, strict=True):
+        around = re.compile(r"(?<=<!-- measured: )(\w+).*?(?=<!-- end)", re.DOTALL)
+        assert around.split(old) == around.split(new), "what stands around the tables stays"
+    assert "\n| molecules as ragged tensors |" in after[0]
+    assert "\n| detection |" not in after[1]
+    assert [other[0]] == re.findall("^\\| (columns) \\| torch \\| 1 → 1", after[1], re.M)
+    assert (tmp_path / pages[1]).with_name("jobs.png").read_bytes().startswith(b"\x89PNG")

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.support.commands import run_python
 
@@ -77,3 +78,16 @@ def test_a_cluster(part: str, tmp_path: Path) -> None:
     (row,) = table(printed).values()
     if part != "speed":
         assert (row["lost"], row["twice"], row["in order"]) == (["0"], ["0"], ["yes"])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
+def test_without_a_device_there_is_nothing_to_measure(tmp_path: Path) -> None:
+    told = run_python(tmp_path, SCRIPTS / "device_copy.py", code=1)
+    assert told.startswith("no CUDA device")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_ways_onto_a_device(tmp_path: Path) -> None:
+    given = ("--megabytes", "4", "--batches", "20", "--rounds", "1")
+    assert run_python(tmp_path, SCRIPTS / "device_copy.py", *given).count("(") == 4

@@ -36,7 +36,9 @@ class Job(Dataset):
 
     library: ClassVar[str] = "torch"
     options: ClassVar[dict[str, Any]] = {"persistent_workers": True}
+    own_options: ClassVar[dict[str, Any]] = {}  # that lit_loader alone has
     collate_fn: Any = None
+    beside: ClassVar[str | None] = None  # the loader that `loader_beside` makes
 
     def __init__(self, folder: str, batch_size: int, batches: int = 100_000) -> None:
         self.folder, self.batch_size, self.batches = Path(folder), batch_size, batches
@@ -51,9 +53,15 @@ class Job(Dataset):
     def loader(self, loader_class: Any, num_workers: int | str) -> Any:
         """The one import: `loader_class` is torch's DataLoader or lit_loader's."""
         options = dict(self.options) if num_workers else {}
+        if loader_class.__module__.startswith("lit_loader"):
+            options |= self.own_options
         return loader_class(
             self, self.batch_size, num_workers=num_workers, collate_fn=self.collate_fn, **options
         )
+
+    def loader_beside(self, num_workers: int) -> Any:
+        """What people use for such a job: the library's own loader, or threads by hand."""
+        raise NotImplementedError
 
 
 class Detection(Job):
@@ -94,6 +102,7 @@ class Volumes(Job):
     """3D volumes of 27 MB as float32, with labels of 7 MB; scaled and flipped."""
 
     library = "MONAI" if has("monai") else "NumPy for MONAI"
+    beside = "MONAI's ThreadDataLoader" if has("monai") else None
 
     def make(self) -> None:
         side = 190
@@ -120,6 +129,13 @@ class Volumes(Job):
         step = -1 if index % 2 else 1
         return {"image": image[:, ::step].copy(), "label": sample["label"][:, ::step].copy()}
 
+    def loader_beside(self, num_workers: int) -> Any:
+        """0: one thread that loads ahead, as MONAI advises; else threads as workers."""
+        from monai.data import ThreadDataLoader
+
+        given = {"batch_size": self.batch_size, "num_workers": num_workers}
+        return ThreadDataLoader(self, **given, use_thread_workers=num_workers > 0)
+
 
 class Molecules(Job):
     """Molecules whose atoms and bonds differ in number: a batch is a list of dicts of 4 tensors."""
@@ -144,6 +160,7 @@ class Graphs(Molecules):
     """The same molecules as PyG's Data, collated by PyG into one graph."""
 
     library = "PyG" if has("torch_geometric") else "cat for PyG"
+    beside = "PyG's DataLoader" if has("torch_geometric") else None
 
     def make(self) -> None:
         super().make()
@@ -168,6 +185,12 @@ class Graphs(Molecules):
         rest = {key: torch.cat([s[key] for s in samples]) for key in ("x", "edge_attr", "y")}
         batch = torch.repeat_interleave(torch.arange(len(samples)), sizes)
         return {**rest, "edge_index": torch.cat(bonds, 1), "batch": batch}
+
+    def loader_beside(self, num_workers: int) -> Any:
+        """Torch's, with PyG's collate, which in a worker writes into shared memory at once."""
+        from torch_geometric.loader import DataLoader
+
+        return DataLoader(self, self.batch_size, num_workers=num_workers, **self.options)
 
 
 class RobotUint8(Job):

@@ -1,14 +1,16 @@
 """Real jobs, end to end: torch's loader and lit_loader's, one import changed.
 
     python examples/benchmark/jobs/run.py [jobs=[detection,volumes]] [workers=[1,2,4]] [rounds=3]
+    python examples/benchmark/jobs/run.py out=found pages=.  # all, into the two pages of `pages`
     python examples/benchmark/jobs/run.py quick=true  # as little as shows that it works
 
 All options: conf/jobs.yaml. Each trial is a process of its own. Its first batches are not clocked:
-they are compared, and memory and descriptors looked at. Then it is clocked for some seconds in the
-midst of an epoch (short_epochs: for whole epochs), with a step of `step_ms` behind each batch. The
-step sleeps: it holds neither a processor nor the GIL, as a GPU's. Trials take turns. Ratios are
-taken within each round, and the median over the rounds is shown. It needs psutil; for the picture
-matplotlib.
+they are compared, a small model is trained with them, and memory and descriptors are looked at.
+Then it is clocked for some seconds in the midst of an epoch (short_epochs: for whole epochs), with
+a step of `step_ms` behind each batch. The step sleeps: it holds neither a processor nor the GIL, as
+a GPU's. Trials take turns. Ratios are taken within each round, and the median over the rounds is
+shown. With `out` each round is kept when it is complete: the same command goes on where it was
+ended. It needs psutil; for the picture matplotlib.
 """
 
 from __future__ import annotations
@@ -24,14 +26,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-import psutil
 import torch
 
 # No more than that: spawned workers, torch's too, import this file.
 
 torch.set_num_threads(1)  # what torch makes of its own workers; forked ones inherit it
 
-OURS, THEIRS = "lit_loader", "torch"
+OURS, THEIRS, BESIDE = "lit_loader", "torch", "beside"
 
 
 def loader_class(name):
@@ -70,32 +71,39 @@ def digest(value, last=0):
     return zlib.crc32(repr(value).encode(), last)
 
 
-def tree():
-    me = psutil.Process()
-    return [me, *me.children(recursive=True)]
+class Learner:
+    """A small model, trained with what a batch has of floating point."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        layers = torch.nn.Linear(64, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1)
+        self.model = torch.nn.Sequential(*layers)
+
+    def learn(self, batch):
+        """One step; its loss."""
+        found = [each.reshape(1, -1) for each in floats(batch) if each.numel()]
+        pooled = [torch.nn.functional.adaptive_avg_pool1d(each.float(), 64) for each in found]
+        features = torch.tanh(torch.stack(pooled)).sum(0) if found else torch.ones(1, 64)
+        loss = (self.model(features) - features.mean()).square().mean()
+        self.model.zero_grad()
+        loss.backward()
+        with torch.no_grad():  # by hand: torch.optim imports the compiler, which is large
+            for parameter in self.model.parameters():
+                parameter -= 0.01 * parameter.grad
+        return loss.item()
 
 
-def processor_seconds():
-    """Of this process and all below it, and of those that have ended and were waited for."""
-    found = 0.0
-    for process in tree():
-        try:
-            found += sum(process.cpu_times()[:4])
-        except psutil.Error:
-            continue
-    return found
-
-
-def memory_and_descriptors():
-    """Megabytes of all processes, shared pages divided among them; the most descriptors of one."""
-    memory, most = 0.0, 0
-    for process in tree():
-        try:
-            memory += process.memory_full_info().pss / 1e6
-            most = max(most, process.num_fds())
-        except (psutil.Error, OSError):
-            continue
-    return memory, most
+def floats(value):
+    """The tensors of floating point in a batch."""
+    if isinstance(value, torch.Tensor):
+        return [value] if value.is_floating_point() else []
+    if hasattr(value, "to_dict"):
+        value = value.to_dict()
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    return (
+        [each for part in value for each in floats(part)] if isinstance(value, list | tuple) else []
+    )
 
 
 def again_and_again(loader):
@@ -105,28 +113,36 @@ def again_and_again(loader):
 
 def trial(settings, folder, name, workers, seconds):
     """Figures of one loader with so many workers."""
-    job = dataset(settings, folder)
+    from lit_loader.bench.machine import cpu_seconds, memory_and_descriptors
+
+    job, learner = dataset(settings, folder), Learner()
     step, compared = settings["step_ms"] / 1e3, settings["compared"]
-    # Behind the compared batches some that are not clocked either: what was made ahead of them, and
-    # for "auto" those after which it has found its number.
-    ahead = settings["auto_after"] if workers == "auto" else 4 * workers
-    ahead = settings.get("ahead", ahead)
-    digests, memory, descriptors = [], 0.0, 0
+    digests, losses, memory, descriptors = [], [], 0.0, 0
     began = time.perf_counter()
-    loader = job.loader(loader_class(name), workers)
+    if name == BESIDE:
+        loader = job.loader_beside(workers)
+    else:
+        loader = job.loader(loader_class(name), workers)
     batches = again_and_again(loader)
     for number in range(compared):
         batch = next(batches)
         if not number:
             first = time.perf_counter() - began
         digests.append(digest(batch))
-        if number >= compared // 2:
+        losses.append(learner.learn(batch))
+        if number >= compared - 2:
             now = memory_and_descriptors()
             memory, descriptors = max(memory, now[0]), max(descriptors, now[1])
-    for _ in range(ahead):
+    # Behind the compared batches some that are not clocked either: what was made ahead of them, and
+    # for "auto" those after which it has found its number.
+    ahead = settings["auto_after"] if workers == "auto" else 4 * workers
+    until = time.perf_counter() + settings["auto_s"]
+    for _ in range(settings.get("ahead", ahead)):
         batch = next(batches)
         time.sleep(step)
-    count, waited, used, began = 0, 0.0, processor_seconds(), time.perf_counter()
+        if workers == "auto" and "ahead" not in settings and time.perf_counter() > until:
+            break
+    count, waited, used, began = 0, 0.0, cpu_seconds(), time.perf_counter()
     while count == 0 or count % settings["clock"] or time.perf_counter() < began + seconds:
         asked = time.perf_counter()
         batch = next(batches)
@@ -134,7 +150,7 @@ def trial(settings, folder, name, workers, seconds):
         time.sleep(step)
         count += 1
     lasted = time.perf_counter() - began
-    used, samples = processor_seconds() - used, job.batch_size * count
+    used, samples = cpu_seconds() - used, job.batch_size * count
     del batch, batches
     if name == OURS:
         loader.close()
@@ -146,7 +162,7 @@ def trial(settings, folder, name, workers, seconds):
         "first, ms": 1e3 * first,
         "descriptors": descriptors,
         "digests": digests,
-        "library": job.library,
+        "losses": losses,
     }
 
 
@@ -169,6 +185,8 @@ def in_a_process(*arguments, limit):
     except EOFError:
         found = "its process died"
     if isinstance(found, str):
+        import psutil
+
         for each in (*psutil.Process(process.pid).children(recursive=True), process):
             each.kill()
     process.join()
@@ -178,31 +196,70 @@ def in_a_process(*arguments, limit):
 # --- rounds ---
 
 
-def measure(name, cfg, folder):
+def turns_of(job, made, cfg):
+    """What a round measures: loader and number of workers."""
+    turns = [(each, count) for count in job["workers"] for each in cfg.loaders]
+    if cfg.auto and OURS in cfg.loaders:
+        turns.append((OURS, "auto"))
+    if cfg.beside and made.beside:
+        turns += [(BESIDE, count) for count in job.get("beside", job["workers"])]
+    return turns
+
+
+class Kept:
+    """Rounds that are complete, in a file, so that a run can go on where it was ended."""
+
+    def __init__(self, path):
+        self.path, self.rounds = path, []
+        if path and path.exists():
+            self.rounds = [json.loads(line) for line in path.read_text().splitlines()]
+
+    def get(self, **which):
+        """A round that was measured just so."""
+        which = json.loads(json.dumps(which))
+        return next((r for r in self.rounds if all(r.get(k) == which[k] for k in which)), None)
+
+    def add(self, **measured):
+        self.rounds.append(measured)
+        if self.path:
+            with self.path.open("a") as file:
+                file.write(json.dumps(measured) + "\n")
+
+
+def measure(name, cfg, folder, kept):
     """All trials of a job, in rounds that take turns: (loader, workers) to a figure a round."""
-    job = {**cfg.common, **cfg.job[name]}
-    # Writes the files, and imports the libraries that the trials' processes inherit.
-    dataset(job, folder)
-    workers, rounds, seconds = job.get("workers", cfg.workers), cfg.rounds, cfg.seconds
+    from omegaconf import OmegaConf
+
+    import lit_loader
+
+    options = OmegaConf.to_container(cfg, resolve=True)
+    job = {"workers": options["workers"], **options["common"], **options["job"][name]}
+    rounds, seconds = cfg.rounds, cfg.seconds
     if cfg.quick:
-        workers, rounds, seconds = workers[:1], 1, 0.0
-        job |= {"compared": 2, "auto_after": 4}
-    found = {}
+        rounds, seconds = 1, 0.0
+        job |= {"workers": job["workers"][:1], "compared": 2, "auto_after": 4}
+        job |= {"beside": job["beside"][:1]} if "beside" in job else {}
+    # Writes the files, and imports the libraries that the trials' processes inherit.
+    made = dataset(job, folder)
+    turns, found, loads = turns_of(job, made, cfg), {}, []
     for number in range(rounds):
-        turns = []
-        for count in workers:
-            pair = list(cfg.loaders)
-            turns += [(each, count) for each in (pair if number % 2 else pair[::-1])]
-        if cfg.auto and OURS in cfg.loaders:
-            turns.append((OURS, "auto"))
-        for each, count in turns if number % 2 else turns[::-1]:
-            figures = in_a_process(job, folder, each, count, seconds, limit=cfg.limit_s)
-            if isinstance(figures, str):
-                raise SystemExit(f"{name}, {each} with {count} workers: {figures}")
-            found.setdefault((each, count), []).append(figures)
-            print(f"  {name}, round {number + 1}, {each}, {count} workers: "
-                  f"{figures['samples/s']:,.0f} samples/s", flush=True)  # fmt: skip
-    return found
+        versions = [torch.__version__, lit_loader.__version__, made.library]
+        which = {"job": name, "round": number, "turns": turns, "seconds": seconds}
+        which |= {"options": job, "versions": versions}
+        done = kept.get(**which)
+        if done is None:
+            load, trials = os.getloadavg()[0], []
+            for each, count in turns if number % 2 else turns[::-1]:
+                trial = in_a_process(job, folder, each, count, seconds, limit=cfg.limit_s)
+                trials.append([each, count, trial])
+                said = trial if isinstance(trial, str) else f"{trial['samples/s']:,.0f} samples/s"
+                print(f"  {name}, round {number + 1}, {each}, {count} workers: {said}", flush=True)
+            done = {**which, "load": load, "trials": trials}
+            kept.add(**done)
+        loads.append(done["load"])
+        for each, count, trial in done["trials"]:
+            found.setdefault((each, count), []).append(trial)
+    return made, found, loads
 
 
 def median(trials, column):
@@ -211,7 +268,8 @@ def median(trials, column):
 
 def best(found, loader):
     """The number of workers with which it is fastest; of those within 2 % the fewest."""
-    speed = {w: median(t, "samples/s") for (n, w), t in found.items() if n == loader if w != "auto"}
+    fixed = {w: each for (n, w), each in found.items() if n == loader and w != "auto"}
+    speed = {workers: median(trials, "samples/s") for workers, trials in fixed.items()}
     return min(w for w in speed if speed[w] >= 0.98 * max(speed.values()))
 
 
@@ -224,62 +282,94 @@ def ratios(upper, lower, column):
 COLUMNS = ("samples/s", "waits, %", "processor, ms", "memory, MB", "first, ms", "descriptors")
 
 
-def number(value):
+def number_(value):
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def table(head, rows, left=1):
-    for cells in (head, ["---"] * left + ["---:"] * (len(head) - left), *rows):
-        print("| " + " | ".join(map(str, cells)) + " |", flush=True)
+    lines = (head, ["---"] * left + ["---:"] * (len(head) - left), *rows)
+    return "\n".join("| " + " | ".join(map(str, cells)) + " |" for cells in lines)
 
 
-def every_setting(name, found):
-    """A table: a line for each loader and number of workers."""
-    print(f"\n### {name}\n")
-    settings = sorted(found, key=lambda key: (key[0] == OURS, str(key[1])))
-    rows = [[*key, *(number(median(found[key], column)) for column in COLUMNS)] for key in settings]
-    table(["loader", "workers", *COLUMNS], rows)
+def every_setting(name, made, found):
+    """A line for each loader and number of workers."""
+    order = (THEIRS, BESIDE, OURS)
+    settings = sorted(found, key=lambda key: (order.index(key[0]), str(key[1])))
+    return [
+        [
+            "" if number else name, made.beside if key[0] == BESIDE else key[0], key[1],
+            *(number_(median(found[key], column)) for column in COLUMNS),
+        ]
+        for number, key in enumerate(settings)
+    ]  # fmt: skip
 
 
-def at_its_best(name, found):
+def at_its_best(name, made, found):
     """The row of a job: each loader with the number of workers that is best for it."""
-    counts = {loader: best(found, loader) for loader in (THEIRS, OURS)}
+    loaders = [each for each in (THEIRS, OURS, BESIDE) if any(n == each for n, _ in found)]
+    counts = {loader: best(found, loader) for loader in loaders}
     theirs, ours = (found[loader, counts[loader]] for loader in (THEIRS, OURS))
-    times, low, high = ratios(ours, theirs, "samples/s")
-    every = [t["digests"] for trials in found.values() for t in trials]
+    every = [trial for trials in found.values() for trial in trials]
     row = {
         "job": name,
-        "library": ours[0]["library"],
+        "library": made.library,
         "workers": [counts[THEIRS], counts[OURS]],
-        "times": [times, low, high],
+        "times": ratios(ours, theirs, "samples/s"),
         "processor": ratios(ours, theirs, "processor, ms")[0],
-        "same bytes": all(each == every[0] for each in every),
+        "same bytes": all(each["digests"] == every[0]["digests"] for each in every),
+        "same losses": all(each["losses"] == every[0]["losses"] for each in every),
         THEIRS: {column: median(theirs, column) for column in COLUMNS},
         OURS: {column: median(ours, column) for column in COLUMNS},
     }
     if (OURS, "auto") in found:
         row["auto"] = ratios(found[OURS, "auto"], theirs, "samples/s")[0]
+    if BESIDE in counts:
+        times = ratios(found[BESIDE, counts[BESIDE]], theirs, "samples/s")[0]
+        row["beside"] = f"{made.beside}, {counts[BESIDE]}: {times:.2f}"
     return row
 
 
 def summary(rows):
     """The table of all jobs: torch's figure, then lit_loader's."""
-    print()
-    head = ["job", "by", "workers", "samples/s", "times as fast", "auto", "step waits, %",
-            "processor, ms a sample", "of torch's", "memory, MB", "first batch, ms",
-            "descriptors", "same bytes"]  # fmt: skip
+    head = ["job", "by", "workers", "samples/s", "times as fast", "auto", "beside, times",
+            "step waits, %", "processor, ms a sample", "of torch's", "memory, MB",
+            "first batch, ms", "descriptors", "same bytes", "same losses"]  # fmt: skip
     lines = []
     for row in rows:
-        pair = {c: f"{number(row[THEIRS][c])} → {number(row[OURS][c])}" for c in COLUMNS}
+        pair = {c: f"{number_(row[THEIRS][c])} → {number_(row[OURS][c])}" for c in COLUMNS}
         times, low, high = row["times"]
         lines.append([
             row["job"], row["library"], "{} → {}".format(*row["workers"]), pair["samples/s"],
             f"{times:.2f} ({low:.2f} to {high:.2f})", f"{row['auto']:.2f}" if "auto" in row else "",
-            pair["waits, %"], pair["processor, ms"], f"{row['processor']:.2f}",
-            pair["memory, MB"], pair["first, ms"], pair["descriptors"],
-            "yes" if row["same bytes"] else "NO",
+            row.get("beside", ""), pair["waits, %"], pair["processor, ms"],
+            f"{row['processor']:.2f}", pair["memory, MB"], pair["first, ms"], pair["descriptors"],
+            *("yes" if row[same] else "NO" for same in ("same bytes", "same losses")),
         ])  # fmt: skip
-    table(head, lines, left=2)
+    return table(head, lines, left=2)
+
+
+def front(rows, said):
+    """The table of the top page: the jobs that are named there."""
+    named = {row["job"]: row for row in rows if row["job"] in said}
+    lines = []
+    for job in (job for job in said if job in named):
+        (times, low, high), row = named[job]["times"], named[job]
+        rates = (number_(row[loader]["samples/s"]) for loader in (THEIRS, OURS))
+        span = f"{times:.1f} ({low:.1f} to {high:.1f})"
+        lines.append([said[job], *rates, span, f"{100 * row['processor']:.0f} %"])
+    head = ["job", "torch, samples/s", "lit_loader", "times as fast"]
+    return table([*head, "processor time, of torch's"], lines)
+
+
+def replaced(page, **parts):
+    """Write parts of a page anew: each stands between its mark and the next `<!-- end -->`."""
+    text = page.read_text()
+    for name, part in parts.items():
+        before, mark, rest = text.partition(f"<!-- measured: {name} -->\n")
+        if not mark:
+            raise SystemExit(f"{page} has no place for {name}")
+        text = f"{before}{mark}\n{part}\n\n{rest[rest.index('<!-- end -->') :]}"
+    page.write_text(text)
 
 
 def picture(rows, path):
@@ -304,25 +394,44 @@ def picture(rows, path):
 
 
 def main(cfg):
-    import lit_loader
+    from lit_loader.bench.machine import describe
 
     loader_class(OURS)  # imported once, before any trial
-    rows, out = [], Path(cfg.out) if cfg.out else None
-    print(f"torch {torch.__version__}, lit_loader {lit_loader.__version__}")
-    print(f"{len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}", flush=True)
+    out, pages = (Path(each) if each else None for each in (cfg.out, cfg.pages))
+    if out:
+        out.mkdir(parents=True, exist_ok=True)
+    kept = Kept(out and out / "rounds.jsonl")
+    rows, lines, loads, failed, machine = [], [], [], [], describe([OURS])
+    where = (f"{machine['processor']}, {machine['cores']:g} cores, "
+             f"{', '.join(map(' '.join, machine['versions'].items()))}, "
+             f"Python {machine['python']}")  # fmt: skip
+    print(where, flush=True)
     for name in cfg.jobs or cfg.job:
         with tempfile.TemporaryDirectory(prefix="lit_loader_jobs_") as folder:
-            found = measure(name, cfg, folder)
-        every_setting(name, found)
-        if set(cfg.loaders) == {OURS, THEIRS}:
-            rows.append(at_its_best(name, found))
-            if out:
-                out.mkdir(parents=True, exist_ok=True)
-                (out / "jobs.json").write_text(json.dumps(rows, indent=1))
+            made, found, load = measure(name, cfg, folder, kept)
+        loads += load
+        failures = {key: each for key in found for each in found[key] if isinstance(each, str)}
+        failed += [f"{name}, {who} with {count}: {why}" for (who, count), why in failures.items()]
+        found = {key: trials for key, trials in found.items() if key not in failures}
+        lines += (setting := every_setting(name, made, found))
+        print(f"\n### {name}\n\n{table(['job', 'loader', 'workers', *COLUMNS], setting, left=2)}\n")
+        if {who for who, _ in found} >= {OURS, THEIRS}:
+            rows.append(at_its_best(name, made, found))
     if rows:
-        summary(rows)
-        if out:
-            picture(rows, out / "jobs.png")
+        print(f"\n{summary(rows)}")
+    if rows and out:
+        (out / "jobs.json").write_text(json.dumps(rows, indent=1))
+        picture(rows, out / "jobs.png")
+    if rows and pages:
+        told = (f"On {where}; load {min(loads):.1f} to {max(loads):.1f}; rounds: {cfg.rounds}, "
+                f"{cfg.seconds:g} s and more each.")  # fmt: skip
+        settings = table(["job", "loader", "workers", *COLUMNS], lines, left=2)
+        folder = pages / "examples" / "benchmark" / "jobs"
+        replaced(folder / "README.md", jobs=summary(rows), where=told, settings=settings)
+        replaced(pages / "README.md", front=front(rows, cfg.front))
+        picture(rows, folder / "jobs.png")
+    if failed:
+        raise SystemExit("failed:\n" + "\n".join(failed))
 
 
 if __name__ == "__main__":

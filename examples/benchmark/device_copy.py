@@ -1,6 +1,6 @@
 """Measures ways of getting batches onto a CUDA device while it computes.
 
-    python -m lit_loader.bench.device_copy [--megabytes 64] [--batches 200] [--step-ms 5]
+    python examples/benchmark/device_copy.py [--megabytes 64] [--batches 200] [--step-ms 5]
 
 Per batch, in milliseconds, medians of rounds that take turns:
 
