@@ -2,11 +2,12 @@
 
     python examples/benchmark/reads.py [--rounds 1] [--latency 5 20] [--processes 1 2] [--quick]
 
-Samples a second in the midst of an epoch; the memory of the other processes (PSS of workers and what
-starts them) and by how much all processes grow beyond one without workers; processor time. A read sleeps for the latency; a sample is 12 KiB. Threads by hand are 16
-in ``__getitems__``, torch's usual way. Others are measured where they are installed: Grain with 16
-read threads in each worker; SPDL with 16 at a time for each worker asked for, in a thread pool of
-one process; LitData's StreamingRawDataset with 16 downloads at a time in each of torch's workers.
+Samples a second in the midst of an epoch; the memory of the other processes (PSS of workers and
+what starts them); what all have beyond the one process that there was before; processor time. A
+read sleeps for the latency; a sample is 12 KiB. Threads by hand are 16 in ``__getitems__``, torch's
+usual way. Others are measured where they are installed: Grain with 16 read threads in each worker;
+SPDL with 16 at a time for each worker asked for, in a thread pool of one process; LitData's
+StreamingRawDataset with 16 downloads at a time in each of torch's workers.
 """
 
 import asyncio
@@ -143,7 +144,7 @@ NEEDS = {
 
 
 def measured(subject, latency, workers, seconds):
-    """Samples a second; MiB of the other processes, and added by them; processor time in ms a batch."""
+    """Samples a second; MiB of other processes, and of all beyond before; processor ms a batch."""
     begin, kind, at_once = SUBJECTS[subject]
     skip = 2 * workers + 2
     batches = skip + max(2 * workers, int(seconds * workers * at_once / latency / BATCH))

@@ -175,7 +175,7 @@ class ReadAhead:
         """
         with self._lock:
             reads = self._announced.pop(batch, ())
-            begun = [read for read in reads if read.future is not None]
+            begun = any(read.future is not None for read in reads)
             left = [read for read in reads if not read.over]
             for read in left:
                 self._forget(read)
@@ -183,6 +183,7 @@ class ReadAhead:
                 if read.future is not None and not read.future.cancel():
                     read.given_up = not read.future.done()  # it may hang, and holds up nobody
                     self._under_way -= read.given_up
+                read.future = None  # which has a reference to it
             if made and (begun or self._asked):
                 self._in_vain = 0 if self._found else self._in_vain + 1
                 if self._in_vain == IN_VAIN and self.reads:
@@ -218,6 +219,7 @@ class ReadAhead:
             with self._lock:
                 if read is not None and read.future is not None:
                     self._give_room(read)
+                    read.future = None  # with what was read, which is the sample's now
                 self.waited += time.monotonic_ns() - began
                 del read
             if progress is not None:

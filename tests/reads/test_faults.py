@@ -1,4 +1,4 @@
-"""Faults in reads and around them: the bytes are those of a run in which nothing is read.
+"""Faults in reads and around them: the bytes are those of a run to which nothing happens.
 
 A cell is a kind of dataset, a fault, where it strikes, what is done to the loader meanwhile, and
 options; `chosen` takes as few of them as have every pair. The matrix of what a worker does besides
@@ -145,7 +145,6 @@ CHOICES: list[list[Any]] = [
     [*ACTS],
     [1, 3, 16],  # reads
     [False, True],  # persistent workers
-    ["fork", "spawn"],
 ]
 
 
@@ -182,28 +181,27 @@ def clean(kind: str) -> list[list[Any]]:
 
 
 def cell_id(cell: tuple[Any, ...]) -> str:
-    kind, (fault, point), act, reads, persistent, method = cell
-    parts = (kind, fault, point, act, f"{reads}", "persistent" * persistent, method)
+    kind, (fault, point), act, reads, persistent = cell
+    parts = (kind, fault, point, act, f"{reads}", "persistent" * persistent)
     return "-".join(filter(None, parts)).replace(" ", "_")
 
 
 def cells() -> Iterator[Any]:
     for number, cell in enumerate(chosen()):
-        few = number % 3 == 0 and cell[-1] == "fork" and cell[1][0] not in HANGS[1:]
+        few = number % 4 == 0 and cell[1][0] not in HANGS[1:]
         yield pytest.param(cell, id=cell_id(cell), marks=() if few else pytest.mark.slow)
 
 
 @pytest.mark.filterwarnings("ignore:.*has no state_dict and load_state_dict:UserWarning")
 @pytest.mark.parametrize("cell", [*cells()])
 def test_bytes_are_those_of_a_clean_run(cell: tuple[Any, ...], tmp_path: Path) -> None:
-    kind, (fault, point), act, reads, persistent, method = cell
+    kind, (fault, point), act, reads, persistent = cell
     expected = clean(kind)
     claim = Claim(tmp_path, fault) if point == "read" else Claim()
     strikes = [Strike(fault, point, 3, int(point == "resuming"))]
     made = {
         "worker_init_fn": Faults(tmp_path, *(strikes if point not in ("", "read") else [])),
         "persistent_workers": persistent,
-        "multiprocessing_context": method,
         "timeout": 2 if fault in HANGS else 0,
         "max_worker_restarts": 20,
         **options(kind),
@@ -241,8 +239,19 @@ def test_bytes_are_those_of_a_clean_run(cell: tuple[Any, ...], tmp_path: Path) -
         assert struck == bool(fault)
 
 
+@pytest.mark.filterwarnings("ignore::lit_loader.WorkerRestartWarning")
+@pytest.mark.parametrize("kind", ["plain", pytest.param("async", marks=pytest.mark.slow)])
+def test_a_spawned_worker_is_killed_in_a_read(kind: str, tmp_path: Path) -> None:
+    with DataLoader(
+        KINDS[kind](Claim(tmp_path, "SIGKILL")), num_workers=1, persistent_workers=True,
+        multiprocessing_context="spawn", **options(kind),
+    ) as loader:  # fmt: skip
+        assert [outcomes(loader) for _ in range(2)] == clean(kind)
+        assert loader.statistics().worker_restarts == 1
+
+
 @pytest.mark.parametrize("kind", [Plain, Awaited])
-def test_a_read_that_hangs_is_named_with_its_stack(kind: Any, tmp_path: Path) -> None:
+def test_a_read_that_hangs_is_named(kind: Any, tmp_path: Path) -> None:
     made = {"timeout": 2, "max_worker_restarts": 0, "batch_size": 3, "num_workers": 1}
     with (
         DataLoader(kind(Claim(tmp_path, "hang")), **made) as loader,
@@ -251,7 +260,8 @@ def test_a_read_that_hangs_is_named_with_its_stack(kind: Any, tmp_path: Path) ->
         list(loader)
     text = "".join(map(str, [raised.value, *getattr(raised.value, "__notes__", [])]))
     assert f"it was waiting for the read of index {AT} (sample 1 of" in text
-    assert "test_faults.py" in text and "in read" in text
+    if kind is Plain:  # a coroutine that waits is in no thread's stack
+        assert "test_faults.py" in text and "in read" in text
 
 
 class Interrupts(Plain):

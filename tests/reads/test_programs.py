@@ -1,18 +1,21 @@
-"""Programs as people write them: with reads and without, their samples are the same."""
+"""Programs as people write them: their samples are the same with reads ahead and without."""
 
 from __future__ import annotations
 
 import asyncio
 import random
+import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.utils.data import (
     ConcatDataset,
@@ -24,7 +27,7 @@ from torch.utils.data import (
 )
 
 import lit_loader
-from lit_loader import DataLoader, MixtureDataset, OptionError
+from lit_loader import DataLoader, LoaderDataModule, MixtureDataset, OptionError
 from tests.support.exact import digests
 
 LENGTH = 24
@@ -177,6 +180,122 @@ def test_two_loaders_over_one_dataset_take_turns() -> None:
     train, val = (DataLoader(dataset, seed=seed, **options) for seed in (1, 2))
     both = [digests(pair) for pair in zip(train, val, strict=True)]
     assert [*zip(*both, strict=True)] == [tuple(each) for each in expected]
+
+
+class Data(LoaderDataModule):
+    splits = ("train",)
+
+    def make_dataset(self, split: str) -> Any:
+        return Stored()
+
+
+class Fits(LightningModule):
+    """Notes what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self.given: list[str] = []
+
+    def training_step(self, batch: Tensor, _: int) -> Tensor:
+        self.given += digests([batch])
+        return self.weight * batch.sum()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def test_a_fit_is_stopped_and_goes_on(tmp_path: Path) -> None:
+    def fit(steps: int, reads: int, path: Path | None = None) -> list[str]:
+        data, model = Data(loader={"batch_size": 4, "seed": 3, "reads": reads}), Fits()
+        trainer = Trainer(
+            max_steps=steps, accelerator="cpu", logger=False, default_root_dir=tmp_path,
+            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        )  # fmt: skip
+        trainer.fit(model, datamodule=data, ckpt_path=path)
+        trainer.save_checkpoint(tmp_path / "at.ckpt")
+        return model.given
+
+    expected = fit(9, reads=0)
+    assert fit(4, reads=16) + fit(9, 4, tmp_path / "at.ckpt") == expected
+
+
+class Blob(bytearray):
+    """Counts how many there are."""
+
+    alive = most = 0
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        with _counting:
+            Blob.alive += 1
+            Blob.most = max(Blob.most, Blob.alive)
+
+    def __del__(self) -> None:
+        with _counting:
+            Blob.alive -= 1
+
+
+_counting = threading.RLock()
+
+
+class Blobs(Stored):
+    @lit_loader.reads_ahead
+    def read(self, index: int) -> Any:
+        return Blob(1_000_000)
+
+    def __getitem__(self, index: int) -> int:
+        assert len(self.read(index)) == 1_000_000
+        time.sleep(0.005)  # in which more is read
+        return Blob.most
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_is_read_ahead_stays_within_the_memory_budget(workers: int) -> None:
+    Blob.alive = Blob.most = 0
+    with DataLoader(Blobs(), 8, num_workers=workers, memory_budget="16 MB") as loader:
+        most = int(torch.cat([*loader]).max())
+    assert 2 <= most <= 4 + 2  # a quarter of it, the one that is read first and the sample's own
+
+
+class Computed(Dataset[int]):
+    """Waits for nothing. Its samples are how many functions their process has called."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> int:
+        return _calls
+
+
+_calls = 0
+
+
+def count_calls(_: int = 0) -> None:
+    def count(frame: Any, event: str, argument: Any) -> None:
+        global _calls
+        _calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_who_waits_for_nothing_calls_nothing_more(workers: int) -> None:
+    global _calls
+    found = []
+    for reads in (0, 0, 16):
+        _calls = 0
+        options: Any = {"worker_init_fn": count_calls} if workers else {}
+        with DataLoader(Computed(), 4, num_workers=workers, reads=reads, **options) as loader:
+            if not workers:
+                count_calls()
+            try:
+                calls = torch.cat([*loader])
+            finally:
+                sys.setprofile(None)
+        found.append(int(calls[-1] - calls[8]))
+    first, without, ahead = found
+    assert without * 0.99 - abs(first - without) <= ahead <= without * 1.01 + abs(first - without)
 
 
 # What is said ----------------------------------------------------------------------------------
