@@ -21,6 +21,7 @@ import os
 import statistics
 import tempfile
 import time
+import warnings
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -397,6 +398,8 @@ def main(cfg):
     from lit_loader.bench.machine import describe
 
     loader_class(OURS)  # imported once, before any trial
+    # Wanted: more workers than processors, for both loaders. The trials inherit this.
+    warnings.filterwarnings("ignore", message="This DataLoader will create")
     out, pages = (Path(each) if each else None for each in (cfg.out, cfg.pages))
     if out:
         out.mkdir(parents=True, exist_ok=True)
