@@ -2,16 +2,19 @@
 
     python examples/benchmark/reads.py [--rounds 1] [--latency 5 20] [--processes 1 2] [--quick]
 
-Samples a second in the midst of an epoch, the processes' memory (PSS, of workers and what starts
-them) and processor time. A read sleeps for the latency; a sample is 12 KiB. Threads by hand are 16
-in ``__getitems__``, torch's usual way. Grain and SPDL are measured where they are installed: Grain
-with 16 read threads in each worker, SPDL with 16 at a time for each worker asked for, in a thread
-pool of one process.
+Samples a second in the midst of an epoch; the memory of the other processes (PSS of workers and what
+starts them) and by how much all processes grow beyond one without workers; processor time. A read sleeps for the latency; a sample is 12 KiB. Threads by hand are 16
+in ``__getitems__``, torch's usual way. Others are measured where they are installed: Grain with 16
+read threads in each worker; SPDL with 16 at a time for each worker asked for, in a thread pool of
+one process; LitData's StreamingRawDataset with 16 downloads at a time in each of torch's workers.
 """
 
+import asyncio
+import gc
 import importlib.util
 import os
 import statistics
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -91,6 +94,38 @@ def spdls(dataset, workers):
         yield from pipeline
 
 
+def litdatas(dataset, workers):
+    from litdata.raw.dataset import StreamingRawDataset
+    from litdata.raw.indexer import BaseIndexer, FileMetadata
+    from litdata.streaming.downloader import LocalDownloader
+
+    class Names(BaseIndexer):
+        def discover_files(self, input_dir, storage_options):
+            return [FileMetadata(f"{input_dir}/{i}", 12_288) for i in range(len(dataset))]
+
+        def build_or_load_index(self, input_dir, cache_dir, *_):
+            return self.discover_files(input_dir, None)
+
+    class Raw(StreamingRawDataset):
+        def __getitem__(self, index):
+            return made(super().__getitem__(index))
+
+        def __getitems__(self, indices):
+            return [*map(made, super().__getitems__(indices))]
+
+    def made(data):
+        return torch.full((3, 32, 32), float(data))
+
+    async def download(self, path):
+        await asyncio.sleep(dataset.latency)
+        return path.rpartition("/")[2].encode()
+
+    LocalDownloader.adownload_fileobj = download
+    with tempfile.TemporaryDirectory() as folder:
+        raw = Raw(folder, indexer=Names(), max_concurrent_downloads=READS)
+        yield from DataLoader(raw, BATCH, shuffle=True, num_workers=workers)
+
+
 SUBJECTS = {
     "torch": (torchs, Stored, 1),
     "torch, threads by hand": (torchs, ByHand, READS),
@@ -98,24 +133,31 @@ SUBJECTS = {
     "lit_loader, reads=16": (lambda d, w: ours(d, w, READS), Stored, READS),
     "Grain, 16 threads": (grains, Stored, READS),
     "SPDL, 16 threads a worker": (spdls, Stored, READS),
+    "LitData, 16 downloads": (litdatas, Stored, READS),
 }
-NEEDS = {"Grain, 16 threads": "grain", "SPDL, 16 threads a worker": "spdl"}
+NEEDS = {
+    "Grain, 16 threads": "grain",
+    "SPDL, 16 threads a worker": "spdl",
+    "LitData, 16 downloads": "litdata",
+}
 
 
 def measured(subject, latency, workers, seconds):
-    """Samples a second; MiB of the other processes; milliseconds of processor a batch, of all."""
+    """Samples a second; MiB of the other processes, and added by them; processor time in ms a batch."""
     begin, kind, at_once = SUBJECTS[subject]
     skip = 2 * workers + 2
     batches = skip + max(2 * workers, int(seconds * workers * at_once / latency / BATCH))
-    memory = 0.0
+    gc.collect()
+    alone = pss(os.getpid())
     for number, _ in enumerate(begin(kind(batches * BATCH, latency), workers), 1):
         if number == skip:
             began, computed = time.perf_counter(), processor()
         if number == batches - 1:
-            ended, memory = time.perf_counter(), sum(map(pss, children())) / 1024
+            ended, others = time.perf_counter(), sum(map(pss, children()))
+            added = pss(os.getpid()) + others - alone
             computed = processor() - computed
     made = batches - 1 - skip
-    return made * BATCH / (ended - began), memory, 1e3 * computed / made
+    return made * BATCH / (ended - began), others / 1024, added / 1024, 1e3 * computed / made
 
 
 def children(of=None):
@@ -168,7 +210,10 @@ def main():
                     *map(statistics.median, zip(*found, strict=True)),
                 ]
             )
-    table(["loader, workers", "latency, ms", "samples/s", "MiB of workers", "ms processor"], rows)
+    table(
+        ["loader, workers", "latency, ms", "samples/s", "MiB of workers", "MiB added", "ms processor"],
+        rows,
+    )
 
 
 if __name__ == "__main__":

@@ -103,9 +103,9 @@ class ResumeCheck(Callback):
             return
         # As after a restart: from the file, through a new loader.
         module: LoaderDataModule = trainer.datamodule
-        saved = torch.load(self._path, weights_only=True)[type(module).__qualname__]
+        saved = torch.load(self._path, weights_only=True)["loops"]["fit_loop"]["state_dict"]
         with module.make_loader("train") as loader:
-            loader.load_state_dict(saved["train"][0])
+            loader.load_state_dict(saved["combined_loader"][0])
             again = [_digest(batch) for batch in itertools.islice(loader, len(self._seen))]
         self._equal = sum(a == b for a, b in zip(self._seen, again, strict=True))
 

@@ -22,7 +22,7 @@ SECRETS = ("key", "secret", "token", "password", "passwd", "account_key", "sas_t
 
 @functools.lru_cache(maxsize=256)
 def _client(url: str, options: str, pid: int, thread: int) -> Any:
-    """Makes a client, once in each process and thread; no dataset holds it."""
+    """Makes a client, once in each process (and thread, see `client`); no dataset holds it."""
     return fsspec.filesystem(
         url.partition("://")[0],
         skip_instance_cache=True,
@@ -62,8 +62,14 @@ class Storage:
 
     @property
     def client(self) -> Any:
-        """The client of this process and thread: none survives a fork."""
-        return _client(self.url, self.options, os.getpid(), threading.get_ident())
+        """The client of this process: none survives a fork.
+
+        One that works in an event loop of its own (s3fs, gcsfs, adlfs) serves all threads, and is
+        slow to make; of the others each thread has its own.
+        """
+        kind = fsspec.get_filesystem_class(self.url.partition("://")[0])
+        thread = 0 if kind.async_impl else threading.get_ident()
+        return _client(self.url, self.options, os.getpid(), thread)
 
     def read(self, name: str, start: int | None = None, end: int | None = None) -> bytes:
         """Reads an object, or its bytes from ``start`` to ``end`` (one request either way).

@@ -13,7 +13,8 @@
   than ``limit``. What has come makes room for the next, whatever the batch's thread is at.
 - Of an epoch nothing is begun before the dataset has been told of it (:meth:`ReadAhead.enter`).
 - A method's first read is done when it is asked for, by the thread that makes the batch, and the
-  generators are compared. One that draws is never read ahead: threads share global generators.
+  generators are compared. One that draws is never read ahead: threads share global generators. One
+  that draws later is told where it draws while a sample waits, and nothing else does.
 - An exception is raised where the sample asks, and is taken with that: a retry reads anew.
 """
 
@@ -39,6 +40,9 @@ __all__ = ["ReadAhead"]
 
 IN_VAIN: Final = 3
 """Batches in a row of whose reads none was asked for; then nothing is read ahead any more."""
+
+LOOK: Final = 0.01
+"""Seconds between two looks at the generators while a sample waits for its read."""
 
 
 class Progress(Protocol):
@@ -78,6 +82,7 @@ class ReadAhead:
         look_ahead: Announces batches that come later; called by the thread that makes them.
         progress: Notes that a sample waits for a read; None: nobody looks.
         sharing: Readers of a stream that share the ``reads``.
+        draws: Sees whether a read draws; None before the first read.
         background: Has what is under way.
     """
 
@@ -90,6 +95,7 @@ class ReadAhead:
         self.look_ahead: Callable[[], None] | None = None
         self.progress: Progress | None = None
         self.sharing: Sized = ()
+        self.draws: Draws | None = None
         self.background = Background(reads)
         self._lock = threading.RLock()
         self._owner = threading.get_ident()
@@ -101,8 +107,11 @@ class ReadAhead:
         self._beginning = False
         self._begun = self._held = self._bytes = 0  # not taken; of these came; their bytes
         self._arrived = self._sizes = 0  # of all reads there were
+        self._asked = self._found = 0  # by a batch's samples; of these were announced
         self._in_vain = 0
-        self._draws: Draws | None = None
+        self._first = True
+        self._told = False  # what cannot be read ahead
+        self._looked = 0.0
         self._checked: dict[Call, bool] = {}  # whether it may be read ahead
 
     # --- batches ---
@@ -124,16 +133,32 @@ class ReadAhead:
         if not self.reads or batch in self._announced or type(indices) is not list:
             return
         reads = []
+        first, self._first = self._first, False
+        draws = Draws(self._dataset)
+        marks = draws.mark() if first else []
         for index in indices:
             for one in index if type(index) is list else (index,):
                 try:
                     calls = [*reads_of(self._dataset, one)]
-                except Exception as error:  # the sample raises it as well, when it is read
+                except Exception as error:  # of an index, the sample raises it as well
                     let_handlers_through(error)
+                    if not self._told:
+                        self._told = True
+                        self.notes.append(
+                            f"what sample {short_repr(one)} reads is not read ahead: "
+                            f"{type(error).__name__}: {error}"
+                        )
                     continue
                 for call in calls:
                     if (key := key_of(*call)) is not None:
                         reads.append(_Read(key, call, epoch))
+        if (drawn := draws.drawn(marks)) is not None:
+            self.reads = 0
+            self.notes.append(
+                f"a reads_from draws from {drawn}, so reads are not made ahead: it has to depend "
+                "on the index alone"
+            )
+            return
         with self._lock:
             self._announced[batch] = reads
             self._pending += reads
@@ -158,16 +183,17 @@ class ReadAhead:
                 if read.future is not None and not read.future.cancel():
                     read.given_up = not read.future.done()  # it may hang, and holds up nobody
                     self._under_way -= read.given_up
-            if made and begun:
-                self._in_vain = self._in_vain + 1 if all(r in left for r in begun) else 0
-                if self._in_vain == IN_VAIN:
+            if made and (begun or self._asked):
+                self._in_vain = 0 if self._found else self._in_vain + 1
+                if self._in_vain == IN_VAIN and self.reads:
                     self.reads = 0
                     self.notes.append(
-                        f"reads are no longer made ahead: no sample of {IN_VAIN} batches in a row "
-                        f"asked {type(self._dataset).__name__} for what was read for its index; "
-                        "call the reads_ahead method with the index that __getitem__ gets, or give "
-                        "the dataset around it a method reads_from(index)"
+                        f"reads are not made ahead: no sample of {IN_VAIN} batches in a row asked "
+                        f"{type(self._dataset).__name__} for the read of its index; call the "
+                        "reads_ahead method with the index that __getitem__ gets, or give the "
+                        "dataset around it a method reads_from(index)"
                     )
+            self._asked = self._found = 0
             self._begin_more()
 
     # --- reads ---
@@ -187,7 +213,7 @@ class ReadAhead:
         try:
             if read is None or read.future is None:
                 return self._now(method, dataset, index)
-            return self.background.outcome(read.future, method, (dataset, index))
+            return self.outcome(read.future, method, (dataset, index), mine)
         finally:
             with self._lock:
                 if read is not None and read.future is not None:
@@ -204,9 +230,11 @@ class ReadAhead:
     def _claim(self, key: Key | None) -> _Read | None:
         """Take the earliest read for a sample out of what is known."""
         with self._lock:
+            self._asked += 1
             reads = self._known.get(key) if key is not None else None
             if not reads:
                 return None
+            self._found += 1
             read = reads.popleft()
             if not reads:
                 del self._known[read.key]
@@ -217,7 +245,7 @@ class ReadAhead:
         """Read at once; the first time, see whether that draws."""
         if not self.reads or method in self._checked:
             return read_now(method, (dataset, index))
-        self._draws = draws = self._draws or Draws(dataset)
+        self.draws = draws = self.draws or Draws(dataset)
         marks = draws.mark()
         try:
             return read_now(method, (dataset, index))
@@ -226,6 +254,40 @@ class ReadAhead:
             self._checked[method] = drawn is None
             if drawn is not None:
                 self.warn_of_draws(method, drawn, index)
+
+    def outcome(
+        self, future: Future[Any], method: Call, arguments: tuple[Any, ...], alone: bool = True
+    ) -> Any:
+        """Wait for a read, and see whether something draws meanwhile.
+
+        What draws seldom, such as a client that waits a random time before it asks again, has not
+        been seen in the first read.
+
+        Args:
+            future: The read.
+            method: What reads.
+            arguments: Its arguments, the last of which is the index.
+            alone: Whether it is the thread that makes the batch which waits.
+        """
+        now = time.monotonic()
+        draws = self.draws
+        if future.done() or draws is None or not alone or now - self._looked < LOOK:
+            return self.background.outcome(future, method, arguments)
+        self._looked = now
+        marks = draws.mark()
+        try:
+            return self.background.outcome(future, method, arguments)
+        finally:
+            drawn = draws.drawn(marks)
+            if drawn is not None:
+                self.draws = None  # once is enough
+                name = getattr(method, "__qualname__", repr(method))
+                self.notes.append(
+                    f"something drew from {drawn} while sample {short_repr(arguments[-1])} waited "
+                    f"for {name}, so random numbers of samples depend on when that was: if it was "
+                    "the read (a client's retries may), have it draw from a generator of its own, "
+                    "or set reads=0"
+                )
 
     def warn_of_draws(self, method: Call, drawn: str, index: Any) -> None:
         """Have the user told that a read is not made ahead."""

@@ -11,19 +11,22 @@ sample takes what was read for just its dataset and index, or reads it.
 
 from __future__ import annotations
 
+import asyncio
 import bisect
 import functools
+import inspect
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import CancelledError
 from typing import Any, Final, TypeVar, overload
 
 import numpy as np
+from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset
 
 from lit_loader.batch.reads_background import Call, read_now
 from lit_loader.context import in_read, reading
-from lit_loader.describe import public
-from lit_loader.errors import LoaderError
+from lit_loader.describe import public, short_repr
+from lit_loader.errors import LoaderError, OptionError
 
 __all__ = ["Key", "declares_reads", "key_of", "reads_ahead", "reads_of"]
 
@@ -63,7 +66,7 @@ def reads_ahead(read: Call) -> Call:
     is not called ahead, and a warning says so) and may run in several threads at a time: a client
     that cannot, such as a connection of sqlite3, is to be one of the thread's. With ``async def``
     all reads of a process run in one event loop, in which the client is made, and ``__getitem__``
-    calls it as a plain method.
+    calls it as a plain method. A subclass that overrides it marks its own.
 
     A dataset around others is looked through if it is torch's ``Subset``, ``ConcatDataset`` or
     ``StackDataset``, one of lit_loader's, or holds one dataset of its own length. Another one says
@@ -71,7 +74,18 @@ def reads_ahead(read: Call) -> Call:
 
     Args:
         read: The method ``read(self, index)``.
+
+    Raises:
+        OptionError: It is none: a property, say, or a generator function, which reads nothing yet
+            when it is called.
     """
+    if isinstance(read, _NO_METHODS) or not callable(read):
+        raise OptionError(f"reads_ahead marks a method read(self, index), not a {_kind(read)}")
+    if inspect.isgeneratorfunction(read) or inspect.isasyncgenfunction(read):
+        raise OptionError(
+            f"reads_ahead: {read.__qualname__} is a generator function, which reads nothing before "
+            "it is iterated: return a list"
+        )
 
     # Without its module: what looks for generators is to look into the user's function alone.
     @functools.wraps(read, assigned=("__name__", "__qualname__", "__doc__", "__annotations__"))
@@ -83,9 +97,18 @@ def reads_ahead(read: Call) -> Call:
     return wrapper
 
 
+_NO_METHODS: Final = (staticmethod, classmethod, property, functools.cached_property)
+
+
+def _kind(value: Any) -> str:
+    return type(value).__name__
+
+
 def _call(read: Call, dataset: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """Give what was read ahead for a sample; or read it."""
     if in_read.get():  # by another read, which waits for this one as a whole
+        if inspect.iscoroutinefunction(read) and not _in_loop():
+            return read_now(read, (dataset, *args), options)
         return read(dataset, *args, **options)
     ahead = getattr(reading.maker, "reads", None)
     if ahead is None or options or len(args) != 1:  # called in another way than ahead
@@ -97,11 +120,33 @@ def _call(read: Call, dataset: Any, args: tuple[Any, ...], options: dict[str, An
         raise LoaderError(f"{read.__qualname__}({index!r}) was cancelled by itself") from error
 
 
+def _in_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
 @functools.lru_cache(maxsize=256)
-def _declared(kind: Any) -> tuple[Call, ...]:
-    """The methods of a class that are read ahead."""
-    found = (getattr(kind, name, None) for name in dir(kind))
-    return tuple(getattr(method, _MARK) for method in found if hasattr(method, _MARK))
+def _declared(kind: type) -> tuple[Call, ...]:
+    """The methods of a class that are read ahead, and those that they override.
+
+    Of which it is known at a sample's first read whether they are called at all.
+    """
+    found: list[Call] = []
+    for base in kind.__mro__:
+        for name, value in vars(base).items():
+            if isinstance(value, _NO_METHODS):
+                inner = getattr(value, "__func__", None) or getattr(value, "fget", None)
+                if hasattr(inner, _MARK):
+                    raise OptionError(
+                        f"{base.__qualname__}.{name} is marked by reads_ahead and is a "
+                        f"{_kind(value)}: it has to be a method read(self, index)"
+                    )
+            elif inspect.isfunction(value) and hasattr(value, _MARK):
+                found.append(getattr(value, _MARK))
+    return tuple(found)
 
 
 def declares_reads(dataset: Any) -> bool:
@@ -160,8 +205,13 @@ def reads_of(dataset: Any, index: Any) -> Iterator[tuple[Call, Any, Any]]:
         held = [value for value in getattr(dataset, "__dict__", {}).values() if _is_dataset(value)]
         if len(held) == 1 and len(held[0]) == len(dataset):
             parts = ((held[0], index),)
-    for part, own in parts:
-        yield from reads_of(part, own)
+    for pair in parts:
+        if type(pair) is not tuple or len(pair) != 2:
+            raise OptionError(
+                f"{kind.__name__}.reads_from({short_repr(index)}) is to give pairs (dataset, "
+                f"index), and gives {short_repr(pair)}"
+            )
+        yield from reads_of(*pair)
 
 
 def key_of(read: Call, dataset: Any, index: Any) -> Key | None:
@@ -178,4 +228,6 @@ def _exact(index: Any) -> Any:
     if kind is tuple:
         parts = tuple(map(_exact, index))
         return None if None in parts else parts
+    if kind is Tensor and not index.ndim:  # from a Subset by a tensor
+        return kind, index.dtype, index.item()
     return None

@@ -81,7 +81,7 @@ class _Stream:
         if not self._coming:
             raise StopIteration
         key, future = self._coming.popleft()
-        return key, self._timed(ahead.background.outcome, future, self._read, (key,))
+        return key, self._timed(ahead.outcome, future, self._read, (key,))
 
     def _take_key(self, early: bool) -> bool:
         """Take the next key and begin its read; returns whether there was one."""
@@ -104,7 +104,7 @@ class _Stream:
 
     def _first(self, ahead: ReadAhead, key: Any) -> Any:
         """Read the first key here, and see whether that draws."""
-        draws = Draws(self._read)
+        draws = ahead.draws = Draws(self._read)
         marks = draws.mark()
         try:
             return read_now(self._read, (key,))

@@ -139,7 +139,6 @@ class _Read(NamedTuple):
     before: Position
 
 
-@dataclass
 class EpochPosition:
     """The position of an iterator, kept up to date by it.
 
@@ -151,24 +150,14 @@ class EpochPosition:
         padding: Whether all readers have come to their end, and begin again.
     """
 
-    start: Position
-    num_readers: int = 0
-    padding: bool = field(init=False, default=False)
-    _batches: int = field(init=False)
-    _ahead: set[int] = field(init=False)
-    _samplers: dict[int, tuple[Any, Any]] = field(init=False)
-    _readers: list[ReadPoint] = field(init=False)
-    _ended: bool = field(init=False, default=False)
-    _previous: Position = field(init=False)
-    _latest: int | _Read | None = field(init=False, default=None)  # given out, and not counted yet
-    _last: int | None = field(init=False, default=None)  # a map-style one's, counted last
-
-    def __post_init__(self) -> None:
-        self._batches = self.start.batches
-        self._ahead = set(self.start.ahead)
-        self._samplers = {self._batches: (self.start.sampler, None)}
-        self._readers = list(self.start.readers) or [ReadPoint()] * self.num_readers
-        self._previous = self.start
+    def __init__(self, start: Position, num_readers: int = 0) -> None:
+        self.start, self.num_readers, self.padding = start, num_readers, False
+        self._batches, self._ahead = start.batches, set(start.ahead)
+        self._samplers: dict[int, tuple[Any, Any]] = {start.batches: (start.sampler, None)}
+        self._readers = list(start.readers) or [ReadPoint()] * num_readers
+        self._ended, self._previous = False, start
+        self._latest: int | _Read | None = None  # given out, and not counted yet
+        self._last: int | None = None  # a map-style one's, counted last
 
     def drawn(self, number: int, sampler: Any, marks: Any = None) -> None:
         """Note the sampler's state after it has given batch ``number``, and its generators'."""
@@ -200,11 +189,12 @@ class EpochPosition:
         self.settle()
         self._latest = _Read(reader, self._readers[reader].after(state, mark), self.now())
 
-    def leave_out(self, number: int, sampler: Any) -> None:
+    def leave_out(self, number: int) -> None:
         """Begin behind a map-style dataset's batch, the next one, before anything is given out."""
         ahead = tuple(n for n in self.start.ahead if n > number)
-        self.start = replace(self.start, batches=number + 1, ahead=ahead, sampler=sampler)
-        self.__post_init__()
+        sampler = self.sampler_at(number + 1)
+        start = replace(self.start, batches=number + 1, ahead=ahead, sampler=sampler)
+        self.__init__(start)  # type: ignore[misc]
 
     def failed(self, number: int, reader: int = 0) -> None:
         """Note that the consumer has been given an exception instead of a batch."""

@@ -31,8 +31,7 @@ import numpy.typing as npt
 from lit_loader.data import memory_files
 from lit_loader.data.cache_entry import MISSING, UNIT, unpack
 from lit_loader.system import linux
-from lit_loader.system.cgroups import memory_limits
-from lit_loader.system.process_memory import memory_left
+from lit_loader.system.cgroups import memory_left, memory_limits
 from lit_loader.system.shared_file import HeldFile, nameless_file, round_up
 from lit_loader.system.weak_sets import members
 

@@ -28,7 +28,7 @@ from lit_loader.describe import message_of, public, short_repr
 from lit_loader.errors import LoaderError, OptionError, TransportError
 from lit_loader.seeding.draws import Draws
 from lit_loader.system.carrier import Frozen, Policy, freeze, thaw
-from lit_loader.system.process_memory import memory_left
+from lit_loader.system.cgroups import memory_left
 
 __all__ = ["shared_dataset"]
 

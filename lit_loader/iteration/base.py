@@ -10,7 +10,7 @@ leaves no trace. That first ``next()`` fixes the epoch and where in it to begin.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 
 from lit_loader.batch.batch_spec import BatchWithReport
 from lit_loader.batch.sample_errors import SampleErrorLog
@@ -23,8 +23,9 @@ from lit_loader.system.interrupts import is_interruption
 
 if TYPE_CHECKING:
     from lit_loader.iteration.core import LoaderCore
+    from lit_loader.iteration.exactness_check import ExactnessCheck
 
-__all__ = ["BatchObserver", "LoaderIterator"]
+__all__ = ["LoaderIterator"]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -32,19 +33,6 @@ _NO_END: Final = (
     "a StopIteration came up in the midst of an epoch, and would have passed for its end: the "
     "traceback above shows where; nothing is lost, the next next() gives the batch"
 )
-
-
-class BatchObserver(Protocol):
-    """An onlooker that is shown an epoch's first batches (`iteration/exactness_check.py`)."""
-
-    done: bool
-    """Whether it has seen enough."""
-
-    def note(self, start: EpochStart, number: int, indices: Any, batch: Any) -> None:
-        """See a batch that is about to be given out."""
-
-    def finish(self) -> None:
-        """Note that the epoch is over."""
 
 
 class LoaderIterator(TorchSurface, Generic[T_co]):
@@ -55,7 +43,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         observer: Is shown the batches, as long as it is not done; None for most.
     """
 
-    observer: BatchObserver | None = None
+    observer: ExactnessCheck | None = None
 
     _draws = False
     """Whether the global random generators are needed, of which other threads wait for a turn."""

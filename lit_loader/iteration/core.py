@@ -25,15 +25,13 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from functools import partial
 from typing import Any, Final
 
 import torch
 from torch.utils.data import IterableDataset
 
 from lit_loader.accelerator import pin_memory as pinning
-from lit_loader.accelerator.device_copy import DeviceCopy, Move
-from lit_loader.batch.batch_loader import BatchLoader
+from lit_loader.accelerator.device_copy import Move
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.batch.sample_errors import TRANSIENT_ERRORS, Tolerance
 from lit_loader.batch.tensor_table import IN_PROCESS_BYTES, frozen
@@ -43,7 +41,7 @@ from lit_loader.describe import program_stacklevel
 from lit_loader.errors import OptionError
 from lit_loader.iteration.base import LoaderIterator
 from lit_loader.iteration.epoch_run import EpochRun
-from lit_loader.iteration.exactness_check import ExactnessCheck, made_by_pool, made_here
+from lit_loader.iteration.exactness_check import ExactnessCheck
 from lit_loader.iteration.in_process import InProcessIterator
 from lit_loader.iteration.pipeline import Pipeline, Release
 from lit_loader.iteration.shown import ShownLoader
@@ -51,21 +49,19 @@ from lit_loader.iteration.torch_surface import run_patches
 from lit_loader.remote.starter import RemoteWorkers
 from lit_loader.sampling.advice import advice_if_unsharded, broken_promise, ignored_share
 from lit_loader.sampling.batch_plan import BatchPlan
-from lit_loader.sampling.epoch_batches import UpcomingBatch, expected_batches, lookahead
+from lit_loader.sampling.epoch_batches import computed, lookahead
 from lit_loader.sampling.epochs import Epochs, EpochStart
-from lit_loader.sampling.orders import EpochOrder
 from lit_loader.sampling.shard import ShardedSampler
 from lit_loader.sampling.shown_samplers import ShownSamplers
 from lit_loader.seeding.generator_watch import GeneratorWatch
 from lit_loader.seeding.seeds import BaseSeed
 from lit_loader.statistics.auto_workers import AutoWorkers
-from lit_loader.statistics.elsewhere import Elsewhere
 from lit_loader.statistics.recorder import Recorder
 from lit_loader.statistics.records import BatchRecord, LoaderStatistics, MemoryUse
 from lit_loader.streams.job_store import Talks
 from lit_loader.streams.tail import ShardTail, least_depth, tail_of
+from lit_loader.system.cgroups import own_memory
 from lit_loader.system.interrupts import HeldBack, let_handlers_through
-from lit_loader.system.process_memory import own_memory
 from lit_loader.system.start_method import default_context
 from lit_loader.system.weak_sets import members
 from lit_loader.transport import loader_page
@@ -84,7 +80,7 @@ ITERATED: Final[ContextVar[object]] = ContextVar("ITERATED", default=None)
 program calls by itself has new ones, as with torch's: it wants the dataset as it is now."""
 
 _OF_THE_PROCESS: Final = (
-    *("begun", "_lent", "_loader", "_lock", "pool", "_table", "latest"),
+    *("begun", "_loader", "_lock", "pool", "_table", "latest"),
     *("pid", "runs", "_shown", "talks", "_watch"),
 )
 
@@ -153,7 +149,6 @@ class LoaderCore:
         self.pool: WorkerPool | None = None  # the persistent workers
         self._table: Any = None  # in their stead: the dataset as it was when they would have begun
         self.begun: Pipeline | None = None  # what the workers are at for the next epoch
-        self._lent: Callable[[], EpochRun[Any] | None] = _none  # to whom
         self.runs: weakref.WeakSet[EpochRun[Any]] = weakref.WeakSet()
         self.latest: Callable[[], Any] = _none
         self._watch: GeneratorWatch | None = None
@@ -223,12 +218,13 @@ class LoaderCore:
         return max(1, self.loader.num_workers) if shards is None else len(shards.mine)
 
     @property
-    def _turns(self) -> int:
+    def turns(self) -> int:
         """Those who take turns in making batches; 0: any worker makes any."""
         return (self._readers or self.loader.num_workers) if self.assigned else 0
 
     @property
-    def _depth(self) -> int:
+    def depth(self) -> int:
+        """Batches that may be outstanding at the same time."""
         loader, auto = self.loader, self.auto
         usual = DEFAULT_PREFETCH if auto is None else auto.setting.prefetch
         depth: int = (loader.prefetch_factor or usual) * loader.num_workers
@@ -243,7 +239,7 @@ class LoaderCore:
     @property
     def size(self) -> tuple[int, int]:
         """How many workers there are to be, and how many batches may be outstanding."""
-        return self.loader.num_workers, self._depth
+        return self.loader.num_workers, self.depth
 
     def why_not_resized(self) -> str | None:
         """Say why the number of workers cannot be changed while they live; None: it can be."""
@@ -336,26 +332,15 @@ class LoaderCore:
                 f"remote_workers={loader.remote_workers} make no batches of an IterableDataset: "
                 "its readers stay on this machine"
             )
-        elif loader.remote_workers and self.recorder.elsewhere is None:
-            self.recorder.elsewhere = Elsewhere(MOST_WORKERS, self.recorder.nodes)
+        elif loader.remote_workers:
+            self.recorder.first_remote = MOST_WORKERS
         workers = loader.num_workers or loader.remote_workers
         if workers == 0 or (loader.num_workers and pin is None and self._is_best_in_process()):
             spec = self._spec_of_workers if workers else None
             here: InProcessIterator[Any] = InProcessIterator(self, pin, spec)
             here.observer = self._exactness_check(in_process=True)
             return here
-        run: EpochRun[Any] = EpochRun(
-            self,
-            depth=self._depth,
-            in_order=loader.in_order,
-            turns=self._turns,
-            timeout=loader.timeout,
-            max_restarts=loader.max_worker_restarts,
-            budgeted=loader.memory_budget is not None,
-            copy=self.copies_to and DeviceCopy(*self.copies_to),
-            pin=pin,
-            device=device,
-        )
+        run: EpochRun[Any] = EpochRun(self, pin, device)
         run.observer = self._exactness_check(in_process=False)
         self.runs.add(run)
         return run
@@ -380,21 +365,7 @@ class LoaderCore:
                 "be iterated twice in this process"
             )
             return None
-
-        def begin() -> BatchLoader:
-            spec = self.spec()
-            return BatchLoader(spec, watch=self.generators(spec))
-
-        remake = made_here(begin)
-        if not in_process:
-            workers = loader.num_workers if self.iterable else 0
-            # One worker serves all readers, where these are no workers.
-            workers = workers if self.shards is None else min(workers, 1)
-            remake = made_by_pool(self._start_pool, workers, loader.timeout)
-        note = partial(setattr, self, "checked", True)
-        return ExactnessCheck(
-            loader.check_exactness, remake, self.warn_once, note, from_start=self.iterable
-        )
+        return ExactnessCheck(self, in_process)
 
     # --- batches ---
 
@@ -423,7 +394,7 @@ class LoaderCore:
                 backoff=loader.retry_backoff,
                 transient=TRANSIENT_ERRORS if transient is None else transient,
             ),
-            own_order=plan is not None and isinstance(plan.source, EpochOrder),
+            own_order=plan is not None and plan.is_computed,
             timed=self.auto is not None,
             watched=bool(loader.timeout),
             remote_workers=loader.remote_workers,
@@ -470,12 +441,14 @@ class LoaderCore:
         """Begin to agree with other ranks on a stream's end; None: there is no need."""
         return tail_of(self.loader, self.shards, self.talks, start.position)
 
-    def lookahead(self, epoch: int) -> Iterator[UpcomingBatch] | None:
-        """Foresee the batches of the epochs after this one; None: nothing is made ahead."""
+    def lookahead(self, epoch: int) -> Iterator[tuple[int, int, Any]]:
+        """Foresee the batches of the epochs after this one, as far as they may be made ahead."""
         loader, plan = self.loader, self.plan
         ahead = loader.prefetch_next_epoch and loader.persistent_workers
         # Assigned: generators go on from batch to batch.
-        return lookahead(plan, epoch) if ahead and plan is not None and not self.assigned else None
+        if not ahead or self.assigned or plan is None or not plan.is_computed:
+            return iter(())
+        return lookahead(plan, epoch)
 
     # --- workers ---
 
@@ -495,9 +468,9 @@ class LoaderCore:
         """
         remote = self._remote
         workers = self.loader.num_workers or (0 if remote else 1)  # 0: from the next one on
-        holder = self._lent()
+        holder = self._holder
         if not self.loader.persistent_workers or (holder is not None and run.superseded):
-            pool = self._start_pool(start.seed, workers, remote)
+            pool = self.start_pool(start.seed, workers, remote)
             return pool, lambda line, reusable: pool.close(), None
         if holder is not None:
             holder.revoke()
@@ -510,7 +483,8 @@ class LoaderCore:
                 from_start
                 and begun.token == pool.token
                 and self.plan is not None
-                and begun.begins(start.epoch, start.seed, expected_batches(self.plan, start.epoch))
+                and self.plan.is_computed
+                and begun.begins(start.epoch, start.seed, computed(self.plan, start.epoch))
             ):
                 begun = None
             if begun is None:
@@ -521,13 +495,10 @@ class LoaderCore:
             begun = None
             if pool_now is not None:
                 pool_now.close()
-            pool = self.pool = self._start_pool(start.seed, workers, remote)
-        lent = self._lent = weakref.ref(run)
+            pool = self.pool = self.start_pool(start.seed, workers, remote)
         token = pool.token
 
         def release(line: Pipeline, reusable: bool) -> None:
-            if self._lent is lent:
-                self._lent = _none
             if not reusable or self.pool is not pool:  # the loader has, or will have, others
                 pool.close()
             elif line.handed_on:
@@ -537,27 +508,27 @@ class LoaderCore:
 
         return pool, release, begun
 
-    def _start_pool(
+    def start_pool(
         self, seed: int, num_workers: int, remote: RemoteWorkers | None = None
     ) -> WorkerPool:
+        """Start workers for batches of a base seed."""
         loader = self.loader
         return WorkerPool(
             self.spec(),
             num_workers,
             loader.multiprocessing_context or default_context(),
-            in_flight=self._depth,
+            in_flight=self.depth,
             seed=seed,
-            turns=self._turns,
+            turns=self.turns,
             memory_budget=loader.memory_budget,
             remote=remote,
         )
 
     def _renew_workers(self) -> None:
         """Let the next iterator start workers; one that has those of now keeps them as its own."""
-        if self._lent() is None:
+        if self._holder is None:
             self._end_workers()
         self.pool = self._table = self.begun = None
-        self._lent = _none
 
     def _end_workers(self) -> None:
         pool, self.pool = self.pool, None
@@ -577,7 +548,13 @@ class LoaderCore:
 
     def _idle(self) -> WorkerPool | None:
         """The workers, if there are some that no iterator has."""
-        return self.pool if self._lent() is None else None
+        return self.pool if self._holder is None else None
+
+    @property
+    def _holder(self) -> EpochRun[Any] | None:
+        """The iterator that has the persistent workers; None: it is over, or there are none."""
+        pool = self.pool
+        return next((run for run in self.alive() if pool is not None and run.pool is pool), None)
 
     def workers(self, iterator: LoaderIterator[Any]) -> list[WorkerProcess]:
         """The processes of the workers that are an iterator's, or idle, for others to watch."""
@@ -697,7 +674,7 @@ class LoaderCore:
         now = time.monotonic_ns()
         page.due = now + loader_page.EVERY
         try:
-            told = self.statistics(False), self._depth, page.row[loader_page.EPOCH], now
+            told = self.statistics(False), self.depth, page.row[loader_page.EPOCH], now
             figures = self._shown.figures(self.loader, self, *told)
         except Exception as error:  # of the user's: the repr of a slow sample's index
             let_handlers_through(error)

@@ -28,10 +28,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from lit_loader.accelerator.device_copy import DeviceCopy, Staged
 from lit_loader.checkpoint.position import first_turn, next_turn
 from lit_loader.checkpoint.reader_states import Shards
+from lit_loader.describe import program_stacklevel
 from lit_loader.errors import LoaderError, WorkerRestartWarning
 from lit_loader.iteration.base import LoaderIterator
 from lit_loader.iteration.pipeline import Pin, Pipeline, is_of
-from lit_loader.sampling.epoch_batches import EpochBatches, UpcomingBatch
+from lit_loader.sampling.epoch_batches import EpochBatches
 from lit_loader.sampling.epochs import EpochStart
 from lit_loader.statistics.records import BatchRecord
 from lit_loader.system.interrupts import HeldBack, is_interruption, let_handlers_through
@@ -66,7 +67,7 @@ class SamplerFeed:
     Args:
         start: Where the epoch begins.
         batches: What the sampler draws.
-        lookahead: Gives the batches of the epochs after one; None: nothing is made ahead.
+        lookahead: Gives the batches of the epochs after one, as far as they are made ahead.
 
     Attributes:
         epoch_issued: Whether all tasks of the iterator's own epoch have been taken.
@@ -78,12 +79,11 @@ class SamplerFeed:
         self,
         start: EpochStart,
         batches: EpochBatches,
-        lookahead: Callable[[int], Iterator[UpcomingBatch] | None],
+        lookahead: Callable[[int], Iterator[tuple[int, int, Any]]],
     ) -> None:
         self._start = start
         self._batches = batches
         self._lookahead = lookahead
-        self._own = batches.computed  # by the loader's own order, which has no state
         self._position = start.position.start.batches
         self.epoch_issued = False
         self.error: Exception | None = None
@@ -129,10 +129,8 @@ class SamplerFeed:
     def _draw(self, line: Pipeline) -> Task | None:
         """Draw the sampler's next batch; None: it is not to be sent, or there is none."""
         start, batches, position = self._start, self._batches, self._position
-        if batches.at != position:
-            batches.go_to(position, start.position.sampler_at(position))
         try:
-            indices = next(batches)
+            indices = batches.draw(position, start.position)
         except StopIteration:
             self.epoch_issued = True
             return None
@@ -141,8 +139,6 @@ class SamplerFeed:
             self.error = error
             self.epoch_issued = True
             return None
-        if not self._own:
-            start.position.drawn(position, batches.state(), batches.marks())
         if position in start.position.start.ahead:
             self._position = position + 1
             return None
@@ -159,14 +155,11 @@ class SamplerFeed:
         """Give the next batch of the epochs to come."""
         if line.lookahead is None:
             line.lookahead = self._lookahead(self._start.epoch)
-            if line.lookahead is None:
-                return None
-        coming = next(line.lookahead, None)
-        if coming is None:
-            return None
-        number = task_number(coming.epoch, coming.position)
-        line.tasks[number] = coming.indices
-        return number, coming.indices, coming.epoch
+        for epoch, position, indices in line.lookahead:
+            number = task_number(epoch, position)
+            line.tasks[number] = indices
+            return number, indices, epoch
+        return None
 
 
 class ReaderFeed:
@@ -270,13 +263,6 @@ class EpochRun(LoaderIterator[T_co]):
 
     Args:
         core: The loader's.
-        depth: Batches that may be outstanding at the same time.
-        in_order: Whether batches come in the sampler's order, or as they are finished.
-        turns: Batch ``n`` is for reader ``n % turns``, or the worker of that number; 0: for any.
-        timeout: Seconds without progress after which a worker hangs; 0: never.
-        max_restarts: Workers that may be replaced after they died or hung.
-        budgeted: Whether the workers have a memory budget, which is to be asked before a task.
-        copy: Copies batches to an accelerator, or None.
         pin: Pins a batch, or None.
         device: Accelerator to make current in the pin-memory thread.
 
@@ -285,33 +271,21 @@ class EpochRun(LoaderIterator[T_co]):
         superseded: Whether another iterator has got this one's workers.
     """
 
-    def __init__(
-        self,
-        core: LoaderCore,
-        depth: int,
-        in_order: bool,
-        turns: int,
-        timeout: float,
-        max_restarts: int,
-        budgeted: bool,
-        copy: DeviceCopy | None,
-        pin: Pin | None,
-        device: int | None,
-    ) -> None:
+    def __init__(self, core: LoaderCore, pin: Pin | None, device: int | None) -> None:
         super().__init__(core)
-        self._depth = depth
-        self._in_order, self._turns = in_order, turns
-        self._timeout = timeout
-        self._max_restarts = max_restarts
-        self._budgeted = budgeted
-        self._copy, self._pin, self._device = copy, pin, device
+        loader = core.loader
+        self._depth, self._turns, self._in_order = core.depth, core.turns, loader.in_order
+        self._timeout, self._max_restarts = loader.timeout, loader.max_worker_restarts
+        self._budgeted = loader.memory_budget is not None  # which is to be asked before a task
+        self._copy = core.copies_to and DeviceCopy(*core.copies_to)
+        self._pin, self._device = pin, device
         self._pid = core.pid
         self._feed: TaskFeed | None = None
         self._indices: Any = None  # of the batch given out last
         self._closed, self._restarts_noted = False, 0
         self._steady = False  # an exception has come, and nothing is in disorder
         self._healer: Healer | None = None
-        self.line = Pipeline(in_order, turns, pin, device)
+        self.line = Pipeline(self._in_order, self._turns, pin, device)
         self.superseded = False
 
     def _next(self, start: EpochStart) -> T_co:
@@ -333,7 +307,7 @@ class EpochRun(LoaderIterator[T_co]):
             if ready is None:
                 self.disconnect(reusable=True)
                 # Only now the pin-memory thread cannot replace another worker.
-                self._note_restarts(4)
+                self._note_restarts()
                 raise self._end(start)
             if ready.error is not None:
                 try:
@@ -408,7 +382,7 @@ class EpochRun(LoaderIterator[T_co]):
         self.disconnect(reusable=False)
         _end_with_the_program()
         if isinstance(error, LoaderError):  # what was healed before it comes first
-            self._note_restarts(5)
+            self._note_restarts()
         elif isinstance(error, PoolClosed) or (closed and not is_interruption(error)):
             raise LoaderError(
                 "the loader was closed while a batch was awaited: iterate the loader anew"
@@ -552,12 +526,12 @@ class EpochRun(LoaderIterator[T_co]):
 
     def _warn(self) -> None:
         """Warn of workers that were replaced, and of a budget that cannot be kept."""
-        self._note_restarts(6)
+        self._note_restarts()
         overrun = None if self.line.pool is None else self.line.pool.overrun()
         if overrun is not None:
-            warnings.warn(overrun, RuntimeWarning, stacklevel=5)
+            warnings.warn(overrun, RuntimeWarning, stacklevel=program_stacklevel())
 
-    def _note_restarts(self, stacklevel: int) -> None:
+    def _note_restarts(self) -> None:
         """Count the workers that were replaced, and warn of them."""
         healer = self._healer
         if healer is None:
@@ -569,7 +543,7 @@ class EpochRun(LoaderIterator[T_co]):
             self._core.recorder.note("restart", str(notice))
             if isinstance(notice, FewerWorkers):
                 self._core.make_do(notice.workers)
-            warnings.warn(notice, WorkerRestartWarning, stacklevel=stacklevel)
+            warnings.warn(notice, WorkerRestartWarning, stacklevel=program_stacklevel())
 
     def disconnect(self, reusable: bool) -> None:
         """Give the workers back, if there are any; what has come in is kept.

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lit_loader.batch.batch_loader import BatchLoader
 from lit_loader.batch.batch_spec import BatchWithReport
@@ -29,7 +29,10 @@ from lit_loader.transport.status_board import Progress
 from lit_loader.workers.outcome import Outcome, WorkerDeath
 from lit_loader.workers.worker_pool import WorkerPool
 
-__all__ = ["ExactnessCheck", "Made", "made_by_pool", "made_here"]
+if TYPE_CHECKING:
+    from lit_loader.iteration.core import LoaderCore
+
+__all__ = ["ExactnessCheck"]
 
 
 class Made(NamedTuple):
@@ -50,64 +53,46 @@ class Made(NamedTuple):
     digest: Digest
 
 
-Remake = Callable[[Sequence[Made]], Iterator[tuple[int, Any]]]
-"""Makes batches again; gives their numbers and the batches, or the exceptions in their place."""
-
-
 class ExactnessCheck:
     """Compares an epoch's first batches with what they are when they are made again; once.
 
     Args:
-        batches: How many.
-        remake: Makes them again.
-        warn: Called with a warning's text and class.
-        on_done: Called when the comparison begins, for it is made once.
-        from_start: Whether only batches of an epoch that began at its start can be made again.
+        core: The loader's.
+        in_process: Whether they are made in this process, and not by workers.
 
     Attributes:
         done: Whether there is nothing more to be done.
     """
 
-    def __init__(
-        self,
-        batches: int,
-        remake: Remake,
-        warn: Callable[[str, type[Warning]], None],
-        on_done: Callable[[], None],
-        from_start: bool,
-    ) -> None:
-        self._batches = batches
-        self._remake = remake
-        self._warn = warn
-        self._on_done = on_done
-        self._from_start = from_start
+    def __init__(self, core: LoaderCore, in_process: bool) -> None:
+        self._core, self._in_process = core, in_process
         self._made: list[Made] = []
         self.done = False
 
     def note(self, start: EpochStart, number: int, indices: Any, batch: Any) -> None:
         """Note a batch that is about to be given out; the last one starts the comparison."""
         began = start.position.start
-        if self.done or (self._from_start and (began.batches or began.readers)):
+        # What a stream's reader gives follows from its beginning.
+        if self.done or (self._core.iterable and (began.batches or began.readers)):
             return
         if self._made and self._made[0].epoch != start.epoch:
             self._made.clear()  # that epoch was left early
         self._made.append(Made(start.epoch, start.seed, number, indices, digest(batch)))
-        if len(self._made) >= self._batches:
+        if len(self._made) >= self._core.loader.check_exactness:
             self.finish()
 
     def finish(self) -> None:
         """Compare what there is, at the latest at the epoch's end."""
         if self.done or not self._made:
             return
-        self.done = True
-        self._on_done()
-        made, self._made = self._made, []
+        core, made = self._core, self._made
+        self.done = core.checked = True
         expected = {each.number: each for each in made}
         try:
-            for number, batch in self._remake(made):
+            for number, batch in (self._here if self._in_process else self._by_workers)(made):
                 one = expected.get(number)
                 if one is not None and (found := difference(one.digest, digest(batch))):
-                    self._warn(
+                    core.warn_once(
                         f"check_exactness: batch {number} of epoch {one.epoch} came out otherwise "
                         f"when it was made again, after other batches: {found}. Something "
                         "there is not a function of seed and index (a generator that is not "
@@ -120,22 +105,15 @@ class ExactnessCheck:
             cause = str(error)
             if isinstance(error, WorkerDeath):
                 cause = f"the worker ended, with exit code {error.exitcode}"
-            self._warn(
+            core.warn_once(
                 f"check_exactness could not make the first batches again ({cause}): they were not "
-                "compared",
-                UserWarning,
+                "compared"
             )
 
-
-def made_here(begin: Callable[[], BatchLoader]) -> Remake:
-    """Make batches again in this process, the last one first.
-
-    Args:
-        begin: Gives what makes them.
-    """
-
-    def remake(made: Sequence[Made]) -> Iterator[tuple[int, Any]]:
-        loader = begin()
+    def _here(self, made: Sequence[Made]) -> Iterator[tuple[int, Any]]:
+        """Make batches again in this process, the last one first."""
+        spec = self._core.spec()
+        loader = BatchLoader(spec, watch=self._core.generators(spec))
         for one in reversed(made):
             place = reading.leave()
             try:
@@ -147,38 +125,28 @@ def made_here(begin: Callable[[], BatchLoader]) -> Remake:
                 reading.return_to(place)
             yield one.number, batch.batch if type(batch) is BatchWithReport else batch
 
-    return remake
-
-
-def made_by_pool(start: Callable[[int, int], WorkerPool], workers: int, timeout: float) -> Remake:
-    """Make batches again in worker processes that are started for it.
-
-    Args:
-        start: Starts workers; called with the base seed and how many.
-        workers: Workers among which the batches of an iterable dataset are dealt out in turn; 0 for
-            a map-style one.
-        timeout: Seconds that a batch may take; 0: any.
-    """
-
-    def remake(made: Sequence[Made]) -> Iterator[tuple[int, Any]]:
-        first = made[0]
-        numbers = [*range(made[-1].number + 1)]
-        if not workers:
-            # The first one at first, and again as the last: one alone is made twice.
-            numbers = [first.number, *(one.number for one in reversed(made))]
+    def _by_workers(self, made: Sequence[Made]) -> Iterator[tuple[int, Any]]:
+        """Make batches again in worker processes that are started for it."""
+        core, first, workers = self._core, made[0], 1
+        # The first one at first, and again as the last: one alone is made twice.
+        numbers = [first.number, *(one.number for one in reversed(made))]
+        if core.iterable:
+            numbers = [*range(made[-1].number + 1)]
+            # One worker serves all readers, where these are no workers.
+            workers = core.loader.num_workers if core.shards is None else 1
         indices = {one.number: one.indices for one in made}
-        pool = start(first.seed, max(1, workers))
+        pool = core.start_pool(first.seed, workers)
         try:
             for number in numbers:  # one at a time: no task is taken by another's turn
                 task = task_number(first.epoch, number)
                 pool.submit(task, indices.get(number), first.epoch, first.seed)
-                outcome = _received(pool, timeout)
+                outcome = _received(pool, core.loader.timeout)
                 if outcome.memory is not None or outcome.failure is not None:
-                    yield position_of(outcome.number), _batch(outcome)
+                    outcome.unpack()
+                    batch = outcome.batch if outcome.error is None else outcome.error
+                    yield position_of(outcome.number), batch
         finally:
             pool.close()
-
-    return remake
 
 
 def _received(pool: WorkerPool, timeout: float) -> Outcome:
@@ -189,8 +157,3 @@ def _received(pool: WorkerPool, timeout: float) -> Outcome:
         if outcome is not None:
             return outcome
     raise LoaderError(f"a batch took longer than timeout={timeout:g}")
-
-
-def _batch(outcome: Outcome) -> Any:
-    outcome.unpack()
-    return outcome.batch if outcome.error is None else outcome.error

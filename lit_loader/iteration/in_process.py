@@ -278,14 +278,11 @@ class InProcessIterator(LoaderIterator[T_co]):
             number = self._number
             if number == self._drawn:
                 return self._task
-            if start.batches.at != number:
-                start.batches.go_to(number, start.position.sampler_at(number))
             try:
                 # A sampler's exception ends nothing: what it does when asked again decides.
-                indices = next(start.batches)
+                indices = start.batches.draw(number, start.position)
             except StopIteration:
                 raise self._end(start) from None
-            start.position.drawn(number, start.batches.state(), start.batches.marks())
             if number not in start.position.start.ahead:
                 self._task, self._drawn = indices, number
                 return indices

@@ -80,6 +80,12 @@ def load_state(loader: Any, core: LoaderCore, state: Mapping[str, Any]) -> None:
     core.reads_again = loaded.reads_again
     if adopted is not None:
         base_seed.resumed = adopted
+        if base_seed.sampler not in (None, 0, adopted):  # 0: most likely torch's default
+            core.warn_once(
+                f"the state was taken with seed={adopted}, and the order goes on with that: the "
+                f"sampler's own seed={base_seed.sampler} has no effect; make the sampler with the "
+                "state's seed, or begin without the state to have another order"
+            )
     if plan is not None and isinstance(plan.source, ShuffledSampler):
         plan.source.as_distributed = order == DistributedSampler.__name__
 

@@ -23,7 +23,6 @@ from typing import Any
 
 from lit_loader.accelerator.pin_memory import PinMemoryThread
 from lit_loader.errors import LoaderError
-from lit_loader.sampling.epoch_batches import UpcomingBatch
 from lit_loader.system.interrupts import HeldBack
 from lit_loader.transport.messages import position_of, task_number
 from lit_loader.workers.healer import Healer
@@ -87,7 +86,7 @@ class Pipeline:
         self.ready: deque[Outcome] = deque()
         self._arrived: dict[int, Outcome] = {}
         self._expected: list[deque[int]] = [deque() for _ in range(self._lines)]
-        self.lookahead: Iterator[UpcomingBatch] | None = None
+        self.lookahead: Iterator[tuple[int, int, Any]] | None = None
         self.owed = 0
         self.given: int | None = None
 

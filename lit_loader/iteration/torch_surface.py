@@ -118,10 +118,9 @@ class TorchSurface(_BaseDataLoaderIter):
             batches, position = start.batches, start.position
             while True:
                 number = position.start.batches
-                if batches.at != number:
-                    batches.go_to(number, position.sampler_at(number))
-                indices, given_before = next(batches), number in position.start.ahead
-                position.leave_out(number, batches.state())
+                indices = batches.draw(number, position)
+                given_before = number in position.start.ahead
+                position.leave_out(number)
                 if not given_before:
                     return indices
 

@@ -8,7 +8,7 @@ Made by users and by Hydra, passed to the Trainer::
     loader ─ common options ─┐                                 ▲   ▲
     train, val, test, predict ┴▶ LoaderConfig of each split ───┘   └── Trainer: ranks, overfitting
 
-`lightning/base_datamodule.py` makes the loaders, and saves, restores and closes them.
+`lightning/kept_loaders.py` makes the loaders, and closes them.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ from lit_loader.config.loader_config import LoaderConfig
 from lit_loader.data.shared_dataset import shared_dataset
 from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError
-from lit_loader.lightning.base_datamodule import SPLITS, BaseDataModule
+from lit_loader.lightning.kept_loaders import KeepsLoaders, Loaders, make
 from lit_loader.lightning.names import LightningDataModule, is_hook_of
-from lit_loader.lightning.swapped_datamodule import SwappedDataModule
+from lit_loader.lightning.swapped_datamodule import SwappedDataModule, swapped
 from lit_loader.loader import DataLoader
 
 __all__ = ["SPLITS", "LoaderDataModule"]
+
+SPLITS = ("train", "val", "test", "predict")
 
 # Trainer function -> the split it cannot do without, and the ones it uses where they are given.
 _STAGES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -65,7 +67,7 @@ class _SplitHook:
 
 
 @public
-class LoaderDataModule(BaseDataModule):
+class LoaderDataModule(KeepsLoaders, LightningDataModule):
     """A LightningDataModule that loads every split through ``lit_loader.DataLoader``.
 
     A loader is made afresh at each call of a hook. Ranks and number of replicas come from the
@@ -125,6 +127,7 @@ class LoaderDataModule(BaseDataModule):
         shared_key: str | None = None,
     ) -> None:
         super().__init__()
+        self._lit_loaders = Loaders()
         self.device_prefetch = flag("device_prefetch", device_prefetch)
         self.shared_key = None if shared_key is None else filled_text("shared_key", shared_key)
         if datasets is None and (self._makes_datasets or self._has_hooks):
@@ -174,7 +177,7 @@ class LoaderDataModule(BaseDataModule):
         Raises:
             OptionError: An option is unknown; later, in a hook, one does not fit the loader.
         """
-        return SwappedDataModule(datamodule, loader_overrides)
+        return swapped(datamodule, loader_overrides)
 
     @property
     def given_splits(self) -> list[str]:
@@ -242,7 +245,7 @@ class LoaderDataModule(BaseDataModule):
         source: Any = self.datasets.get(split)
         if not is_dataset(source):
             own = source is None or self._makes_datasets
-            source = self._once(self._made_by_subclass(split) if own else source)
+            source = self._once(functools.partial(self.make_dataset, split) if own else source)
         if is_several(source):
             source = _map_members(source, lambda member: self._made_member(split, member))
         else:
@@ -257,14 +260,12 @@ class LoaderDataModule(BaseDataModule):
         """Calls a factory, or has another process of this machine call it."""
         return factory() if self.shared_key is None else shared_dataset(factory, self.shared_key)
 
-    def _made_by_subclass(self, split: str) -> _SplitFactory:
-        """What `make_dataset` makes, told from others by the subclass's code, and what it holds."""
+    def fingerprint_parts(self) -> object:
+        """Names what `make_dataset` depends on, for `shared_key`: see `data/fingerprint.py`."""
         ours = vars(LoaderDataModule({}))
         held = {name: value for name, value in vars(self).items() if name not in ours}
         given = {n: v for n, v in self.hparams.items() if n not in ("loader", *SPLITS)}
-        return _SplitFactory(
-            functools.partial(self.make_dataset, split), (type(self), split, held, given)
-        )
+        return type(self), held, given
 
     def _check_made(self, split: str, made: Any) -> Any:
         """Returns what a factory or `make_dataset` has made, if it is a dataset."""
@@ -302,7 +303,7 @@ class LoaderDataModule(BaseDataModule):
         dataset = self.dataset(split) if dataset is None else dataset
         if is_several(dataset):
             raise OptionError(f"{split!r} has several datasets: pass one of them to make_loader")
-        return self._make(split, dataset, self.configs[split])
+        return make(self, split, dataset, self.configs[split], self.device_prefetch)
 
     @property
     def batch_size(self) -> int | None:
@@ -381,25 +382,6 @@ def _described(source: Any) -> str:
         return type(source).__name__
     inner = getattr(source, "func", source)  # a functools.partial is named by what it calls
     return f"factory {getattr(inner, '__name__', type(inner).__name__)}"
-
-
-class _SplitFactory:
-    """Makes the dataset of a split, and can be told from that of others by `data/fingerprint.py`.
-
-    Args:
-        make: Makes it.
-        known_by: What is compared in place of it.
-    """
-
-    def __init__(self, make: Callable[[], Any], known_by: object) -> None:
-        self._make, self._known_by = make, known_by
-
-    def __call__(self) -> Any:
-        return self._make()
-
-    def fingerprint_parts(self) -> object:
-        """Names what the dataset depends on."""
-        return self._known_by
 
 
 def _listed(names: Any) -> str:

@@ -114,7 +114,7 @@ class LoaderHistory:
     def sum_up(self) -> None:
         """Add the new records to the sums and to those kept."""
         new, self._new = self._new, []
-        self._sums.elsewhere = self._source.elsewhere
+        self._sums.first_remote, self._sums.nodes = self._source.first_remote, self._source.nodes
         if new:
             self._sums.extend(new)
             self.kept.extend(new)

@@ -1,9 +1,9 @@
 """`LoaderStateCallback`: makes a checkpoint hold exactly what was trained on, and resumes there.
 
-The data modules of ours bring one along, users pass one in ``Trainer(callbacks=[...])``, and every
-other Trainer gets one by itself (`lightning/trainer_plugin.py`)::
+Every Trainer gets one by itself (`lightning/trainer_plugin.py`), users pass one in
+``Trainer(callbacks=[...])``, and the data modules of ours bring one along where there is none::
 
-    a fit:      setup ─▶ load_state_dict ─▶ … loaders are made … ─▶ on_train_start: restore, correct
+    a fit:      setup ─▶ on_load_checkpoint ─▶ loaders are made ─▶ on_train_start: restore, correct
     a checkpoint: on_save_checkpoint: the readers of a stream, of all ranks
     an epoch:   on_train_epoch_start: set_epoch
     a batch:    fetch ─▶ training_step ─▶ on_train_batch_end: commit ─▶ later hooks: checkpoints
@@ -11,7 +11,7 @@ other Trainer gets one by itself (`lightning/trainer_plugin.py`)::
 Lightning asks a loader for its state whenever a checkpoint is written, also when a step has failed
 half-way, and by itself restores it in some situations only. So the state that is saved is the one
 committed after the last whole step, and it is restored here in all situations, from where Lightning
-has put it. Lightning's own progress is corrected by `lightning/trainer_progress.py`.
+has put it: with its own progress, which is corrected by `lightning/trainer_progress.py`.
 
 One that has come by itself makes way for another one, and leaves the Trainer before the first step
 if there is no loader to look after. Until then it imports no loader: the program may have none of
@@ -23,13 +23,12 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import IterableDataset
 
 from lit_loader.checkpoint.saved_by_lightning import CALLBACKS
-from lit_loader.checkpoint.untrusted_state import damaged
 from lit_loader.describe import public
 from lit_loader.errors import StateError
 from lit_loader.lightning.names import Callback, combined
@@ -39,25 +38,30 @@ from lit_loader.lightning.trainer_progress import (
     begin_next_epoch,
     correct_logged_step,
     correct_progress,
+    is_ours,
     mark_consumed,
     recount_batches,
-    saved_states,
+    states_in,
 )
 
 if TYPE_CHECKING:
     from lit_loader.loader import DataLoader
 
-__all__ = ["LoaderStateCallback", "our_loaders", "put_first"]
+__all__ = ["LoaderStateCallback", "our_loaders"]
+
+_STATES: Final = "combined_loader"
+_WORKERS: Final = "lit_loader_workers"
+"""Where a checkpoint has the loaders' states, and how many workers "auto" has found best."""
 
 
 @public
 class LoaderStateCallback(Callback):
     """Commits the training loaders' states step by step, and resumes them exactly.
 
-    `LoaderDataModule` brings one along. Without that data module the Trainer has one by itself if
-    lit_loader is installed and imported before the Trainer is made; else pass one in
-    ``Trainer(callbacks=[...])``. It puts itself in front of the other callbacks, so that it has
-    committed a step before a checkpoint of it is written.
+    The Trainer has one by itself if lit_loader is installed and imported before the Trainer is
+    made, and `LoaderDataModule` brings one along; else pass one in ``Trainer(callbacks=[...])``. It
+    puts itself in front of the other callbacks, so that it has committed a step before a checkpoint
+    of it is written.
 
     Other loaders than `DataLoader` are left alone.
     """
@@ -66,7 +70,8 @@ class LoaderStateCallback(Callback):
 
     def __init__(self) -> None:
         self._to_restore: list[dict[str, Any]] = []
-        self._workers_hint: list[Any] = []
+        self._saved: list[Any] = []  # with those of other loaders
+        self._workers_hint: Any = None
         self._resumes = False
         self._has_begun = False  # whether the epoch's first batch was fetched before its hooks
         self._rank_states = RankStates()
@@ -75,46 +80,6 @@ class LoaderStateCallback(Callback):
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
 
-    def state(self, trainer: Trainer) -> dict[str, Any]:
-        """Returns the states of the Trainer's training loaders.
-
-        Args:
-            trainer: The Trainer, at any moment; starts nothing.
-
-        Returns:
-            Primitives, for `restore`; empty if there is nothing to remember.
-        """
-        loaders = train_loaders(trainer)
-        states = self._to_restore or [loader.state_dict() for loader in loaders]
-        if not states:
-            return {}
-        autos = [loader._core.auto for loader in loaders]
-        found = self._workers_hint or [
-            auto.setting.workers if auto is not None and auto.measured else 0 for auto in autos
-        ]
-        return {"train": states, "workers": found} if any(found) else {"train": states}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Keeps states for the training loaders of the fit that begins next.
-
-        Args:
-            state: What `state` returned; an empty one forgets what was kept before.
-
-        Raises:
-            StateError: It is something else. Each loader's part is checked by that loader.
-        """
-        if not isinstance(state, Mapping):
-            raise damaged("data module's part must be a dict", state, "checkpoint")
-        states = state.get("train", ())
-        if not isinstance(states, (list, tuple)) or not all(
-            isinstance(one, Mapping) for one in states
-        ):
-            raise damaged("train must be a list of the training loaders' states", states)
-        self._to_restore = list(states)
-        # A hint, and no part of the position: whatever it is, the data is the same.
-        hint = state.get("workers")
-        self._workers_hint = hint if isinstance(hint, list) and len(hint) == len(states) else []
-
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Becomes the Trainer's first callback, and forgets what an earlier fit was to restore."""
         if stage != "fit":
@@ -122,11 +87,10 @@ class LoaderStateCallback(Callback):
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         others = [c for c in callbacks if isinstance(c, LoaderStateCallback) and c is not self]
         if self.came_by_itself and others:
-            put_first(others[0], trainer)
+            _put_first(others[0], trainer)
             return
-        self.restore({})
-        self._resumes = False
-        put_first(self, trainer)
+        self._to_restore, self._workers_hint, self._resumes = [], None, False
+        _put_first(self, trainer)
         CALLBACKS.add(self)
 
     def on_load_checkpoint(
@@ -135,8 +99,9 @@ class LoaderStateCallback(Callback):
         """Keeps the loaders' states, and corrects the Trainer's progress in the checkpoint."""
         if trainer.state.fn != "fit":
             return
-        # A data module of ours has called `restore` before; with any other, Lightning has them.
-        self._to_restore = self._to_restore or saved_states(checkpoint)
+        self._saved = states_in(checkpoint).get(_STATES, [])
+        self._to_restore = [*filter(is_ours, self._saved)]
+        self._workers_hint = checkpoint.get(_WORKERS)
         if self._to_restore:
             correct_progress(checkpoint["loops"]["fit_loop"])
             self._resumes = True
@@ -145,15 +110,19 @@ class LoaderStateCallback(Callback):
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Puts the readers of all ranks into the loaders' states, which hold those of one."""
-        own = self.state(trainer).get("train", [])
-        merged = self._rank_states.merged(own, trainer.current_epoch, trainer.global_step)
-        module = checkpoint.get(type(getattr(trainer, "datamodule", None)).__qualname__)
-        parts = module.get("train") if isinstance(module, Mapping) else None
-        for states in (saved_states(checkpoint), parts):
-            if isinstance(states, list) and len(states) == len(own):
-                for state, before, after in zip(states, own, merged, strict=True):
-                    if after is not before:
-                        state.update(after)
+        states = states_in(checkpoint)
+        if self._to_restore:  # its loaders are not made, or not restored
+            states[_STATES] = [*self._saved]
+        own = [*filter(is_ours, states.get(_STATES, ()))]
+        merged = iter(self._rank_states.merged(own, trainer.current_epoch, trainer.global_step))
+        if own:
+            states[_STATES] = [next(merged) if is_ours(each) else each for each in states[_STATES]]
+        # A hint, and no part of the position: whatever it is, the data is the same.
+        autos = [loader._core.auto for loader in train_loaders(trainer)]
+        if any(auto is not None and auto.measured for auto in autos):
+            checkpoint[_WORKERS] = [
+                auto.setting.workers if auto is not None and auto.measured else 0 for auto in autos
+            ]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Restores the loaders, corrects Lightning's own progress and begins to commit.
@@ -168,11 +137,11 @@ class LoaderStateCallback(Callback):
             return
         self._rank_states.begin_fit()
         between = self._resumes and begin_next_epoch(trainer.fit_loop)
-        states, self._to_restore = self._to_restore, []
-        for loader, workers in zip(loaders, self._workers_hint, strict=False):
+        states, self._to_restore, self._saved = self._to_restore, [], []
+        hint, self._workers_hint = self._workers_hint, None
+        for loader, workers in zip(loaders, hint if isinstance(hint, list) else (), strict=False):
             if loader._core.auto is not None and isinstance(workers, int):
                 loader._core.auto.begin_with(workers)
-        self._workers_hint = []
         if states and len(states) != len(loaders):
             raise StateError(
                 f"the checkpoint has the positions of {len(states)} training loaders, but there "
@@ -281,7 +250,7 @@ class LoaderStateCallback(Callback):
             loader.commit(ahead, within)
 
 
-def put_first(callback: LoaderStateCallback, trainer: Trainer) -> None:
+def _put_first(callback: LoaderStateCallback, trainer: Trainer) -> None:
     """Make a callback the Trainer's first, whose hooks run first, and the only one of its kind."""
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
     others = [each for each in callbacks if not isinstance(each, LoaderStateCallback)]

@@ -1,11 +1,10 @@
-"""`SwappedDataModule`: wraps a user's data module, and swaps the loaders it makes for ours.
+"""`swapped`: a user's data module whose loaders, of torch's class, are swapped for ours.
 
-Made by `LoaderDataModule.from_datamodule`, passed to the Trainer in the place of the wrapped one::
+Called by `LoaderDataModule.from_datamodule`; passed to the Trainer in the place of the user's::
 
-    Trainer ─hook─▶ SwappedDataModule ─same hook─▶ the user's data module
-                          │                              │
-                          ◀── torch.utils.data.DataLoader ┘ (one, or a list or dict of them)
-                          ╰── options_of ▶ LoaderConfig ▶ lit_loader.DataLoader ──▶ Trainer
+    Trainer ─ *_dataloader ─▶ SwappedDataModule ─ same hook ─▶ the user's class
+                                   ◀── torch.utils.data.DataLoader ┘ (one, or a collection of them)
+                                   ╰── options_of ▶ LoaderConfig ▶ lit_loader.DataLoader ─▶ Trainer
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import (
@@ -25,15 +23,14 @@ from torch.utils.data import (
     default_convert,
 )
 
-from lit_loader.checkpoint.untrusted_state import damaged, resuming
 from lit_loader.config.loader_config import LoaderConfig
 from lit_loader.describe import program_stacklevel, short_repr
 from lit_loader.errors import OptionError
-from lit_loader.lightning.base_datamodule import BaseDataModule
+from lit_loader.lightning.kept_loaders import KeepsLoaders, Loaders, make
 from lit_loader.lightning.names import DATA_MODULES, LightningDataModule, combined, is_hook_of
 from lit_loader.loader import DataLoader
 
-__all__ = ["SwappedDataModule", "options_of"]
+__all__ = ["SwappedDataModule", "options_of", "swapped"]
 
 _FOR_WORKERS = ("timeout", "multiprocessing_context", "prefetch_factor", "persistent_workers")
 
@@ -45,173 +42,115 @@ _SAME_OPTIONS = (
 """Options that both classes have, and mean the same by."""
 
 
-class _PassedOn:
-    """An attribute of the wrapped data module: a hook is Lightning's own if not overridden there.
+class _LoaderHook:
+    """A ``*_dataloader`` hook of the wrapped data module; the loaders it returns are swapped.
 
-    Lightning asks whether a hook is overridden, and decides by that whose hook it calls.
+    There is none where the wrapped one has none: Lightning asks whether a hook is overridden.
     """
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
     def __get__(self, module: SwappedDataModule | None, owner: type) -> Any:
-        return self if module is None else getattr(module.wrapped, self._name)
-
-    def __set__(self, module: SwappedDataModule, value: Any) -> None:
-        setattr(module.wrapped, self._name, value)
-
-
-class _LoaderHook(_PassedOn):
-    """A ``*_dataloader`` hook of the wrapped data module; the loaders it returns are swapped."""
-
-    def __get__(self, module: SwappedDataModule | None, owner: type) -> Any:
         if module is None:
             return self
-        if not is_hook_of(module.wrapped, self._name):
+        if not is_hook_of(module._lit_wrapped, self._name):
             raise AttributeError(self._name)  # as in LoaderDataModule
-        return functools.partial(module._swap, self._name, super().__get__(module, owner))
+        return functools.partial(_swap, module, self._name)
+
+    def __set__(self, module: SwappedDataModule, value: Any) -> None:
+        module.__dict__[self._name] = value  # the wrapped one's, too
 
 
-class SwappedDataModule(BaseDataModule):
-    """Another data module, with every loader of torch's class swapped for ``lit_loader``'s.
+class SwappedDataModule(KeepsLoaders):
+    """Before the class of another data module: the loaders of its hooks are swapped.
 
-    All hooks are passed on; attributes that this class has not are those of the wrapped data
-    module. Lightning's checkpoints have its state under the name of this class, which must stay.
-
-    Args:
-        wrapped: The data module; belongs to this one from now on.
-        overrides: Loader options that replace those of the swapped loaders.
-
-    Attributes:
-        wrapped: The data module.
-
-    Raises:
-        OptionError: An option is unknown, or `wrapped` is not a data module with torch's loaders.
+    `swapped` makes a class of both, whose objects share their attributes with the wrapped ones. So
+    all else is inherited: hooks, hyperparameters, the state in checkpoints.
     """
 
-    batch_size = _PassedOn()  # which Lightning's batch size finder sets
-    hparams = _PassedOn()
-    hparams_initial = _PassedOn()
-    prepare_data = _PassedOn()
-    transfer_batch_to_device = _PassedOn()
-    on_before_batch_transfer = _PassedOn()
-    on_after_batch_transfer = _PassedOn()
+    _lit_wrapped: LightningDataModule
+    _lit_overrides: dict[str, Any]
+
     train_dataloader = _LoaderHook()
     val_dataloader = _LoaderHook()
     test_dataloader = _LoaderHook()
     predict_dataloader = _LoaderHook()
 
-    def __init__(self, wrapped: LightningDataModule, overrides: Mapping[str, Any]) -> None:
-        if not isinstance(wrapped, DATA_MODULES) or isinstance(wrapped, BaseDataModule):
-            raise OptionError(
-                "from_datamodule needs a LightningDataModule that makes loaders of torch's class, "
-                f"got {type(wrapped).__name__}"
-            )
-        # Unknown names are refused at once, by options that are sure to fit together; whether these
-        # do is seen when there is a loader that they are laid over.
-        LoaderConfig.from_options(**{name: getattr(LoaderConfig, name, None) for name in overrides})
-        self.wrapped = wrapped
-        super().__init__()
-        self.overrides = dict(overrides)
-        self.prepare_data_per_node = wrapped.prepare_data_per_node
-        self.allow_zero_length_dataloader_with_multiple_devices = (
-            wrapped.allow_zero_length_dataloader_with_multiple_devices
-        )
-        # Hyperparameters are those of the wrapped one, and so is whether loggers get them.
-        self._log_hyperparams = getattr(wrapped, "_log_hyperparams", False)
-
-    def __getattr__(self, name: str) -> Any:
-        # The wrapped one is not there yet while this is being unpickled.
-        if name == "wrapped" or isinstance(getattr(type(self), name, None), _LoaderHook):
-            raise AttributeError(f"{type(self).__name__} has no {name}")
-        return getattr(self.wrapped, name)
-
-    @property
-    def trainer(self) -> Trainer | None:
-        """The Trainer, of both data modules."""
-        return self.wrapped.trainer
-
-    @trainer.setter
-    def trainer(self, value: Trainer | None) -> None:
-        self.wrapped.trainer = value
-        self._attach(value)
-
-    def setup(self, stage: str | None = None) -> None:
-        """Sets up both data modules."""
-        self.wrapped.setup(stage)  # type: ignore[arg-type]
-        super().setup(stage)  # type: ignore[arg-type]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the states of the wrapped data module and of the training loaders."""
-        return {"wrapped": self.wrapped.state_dict(), "loaders": super().state_dict()}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what `state_dict` returned.
-
-        Raises:
-            StateError: It is something else.
-        """
-        if not isinstance(state_dict, Mapping) or not {"wrapped", "loaders"} <= state_dict.keys():
-            raise damaged(
-                "data module's part must be a dict with 'wrapped' and 'loaders'",
-                state_dict,
-                "checkpoint",
-            )
-        super().load_state_dict(state_dict["loaders"])
-        with resuming(self.wrapped, "data module"):
-            self.wrapped.load_state_dict(state_dict["wrapped"])
-
-    def teardown(self, stage: str | None = None) -> None:
-        """Closes the loaders, then tears the wrapped data module down."""
-        super().teardown(stage)
-        self.wrapped.teardown(stage)  # type: ignore[arg-type]
-
-    def on_exception(self, exception: BaseException) -> None:
-        """Closes the loaders, then calls the wrapped data module's hook."""
-        super().on_exception(exception)
-        self.wrapped.on_exception(exception)
-
-    def _swap(self, name: str, hook: Any) -> Any:
-        """Calls a hook; returns its loader, or its collection of them, with ours in place."""
-        given = hook()
-        if given is None or (isinstance(given, (list, tuple, dict)) and not given):
-            return given  # a split without loaders
-        several = combined(given)
-        several.flattened = [self._swapped(name, loader) for loader in several.flattened]
-        return given if several is given else several.iterables
-
-    def _swapped(self, name: str, loader: Any) -> Any:
-        """A loader of ours for one of torch's; any other loader as it is, with a warning."""
-        if isinstance(loader, DataLoader):
-            return loader
-        if not isinstance(loader, TorchLoader) or type(loader).__iter__ is not TorchLoader.__iter__:
-            rank_zero_warn(
-                f"{type(self.wrapped).__name__}.{name} gives a loader of class "
-                f"{type(loader).__name__}, which stays as it is: only torch.utils.data.DataLoader "
-                "and classes that iterate as it does are swapped",
-                stacklevel=3 + program_stacklevel(),  # two frames of rank_zero_warn, and its own
-            )
-            return loader
-        options = options_of(loader)
-        if not self.overrides.get("num_workers", loader.num_workers):
-            # torch's default for prefetch_factor depends on the workers, and looks like a user's
-            # choice; without them none of these means anything.
-            options = {key: value for key, value in options.items() if key not in _FOR_WORKERS}
-        elif self.overrides.get("num_workers") == "auto" and loader.prefetch_factor == 2:
-            del options["prefetch_factor"]  # torch's default, likewise
-        try:
-            config = LoaderConfig.from_options(**{**options, **self.overrides})
-            return self._make(name.removesuffix("_dataloader"), loader.dataset, config)
-        except OptionError as error:
-            raise OptionError(f"{type(self.wrapped).__name__}.{name}: {error}") from None
+    def __reduce__(self) -> Any:
+        return swapped, (self._lit_wrapped, self._lit_overrides)
 
     def __repr__(self) -> str:
-        overrides = "".join(
-            f", {name}={short_repr(value)}" for name, value in self.overrides.items()
-        )
-        return f"{type(self).__name__}({type(self.wrapped).__name__}{overrides})"
+        overrides = (f", {name}={short_repr(x)}" for name, x in self._lit_overrides.items())
+        return f"SwappedDataModule({type(self).__name__}{''.join(overrides)})"
 
     __str__ = __repr__
+
+
+def swapped(wrapped: LightningDataModule, overrides: Mapping[str, Any]) -> SwappedDataModule:
+    """Makes another data module of one, with every loader of torch's class swapped for ours.
+
+    Args:
+        wrapped: Used through the returned one from now on.
+        overrides: Options that replace those of every loader.
+
+    Raises:
+        OptionError: An option is unknown, or `wrapped` is not a data module with torch's loaders.
+    """
+    kind = type(wrapped)
+    if not isinstance(wrapped, DATA_MODULES) or isinstance(wrapped, KeepsLoaders):
+        raise OptionError(
+            "from_datamodule needs a LightningDataModule that makes loaders of torch's class, "
+            f"got {kind.__name__}"
+        )
+    # Unknown names are refused at once, by options that are sure to fit together; whether these do
+    # is seen when there is a loader that they are laid over.
+    LoaderConfig.from_options(**{name: getattr(LoaderConfig, name, None) for name in overrides})
+    # In the class, and not among the attributes, which are the user's. The name is that of the
+    # user's class, by which Lightning's checkpoints have a data module's state.
+    own = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    own.update(_lit_wrapped=wrapped, _lit_overrides=dict(overrides), _lit_loaders=Loaders())
+    if hasattr(kind, "close"):
+        own["close"] = kind.close
+    made: Any = object.__new__(type(kind.__name__, (SwappedDataModule, kind), own))
+    made.__dict__ = vars(wrapped)
+    return made  # type: ignore[no-any-return]
+
+
+def _swap(module: SwappedDataModule, name: str) -> Any:
+    """Calls a hook; returns its loader, or its collection of them, with ours in place."""
+    given = getattr(module._lit_wrapped, name)()
+    if given is None or (isinstance(given, (list, tuple, dict)) and not given):
+        return given  # a split without loaders
+    several = combined(given)
+    several.flattened = [_swapped(module, name, loader) for loader in several.flattened]
+    return given if several is given else several.iterables
+
+
+def _swapped(module: SwappedDataModule, name: str, loader: Any) -> Any:
+    """A loader of ours for one of torch's; any other loader as it is, with a warning."""
+    if isinstance(loader, DataLoader):
+        return loader
+    hook, overrides = f"{type(module).__name__}.{name}", module._lit_overrides
+    if not isinstance(loader, TorchLoader) or type(loader).__iter__ is not TorchLoader.__iter__:
+        rank_zero_warn(
+            f"{hook} gives a loader of class {type(loader).__name__}, which stays as it is: only "
+            "torch.utils.data.DataLoader and classes that iterate as it does are swapped",
+            stacklevel=3 + program_stacklevel(),  # two frames of rank_zero_warn, and its own
+        )
+        return loader
+    options = options_of(loader)
+    if not overrides.get("num_workers", loader.num_workers):
+        # torch's default for prefetch_factor depends on the workers, and looks like a user's
+        # choice; without them none of these means anything.
+        options = {key: value for key, value in options.items() if key not in _FOR_WORKERS}
+    elif overrides.get("num_workers") == "auto" and loader.prefetch_factor == 2:
+        del options["prefetch_factor"]  # torch's default, likewise
+    try:
+        config = LoaderConfig.from_options(**{**options, **overrides})
+        return make(module, name.removesuffix("_dataloader"), loader.dataset, config)
+    except OptionError as error:
+        raise OptionError(f"{hook}: {error}") from None
 
 
 def options_of(loader: TorchLoader[Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 Used by `lightning/state_callback.py`, in this order::
 
-    checkpoint ── saved_states ──▶ states of our loaders
+    checkpoint ── states_in ──▶ states of our loaders
         │
         ╰─ correct_progress ─▶ the Trainer restores its loops
                                    │
@@ -29,9 +29,10 @@ __all__ = [
     "begin_next_epoch",
     "correct_logged_step",
     "correct_progress",
+    "is_ours",
     "mark_consumed",
     "recount_batches",
-    "saved_states",
+    "states_in",
 ]
 
 _COUNTS = ("ready", "started", "processed", "completed")
@@ -40,18 +41,14 @@ _FIELDS = frozenset({"version", "epoch", "batches", "samples", "fingerprint"})
 """What each state of a loader of ours has."""
 
 
-def saved_states(checkpoint: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Find the states of our training loaders in a checkpoint.
+def states_in(checkpoint: Mapping[str, Any]) -> Any:
+    """What the fit loop has in a checkpoint of Lightning's besides its counts: loaders' states."""
+    return checkpoint.get("loops", {}).get("fit_loop", {}).get("state_dict", {})
 
-    Args:
-        checkpoint: One that Lightning has written.
 
-    Returns:
-        One for each loader of ours, in the order in which the Trainer keeps its loaders.
-    """
-    fit_loop = checkpoint.get("loops", {}).get("fit_loop", {})
-    states = fit_loop.get("state_dict", {}).get("combined_loader", ())
-    return [state for state in states if isinstance(state, dict) and state.keys() >= _FIELDS]
+def is_ours(state: Any) -> bool:
+    """Whether this is the state of a loader of ours."""
+    return isinstance(state, dict) and state.keys() >= _FIELDS
 
 
 def correct_progress(fit_loop: Mapping[str, Any]) -> None:

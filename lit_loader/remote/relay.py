@@ -41,7 +41,7 @@ from lit_loader.errors import TransportError, WorkerDiedError
 from lit_loader.remote.crew import Crew, Member
 from lit_loader.remote.engine import Engine, Hello, Made, Order, UnreachableError
 from lit_loader.remote.second_look import SecondLook
-from lit_loader.remote.wires import EXACTNESS, FINAL, GONE, NODE, RESTART, Plan, Wires
+from lit_loader.remote.wires import EXACTNESS, FINAL, GONE, NODE, RESTART, Plan
 from lit_loader.system.stack_dumps import write_stacks_to
 from lit_loader.transport.arena import ArenaMap
 from lit_loader.transport.messages import (
@@ -63,7 +63,7 @@ from lit_loader.transport.messages import (
 )
 from lit_loader.transport.remote_error import RemoteError
 from lit_loader.transport.status_board import Stage, StatusBoard
-from lit_loader.workers.parent import sentinel_of
+from lit_loader.workers.parent import Descriptor, Links, sentinel_of
 
 __all__ = ["relay_main"]
 
@@ -86,14 +86,14 @@ _LONGEST_PAUSE: Final = 60.0
 """Seconds between two attempts to reach a cluster."""
 
 
-def relay_main(wires: Wires, plan: Plan) -> None:
+def relay_main(links: Links, payload: Descriptor, requests: Connection, plan: Plan) -> None:
     """Be the relay until it is told to stop, or the parent is gone."""
     # Of the parent's, a new interpreter has no handlers, only what was held back meanwhile.
     for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
-    write_stacks_to(wires.fds[2])
-    code = Relay(wires, plan).run()
+    write_stacks_to(links.stacks.fd)
+    code = Relay(links, payload, requests, plan).run()
     os._exit(code)  # the engine's threads have nothing more to say
 
 
@@ -122,29 +122,31 @@ class Relay:
     """The loop and what it needs.
 
     Args:
-        wires: Connects it with the parent.
+        links: Connects it with the parent.
+        payload: The dataset and functions, pickled.
+        requests: Where the starter hears what is to be told to the consumer.
         plan: What it is for.
     """
 
-    def __init__(self, wires: Wires, plan: Plan) -> None:
-        arena_fd, self._results, _, payload, requests, self._tasks = wires.fds
-        self._arena = ArenaMap(arena_fd, wires.mapped, wires.board_bytes)
+    def __init__(self, links: Links, payload: Descriptor, requests: Connection, plan: Plan) -> None:
+        self._results, self._tasks = links.results.fd, links.control.fd
+        self._arena = ArenaMap(links.arena.fd, links.mapped, links.board_bytes)
         self._board = StatusBoard(self._arena.board)
         self._worker, self._rows = plan.relay, plan.relay - len(plan.roles)
         self._credit = -1
-        self._parent = sentinel_of(wires.parent)
-        self._requests = Connection(requests)
+        self._parent = sentinel_of(links.parent)
+        self._requests = requests
         self._woken, self._wake = os.pipe()
         for end in (self._woken, self._wake):
             os.set_blocking(end, False)
-        self._payload = _mapped(payload)
+        self._payload = _mapped(payload.fd)
         self._calls: deque[Callable[[], None]] = deque()
         self._jobs: dict[int, _Job] = {}  # not over, by the slot of their task
         self._orders: dict[int, _Job] = {}  # under way, by ticket
         self._blamed: dict[int, int] = {}
         self._code: int | None = None
         self._poll = select.poll()
-        for fd in (self._tasks, requests, self._parent, self._woken):
+        for fd in (self._tasks, requests.fileno(), self._parent, self._woken):
             if fd is not None:
                 self._poll.register(fd, select.POLLIN)
         self._leave = threading.Event()

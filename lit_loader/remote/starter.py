@@ -2,9 +2,8 @@
 
 ::
 
-    pool ─ start_all ─┬─ workers of this machine ─▶ their starter
-                      ╰─ the relay: one process ─▶ remote workers
-         ◀─ notices ──── what the relay has to say ─╯
+    pool ─ start ──▶ the relay: one process ─▶ remote workers
+         ◀─ notices ──── what it has to say ─╯
 
 Used by `iteration/core.py`, which gives it to the pool. After a few relays that died in a row there
 are no remote workers any more, and the workers of this machine go on; if there are none, that is an
@@ -13,13 +12,11 @@ error.
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import signal
 import time
 from collections import deque
-from collections.abc import Sequence
 from multiprocessing.connection import wait as wait_for
 from typing import Any, Final
 
@@ -27,19 +24,13 @@ from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.errors import ExactnessWarning
 from lit_loader.remote.engine import Role
 from lit_loader.remote.relay import relay_main
-from lit_loader.remote.wires import EXACTNESS, FINAL, NODE, Plan, Wires
+from lit_loader.remote.wires import EXACTNESS, FINAL, NODE, Plan
 from lit_loader.system.carrier import Policy, importable_main
 from lit_loader.system.shared_file import nameless_file, write_all
-from lit_loader.workers.payload import Links, freeze_spec
+from lit_loader.workers.parent import Descriptor, Links
+from lit_loader.workers.payload import freeze_spec
 from lit_loader.workers.process_start import quiet_start
-from lit_loader.workers.starters import (
-    DirectWorker,
-    Loss,
-    Notice,
-    Starter,
-    WorkerProcess,
-    all_or_none,
-)
+from lit_loader.workers.starters import DirectWorker, Loss, Notice
 
 __all__ = ["RemoteWorkers"]
 
@@ -69,10 +60,12 @@ class RemoteWorkers:
         self._config = config
         self._remote_workers = remote_workers
         self._nodes = nodes
+        self._relays = 0
+        self._relay: _Relay | None = None
         self.count: int = remote_workers * config.in_flight
 
-    def starter(self, here: Starter, links: Links, relay: int, spec: BatchSpec) -> Starter:
-        """Give what starts all workers: those here, and the relay.
+    def prepare(self, links: Links, relay: int, spec: BatchSpec, notices: deque[Notice]) -> None:
+        """Get ready to start the relay.
 
         Raises:
             TransportError: The dataset or a function cannot be pickled.
@@ -80,68 +73,32 @@ class RemoteWorkers:
         here_are = links.num_workers
         total = here_are + self._remote_workers
         roles = [Role(each, total, links.seed + each) for each in range(here_are, total)]
-        plan = Plan(self._config, roles, relay)
-        return _MixedStarter(here, plan, spec, self._nodes)
-
-
-class _MixedStarter:
-    """Starts workers of this machine, and the relay."""
-
-    def __init__(self, here: Starter, plan: Plan, spec: BatchSpec, nodes: dict[int, str]) -> None:
-        self._here = here
-        self._plan = plan
-        self._nodes = nodes
-        self._relays = 0
-        self._relay: _Relay | None = None
-        self.notices: deque[Notice] = here.notices
+        self._plan, self._notices = Plan(self._config, roles, relay), notices
         packed = freeze_spec(spec, Policy.machines()).pickled
         self._payload, _ = nameless_file("lit_loader dataset")
         try:
             write_all(self._payload, packed)
         except BaseException:
-            os.close(self._payload)
+            self.close()
             raise
 
-    @property
-    def forks(self) -> bool:
-        return self._here.forks
-
-    @property
-    def up_deadline(self) -> float | None:
-        """Seconds that a worker here may stand still before it is up."""
-        return self._here.up_deadline
-
-    @property
-    def shared_data(self) -> int:
-        """Bytes of the dataset in a file that all workers here map."""
-        return self._here.shared_data
-
-    def start_all(self, links: Sequence[Links]) -> list[WorkerProcess]:
-        """Start workers, each connected as these say; the relay is the last of them."""
-        relay = [self._start_relay(each) for each in links if each.worker == self._plan.relay]
-        here = [each for each in links if each.worker != self._plan.relay]
-        with all_or_none(relay):
-            return [*(self._here.start_all(here) if here else ()), *relay]
-
-    def _start_relay(self, links: Links) -> _Relay:
+    def start(self, links: Links) -> _Relay:
+        """Start the relay, or another one in its place."""
         if self._relay is not None and self._relay.served_long:
             self._relays = 0
         self._relays += 1
         last = self._relays == _RELAYS
-        self._relay = _Relay(links, self._payload, self._plan, self.notices, self._nodes, last)
+        self._relay = _Relay(links, self._payload, self._plan, self._notices, self._nodes, last)
         return self._relay
 
-    def came_up(self) -> None:
-        """Hear what the relay says, and that a worker has begun to work."""
+    def hear(self) -> None:
+        """Take in what the relay has to say."""
         if self._relay is not None:
             self._relay.hear()
-        self._here.came_up()
 
     def close(self) -> None:
-        """Let go of everything; the workers must have ended."""
-        with contextlib.ExitStack() as steps:
-            steps.callback(self._here.close)
-            steps.callback(os.close, self._payload)
+        """Let go of the dataset; the relay must have ended."""
+        os.close(self._payload)
 
 
 class _Relay(DirectWorker):
@@ -157,12 +114,12 @@ class _Relay(DirectWorker):
         last: bool,
     ) -> None:
         ours, theirs = multiprocessing.Pipe()
-        shared = (links.arena.fd, links.results.fd, links.stacks.fd)
-        fds = (*shared, payload, theirs.fileno(), links.control.fd)
-        wires = Wires(os.getpid(), links.mapped, links.board_bytes, fds)
         context = multiprocessing.get_context("spawn")
         process = context.Process(
-            target=relay_main, args=(wires, plan), name="lit_loader relay", daemon=True
+            target=relay_main,
+            args=(links, Descriptor(payload), theirs, plan),
+            name="lit_loader relay",
+            daemon=True,
         )
         try:
             # It has no use for __main__, which may be a script that does not expect to be imported.
@@ -200,7 +157,7 @@ class _Relay(DirectWorker):
                 self._notices.append(ExactnessWarning(text) if kind == EXACTNESS else text)
 
     @property
-    def loss(self) -> Loss:
+    def loss(self) -> Loss:  # type: ignore[override]
         """How it has come to its end."""
         if self._loss is None:
             self.join()

@@ -1,15 +1,14 @@
-"""What a relay is given at its start, and what it and its starter say to each other."""
+"""What a relay is for, and what it says to its starter."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from multiprocessing import reduction
 from typing import Any, Final
 
 from lit_loader.remote.engine import Engine, Role
 
-__all__ = ["EXACTNESS", "FINAL", "GONE", "NODE", "RESTART", "Plan", "Wires"]
+__all__ = ["EXACTNESS", "FINAL", "GONE", "NODE", "RESTART", "Plan"]
 
 RESTART, EXACTNESS, FINAL, NODE = "restart", "exactness", "final", "node"
 """What kind a message for the consumer is; the last one has a remote worker's place and machine."""
@@ -40,26 +39,3 @@ class Plan:
         from lit_loader.remote.ray_engine import RayEngine
 
         return RayEngine(self.config)
-
-
-class Wires:
-    """What connects a relay with its parent, as descriptors; goes along when it is started.
-
-    Attributes:
-        parent: Process id of the parent.
-        mapped: Bytes of the arena to map.
-        board_bytes: Bytes of the status board at its start.
-        fds: Arena, pipe of all workers, file for stacks, payload, the socket of the starter, the
-            relay's own pipe.
-    """
-
-    def __init__(self, parent: int, mapped: int, board_bytes: int, fds: tuple[int, ...]) -> None:
-        self.parent, self.mapped, self.board_bytes, self.fds = parent, mapped, board_bytes, fds
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        fds = [reduction.DupFd(fd) for fd in self.fds]
-        return _wires, (self.parent, self.mapped, self.board_bytes, fds)
-
-
-def _wires(parent: int, mapped: int, board_bytes: int, fds: list[Any]) -> Wires:
-    return Wires(parent, mapped, board_bytes, tuple(fd.detach() for fd in fds))

@@ -44,6 +44,7 @@ class BatchPlan:
     Attributes:
         source: The sampler or batch sampler.
         sampler: What is known of it from epoch to epoch.
+        is_computed: Whether it is an order of the loader's own: any position is known at once.
         batched: Whether it is a batch sampler.
         single: Whether a batch is one item of the source.
         size: Items of the source a batch on this rank.
@@ -65,6 +66,7 @@ class BatchPlan:
         dataset: Any = None,
     ) -> None:
         self.source: Any = sampler if batch_sampler is None else batch_sampler
+        self.is_computed = isinstance(self.source, EpochOrder)
         self.batched = batch_sampler is not None
         self.single = self.batched or batch_size is None
         if isinstance(batch_sampler, EpochOrder):

@@ -11,40 +11,27 @@ from __future__ import annotations
 import itertools
 import numbers
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
+from lit_loader.checkpoint.position import EpochPosition
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError
 from lit_loader.sampling.batch_plan import BatchPlan
-from lit_loader.sampling.orders import CHUNK, EpochOrder
+from lit_loader.sampling.orders import CHUNK
 from lit_loader.sampling.sampler_cursor import SamplerCursor
 from lit_loader.sampling.shard import Shard
 from lit_loader.system.interrupts import is_interruption
 
-__all__ = ["EpochBatches", "UpcomingBatch", "expected_batches", "lookahead", "stripe"]
+__all__ = ["EpochBatches", "computed", "lookahead", "stripe"]
 
 _FIRST_CHUNK = 256
 """Indices that are computed at first, and twice as many each time up to `CHUNK`: an epoch's first
 batch does not wait for those of the next hundred."""
 
 _NOWHERE = -1
-
-
-class UpcomingBatch(NamedTuple):
-    """A batch of an epoch to come.
-
-    Attributes:
-        epoch: The epoch.
-        position: Of the batch in it.
-        indices: What it is made of.
-    """
-
-    epoch: int
-    position: int
-    indices: Any
 
 
 class EpochBatches(Iterator[Any]):
@@ -54,12 +41,12 @@ class EpochBatches(Iterator[Any]):
         plan: What the batches hold.
         epoch: Epoch number; it is set on the loader's own samplers.
         start: Number of the first batch, counted from 0; beyond the end there are none.
-        state: What :meth:`state` gave at this position; where a position from outside is gone on
-            from, empty if there is nothing.
+        state: What :meth:`state` gave at this position; where a position from outside is
+            gone on from, empty if there is nothing.
 
     Attributes:
         position: Number of the batch that comes next.
-        at: The same; -1 after an exception of a signal handler's, until :meth:`go_to`.
+        at: The same; -1 after an exception of a signal handler's, until one is drawn.
         computed: Whether the order is the loader's own, which has neither state nor marks.
     """
 
@@ -75,60 +62,57 @@ class EpochBatches(Iterator[Any]):
         state: Mapping[str, Any] | None = None,
     ) -> None:
         self._plan, self._epoch = plan, epoch
-        self.computed = isinstance(plan.source, EpochOrder)
+        self.computed = plan.is_computed
         self._begin_at(start, state)
 
     def __next__(self) -> Any:
-        """Give the next batch: a list of indices, one index, or what the batch sampler yields."""
-        position, self.at = self.position, _NOWHERE
+        return self.draw(self.position)
+
+    def draw(self, number: int, where: EpochPosition | None = None) -> Any:
+        """Give batch ``number``: a list of indices, one index, or what the batch sampler yields.
+
+        It is the one that comes next, or one before it: a signal handler's exception may have ended
+        a sampler's iterator, which is a generator most times, or have kept the batch from whoever
+        asked for it.
+
+        Args:
+            number: Number of the batch.
+            where: Has what the sampler was there, and notes what it is behind this batch; samplers
+                are drawn from ahead of delivery. The loader's own orders have nothing to note.
+        """
+        if self.at != number:
+            state = None if where is None else where.sampler_at(number)
+            self._plan.sampler.unpack(state or {})  # the program has set nothing in between
+            self._begin_at(number, state)
+        self.at = _NOWHERE
         try:
             batch = next(self._batches)
         except Exception as error:
             # An exception within this question leaves it nowhere, too.
             if not is_interruption(error):
-                self.at = position
+                self.at = number
             raise
-        self.position = self.at = position + 1
+        self.position = self.at = number + 1
+        if where is not None and not self.computed:
+            where.drawn(number, self.state(), self._plan.sampler.marks())
         return batch
-
-    def go_to(self, position: int, state: Mapping[str, Any] | None) -> None:
-        """Let batch ``position`` come next, if a signal handler's exception has come in between.
-
-        It may have ended a sampler's iterator, which is a generator most times; or the batch that
-        was drawn has not come to the caller.
-
-        Args:
-            position: Number of the batch.
-            state: What :meth:`state` gave at this position.
-        """
-        self._plan.sampler.unpack(state or {})  # the program has set nothing in between
-        self._begin_at(position, state)
 
     def _begin_at(self, position: int, state: Mapping[str, Any] | None) -> None:
         self.at = _NOWHERE
         self.position = position
-        self._cursor = SamplerCursor(self._plan, self._epoch, position, state)
+        plan, epoch = self._plan, self._epoch
         if self.computed:
-            computed = _computed(self._plan, self._epoch, position)
-            self._batches = itertools.chain(_beginning(self._cursor), computed)
+            self._batches = itertools.chain(
+                _beginning(plan, epoch), computed(plan, epoch, position)
+            )
         else:
+            self._cursor = SamplerCursor(plan, epoch, position, state)
             self._batches = self._run(self._cursor)
         self.at = position
 
     def state(self) -> dict[str, Any] | None:
-        """Give what `BatchPlan.batches` needs besides ``start`` to go on after the last batch.
-
-        Samplers are drawn from ahead of delivery, so ask right after each batch and keep the answer
-        with it. It costs nothing (None) for the loader's own orders.
-
-        Returns:
-            Primitives as far as the sampler's own state is; a new dict, nested parts not shared.
-        """
-        return self._cursor.state()
-
-    def marks(self) -> Any:
-        """Give where the sampler's own generators are; None: it has none."""
-        return None if self.computed else self._plan.sampler.marks()
+        """Give what the sampler must remember behind the batch drawn last; None: nothing."""
+        return None if self.computed else self._cursor.state()
 
     def _run(self, cursor: SamplerCursor) -> Iterator[Any]:
         plan = self._plan
@@ -141,8 +125,8 @@ class EpochBatches(Iterator[Any]):
             yield mine[0] if plan.single else mine
 
 
-def _beginning(cursor: SamplerCursor) -> Iterator[Any]:
-    cursor.begin()  # when the first batch is asked for
+def _beginning(plan: BatchPlan, epoch: int) -> Iterator[Any]:
+    plan.sampler.begin(epoch)  # when the first batch is asked for
     yield from ()
 
 
@@ -161,41 +145,25 @@ def stripe(groups: Iterable[list[Any]], shard: Shard, head: list[Any]) -> Iterat
         yield shard.deal(group, head)
 
 
-def expected_batches(plan: BatchPlan, epoch: int) -> Iterator[Any]:
-    """Give the indices of an epoch's batches without beginning it; for the loader's own orders.
-
-    Args:
-        plan: What the batches hold.
-        epoch: Epoch number; it is not set on any sampler.
-    """
-    assert isinstance(plan.source, EpochOrder), "other samplers change when they are drawn from"
-    return _computed(plan, epoch, 0)
-
-
-def lookahead(plan: BatchPlan, epoch: int) -> Iterator[UpcomingBatch] | None:
-    """Give the batches of the epochs after one, as far as they are known.
-
-    Args:
-        plan: What the batches hold.
-        epoch: Epoch number.
+def lookahead(plan: BatchPlan, epoch: int) -> Iterator[tuple[int, int, Any]]:
+    """Give the batches of the epochs after one, of one of the loader's own orders.
 
     Returns:
-        None for samplers that are not the loader's own.
+        Epoch, number of the batch in it, and indices of each.
     """
-    return _upcoming(plan, epoch) if isinstance(plan.source, EpochOrder) else None
-
-
-def _upcoming(plan: BatchPlan, epoch: int) -> Iterator[UpcomingBatch]:
     for following in itertools.count(epoch + 1):
         position = -1
-        for position, indices in enumerate(expected_batches(plan, following)):
-            yield UpcomingBatch(following, position, indices)
+        for position, indices in enumerate(computed(plan, following)):
+            yield following, position, indices
         if position < 0:
             return  # an epoch without batches: so are all others
 
 
-def _computed(plan: BatchPlan, epoch: int, position: int) -> Iterator[Any]:
-    """Compute the batches from a position on, of one of the loader's own orders."""
+def computed(plan: BatchPlan, epoch: int, position: int = 0) -> Iterator[Any]:
+    """Compute the batches from a position on, of one of the loader's own orders.
+
+    Nothing is begun by that, and no epoch set on any sampler.
+    """
     length, order = len(plan.source), plan.source.order(epoch)
     size, share = plan.size, plan.shard.share(length)
     if plan.drop_last:

@@ -23,9 +23,9 @@ Running   any                  its start; a sampler leaves the epoch     as belo
 Running   none                 the next one's start; likewise            as below
 ========  ===================  ========================================  ========================
 
-A state taken while `Running` has the position that was committed last, if ``commit()`` is used and
-batches have been given out since; else where the iterator is, or, once that has ended, the start of
-the epoch that ``begin()`` would give.
+A state taken while it is running has the position that was committed last, if ``commit()`` is used
+and batches have been given out since; else where the iterator is, or, once that has ended, the
+start of the epoch that ``begin()`` would give.
 """
 
 from __future__ import annotations
@@ -65,44 +65,6 @@ class EpochStart:
     position: EpochPosition
 
 
-@dataclass(frozen=True)
-class Fresh:
-    """No epoch has been begun, and no position loaded."""
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A position was loaded, at which the next iterator may begin.
-
-    Attributes:
-        position: The position.
-        before: That of the iterator that was begun last, if any.
-    """
-
-    position: Position
-    before: EpochPosition | None
-
-
-@dataclass
-class Running:
-    """An epoch was begun; perhaps it has ended since.
-
-    Attributes:
-        position: Where its iterator is.
-        committed: Where it was at the last commit; None: not since the epoch has begun.
-        within: Whether the training loop's epoch goes on behind the end of this one.
-        earlier: Until the first commit: what was committed in the epoch before, if that has batches
-            which are not used yet although this one has begun, for a loop that takes one ahead.
-        announced: An epoch that a training loop is going to ask for and has begun with this one.
-    """
-
-    position: EpochPosition
-    committed: Position | None = None
-    within: bool = False
-    earlier: Position | None = None
-    announced: int | None = None
-
-
 class Epochs:
     """The epochs of one loader.
 
@@ -114,18 +76,32 @@ class Epochs:
     def __init__(self, plan: BatchPlan | None, base_seed: BaseSeed) -> None:
         self._plan = plan
         self._base_seed = base_seed
-        self._state: Fresh | Loaded | Running = Fresh()
         self._next_epoch = 0
         self._epoch_requested = False
         self._commits = False  # whether commit() is used at all
         self._ahead = False  # whether the last commit was of a loop that takes a batch ahead
-        self._batches: EpochBatches | None = None  # of the epoch that was begun last
+        self._loaded: Position | None = None  # at which the next iterator may begin
+        # Of the epoch that was begun last, and perhaps has ended since:
+        self._begun: EpochPosition | None = None  # where its iterator is
+        self._batches: EpochBatches | None = None
+        self._committed: Position | None = None  # where it was at the last commit
+        self._within = False  # whether the training loop's epoch goes on behind the end of this one
+        # Until the first commit: what was committed in the epoch before, if that has batches which
+        # are not used yet although this one has begun, for a loop that takes one ahead.
+        self._earlier: Position | None = None
+        # An epoch that a training loop is going to ask for and has begun with this one.
+        self._announced: int | None = None
 
     def __copy__(self) -> Epochs:
         """A copy goes on from here by itself; the samplers of both are the same objects."""
         copied = object.__new__(Epochs)
-        copied.__dict__.update(self.__dict__, _state=copy.deepcopy(self._state), _batches=None)
+        copied.__dict__.update(self.__dict__, _begun=copy.deepcopy(self._begun), _batches=None)
         return copied
+
+    @property
+    def _running(self) -> EpochPosition | None:
+        """Where the iterator that was begun last is; None: there is none, or a state was loaded."""
+        return self._begun if self._loaded is None else None
 
     def replan(self, plan: BatchPlan | None) -> None:
         """Take another plan, from the next epoch on."""
@@ -146,9 +122,7 @@ class Epochs:
         """
         if self._plan is not None:  # what was set before is part of what is resumed
             self._plan.sampler.take_up(position.sampler or {}, not position.batches)
-        self._state = Loaded(position, self._before)
-        self._next_epoch = position.epoch
-        self._epoch_requested = False
+        self._loaded, self._next_epoch, self._epoch_requested = position, position.epoch, False
 
     def begin(self, readers: int) -> EpochStart:
         """Begin the epoch that comes next.
@@ -156,12 +130,12 @@ class Epochs:
         Args:
             readers: Readers of an iterable dataset, 0 for a map-style one.
         """
-        state, requested = self._state, self._requested()
-        if isinstance(state, Loaded):
-            start, given = self._begin_loaded(state.position, requested)
+        loaded, running, requested = self._loaded, self._running, self._requested()
+        if loaded is not None:
+            start, given = self._begin_loaded(loaded, requested)
         else:
-            if isinstance(state, Running):
-                self._abandon(state.position)
+            if running is not None:
+                self._abandon(running)
             # A sampler that was not interrupted is not restored either: it goes on by itself.
             start, given = self._epoch_start(requested), None
         position = EpochPosition(start, readers)
@@ -173,10 +147,11 @@ class Epochs:
             self._plan.sampler.counted = counted
             batches = EpochBatches(self._plan, start.epoch, start.batches, given)
         begun = EpochStart(start.epoch, start.seed, batches, position)
-        running = Running(position, earlier=self._unused(state) if self._ahead else None)
+        earlier = self._unused() if self._ahead else None
         # All at once: nothing is called any more that a signal handler could raise in.
-        self._state, self._epoch_requested, self._next_epoch = running, False, start.epoch + 1
-        self._batches = batches
+        self._loaded, self._epoch_requested, self._next_epoch = None, False, start.epoch + 1
+        self._begun, self._batches = position, batches
+        self._committed, self._within, self._earlier, self._announced = None, False, earlier, None
         return begun
 
     def begun_for(self, epoch: int) -> None:
@@ -185,18 +160,17 @@ class Epochs:
         A loop that takes a batch ahead does so before it sets the epoch: that is not to be the
         epoch of the next iterator, too.
         """
-        state = self._state
-        if isinstance(state, Running):
-            state.announced, start = epoch, state.position.start
-            state.position.start = dataclasses.replace(start, requested=epoch)
+        running = self._running
+        if running is not None:
+            self._announced = epoch
+            running.start = dataclasses.replace(running.start, requested=epoch)
 
-    @staticmethod
-    def _unused(state: Fresh | Loaded | Running) -> Position | None:
+    def _unused(self) -> Position | None:
         """What was committed, if batches have been given out since."""
-        if not isinstance(state, Running) or state.committed is None:
-            return None if not isinstance(state, Running) else state.earlier
-        now = state.position.now()
-        return state.committed if state.committed.delivered < now.delivered else None
+        running, committed = self._running, self._committed
+        if running is None or committed is None:
+            return None if running is None else self._earlier
+        return committed if committed.delivered < running.now().delivered else None
 
     def _begin_loaded(
         self, loaded: Position, requested: int | None
@@ -269,58 +243,48 @@ class Epochs:
             between: Whether the sampler is known to be between two epochs.
             left: Whether it is known to have left one in its middle.
         """
-        before = None if self._before is None else self._before.now()
+        before = None if self._begun is None else self._begun.now()
         sampler = None
         if self._plan is not None:
             if before is not None:
                 between = between or before.ended or self._plan.is_end(before.batches)
-            left = left or (isinstance(self._state, Running) and not between)
+            left = left or (self._running is not None and not between)
             sampler = self._plan.sampler.state(between and not left, left)
         epoch = requested
         if epoch is None:
             epoch, requested = self._next_epoch, None if before is None else before.requested
         return Position(epoch, self._base_seed(), sampler=sampler, requested=requested)
 
-    @property
-    def _before(self) -> EpochPosition | None:
-        """Where the iterator is that was begun last; None: there was none."""
-        state = self._state
-        if isinstance(state, Fresh):
-            return None
-        return state.before if isinstance(state, Loaded) else state.position
-
     def _requested(self) -> int | None:
         """The epoch that was asked for since the last one began, or None."""
         requested = None if self._plan is None else self._plan.sampler.requested_epoch()
         if requested is None and self._epoch_requested:
             requested = self._next_epoch
-        state = self._state
-        if isinstance(state, Running) and requested == state.announced:
-            return None
-        return requested
+        announced = self._running is not None and requested == self._announced
+        return None if announced else requested
 
     def commit(self, ahead: bool = False, within: bool = False) -> None:
         """Note that everything given out so far is used; see ``DataLoader.commit``."""
-        state, self._commits, self._ahead = self._state, True, ahead
-        if isinstance(state, Running):
-            state.within = within
-            state.committed = state.position.before_last() if ahead else state.position.now()
+        running, self._commits, self._ahead = self._running, True, ahead
+        if running is not None:
+            self._within = within
+            self._committed = running.before_last() if ahead else running.now()
 
     @property
     def begun_without_commits(self) -> bool:
         """Whether batches have been given out, and nothing says which of them were used."""
-        return isinstance(self._state, Running) and not self._commits
+        return self._running is not None and not self._commits
 
     def now(self) -> Position:
         """The position that a state taken now has."""
-        state, requested = self._state, self._requested()
-        if isinstance(state, Loaded) and (
-            requested in (None, state.position.anchor) or self._is_told_apart(state.position)
+        loaded, running, requested = self._loaded, self._running, self._requested()
+        if loaded is not None and (
+            requested in (None, loaded.anchor) or self._is_told_apart(loaded)
         ):
-            return state.position
-        if not isinstance(state, Running):
+            return loaded
+        if running is None:
             return self._epoch_start(requested)
-        now, committed = state.position.now(), state.committed
+        now, committed = running.now(), self._committed
         if self._commits and (committed is None or committed.delivered < now.delivered):
-            return committed or state.earlier or state.position.start
-        return self._epoch_start(requested) if now.ended and not state.within else now
+            return committed or self._earlier or running.start
+        return self._epoch_start(requested) if now.ended and not self._within else now

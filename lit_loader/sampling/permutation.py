@@ -66,20 +66,6 @@ class Permutation:
         self._rows, self._columns = np.uint64(rows), np.uint64(columns)
         self._keys = _random_words(_ROUNDS, seed)
 
-    def __len__(self) -> int:
-        """Give the number of elements."""
-        return self.length
-
-    def __getitem__(self, position: int) -> int:
-        """Give the element at a position; negative positions count from the end.
-
-        Raises:
-            IndexError: If there is no such position.
-        """
-        if not -self.length <= position < self.length:
-            raise IndexError(f"position {position} of a permutation of {self.length} elements")
-        return int(self.at(np.array([position % self.length], dtype=np.int64))[0])
-
     def take(self, start: int, stop: int) -> npt.NDArray[np.int64]:
         """Give the elements at positions ``start`` to ``stop``, which is cut at the end.
 

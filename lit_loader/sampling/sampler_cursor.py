@@ -96,11 +96,10 @@ class SamplerCursor:
     def begin(self) -> None:
         """Note where the sampler's generators are as the epoch begins."""
         user = self._user
-        if not isinstance(self._plan.source, EpochOrder):
-            self._seeded = user.was_seeded()
-            if self._resumed and not self._seeded:
-                user.unpack(self._given)
-            self._kept, self._start = user.pack(), user.marks()
+        self._seeded = user.was_seeded()
+        if self._resumed and not self._seeded:
+            user.unpack(self._given)
+        self._kept, self._start = user.pack(), user.marks()
         user.begin(self._epoch)
 
     def groups(self) -> Iterator[list[Any]]:

@@ -18,7 +18,7 @@ import functools
 import hashlib
 import numbers
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -151,13 +151,11 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         self.seed, self.epoch = whole_number("seed", seed, low=0), 0
 
         self._lengths = lengths_of(source)
-        options = {field.name: getattr(self, field.name) for field in fields(LengthBuckets)}
-        rules = LengthBuckets(**options)
-        self._tokens, kept = rules.counted(self._lengths)
+        self._tokens, kept = self._counted(self._lengths)
         order = np.argsort(-self._tokens[kept], kind="stable")
         self._longest_first: Numbers = kept[order]
-        self._bucket, caps = rules.buckets(self._tokens[self._longest_first])
-        self._cuts = rules.cut(self._bucket, caps)
+        self._bucket, caps = self._buckets(self._tokens[self._longest_first])
+        self._cuts = self._cut(self._bucket, caps)
 
     def __len__(self) -> int:
         """Give the number of batches, on all ranks together; the same in every epoch."""
@@ -243,6 +241,76 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
             "too_long": self.too_long,
         }
 
+    # --- which samples make a batch, once ---
+
+    def _counted(self, lengths: Numbers) -> tuple[Numbers, Numbers]:
+        """Give the tokens that each sample counts for, and the samples that are not left out."""
+        multiple = self.pad_to_multiple_of
+        budget = self.max_tokens // multiple * multiple
+        tokens = np.maximum(-(-lengths // multiple) * multiple, multiple)
+        fits = tokens <= budget
+        if self.too_long == "raise" and not fits.all():
+            first = int(np.argmin(fits))
+            raise OptionError(
+                f"samples are longer than max_tokens={self.max_tokens} allows ("
+                f"{np.count_nonzero(~fits)} of {len(fits)}; sample {first} has {lengths[first]} "
+                "tokens): raise max_tokens, or set too_long to 'skip' or 'truncate'"
+            )
+        kept = np.arange(len(lengths)) if self.too_long != "skip" else np.flatnonzero(fits)
+        return np.minimum(tokens, budget), kept
+
+    def _buckets(self, tokens: Numbers) -> tuple[Numbers, list[int]]:
+        """Cut tokens, longest first, into buckets.
+
+        Returns:
+            The bucket of each sample, counted from 0, and the longest tokens of each bucket.
+        """
+        bucket, rising = np.empty(len(tokens), np.int64), -tokens
+        caps: list[int] = []
+        start = 0
+        while start < len(tokens):
+            cap = int(tokens[start])
+            shortest = cap - int(cap * self.spread)
+            stop = int(np.searchsorted(rising, -shortest, side="right"))
+            bucket[start:stop] = len(caps)
+            caps.append(cap)
+            start = stop
+        return bucket, caps
+
+    def _cut(self, bucket: Numbers, caps: Sequence[int]) -> Numbers:
+        """Find where batches begin and end among the samples in their buckets' order.
+
+        Args:
+            bucket: The bucket of each sample, rising.
+            caps: The longest tokens of each bucket.
+
+        Returns:
+            int64: batch ``i`` goes from element ``i`` to the one behind it.
+        """
+        length, most = len(bucket), self.max_samples or len(bucket)
+        sizes = [min(self.max_tokens // cap, most) for cap in caps]
+        buckets, cuts, full = bucket.tolist(), [0], True
+        while cuts[-1] < length:
+            stop = cuts[-1] + sizes[buckets[cuts[-1]]]
+            full = stop <= length
+            cuts.append(min(stop, length))
+        if self.drop_last:
+            cuts = cuts[: len(cuts) - (not full)]
+            return np.array(cuts[: len(cuts) - (len(cuts) - 1) % self.num_replicas], np.int64)
+        return self._evened(np.array(cuts, np.int64), np.array(caps, np.int64)[bucket])
+
+    def _evened(self, cuts: Numbers, longest: Numbers) -> Numbers:
+        """Halve the largest batches until their number is a multiple of the ranks'."""
+        while missing := -(len(cuts) - 1) % self.num_replicas:
+            sizes = np.diff(cuts)
+            padded = np.where(sizes > 1, sizes * longest[cuts[:-1]], 0)
+            largest = np.argsort(-padded, kind="stable")[:missing]
+            largest = largest[sizes[largest] > 1]
+            if not len(largest):
+                break  # fewer samples than ranks: the loader's shard_tail decides
+            cuts = np.sort(np.concatenate([cuts, cuts[largest] + sizes[largest] // 2]))
+        return cuts
+
     @functools.cached_property
     def _lengths_summary(self) -> str:
         return summarise(self._lengths)  # once: there may be millions of them
@@ -293,97 +361,6 @@ def _processes() -> int:
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_world_size()
     return 1
-
-
-@dataclass(frozen=True)
-class LengthBuckets:
-    """Rules by which samples of similar lengths come into one batch.
-
-    Attributes:
-        max_tokens: Upper bound of (longest sample) × (number of samples) in a batch.
-        max_samples: Upper bound of a batch's samples; None: unbounded.
-        drop_last: Leave off what is not full, or does not divide evenly among the ranks.
-        spread: How much shorter than the longest sample of its bucket a sample may be, 0 … 1.
-        pad_to_multiple_of: What lengths are padded to a multiple of.
-        too_long: What becomes of a sample that is too long: "raise", "skip" or "truncate".
-        num_replicas: Ranks.
-    """
-
-    max_tokens: int
-    max_samples: int | None
-    drop_last: bool
-    spread: float
-    pad_to_multiple_of: int
-    too_long: str
-    num_replicas: int
-
-    def counted(self, lengths: Numbers) -> tuple[Numbers, Numbers]:
-        """Give the tokens that each sample counts for, and the samples that are not left out."""
-        multiple = self.pad_to_multiple_of
-        budget = self.max_tokens // multiple * multiple
-        tokens = np.maximum(-(-lengths // multiple) * multiple, multiple)
-        fits = tokens <= budget
-        if self.too_long == "raise" and not fits.all():
-            first = int(np.argmin(fits))
-            raise OptionError(
-                f"samples are longer than max_tokens={self.max_tokens} allows ("
-                f"{np.count_nonzero(~fits)} of {len(fits)}; sample {first} has {lengths[first]} "
-                "tokens): raise max_tokens, or set too_long to 'skip' or 'truncate'"
-            )
-        kept = np.arange(len(lengths)) if self.too_long != "skip" else np.flatnonzero(fits)
-        return np.minimum(tokens, budget), kept
-
-    def buckets(self, tokens: Numbers) -> tuple[Numbers, list[int]]:
-        """Cut tokens, longest first, into buckets.
-
-        Returns:
-            The bucket of each sample, counted from 0, and the longest tokens of each bucket.
-        """
-        bucket, rising = np.empty(len(tokens), np.int64), -tokens
-        caps: list[int] = []
-        start = 0
-        while start < len(tokens):
-            cap = int(tokens[start])
-            shortest = cap - int(cap * self.spread)
-            stop = int(np.searchsorted(rising, -shortest, side="right"))
-            bucket[start:stop] = len(caps)
-            caps.append(cap)
-            start = stop
-        return bucket, caps
-
-    def cut(self, bucket: Numbers, caps: Sequence[int]) -> Numbers:
-        """Find where batches begin and end among the samples in their buckets' order.
-
-        Args:
-            bucket: The bucket of each sample, rising.
-            caps: The longest tokens of each bucket.
-
-        Returns:
-            int64: batch ``i`` goes from element ``i`` to the one behind it.
-        """
-        length, most = len(bucket), self.max_samples or len(bucket)
-        sizes = [min(self.max_tokens // cap, most) for cap in caps]
-        buckets, cuts, full = bucket.tolist(), [0], True
-        while cuts[-1] < length:
-            stop = cuts[-1] + sizes[buckets[cuts[-1]]]
-            full = stop <= length
-            cuts.append(min(stop, length))
-        if self.drop_last:
-            cuts = cuts[: len(cuts) - (not full)]
-            return np.array(cuts[: len(cuts) - (len(cuts) - 1) % self.num_replicas], np.int64)
-        return self._evened(np.array(cuts, np.int64), np.array(caps, np.int64)[bucket])
-
-    def _evened(self, cuts: Numbers, longest: Numbers) -> Numbers:
-        """Halve the largest batches until their number is a multiple of the ranks'."""
-        while missing := -(len(cuts) - 1) % self.num_replicas:
-            sizes = np.diff(cuts)
-            padded = np.where(sizes > 1, sizes * longest[cuts[:-1]], 0)
-            largest = np.argsort(-padded, kind="stable")[:missing]
-            largest = largest[sizes[largest] > 1]
-            if not len(largest):
-                break  # fewer samples than ranks: the loader's shard_tail decides
-            cuts = np.sort(np.concatenate([cuts, cuts[largest] + sizes[largest] // 2]))
-        return cuts
 
 
 def lengths_of(source: Any) -> Numbers:

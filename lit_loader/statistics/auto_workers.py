@@ -18,7 +18,7 @@ from typing import Final, Protocol
 from lit_loader.statistics.controller import Bounds, Controller, Setting
 from lit_loader.statistics.records import BatchRecord
 from lit_loader.statistics.window import Window
-from lit_loader.system.process_memory import memory_left, own_memory
+from lit_loader.system.cgroups import memory_left, own_memory
 from lit_loader.system.processors import processors_of_this_rank
 
 __all__ = ["AutoWorkers"]

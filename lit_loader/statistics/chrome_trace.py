@@ -28,6 +28,8 @@ __all__ = ["trace_events", "write_trace"]
 _COUNTER, _CONSUMER, _PIN, _WORKERS = 0, 1, 2, 10
 """Numbers of the tracks; a worker's is its own above the last."""
 
+_TRACKS: Final = {_CONSUMER: "consumer", _PIN: "pin memory"}
+
 _INDEX_LENGTH: Final = 80
 """Characters that are shown of a sample's index."""
 
@@ -79,31 +81,23 @@ def trace_events(loaders: Sequence[LoaderTrace], origin: int = 0) -> Iterator[di
         origin: Moment, in nanoseconds, from which the times are counted.
     """
     for pid, loader in enumerate(loaders, 1):
+
+        def event(kind: str, name: str, track: int, moment: int, args: Any, **more: Any) -> Any:
+            at = (moment - origin) / 1000
+            return dict(ph=kind, name=name, pid=pid, tid=track, ts=at, args=args, **more)  # noqa: B023
+
         slices = _in_line([*_batch_slices(loader.records), *_step_slices(loader.steps)])
-        yield _name("process_name", pid, _COUNTER, f"lit_loader {loader.name}")
+        title = {"name": f"lit_loader {loader.name}"}
+        yield event("M", "process_name", _COUNTER, origin, title)
         for track in sorted({piece.track for piece in slices}):
-            yield _name("thread_name", pid, track, _track_name(track))
-            yield {**_name("thread_sort_index", pid, track, ""), "args": {"sort_index": track}}
+            name = _TRACKS.get(track, f"worker {track - _WORKERS}")
+            yield event("M", "thread_name", track, origin, {"name": name})
+            yield event("M", "thread_sort_index", track, origin, {"sort_index": track})
         for track, name, start, duration, args in slices:
-            yield {
-                "ph": "X",
-                "cat": "loader" if track != _CONSUMER else "consumer",
-                "name": name,
-                "pid": pid,
-                "tid": track,
-                "ts": _microseconds(start - origin),
-                "dur": _microseconds(duration),
-                "args": args,
-            }
+            cat = "consumer" if track == _CONSUMER else "loader"
+            yield event("X", name, track, start, args, dur=duration / 1000, cat=cat)
         for moment, ready in _ready(loader.records):
-            yield {
-                "ph": "C",
-                "name": "ready batches",
-                "pid": pid,
-                "tid": _COUNTER,
-                "ts": _microseconds(moment - origin),
-                "args": {"batches": ready},
-            }
+            yield event("C", "ready batches", _COUNTER, moment, {"batches": ready})
 
 
 def _batch_slices(records: Iterable[BatchRecord]) -> Iterator[_Slice]:
@@ -112,28 +106,17 @@ def _batch_slices(records: Iterable[BatchRecord]) -> Iterator[_Slice]:
         args: dict[str, Any] = {"epoch": record.epoch, "batch": record.number}
         own = record.worker < 0
         track = _CONSUMER if own else _WORKERS + record.worker
-        yield from _after_another(
-            track,
-            record.began,
-            (
-                # As if they came one after the other: reads are waited for between samples.
-                ("waiting for reads", record.read),
-                ("fetch", record.fetch - record.read),
-                ("collate", record.collate),
-                ("encode", record.encode),
-            ),
-            {**args, "samples": record.samples, **_slowest(record)},
-        )
+        made = {**args, "samples": record.samples, **_slowest(record)}
+        yield from _after_another(track, record.began, record.making, made)
         if own:
-            made = record.asked + record.wait
-            yield from _after_another(_CONSUMER, made, (("pin", record.pin),), args)
+            pin = {"pin": record.pin}
+            yield from _after_another(_CONSUMER, record.asked + record.wait, pin, args)
             continue
-        stages = (("wait", record.wait), ("decode", 0 if record.pin else record.decode))
-        yield from _after_another(_CONSUMER, record.asked, stages, args)
+        yield from _after_another(_CONSUMER, record.asked, record.taking, args)
         if record.pin:
             # The thread began with it once it had come in and the one before it was done.
             start = max(record.arrived, pinned)
-            stages = (("decode", record.decode), ("pin", record.pin))
+            stages = {"decode": record.decode, "pin": record.pin}
             yield from _after_another(_PIN, start, stages, args)
             pinned = start + record.decode + record.pin
 
@@ -146,9 +129,9 @@ def _step_slices(steps: Iterable[StepRecord]) -> Iterator[_Slice]:
 
 
 def _after_another(
-    track: int, start: int, stages: Iterable[tuple[str, int]], args: dict[str, Any]
+    track: int, start: int, stages: dict[str, int], args: dict[str, Any]
 ) -> Iterator[_Slice]:
-    for name, duration in stages:
+    for name, duration in stages.items():
         if duration:
             yield _Slice(track, name, start, duration, args)
         start += duration
@@ -172,7 +155,7 @@ def _ready(records: Iterable[BatchRecord]) -> Iterator[tuple[int, int]]:
     changes = []
     for record in records:
         if record.worker >= 0:
-            made = record.began + record.fetch + record.collate + record.encode
+            made = record.began + sum(record.making.values())
             changes += [(min(made, record.given), 1), (record.given, -1)]
     ready = 0
     for moment, change in sorted(changes, key=lambda item: (item[0], -item[1])):
@@ -193,17 +176,3 @@ def _earliest(loader: LoaderTrace) -> int:
     moments = [min(record.began, record.asked) for record in loader.records]
     moments += [step.given or step.start for step in loader.steps]
     return min(moments, default=0)
-
-
-def _name(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
-    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "ts": 0, "args": {"name": name}}
-
-
-def _track_name(track: int) -> str:
-    if track >= _WORKERS:
-        return f"worker {track - _WORKERS}"
-    return "consumer" if track == _CONSUMER else "pin memory"
-
-
-def _microseconds(nanoseconds: int) -> float:
-    return nanoseconds / 1000

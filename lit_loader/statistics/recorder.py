@@ -12,6 +12,7 @@ asked for or the list is long.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,13 +21,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_loader.statistics.elsewhere import Elsewhere, node_times, worker_times
 from lit_loader.statistics.records import (
     BatchRecord,
     LoaderStatistics,
     MemoryUse,
+    NodeTimes,
     SlowSample,
     StageTimes,
+    WorkerTimes,
 )
 
 __all__ = ["WINDOW", "Recorder", "Stopwatch"]
@@ -110,8 +112,8 @@ class Recorder:
         sample_errors: As in `LoaderStatistics`.
         sample_retries: As in `LoaderStatistics`.
         last: The record of the batch given out last, or None.
-        elsewhere: The workers that are on other machines; None: there are none.
-        nodes: Which machine each of those is on, by its place among them.
+        first_remote: The number of the first worker that is on another machine, if there are such.
+        nodes: Which machine each of those is on, or was last, by its place among them.
         events: The last restarts and bad samples: seconds since 1970, the kind, the text.
         listener: Called with every full window of records, and by `flush` with the rest; or None.
     """
@@ -119,7 +121,7 @@ class Recorder:
     def __init__(self) -> None:
         self.worker_restarts = self.sample_errors = self.sample_retries = 0
         self.last: BatchRecord | None = None
-        self.elsewhere: Elsewhere | None = None
+        self.first_remote = math.inf
         self.nodes: dict[int, str] = {}
         self.events: deque[tuple[float, str, str]] = deque(maxlen=EVENTS)
         self.listener: Callable[[Sequence[BatchRecord]], object] | None = None
@@ -224,8 +226,13 @@ class Recorder:
         """Returns the statistics of all batches so far; the arguments are as they say of now."""
         self.flush()
         seconds = max(self._waited + self._step, 1) / 1e9
-        workers = worker_times(self._workers, self.elsewhere, seconds)
-        nodes = node_times(workers)
+        workers = [self._worker(number, seconds) for number in sorted(self._workers)]
+        by_node = {
+            worker.node: [each for each in workers if each.node == worker.node]
+            for worker in workers
+            if worker.node
+        }
+        nodes = [_node(name, by_node[name]) for name in sorted(by_node)]
         stages: dict[str, Any] = dict(zip(STAGES, self._stages.times(), strict=True))
         return LoaderStatistics(
             batches=self._stages.count,
@@ -237,7 +244,7 @@ class Recorder:
             wait_fraction=self._waited / 1e9 / seconds,
             starts=self._starts,
             startup=self._startup / 1e9,
-            workers=workers,
+            workers=tuple(workers),
             busy_fraction=sum(w.busy_fraction for w in workers) / max(1, len(workers)),
             slowest_samples=tuple(sample for _, sample in self._slow),
             stragglers=self._stragglers / 1e9,
@@ -249,13 +256,36 @@ class Recorder:
             remote_batches=sum(node.batches for node in nodes),
             remote_nbytes=sum(node.nbytes for node in nodes),
             transit=sum(node.transit for node in nodes),
-            nodes=nodes,
+            nodes=tuple(nodes),
             memory=memory,
             num_workers=num_workers,
             why_so_many=why_so_many,
             processor_fraction=self._processor / max(1, self._timed),
             queued_fraction=self._queued / max(1, self._timed),
         )
+
+    def _worker(self, number: int, seconds: float) -> WorkerTimes:
+        batches, samples, busy, nbytes, transit = self._workers[number].tolist()
+        node = ""
+        if number >= self.first_remote:
+            node = self.nodes.get(number - int(self.first_remote), "unknown")
+        return WorkerTimes(
+            worker=number,
+            batches=batches,
+            samples=samples,
+            busy=busy / 1e9,
+            busy_fraction=min(1.0, busy / 1e9 / seconds),
+            node=node,
+            nbytes=nbytes,
+            transit=transit / 1e9 if node else 0.0,
+        )
+
+
+def _node(name: str, workers: Sequence[WorkerTimes]) -> NodeTimes:
+    """Sum up what the workers of one machine did."""
+    names = ("batches", "samples", "nbytes", "busy", "transit")
+    sums = {field: sum(getattr(each, field) for each in workers) for field in names}
+    return NodeTimes(node=name, workers=len(workers), **sums)
 
 
 def _waited(column: dict[str, NDArray[np.int64]]) -> NDArray[np.int64]:

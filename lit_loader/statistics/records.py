@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from lit_loader.describe import public
+from lit_loader.statistics.sentences import counted
 
 __all__ = [
     "BatchRecord",
@@ -81,6 +82,20 @@ class BatchRecord(NamedTuple):
         # A pin-memory thread has decoded it meanwhile: that is in the wait, as far as there was
         # one.
         return self.wait if self.pin else self.wait + self.decode
+
+    @property
+    def making(self) -> dict[str, int]:
+        """The stages of making it, in their order, as if reads came before all the rest."""
+        fetch = self.fetch - self.read
+        stages = {"waiting for reads": self.read, "fetch": fetch}
+        return {**stages, "collate": self.collate, "encode": self.encode}
+
+    @property
+    def taking(self) -> dict[str, int]:
+        """What ``waited`` is the sum of."""
+        if self.worker < 0:
+            return {"wait": self.wait, "pin": self.pin}
+        return {"wait": self.wait, "decode": 0 if self.pin else self.decode}
 
     @property
     def given(self) -> int:
@@ -328,18 +343,18 @@ class LoaderStatistics:
         stages = ("fetch", "read", "collate", "encode", "decode", "pin", "step")
         means = {name: getattr(self, name).mean * 1e3 for name in stages}
         shown = ", ".join(f"{name} {mean:.3g}" for name, mean in means.items() if mean)
-        makers = _counted(len(self.workers), "worker")
+        makers = counted(len(self.workers), "worker")
         if [made.worker for made in self.workers] == [-1]:
             makers = "this process"
         if self.remote_batches:
-            nodes = _counted(len(self.nodes), "node")
-            makers += f" ({_counted(self.remote_batches, 'batch', 'es')} from {nodes})"
+            nodes = counted(len(self.nodes), "node")
+            makers += f" ({counted(self.remote_batches, 'batch', 'batches')} from {nodes})"
         return (
-            f"{_counted(self.batches, 'batch', 'es')} ({_counted(self.samples, 'sample')}) in "
+            f"{counted(self.batches, 'batch', 'batches')} ({counted(self.samples, 'sample')}) in "
             f"{self.seconds:.3g} s; waited {self.wait_fraction:.0%} of it; {makers} "
             f"{self.busy_fraction:.0%} busy; mean ms a batch: {shown or 'none'}; "
-            f"{_counted(self.worker_restarts, 'restart')}, "
-            f"{_counted(self.sample_errors, 'bad sample')}{self._cache()}"
+            f"{counted(self.worker_restarts, 'restart')}, "
+            f"{counted(self.sample_errors, 'bad sample')}{self._cache()}"
             f"{'' if self.memory is None else f'; memory: {self.memory}'}"
         )
 
@@ -350,7 +365,3 @@ class LoaderStatistics:
 
 def _mebibytes(nbytes: int | None) -> str:
     return "unknown" if nbytes is None else f"{nbytes / 2**20:,.0f} MiB"
-
-
-def _counted(number: int, noun: str, plural: str = "s") -> str:
-    return f"{number:,} {noun}{'' if number == 1 else plural}"

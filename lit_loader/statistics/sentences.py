@@ -33,9 +33,9 @@ def percent(part: float) -> str:
     return f"{100 * part:.0f} %"
 
 
-def counted(number: int, one: str, several: str) -> str:
+def counted(number: int, one: str, several: str = "") -> str:
     """Write a number of things: ``3 workers``."""
-    return f"{number} {one if number == 1 else several}"
+    return f"{number:,} {one if number == 1 else several or one + 's'}"
 
 
 def doing(stage: int, batch: str | None, position: int = -1, index: Any = NOT_KNOWN) -> str:

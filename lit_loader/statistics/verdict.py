@@ -6,7 +6,7 @@ Used by `LoaderMonitor` for what it prints at the end of a fit. The first rule t
     … mostly for first batches          ─▶ keep the workers, or start them faster
     … and there are no workers          ─▶ have some
     … a few samples take most of it     ─▶ these samples
-    … and remote workers were not busy  ─▶ the way from them (`statistics/network.py`)
+    … and remote workers were not busy  ─▶ the way from them (`_network`)
     … and the workers were busy         ─▶ more of them, or the stage that takes longest
     … … waiting for storage             ─▶ more reads at a time
     … one of them was, the others not   ─▶ unequal shares
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from lit_loader.statistics.network import came_from, network_limits
 from lit_loader.statistics.records import LoaderStatistics, StageTimes
 from lit_loader.statistics.sentences import counted, duration, percent
 
@@ -35,6 +34,16 @@ MOST: Final = 0.5
 
 BUSY: Final = 0.7
 """Part of the time from which on a worker, or thread, counts as busy."""
+
+FEW: Final = 0.1
+"""Part of the batches that remote workers must have made for their way to be judged."""
+
+TEN_GBE: Final = 1.15e9
+"""Bytes a second that such a network carries of batches."""
+
+WIDE, SMALL = 0.08e9, 1e6
+"""Bytes a second, and of a batch, up to which it is the number of small batches that takes the
+time, not bytes: a slow network, 100 Mbit, carries a dozen of a megabyte a second."""
 
 _PLACES: Final = {
     "fetch": "in __getitem__",
@@ -88,7 +97,7 @@ def verdict(
             f"the trainer waited {percent(fraction)} of the time",
             _cause(statistics, num_workers, cores, persistent_workers),
         ]
-    parts += came_from(statistics)
+    parts += _came_from(statistics)
     parts += _chosen(statistics, cores)
     parts += _cache(statistics)
     parts += _transfer(statistics, transfer)
@@ -105,7 +114,7 @@ def _cause(
         _startup(statistics, num_workers, persistent_workers),
         _no_workers(statistics, num_workers),
         _stragglers(statistics),
-        network_limits(statistics),
+        _network(statistics),
         _workers(statistics, everywhere, cores),
         _parent(statistics),
     ):
@@ -167,6 +176,34 @@ def _stragglers(statistics: LoaderStatistics) -> str:
     )
 
 
+def _network(statistics: LoaderStatistics) -> str:
+    """Advice where the way from other machines limits; else "".
+
+    It does where remote workers are not busy though the trainer waits: then their batches are long
+    on the way, or wait to be taken in.
+    """
+    remote = [worker.busy_fraction for worker in statistics.workers if worker.node]
+    busy = sum(remote) / max(1, len(remote))
+    made = sum(node.busy for node in statistics.nodes)
+    few = statistics.remote_batches < FEW * statistics.batches or not statistics.remote_batches
+    if few or busy >= BUSY or statistics.transit < made:
+        return ""
+    each = statistics.remote_nbytes / statistics.remote_batches
+    rate = statistics.remote_nbytes / max(statistics.seconds, 1e-9)
+    text = f"remote workers were only {percent(busy)} busy: "
+    if rate < WIDE and each < SMALL:
+        way = statistics.transit / statistics.remote_batches
+        return text + (
+            f"a batch of {_size(each)} is {duration(way)} on its way or waiting for it: raise "
+            "remote.in_flight, or make larger batches"
+        )
+    return text + (
+        f"the network, or the process that takes batches in, is the limit ({_size(each)} a batch, "
+        f"{_number(rate / each)} a second; 10 GbE carries {_number(TEN_GBE / each)}): send less, "
+        "images as uint8, say, and convert and normalise them in the model"
+    )
+
+
 def _workers(statistics: LoaderStatistics, num_workers: int, cores: int | None) -> str:
     """Advice where all workers were busy, or one of them while the others were not; else ""."""
     busy = _busy(statistics, num_workers)
@@ -219,12 +256,28 @@ def _parent(statistics: LoaderStatistics) -> str:
     return f"{percent(share)} of that {_IN_PARENT['decode']}" if share >= MOST else ""
 
 
+def _came_from(statistics: LoaderStatistics) -> list[str]:
+    """What remote workers have made, if there were some."""
+    if not statistics.remote_batches:
+        return []
+    workers = sum(node.workers for node in statistics.nodes)
+    named = sorted(statistics.nodes, key=lambda node: -node.batches)
+    listed = ", ".join(f"{node.node} {node.batches}" for node in named[:4])
+    return [
+        f"{percent(statistics.remote_batches / statistics.batches)} of the batches "
+        f"({_size(statistics.remote_nbytes)}) came from "
+        f"{counted(workers, 'remote worker')} ({listed}"
+        f"{', …' if len(named) > 4 else ''}), each "
+        f"{duration(statistics.transit / statistics.remote_batches)} in transit"
+    ]
+
+
 def _chosen(statistics: LoaderStatistics, cores: int | None) -> list[str]:
     """How many workers were found to be right, and why: what ``num_workers="auto"`` has done."""
     if not statistics.why_so_many:
         return []
-    workers = counted(statistics.num_workers, "worker", "workers")
-    of = "" if cores is None else f" on {counted(cores, 'processor', 'processors')}"
+    workers = counted(statistics.num_workers, "worker")
+    of = "" if cores is None else f" on {counted(cores, 'processor')}"
     text = f"{workers}{of} in the end: {statistics.why_so_many}"
     if statistics.processor_fraction:
         queued = statistics.queued_fraction
@@ -271,7 +324,7 @@ def _accidents(statistics: LoaderStatistics) -> list[str]:
         replaced = counted(statistics.worker_restarts, "worker had", "workers had")
         parts.append(f"{replaced} to be replaced")
     if statistics.sample_errors:
-        parts.append(counted(statistics.sample_errors, "sample", "samples") + " could not be read")
+        parts.append(counted(statistics.sample_errors, "sample") + " could not be read")
     return parts
 
 
@@ -289,3 +342,14 @@ def _slowest(statistics: LoaderStatistics) -> str:
     named = [s for s in statistics.slowest_samples if s.index is not None]
     listed = ", ".join(f"{s.index!r:.40} ({duration(s.seconds)})" for s in named)
     return f"; slowest samples: {listed}" if listed else ""
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def _size(nbytes: float) -> str:
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:.3g} {name}"
+    return f"{nbytes:.0f} bytes"

@@ -29,7 +29,7 @@ __all__ = ["Agreement"]
 FAREWELL: Final = 5.0
 """Seconds that the first rank stays at its exit for those that have not read the last words."""
 
-_FINAL, _GONE, _DONE = "f", "g", "d"
+_FINAL, _DONE = "f", "d"
 _SHORTEST, _LONGEST = 0.0001, 0.005  # seconds until it is asked again
 
 
@@ -69,7 +69,6 @@ class Agreement:
         known = job is None or not self._needs_all
         self._leads: list[int | None] = [lead if known else None] * len(counts)
         self._leads[rank] = lead
-        self._gone: set[int] = set()
         self._promised = counts[rank] if final else None
         self._sure = 0  # batches that are known to be admitted
 
@@ -107,7 +106,7 @@ class Agreement:
             number: From 1 on.
 
         Raises:
-            LoaderError: Another rank says nothing, or has left the epoch.
+            LoaderError: Another rank says nothing.
         """
         number += max(self._all_leads())
         if number <= self._sure:
@@ -121,7 +120,7 @@ class Agreement:
         """By how much another rank's lead is larger; waits until that is known.
 
         Raises:
-            LoaderError: Another rank says nothing, or has left the epoch.
+            LoaderError: Another rank says nothing.
         """
         own = self._leads[self._rank]
         assert own is not None
@@ -142,7 +141,7 @@ class Agreement:
                 return found
             self._hear()
             if verdict(number) is None:
-                self._check_others(number, time.monotonic() - asked)
+                self._check_patience(number, time.monotonic() - asked)
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST)
 
@@ -172,37 +171,23 @@ class Agreement:
             # A word may be older than one before, where two processes have the same rank.
             self._counts[rank] = max(self._counts[rank], int(count))
             self._final[rank] |= _FINAL in flags
-            if _GONE in flags:
-                self._gone.add(rank)
 
-    def _check_others(self, number: int, waited: float) -> None:
-        """Make sure that it is worth while to wait.
-
-        Raises:
-            LoaderError: It is not.
-        """
+    def _check_patience(self, number: int, waited: float) -> None:
+        if self._job is None or waited <= self._job.patience:
+            return
         silent = [
             rank
-            for rank, count in enumerate(self._counts)
-            if rank != self._rank
-            and (self._leads[rank] is None or (count < number and not self._final[rank]))
+            for rank, (count, final) in enumerate(zip(self._counts, self._final, strict=True))
+            if rank != self._rank and (self._leads[rank] is None or (count < number and not final))
         ]
-        left = [rank for rank in silent if rank in self._gone]
-        if left:
-            raise LoaderError(
-                f"rank {left[0]} has left {self._where} after {self._counts[left[0]]:,} batches, "
-                f"without having come to its end, and rank {self._rank} asks for its batch "
-                f"{number:,}: let all ranks take as many batches, or pass shard_tail='keep'"
-            )
-        if self._job is not None and waited > self._job.patience:
-            raise LoaderError(
-                f"rank {silent[0]} has not said for {waited:,.0f} s (the job's timeout) whether it "
-                f"has a batch {number:,} in {self._where}: it has ended, is late, or iterates "
-                "another loader; if it is late, init_process_group(timeout=...) gives it more time"
-            )
+        raise LoaderError(
+            f"rank {silent[0]} has not said for {waited:,.0f} s (the job's timeout) whether it has "
+            f"a batch {number:,} in {self._where}: it has ended, is late, has left the epoch, or "
+            "iterates another loader; if it is late, init_process_group(timeout=...) gives it more "
+            "time; if ranks are to stop apart, pass shard_tail='keep'"
+        )
 
     def _lost(self, error: BaseException) -> LoaderError:
-        self._flags += _GONE  # there is no one to tell
         reason = " ".join(str(error).split())[:120]
         return LoaderError(
             f"the ranks' common store, in the first rank's process, is lost in {self._where} "
@@ -230,16 +215,6 @@ class Agreement:
                 self.farewell.cancel()
             Agreement.farewell = util.Finalize(None, self._wait_for_readers, exitpriority=0)
 
-    def leave(self) -> None:
-        """Note that this rank gives no more batches, perhaps before its end; never raises."""
-        if self._job is not None and _DONE not in self._flags and _GONE not in self._flags:
-            self._flags += _GONE
-            with contextlib.suppress(Exception):
-                self._write()
-
-    def __del__(self) -> None:
-        self.leave()
-
     def _wait_for_readers(self) -> None:
         """Stay until all others have come to the end, too: they still have to read this store."""
         assert self._job is not None
@@ -248,6 +223,6 @@ class Agreement:
             while time.monotonic() < until:
                 words = self._job.read()
                 flags = [word.split(" ")[1] for word in words if word is not None]
-                if len(flags) == len(words) and all({_DONE, _GONE} & {*each} for each in flags):
+                if len(flags) == len(words) and all(_DONE in each for each in flags):
                     return
                 time.sleep(_LONGEST)

@@ -22,7 +22,7 @@ from lit_loader.errors import LoaderError
 from lit_loader.streams.agreement import Agreement
 from lit_loader.streams.job_store import Talks
 
-__all__ = ["Padding", "ShardTail", "WholeRounds", "least_depth", "tail_of"]
+__all__ = ["ShardTail", "least_depth", "tail_of"]
 
 Hold = Callable[[bool], bool | None]
 """Has the next outcome ready ahead of its turn: called with whether to wait for it. Returns whether
@@ -32,7 +32,40 @@ ROUNDS_AHEAD: Final = 2
 """Rounds that workers are to be ahead, so that one is asked about while another is given out."""
 
 
-class Padding:
+class ShardTail:
+    """What an iterator asks; there is a class for each rule.
+
+    Args:
+        agreement: With the other ranks.
+    """
+
+    def __init__(self, agreement: Agreement) -> None:
+        self._agreement = agreement
+
+    def admits(self, position: EpochPosition, hold: Hold) -> bool:
+        """Whether there is to be another batch; waits for the other ranks where it must."""
+        raise NotImplementedError
+
+    def given(self, position: EpochPosition) -> None:
+        """Note that the batch that was admitted is there; it may still be taken back."""
+
+    def begins_again(self, position: EpochPosition) -> bool:
+        """Let the readers begin again, as all are at their end; False: it is everyone's end.
+
+        Raises:
+            LoaderError: They have nothing to give.
+        """
+        return False
+
+    def restarted(self, position: EpochPosition) -> None:
+        """Note that what was ready ahead is lost, and will be made again."""
+
+    def end(self) -> None:
+        """Note that the epoch is over for all ranks."""
+        self._agreement.end()
+
+
+class Padding(ShardTail):
     """``shard_tail="pad"``.
 
     Args:
@@ -41,27 +74,20 @@ class Padding:
     """
 
     def __init__(self, agreement: Agreement, who: str) -> None:
-        self._agreement = agreement
+        super().__init__(agreement)
         self._who = who
         self._number = 0  # of the batch that was admitted last
         self._ended = False
 
     def admits(self, position: EpochPosition, hold: Hold) -> bool:
-        """Whether there is to be another batch; waits for the other ranks where it must."""
         self._number = position.since + 1
         return not position.padding or self._agreement.admits(self._number)
 
     def given(self, position: EpochPosition) -> None:
-        """Note that the batch that was admitted is there; it may still be taken back."""
         if not position.padding:
             self._agreement.tell(self._number)
 
     def begins_again(self, position: EpochPosition) -> bool:
-        """Let the readers begin again, as all are at their end; False: it is everyone's end.
-
-        Raises:
-            LoaderError: They have nothing to give.
-        """
         since = position.since
         if not self._ended:
             self._ended = True
@@ -76,19 +102,8 @@ class Padding:
             )
         return True
 
-    def restarted(self, position: EpochPosition) -> None:
-        """Note that what was ready ahead is lost, and will be made again."""
 
-    def end(self) -> None:
-        """Note that the epoch is over for all ranks."""
-        self._agreement.end()
-
-    def leave(self) -> None:
-        """Note that no more batches are given out; never raises."""
-        self._agreement.leave()
-
-
-class WholeRounds:
+class WholeRounds(ShardTail):
     """``shard_tail="drop"``.
 
     Args:
@@ -97,7 +112,7 @@ class WholeRounds:
     """
 
     def __init__(self, agreement: Agreement, points: Sequence[ReadPoint]) -> None:
-        self._agreement = agreement
+        super().__init__(agreement)
         self._begun = [point.batches for point in points]
         self._lead = sum(self._begun)
         self._round = min(self._begun)
@@ -108,7 +123,6 @@ class WholeRounds:
             self._end()
 
     def admits(self, position: EpochPosition, hold: Hold) -> bool:
-        """Whether there is to be another batch; waits for its round, and for the other ranks."""
         number = position.since + 1
         while not self._ended and (there := hold(False)) is not None:
             self._note(there)
@@ -133,29 +147,10 @@ class WholeRounds:
         self._ended = True
         self._agreement.tell(self._full + self._lead, final=True)
 
-    def given(self, position: EpochPosition) -> None:
-        """Note that the batch that was admitted is there."""
-
-    def begins_again(self, position: EpochPosition) -> bool:
-        """Let the readers begin again: they never do."""
-        return False
-
     def restarted(self, position: EpochPosition) -> None:
-        """Note that what was ready ahead is lost, and will be made again."""
         points = [position.reader(reader) for reader in range(len(self._begun))]
         self._seen = position.since
         self._round = min(point.batches for point in points)
-
-    def end(self) -> None:
-        """Note that the epoch is over for all ranks."""
-        self._agreement.end()
-
-    def leave(self) -> None:
-        """Note that no more batches are given out; never raises."""
-        self._agreement.leave()
-
-
-ShardTail = Padding | WholeRounds
 
 
 def least_depth(shards: Shards | None, tail: str) -> int:

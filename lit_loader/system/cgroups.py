@@ -1,8 +1,7 @@
-"""Control groups (cgroups): where they lie, and how much memory they, process and machine have.
+"""Memory: how much a process, its control groups (cgroups) and the machine have, and have left.
 
-The memory is for the message about a worker that was killed, most often by the kernel for want of
-it; where a process's cgroups lie is asked for processors too (`system/processors.py`). Files
-are read under a root directory, ``/`` on Linux; what cannot be read is None.
+Where a process's cgroups lie is asked for processors too (`system/processors.py`). Files are read
+under a root directory, ``/`` on Linux; what cannot be read is None.
 """
 
 from __future__ import annotations
@@ -15,12 +14,22 @@ from typing import Final, TypeVar
 
 from lit_loader.system import linux
 
-__all__ = ["MemoryLimits", "cgroup_folders", "memory_limits"]
+__all__ = ["MemoryLimits", "cgroup_folders", "memory_left", "memory_limits", "own_memory"]
 
 _Found = TypeVar("_Found")
 
 _UNLIMITED: Final = 1 << 60
 """Bytes; version 1 writes "no limit" as a number near 2**63."""
+
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+
+_FILES: Final = {
+    1: ("memory.usage_in_bytes", "memory.limit_in_bytes", "total_inactive_file"),
+    2: ("memory.current", "memory.max", "inactive_file"),
+}
+"""By the version of cgroups: where the use and the limit stand, and which of the use is cache."""
+
+_KILLS: Final = {1: "memory.oom_control", 2: "memory.events"}
 
 
 @dataclass(frozen=True)
@@ -66,47 +75,64 @@ class MemoryLimits:
         return ", ".join(parts) or "memory unknown"
 
 
-def memory_limits(pid: int | None = None, root: Path = linux.ROOT) -> MemoryLimits:
-    """Read the memory of a process, of its cgroup (version 2 or 1) and of the machine.
+def memory_limits(root: Path = linux.ROOT) -> MemoryLimits:
+    """Read the memory of this process, of its cgroup (version 2 or 1) and of the machine.
 
     Args:
-        pid: The process, None for this one. Of one that has ended (and been waited for) nothing is
-            known but the machine's memory: ask with the pid of its parent, which shares its cgroup.
         root: Where ``proc`` and ``sys`` lie.
     """
-    process = root / "proc" / ("self" if pid is None else str(pid))
-    levels = [level for level in _levels(process, root) if level.used is not None]
-    limited = [level for level in levels if level.limit is not None]
-    nearest = min(limited, key=lambda level: level.left, default=None)
+    process = root / "proc" / "self"
+    # Of its own cgroup: those above count kills that are no concern of this process.
+    own: tuple[int | None, int | None] | None = None
+    nearest: tuple[int, int] | None = None
+    for folder, version in cgroup_folders("memory", process, root):
+        usage, limit_file, cache = _FILES[version]
+        used, limit = _read(folder / usage, int), _read(folder / limit_file, _limit)
+        if used is None:
+            continue
+        used = max(0, used - (_field(folder / "memory.stat", cache) or 0))
+        own = own or (used, _field(folder / _KILLS[version], "oom_kill"))
+        if limit is not None and (nearest is None or limit - used < nearest[1] - nearest[0]):
+            nearest = used, limit
+    used, kills = own or (None, None)
+    available = _field(root / "proc" / "meminfo", "MemAvailable:")
     return MemoryLimits(
         process=_read(process / "statm", lambda text: int(text.split()[1]) * _PAGE),
-        used=nearest.used if nearest else (levels[0].used if levels else None),
-        limit=nearest.limit if nearest else None,
-        available=_kibibytes(root / "proc" / "meminfo", "MemAvailable:"),
-        # Of its own cgroup: those above count kills that are no concern of this process.
-        oom_kills=levels[0].oom_kills if levels else None,
+        used=nearest[0] if nearest else used,
+        limit=nearest[1] if nearest else None,
+        available=None if available is None else available << 10,
+        oom_kills=kills,
     )
 
 
-_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+def memory_left(root: Path = linux.ROOT) -> int | None:
+    """Bytes that this process's cgroup and the machine have left; None: not known.
+
+    Args:
+        root: Where ``proc`` and ``sys`` lie.
+    """
+    limits = memory_limits(root)
+    left = [] if limits.available is None else [limits.available]
+    if limits.limit is not None and limits.used is not None:
+        left.append(max(0, limits.limit - limits.used))
+    return min(left, default=None)
 
 
-@dataclass(frozen=True)
-class _Level:
-    """A cgroup, as far as it can be read."""
+def own_memory(pid: int | str = "self") -> int | None:
+    """Bytes of a process that are not a file's.
 
-    used: int | None
-    limit: int | None
-    oom_kills: int | None
+    Pages that forked processes have in common with the one they come from are divided among them,
+    so that the sum over all processes is what the machine has given. The kernel looks through the
+    page tables for it: some milliseconds for each gigabyte.
 
-    @property
-    def left(self) -> int:
-        return (self.limit or 0) - (self.used or 0)
+    Args:
+        pid: Process id, or "self".
 
-
-def _levels(process: Path, root: Path) -> Iterator[_Level]:
-    for folder, version in cgroup_folders("memory", process, root):
-        yield _version_2(folder) if version == 2 else _version_1(folder)
+    Returns:
+        Bytes, or None if the kernel does not say (not Linux, another user's process, or gone).
+    """
+    kibibytes = _field(Path(linux.PROC) / str(pid) / "smaps_rollup", "Pss_Anon:")
+    return None if kibibytes is None else kibibytes << 10
 
 
 def cgroup_folders(controller: str, process: Path, root: Path) -> Iterator[tuple[Path, int]]:
@@ -142,28 +168,6 @@ def cgroup_folders(controller: str, process: Path, root: Path) -> Iterator[tuple
             yield top.joinpath(*parts[:depth]), version
 
 
-def _version_2(folder: Path) -> _Level:
-    return _Level(
-        _without_cache(folder / "memory.current", folder / "memory.stat", "inactive_file"),
-        _read(folder / "memory.max", _limit),
-        _field(folder / "memory.events", "oom_kill"),
-    )
-
-
-def _version_1(folder: Path) -> _Level:
-    stat = folder / "memory.stat"
-    return _Level(
-        _without_cache(folder / "memory.usage_in_bytes", stat, "total_inactive_file"),
-        _read(folder / "memory.limit_in_bytes", _limit),
-        _field(folder / "memory.oom_control", "oom_kill"),
-    )
-
-
-def _without_cache(usage: Path, stat: Path, field: str) -> int | None:
-    used = _read(usage, int)
-    return None if used is None else max(0, used - (_field(stat, field) or 0))
-
-
 def _limit(text: str) -> int | None:
     return None if text.strip() == "max" or int(text) >= _UNLIMITED else int(text)
 
@@ -176,11 +180,6 @@ def _field(path: Path, name: str) -> int | None:
         return next((int(row[1]) for row in rows if len(row) > 1 and row[0] == name), None)
 
     return _read(path, find)
-
-
-def _kibibytes(path: Path, name: str) -> int | None:
-    number = _field(path, name)
-    return None if number is None else number << 10
 
 
 def _read(path: Path, parse: Callable[[str], _Found]) -> _Found | None:

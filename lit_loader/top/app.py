@@ -13,7 +13,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import re
 import select
 import sys
 import termios
@@ -36,17 +35,13 @@ _RICH: Final = (
     "(--json does without)"
 )
 
-_KEY: Final = re.compile(r"\x1b[\[O].|.", re.DOTALL)
-_KEYS: Final = {"\x1b[A": -1, "\x1bOA": -1, "k": -1, "\x1b[B": 1, "\x1bOB": 1, "j": 1}
-"""Those that choose another worker, and how far away."""
-
 
 def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         NAME,
         description="Show what the loaders and workers of a running training are at. The training "
         "is not touched.",
-        epilog="While it runs: q quits, up and down choose a worker, s shows its Python stack.",
+        epilog="While it runs: q quits, s shows the Python stacks of workers that are stalled.",
     )
     parser.add_argument(
         "pid",
@@ -118,8 +113,10 @@ def _once(options: argparse.Namespace) -> int:
     watch = Watch(options.pid)
     watch.look()
     time.sleep(options.interval)
-    watch.every = options.stacks
     trainings = watch.look()
+    if options.stacks:
+        watch.asked = {each.pid for each in _workers(trainings) if each.stalled}
+        trainings = watch.look()
     if options.json:
         json.dump(_report(trainings), sys.stdout, indent=2)
         print()
@@ -154,30 +151,22 @@ def _live(options: argparse.Namespace) -> int:
     console = Console()
     watch = Watch(options.pid)
     trainings = watch.look()
-    chosen: int | None = None
     with _keyboard(), Live(console=console, screen=True, auto_refresh=False) as live:
         until, pressed = time.monotonic() + options.interval, ""
         while "q" not in pressed:
-            size = console.size
-            drawn = picture(trainings, size.width, size.height, chosen, keys=True)
-            live.update(drawn, refresh=True)
+            live.update(picture(trainings, console.width, live=True), refresh=True)
             pressed = _pressed(until - time.monotonic())
-            workers = _workers(trainings) if len(trainings) == 1 else []
-            for key in _KEY.findall(pressed):
-                if key in _KEYS:
-                    chosen = _next(workers, chosen, _KEYS[key])
-                if key in ("c", "s"):
-                    watch.clear()
-                if key == "s":
-                    chosen = chosen or _suspect(workers)
-                    watch.asked = {chosen} if chosen is not None else set()
-            if not pressed or "s" in pressed or "c" in pressed:
-                until = time.monotonic() + options.interval
-                try:
-                    trainings = watch.look() or trainings
-                except NotFound as reason:
-                    ended = str(reason)
-                    break
+            if "s" in pressed or "c" in pressed:
+                watch.clear()
+                watch.asked = _suspects(_workers(trainings)) if "s" in pressed else set()
+            elif pressed:
+                continue
+            until = time.monotonic() + options.interval
+            try:
+                trainings = watch.look() or trainings
+            except NotFound as reason:
+                ended = str(reason)
+                break
         else:
             return 0
     console.print(picture(trainings, console.width))
@@ -212,19 +201,13 @@ def _pressed(seconds: float) -> str:
 
 
 def _workers(trainings: Sequence[Training]) -> list[Worker]:
-    """The workers that have processes here, in the order in which they are shown."""
+    """The workers that have processes here."""
     loaders = [loader for training in trainings for loader in training.loaders()]
     return [worker for loader in loaders for worker in loader.workers if worker.pid is not None]
 
 
-def _next(workers: Sequence[Worker], chosen: int | None, step: int) -> int | None:
-    pids = [worker.pid for worker in workers] or [None]
-    if chosen not in pids:
-        return pids[0 if step > 0 else -1]
-    return pids[(pids.index(chosen) + step) % len(pids)]
-
-
-def _suspect(workers: Sequence[Worker]) -> int | None:
-    """The worker that has been at something for longest."""
+def _suspects(workers: Sequence[Worker]) -> set[int | None]:
+    """The workers that are stalled; of none, that which has been at something for longest."""
     busy = [worker for worker in workers if worker.stage not in ("idle", "dead", "relay")]
-    return max(busy, key=lambda worker: worker.seconds or 0).pid if busy else None
+    longest = sorted(busy, key=lambda worker: worker.seconds or 0)[-1:]
+    return {worker.pid for worker in [each for each in busy if each.stalled] or longest}

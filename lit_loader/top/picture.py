@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from rich.columns import Columns
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.segment import Segment
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -25,13 +24,13 @@ from lit_loader.top.snapshot import Loader, Training, Worker
 
 __all__ = ["KEYS", "picture"]
 
-KEYS: Final = "q quit   ↑ ↓ choose a worker   s show its Python stack   c clear"
+KEYS: Final = "q quit   s show the Python stacks of stalled workers   c clear"
 
 _SIDE_BY_SIDE: Final = 66
 """Columns that a table of workers needs at least."""
 
 _ROWS: Final = 8
-"""Workers of a loader that are shown where the height is limited."""
+"""Workers of a loader that are shown while it runs."""
 
 _EVENTS: Final = 3
 _FINDINGS: Final = 6
@@ -40,55 +39,25 @@ _OLD: Final = 2.0
 """Seconds from which on the age of a loader's figures is remarked upon."""
 
 
-def picture(
-    trainings: Sequence[Training],
-    width: int,
-    height: int | None = None,
-    chosen: int | None = None,
-    keys: bool = False,
-) -> RenderableType:
+def picture(trainings: Sequence[Training], width: int, live: bool = False) -> RenderableType:
     """Draw trainings.
 
     Args:
         trainings: What to draw; the workers are shown where it is only one.
         width: Columns of the terminal.
-        height: Lines of it; None: as many as are needed.
-        chosen: Process of the worker that is chosen, or None.
-        keys: Whether to say which keys there are.
+        live: Say which keys there are, and show the workers that something is the matter with.
     """
-    parts: list[RenderableType] = []
+    parts: list[RenderableType] = [Text(KEYS, style="dim", no_wrap=True)] if live else []
     for training in trainings:
         parts += [_title(training, width), _loaders(training, width)]
         if len(trainings) == 1:
-            rows = None if height is None else _ROWS
-            parts += [Text(""), *_workers(training, width, rows, chosen), Text("")]
+            parts += [Text(""), *_workers(training, width, _ROWS if live else None), Text("")]
         parts += _sentences(training)
         if len(trainings) == 1:
             parts += [*_stacks(training), *_events(training, width)]
     if len(trainings) > 1:
         parts.append(Text("lit-loader-top PID shows the workers of one", style="dim"))
-    last = [Text(KEYS, style="dim")] if keys else []
-    return Group(*parts, *last) if height is None else _Cut(Group(*parts), last, height)
-
-
-class _Cut:
-    """What fits on a terminal, and how much does not."""
-
-    def __init__(self, whole: RenderableType, last: Sequence[Text], height: int) -> None:
-        self._whole, self._last, self._height = whole, last, height
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        lines = console.render_lines(self._whole, options.update(height=None), pad=False)
-        room = max(0, self._height - len(self._last))
-        cut = len(lines) > room
-        for line in lines[: max(0, room - 1)] if cut else lines:
-            yield from line
-            yield Segment.line()
-        if cut:
-            more = len(lines) - max(0, room - 1)
-            text = f"▼ {more} more lines: a taller window shows them, or --once"
-            yield Text(text, style="bold yellow", no_wrap=True, overflow="ellipsis")
-        yield from self._last
+    return Group(*parts)
 
 
 def _plain(text: str) -> str:
@@ -213,16 +182,14 @@ _WORKER: Final[Sequence[_Column]] = (
 )
 
 
-def _workers(
-    training: Training, width: int, rows: int | None, chosen: int | None
-) -> list[RenderableType]:
+def _workers(training: Training, width: int, rows: int | None) -> list[RenderableType]:
     """The workers of each loader; side by side where several fit."""
     pairs = [(rank, loader) for rank in training.ranks for loader in rank.loaders]
     known = [(rank, loader) for rank, loader in pairs if loader.problem is None]
     beside = min(max(1, width // _SIDE_BY_SIDE), max(1, len(known)))
     tables: list[RenderableType] = []
     for rank, loader in known:
-        table = _worker_table(loader, width // beside - (beside > 1), rows, chosen)
+        table = _worker_table(loader, width // beside - (beside > 1), rows)
         if len(known) > 1:
             number = "" if rank.rank is None else f"rank {rank.rank}  "
             table.title, table.title_justify = Text(number).append_text(_name(loader)), "left"
@@ -230,29 +197,16 @@ def _workers(
     return [Columns(tables, padding=(0, 1))] if beside > 1 else tables
 
 
-def _worker_table(loader: Loader, width: int, rows: int | None, chosen: int | None) -> Table:
+def _worker_table(loader: Loader, width: int, rows: int | None) -> Table:
     table = _table(("worker",), _WORKER, width)
-    shown = _notable(loader.workers, rows)
-    for worker in shown:
-        mark = "›" if chosen is not None and worker.pid == chosen else ""
+    # Those first that something is the matter with.
+    shown = sorted(loader.workers, key=lambda each: (each.stage != "dead", not each.stalled))[:rows]
+    for worker in sorted(shown, key=lambda each: each.worker):
         style = _STYLES.get(worker.stage, "bold yellow" if worker.stalled else "")
-        cells = _cells(worker, _WORKER, width)
-        table.add_row(f"{mark}{worker.worker}", *cells, style=style)
+        table.add_row(str(worker.worker), *_cells(worker, _WORKER, width), style=style)
     if len(shown) < len(loader.workers):
         table.caption = Text(f"and {len(loader.workers) - len(shown)} more", style="dim")
     return table
-
-
-def _notable(workers: Sequence[Worker], rows: int | None) -> Sequence[Worker]:
-    """The workers for which there is room: those first that something is the matter with."""
-    if rows is None or len(workers) <= rows:
-        return workers
-
-    def rank(worker: Worker) -> tuple[bool, bool, bool, float]:
-        idle = worker.stage == "idle"
-        return worker.stage != "dead", not worker.stalled, idle, -(worker.seconds or 0)
-
-    return sorted(sorted(workers, key=rank)[:rows], key=lambda worker: worker.worker)
 
 
 def _sentences(training: Training) -> Iterator[Text]:

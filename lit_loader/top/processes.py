@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 __all__ = [
-    *("Process", "caught", "command_of", "descendants", "doing", "environment_of", "files_of"),
+    *("DOING", "Process", "caught", "command_of", "descendants", "environment_of", "files_of"),
     *("inner_pid", "memory_of", "own_pids", "read_process", "user_of"),
 ]
 
@@ -22,26 +22,14 @@ _TICK: Final = 1 / os.sysconf("SC_CLK_TCK")
 _FILE: Final = "/memfd:lit_loader (deleted)"
 """What ``/proc`` shows a loader's shared file as."""
 
-_DOING: Final = {
+DOING: Final = {
     "R": "computing",
-    "S": "asleep",
+    "S": "waiting",
     "D": "waiting for a disk or the network, not to be interrupted",
     "T": "stopped by a signal",
     "t": "stopped by a debugger",
 }
-_WAITS: Final = {
-    "futex": "waiting for a lock, or another thread",
-    "pipe": "waiting for a pipe",
-    "nanosleep": "sleeping",
-    "nfs": "waiting for a network file system",
-    "rpc": "waiting for a network file system",
-    "sk_": "waiting for the network",
-    "tcp": "waiting for the network",
-    "inet": "waiting for the network",
-    "poll": "waiting for a file, a pipe or the network",
-    "wait4": "waiting for a process",
-}
-"""What functions of the kernel that a process waits in mean, by a part of their name."""
+"""What the kernel's letters for a process's state mean."""
 
 
 class Process(NamedTuple):
@@ -160,12 +148,3 @@ def user_of(pid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return f"user {uid}"
-
-
-def doing(process: Process) -> str | None:
-    """Say what the system says that a process is at; None: nothing."""
-    where = ""
-    with contextlib.suppress(OSError), open(f"/proc/{process.pid}/wchan") as file:
-        where = file.read() if process.state == "S" else ""
-    waits = (text for part, text in _WAITS.items() if part in where)
-    return next(waits, _DOING.get(process.state))

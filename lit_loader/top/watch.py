@@ -45,7 +45,6 @@ class Watch:
 
     Attributes:
         asked: The workers that are to show their stacks at the next look, by their processes.
-        every: Whether at each look all are asked that are stalled.
     """
 
     def __init__(self, pid: int | None = None) -> None:
@@ -55,8 +54,7 @@ class Watch:
         self._last: dict[object, tuple[float, float]] = {}  # when, and processor time until then
         self._now: dict[object, tuple[float, float]] = {}
         self._answers: dict[int, _Answer] = {}
-        self.asked: set[int] = set()
-        self.every = False
+        self.asked: set[int | None] = set()
 
     def clear(self) -> None:
         """Forget the stacks that were asked for."""
@@ -188,14 +186,14 @@ class Watch:
             return [worker] if not row.pid or _is_missed(board, number, row) else []
         with contextlib.suppress(OSError):
             at_rest = stage == "idle" and process.state == "S"
-            worker.doing = "waiting for a task" if at_rest else processes.doing(process)
+            worker.doing = "waiting for a task" if at_rest else processes.DOING.get(process.state)
             worker.cpu, worker.memory = self._cpu(pid), processes.memory_of(pid)
         if row.credit is not None:
             worker.stage = "relay"
             worker.doing = f"remote workers can be at {row.credit} batches"
         elif stage not in ("idle", "leaving"):
             worker.stalled = (worker.seconds or 0) >= STALLED
-        if pid in self.asked or (self.every and worker.stalled):
+        if pid in self.asked:
             self.asked.discard(pid)
             self._answers[pid] = _answer(pid, row)
         if pid in self._answers:

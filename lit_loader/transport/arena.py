@@ -16,12 +16,13 @@
 - A batch that is given to the consumer holds its slot through a :class:`Lease`: the slot returns
   to the stack when the last tensor that looks into it dies. That is the only way back. One that
   was out when the program forked stays out: the child looks into it, too.
-- Where many batches are held, the next ones are copied out, tensor by tensor
-  (`transport/arena.py`).
+- Where many batches are held, the next ones are copied out, tensor by tensor.
 - Memory of a past peak goes back to the system at an epoch's end: of slots beyond those that tasks
   need, and what a slot has beyond twice the largest batch of late, when it is used next.
-- Under a budget (`transport/arena.py`), free slots give their memory back first; then batches
-  are copied out; and :meth:`Arena.room` says how many more tasks may be in flight.
+- Under a budget (the memory_budget option), free slots give their memory back first; then batches
+  are copied out; and :meth:`Arena.room` says how many more tasks may be in flight. Sizes are known
+  only once batches are made: a task in flight counts as much as the largest batch of this epoch and
+  the one before.
 
 The file (`system/shared_file.py`) is a memfd where there is one: pages that
 were never touched cost nothing, so slots are made far larger than any batch and their size needs no
@@ -37,7 +38,7 @@ import sys
 import threading
 import weakref
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Final
 
 import numpy as np
@@ -58,19 +59,14 @@ __all__ = [
     "Arena",
     "ArenaMap",
     "DIVIDED",
-    "Forecast",
-    "FreeSlots",
     "HELD_SLOTS",
     "Lease",
     "LeaseRef",
-    "Leases",
-    "MemoryBudget",
     "Pieces",
     "Slot",
     "Stretch",
     "copied",
     "divided",
-    "memory_of",
     "over",
 ]
 
@@ -172,7 +168,7 @@ class FreeSlots:
             self.cold.append(slot)
 
 
-def memory_of(slots: Iterable[Slot]) -> int:
+def _memory_of(slots: Iterable[Slot]) -> int:
     """Bytes of real memory behind slots, at most."""
     return sum([slot.touched for slot in slots])
 
@@ -226,195 +222,6 @@ class LeaseRef(weakref.ref):  # type: ignore[type-arg]
 
     def __eq__(self, other: object) -> bool:
         return self is other
-
-
-class Leases:
-    """All leases of an arena. Its methods may be called in any thread at any time.
-
-    Attributes:
-        given: Those of batches that the consumer was given; others wait for their turn.
-    """
-
-    def __init__(self) -> None:
-        self._held: set[LeaseRef] = set()
-        self.given: set[LeaseRef] = set()
-
-    def __len__(self) -> int:
-        return len(self._held)
-
-    def __iter__(self) -> Iterator[LeaseRef]:
-        return iter(list(self._held))
-
-    def lend(self, slot: Slot, nbytes: int, returned: Callable[[LeaseRef], object]) -> Lease:
-        """Hand out the first ``nbytes`` bytes of a slot.
-
-        Args:
-            slot: The slot.
-            nbytes: Bytes.
-            returned: Called with the reference to the lease, wherever the last that looks into it
-                dies; it is for the callee to :meth:`forget` it.
-        """
-        lease: Lease = Lease((nbytes,), np.uint8, *slot.place)
-        reference = lease.reference = LeaseRef(lease, returned)
-        reference.slot = slot  # last: a signal handler may raise here, and the lease dies at once
-        self._held.add(reference)
-        return lease
-
-    def give(self, lease: Lease) -> None:
-        """Note that the consumer has the batch from now on, and so has a process that it forks."""
-        lease.reference.forks = fork_guard.user_forks
-        self.given.add(lease.reference)
-
-    def forget(self, reference: LeaseRef) -> bool:
-        """Note that a lease is dead; returns whether its slot may be used again.
-
-        If the program has forked since it was given, the child looks into it: it stays among those
-        held.
-        """
-        if getattr(reference, "slot", None) is None:
-            return False
-        if reference in self.given and reference.forks != fork_guard.user_forks:
-            return False
-        self._held.discard(reference)
-        self.given.discard(reference)
-        return True
-
-
-# --- the memory_budget option: what slots take of it, how much is left for tasks ---
-
-# It is asked before a slot is taken and before a batch is given out; and by the pool, how many more
-# tasks may be sent. Sizes are known only once batches are made: a task in flight counts as much as
-# the largest recent batch (`Forecast`).
-
-
-class Forecast:
-    """Expects batches no larger than the largest of this epoch and the one before.
-
-    Nothing here is locked: two threads at once may make a forecast too small by one batch, until
-    the next one is seen.
-
-    Args:
-        least: Bytes that a slot may keep in any case.
-        slack: How many times the expected size a slot may keep.
-
-    Attributes:
-        largest: Bytes of the largest batch in this epoch.
-        ever: Bytes of the largest batch of all, at least ``least``.
-        expected: Bytes that a batch is expected to take at most; 0: none has been seen yet.
-        excess: A slot with more memory than this gives back what it has beyond ``expected``.
-    """
-
-    def __init__(self, least: int, slack: int) -> None:
-        self._least, self._slack = least, slack
-        self.largest = self.expected = 0
-        self.ever = least
-        self.excess = sys.maxsize
-
-    def see(self, nbytes: int) -> None:
-        """Take note of a batch that is larger than ``largest``."""
-        self.largest = nbytes
-        self.ever = max(self.ever, nbytes)
-        self._expect(max(nbytes, self.expected))
-
-    def begin_epoch(self) -> None:
-        """Forget the epoch before the one that ends."""
-        if self.largest:
-            self._expect(self.largest)
-            self.largest = 0
-
-    def _expect(self, nbytes: int) -> None:
-        self.expected, self.excess = nbytes, max(self._slack * nbytes, self._least)
-
-
-class MemoryBudget:
-    """Adds up the memory behind all slots and compares it with the budget.
-
-    Args:
-        limit: Bytes of real memory to stay within, None for no limit.
-        forecast: How large a batch is expected to be.
-        free: Slots that nothing uses.
-        leases: Slots that the consumer's batches look into.
-        slots: Number of all slots.
-
-    Attributes:
-        slots: Number of all slots; the arena counts those that it adds.
-    """
-
-    def __init__(
-        self,
-        limit: int | None,
-        forecast: Forecast,
-        free: FreeSlots,
-        leases: Leases,
-        slots: int,
-    ) -> None:
-        self.slots = slots
-        self._limit = sys.maxsize if limit is None else limit
-        self._forecast = forecast
-        self._free = free
-        self._leases = leases
-        self._too_large = 0  # bytes of a batch larger than the budget; -1: it was warned of
-
-    @property
-    def resident(self) -> int:
-        """Bytes of real memory, at most; slots in flight count as the largest recent batch."""
-        return self.kept() + self.in_flight * self._forecast.expected + memory_of(self._free.warm)
-
-    @property
-    def in_flight(self) -> int:
-        """Slots that are neither free nor kept: those of tasks that are being worked on."""
-        return max(0, self.slots - len(self._free) - len(self._leases))
-
-    def kept(self) -> int:
-        """Bytes that can neither be given back nor used: of batches held, here or in a fork."""
-        return memory_of([reference.slot for reference in self._leases])
-
-    def room(self, undelivered: int) -> int:
-        """How many more tasks may be sent now; to be asked before each of them.
-
-        Until the first batch is in, one at a time; and always one where no task is in flight, so
-        that the consumer never waits in vain.
-
-        Args:
-            undelivered: Tasks sent whose batches the consumer has not been given. Those that came
-                in and wait (for their turn; in page-locked memory) count like those in flight.
-        """
-        if self._limit == sys.maxsize:
-            return sys.maxsize
-        least = 0 if undelivered else 1
-        expected = self._forecast.expected
-        if not expected:
-            return least
-        if expected > self._limit and self._too_large == 0:
-            self._too_large = expected
-        fitting = (self._limit - self.kept()) // expected
-        return max(least, fitting - max(undelivered, self.in_flight))
-
-    def overrun(self) -> str | None:
-        """A warning, once, if a single batch is larger than the budget; None: nothing to say."""
-        if self._too_large <= 0:
-            return None
-        nbytes, self._too_large = self._too_large, -1
-        return (
-            f"a batch of {nbytes} bytes is larger than memory_budget={self._limit}: batches are "
-            "made one at a time and the budget is exceeded; raise memory_budget or make the "
-            "batches smaller"
-        )
-
-    def crowded(self) -> bool:
-        """Whether the slots in the consumer's hands leave too little to the workers."""
-        return self.kept() > min(self._limit // 2, self._limit - self._forecast.expected)
-
-    def affordable_free_slots(self) -> int:
-        """How many free slots, those used last, can keep their memory within the budget."""
-        left = self._limit - self.kept() - self.in_flight * self._forecast.expected
-        affordable = 0
-        for slot in reversed(self._free.warm[:]):
-            left -= slot.touched
-            if left < 0:
-                break
-            affordable += 1
-        return affordable
 
 
 # --- how a batch is handed to the consumer ---
@@ -592,10 +399,10 @@ class Arena:
         in_flight: Slots needed for tasks in flight, besides those that a consumer may hold.
         held: Slots that a consumer may hold.
         slot_bytes: Bytes a slot; None takes as much as costs nothing.
-        budget: Bytes of real memory to stay within, None for no limit. Sizes are known only once
-            batches are made: those in flight count as much as the largest recent one.
+        budget: Bytes of real memory to stay within, None for no limit.
 
     Attributes:
+        slots: Number of all slots.
         fd: Descriptor of the file, for the workers.
         mapped: Bytes of the first mapping (board and equal slots).
         board: The bytes of the status board.
@@ -618,17 +425,27 @@ class Arena:
         self.board = memoryview(self._map)[:board_bytes]
         self._held = held
         self._budgeted = budget is not None
+        self._limit = sys.maxsize if budget is None else budget
+        self._too_large = 0  # bytes of a batch larger than the budget; -1: it was warned of
         self._appending = threading.Lock()
         self._is_finalizing = sys.is_finalizing
         self._closed = False
-        self._leases = Leases()
+        self._leases: set[LeaseRef] = set()
+        self._given: set[LeaseRef] = set()  # of batches that the consumer has; others wait
         offsets = range(self.mapped - capacity, start - 1, -capacity)
+        self.slots = len(offsets)
         self._free = FreeSlots(
             [Slot(self._map, offset, offset, capacity) for offset in offsets], self._file.sparse
         )
+        self._largest = 0  # bytes of the largest batch in this epoch
+        self._ever = _SMALLEST_SLOT  # and of all
+        self._expected = 0  # bytes that a batch takes at most; 0: none has been seen yet
+        self._excess = sys.maxsize  # a slot with more gives back what it has beyond that
+
+    def _expect(self, nbytes: int) -> None:
         # Under a budget, what a slot keeps beyond what is expected is taken from the others.
-        self._forecast = Forecast(_SMALLEST_SLOT, slack=1 if self._budgeted else 2)
-        self._budget = MemoryBudget(budget, self._forecast, self._free, self._leases, len(offsets))
+        most = nbytes if self._budgeted else 2 * nbytes
+        self._expected, self._excess = nbytes, max(most, _SMALLEST_SLOT)
 
     def acquire(self, capacity: int = 0) -> Slot:
         """Take a free slot of at least ``capacity`` bytes, or make one.
@@ -639,12 +456,11 @@ class Arena:
         Raises:
             LoaderError: The memory for a new one cannot be had; names the size and the limit.
         """
-        forecast = self._forecast
         slot = self._free.pop(capacity) or self._append(capacity)
-        if slot.touched > forecast.excess and slot.touched > 2 * capacity and self._file.sparse:
-            slot.punch(max(forecast.expected, round_up(capacity)))
-        if self._budgeted and slot.touched < forecast.expected:
-            self._trim(self._budget.affordable_free_slots())
+        if slot.touched > self._excess and slot.touched > 2 * capacity and self._file.sparse:
+            slot.punch(max(self._expected, round_up(capacity)))
+        if self._budgeted and slot.touched < self._expected:
+            self._trim(self._affordable_free_slots())
         if capacity > slot.touched:
             slot.touched = round_up(capacity)
         return slot
@@ -675,7 +491,7 @@ class Arena:
                         f"a batch needs {capacity} bytes of shared memory, which cannot be had "
                         f"({error}); {remedy(error)}, or make the batches smaller"
                     ) from error
-            self._budget.slots += 1
+            self.slots += 1
         return Slot(mapping, 0, offset, capacity)
 
     def release(self, slot: Slot, used: bool = True) -> None:
@@ -686,7 +502,7 @@ class Arena:
             used: Whether ``slot.touched`` is known; else it is taken to be as full as any was.
         """
         if not used:
-            slot.touched = min(slot.capacity, max(slot.touched, self._forecast.ever))
+            slot.touched = min(slot.capacity, max(slot.touched, self._ever))
         self._free.warm.append(slot)
         if self._closed:
             self._trim(0)
@@ -695,15 +511,28 @@ class Arena:
         """Lend a slot's first ``nbytes`` bytes; it is free again when their last view is gone."""
         if nbytes > slot.touched:
             slot.touched = round_up(nbytes)
-        if nbytes > self._forecast.largest:
-            self._forecast.see(round_up(nbytes))
-        return self._leases.lend(slot, nbytes, self._returned)
+        if nbytes > self._largest:
+            self._largest = largest = round_up(nbytes)
+            self._ever = max(self._ever, largest)
+            self._expect(max(largest, self._expected))
+        lease: Lease = Lease((nbytes,), np.uint8, *slot.place)
+        reference = lease.reference = LeaseRef(lease, self._returned)
+        reference.slot = slot  # last: a signal handler may raise here, and the lease dies at once
+        self._leases.add(reference)
+        return lease
 
     def _returned(self, reference: LeaseRef) -> None:
+        """Take a slot back whose lease is dead; in any thread, wherever the last view dies."""
         if self._is_finalizing():
             return  # of all memory the process is about to let go, and modules are empty already
-        if self._leases.forget(reference):
-            self.release(reference.slot)
+        if getattr(reference, "slot", None) is None:
+            return
+        if reference in self._given:
+            if reference.forks != fork_guard.user_forks:
+                return  # the program has forked since, and the child looks into it
+            self._given.discard(reference)
+        self._leases.discard(reference)
+        self.release(reference.slot)
 
     def divide(self, lease: Lease, stretches: list[Stretch]) -> Pieces | None:
         """Say how the consumer is to hold a batch that it is given now.
@@ -716,14 +545,15 @@ class Arena:
             Where they are to lie; None: where they do. Where the consumer holds many slots already,
             or too much of the budget, they are copies, so that a kept batch never stops the loader.
         """
-        self._leases.give(lease)
-        held = len(self._leases.given)
+        lease.reference.forks = fork_guard.user_forks
+        self._given.add(lease.reference)
+        held = len(self._given)
         if held <= _HELD_WHOLE and lease.size < DIVIDED and not self._budgeted:
             return None  # as it lies, and nothing is so large that it would pay to divide it
         if (
             held > self._held
             or (held > _HELD_WHOLE and len(stretches) > 1)
-            or (self._budgeted and self._budget.crowded())
+            or (self._budgeted and self._crowded())
         ):
             return copied(lease, stretches)
         return divided(lease, stretches)
@@ -733,18 +563,70 @@ class Arena:
         """Slots that batches in the consumer's hands look into."""
         return len(self._leases)
 
+    # --- the memory_budget option: what slots take of it, how much is left for tasks ---
+
     @property
     def resident(self) -> int:
         """Bytes of real memory, at most; slots in flight count as the largest recent batch."""
-        return self._budget.resident
+        return self.kept + self.in_flight * self._expected + _memory_of(self._free.warm)
+
+    @property
+    def in_flight(self) -> int:
+        """Slots that are neither free nor kept: those of tasks that are being worked on."""
+        return max(0, self.slots - len(self._free) - len(self._leases))
+
+    @property
+    def kept(self) -> int:
+        """Bytes that can neither be given back nor used: of batches held, here or in a fork."""
+        return _memory_of([reference.slot for reference in list(self._leases)])
 
     def room(self, undelivered: int) -> int:
-        """How many more tasks the budget allows to be sent now; see `MemoryBudget.room`."""
-        return self._budget.room(undelivered)
+        """How many more tasks may be sent now; to be asked before each of them.
+
+        Until the first batch is in, one at a time; and always one where no task is in flight, so
+        that the consumer never waits in vain.
+
+        Args:
+            undelivered: Tasks sent whose batches the consumer has not been given. Those that came
+                in and wait (for their turn; in page-locked memory) count like those in flight.
+        """
+        if not self._budgeted:
+            return sys.maxsize
+        least, expected = 0 if undelivered else 1, self._expected
+        if not expected:
+            return least
+        if expected > self._limit and self._too_large == 0:
+            self._too_large = expected
+        fitting = (self._limit - self.kept) // expected
+        return max(least, fitting - max(undelivered, self.in_flight))
 
     def overrun(self) -> str | None:
         """A warning, once, if a single batch is larger than the budget; None: nothing to say."""
-        return self._budget.overrun()
+        if self._too_large <= 0:
+            return None
+        nbytes, self._too_large = self._too_large, -1
+        return (
+            f"a batch of {nbytes} bytes is larger than memory_budget={self._limit}: batches are "
+            "made one at a time and the budget is exceeded; raise memory_budget or make the "
+            "batches smaller"
+        )
+
+    def _crowded(self) -> bool:
+        """Whether the slots in the consumer's hands leave too little to the workers."""
+        return self.kept > min(self._limit // 2, self._limit - self._expected)
+
+    def _affordable_free_slots(self) -> int:
+        """How many free slots, those used last, can keep their memory within the budget."""
+        left = self._limit - self.kept - self.in_flight * self._expected
+        affordable = 0
+        for slot in reversed(self._free.warm[:]):
+            left -= slot.touched
+            if left < 0:
+                break
+            affordable += 1
+        return affordable
+
+    # --- giving memory back ---
 
     def trim(self, keep: int) -> None:
         """Give memory back to the system that a new epoch will not need.
@@ -752,8 +634,10 @@ class Arena:
         Args:
             keep: Free slots that keep theirs, those used last.
         """
-        self._forecast.begin_epoch()
-        self._trim(keep, self._forecast.excess)
+        if self._largest:
+            self._expect(self._largest)  # and no more what the epoch before that had
+            self._largest = 0
+        self._trim(keep, self._excess)
 
     def _trim(self, keep: int, most: int = sys.maxsize) -> None:
         if os.getpid() == self._pid:  # a forked copy would take the memory from its parent

@@ -10,9 +10,7 @@ plain strided CPU tensor                itself (with its attributes, if it has a
 leaf that requires grad, Parameter      its values, and the flag
 conj / neg view                         the resolved values
 sparse COO, CSR, CSC, BSR, BSC          indices and values
-nested (strided, jagged)                as torch pickles them: values and offsets
-quantised                               integers, scales and zero points
-meta                                    shape, strides and dtype
+nested, quantised, meta                 as torch pickles them: storages, offsets, scales
 subclass without pickling of its own    its values and attributes
 other subclass                          as it pickles itself; what it holds is treated as here
 storage                                 a tensor of its bytes
@@ -148,12 +146,8 @@ def _reduce_tensor(tensor: torch.Tensor) -> Any:
         reduced = _adorned(tensor, _given)
     elif tensor.requires_grad:
         reduced = _leaf, (tensor.detach(),)
-    elif tensor.is_quantized:
-        reduced = _reduce_quantised(tensor)
-    elif tensor.is_nested:
+    elif tensor.is_nested or tensor.is_quantized or tensor.is_meta:
         reduced = tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
-    elif tensor.is_meta:
-        reduced = _meta, (tuple(tensor.shape), tensor.stride(), tensor.dtype)
     elif tensor.layout is torch.sparse_coo:
         # Not by torch's own reduction, whose rebuilding keeps every sparse tensor on a list
         # until the next torch.load: the slot would never come back.
@@ -182,21 +176,6 @@ def _reduce_tensor(tensor: torch.Tensor) -> Any:
             "return tensor.to_dense()"
         )
     return reduced
-
-
-def _reduce_quantised(tensor: torch.Tensor) -> Any:
-    # Not by torch's own reduction: it pickles the whole storage of a view, and warns.
-    scheme = tensor.qscheme()
-    if scheme in (torch.per_tensor_affine, torch.per_tensor_symmetric):
-        return _quantised, (tensor.int_repr(), tensor.q_scale(), tensor.q_zero_point())
-    if scheme in (torch.per_channel_affine, torch.per_channel_symmetric):
-        scales, zero_points = tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points()
-        axis = tensor.q_per_channel_axis()
-        return _quantised, (tensor.int_repr(), scales, zero_points, axis)
-    raise Refusal(
-        f"a quantised tensor of scheme {scheme} cannot be carried between processes; "
-        "return tensor.dequantize()"
-    )
 
 
 def _reduce_subclass(tensor: torch.Tensor) -> Any:
@@ -294,17 +273,6 @@ def _adorn(tensor: torch.Tensor, state: tuple[bool, dict[str, Any]]) -> None:
     if requires_grad:
         with torch._C.DisableTorchFunctionSubclass():
             tensor.requires_grad_()
-
-
-def _meta(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
-
-
-# reach: torch: a quantised tensor of its integers
-def _quantised(integers: torch.Tensor, scale: Any, zero_point: Any, axis: int = -1) -> torch.Tensor:
-    if axis < 0:
-        return torch._make_per_tensor_quantized_tensor(integers, scale, zero_point)
-    return torch._make_per_channel_quantized_tensor(integers, scale, zero_point, axis)
 
 
 def _sparse_coo(

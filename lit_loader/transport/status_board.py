@@ -48,11 +48,10 @@ __all__ = [
 ROW_WORDS: Final = 16  # two cache lines a row: rows of different workers never share one
 TOKEN, _, WORKERS = range(3)
 STAGE, NUMBER, POSITION, SINCE, _VOID = range(5)
-MADE, _PID, _STARTED, _STACKS, _INDICES = range(5, 10)  # and two words after the last
+MADE, _PID, _STARTED, _STACKS, _INDICES, _OFFSET, _NBYTES = range(5, 12)
 _NODE_BYTES: Final = 8 * (ROW_WORDS - _INDICES)
 # In the place of a descriptor for stacks: a name follows, and no indices; or a relay's credit.
 _ELSEWHERE, _RELAY = -1, -2
-_PACK_INDICES: Final = struct.Struct("@3q").pack_into  # native: a word at a time
 
 ROW_BYTES: Final = ROW_WORDS * 8
 ROW: Final = struct.Struct("@12q")
@@ -200,11 +199,6 @@ class StatusBoard:
         """Write where ``worker`` writes its stacks when it is asked to; -1: nowhere."""
         self._words[(worker + 1) * ROW_WORDS + _STACKS] = fd + 1
 
-    def reads(self, worker: int, number: int, offset: int, nbytes: int) -> None:
-        """Write where the indices of task ``number`` lie, until its batch takes their place."""
-        place = 8 * ((worker + 1) * ROW_WORDS + _INDICES)
-        _PACK_INDICES(self._memory, place, number, offset, nbytes)
-
     def is_elsewhere(self, worker: int, node: str) -> None:
         """Write that what ``worker`` stands for is on another machine; "": it is not known yet."""
         row = (worker + 1) * ROW_WORDS
@@ -308,13 +302,22 @@ class Progress:
         self.token = 0
         self.begin(-1)
 
-    def begin(self, number: int) -> None:
-        """Begin a batch, the task ``number``."""
+    def begin(self, number: int, offset: int = 0, nbytes: int = 0) -> None:
+        """Begin a batch.
+
+        Args:
+            number: The task's.
+            offset: Where its indices lie, until its batch takes their place.
+            nbytes: How many bytes of them.
+        """
         words, row = self._words, self._row
         words[row + STAGE] = _FETCHING
         words[row + NUMBER] = number
         words[row + POSITION] = 0
         words[row + SINCE] = self.began = _clock()
+        if nbytes:
+            words[row + _OFFSET], words[row + _NBYTES] = offset, nbytes
+            words[row + _INDICES] = number
         self.fetched = self.collated = self.slowest = self.slowest_at = self.waited = 0
         self._last = self._at = -1
         self._one_by_one = False
@@ -334,12 +337,13 @@ class Progress:
         words[row + STAGE] = _ENCODING
         words[row + SINCE] = self.collated = _clock()
 
-    def idle(self, now: int) -> None:
-        """Note that nothing is to be done from ``now`` on."""
+    def idle(self, now: int, made: bool = False) -> None:
+        """Note that nothing is to be done from ``now`` on, and count a task that is done."""
         words, row = self._words, self._row
         words[row + STAGE] = _IDLE
         words[row + NUMBER] = -1
         words[row + SINCE] = now
+        words[row + MADE] += made
 
     def step(self, position: int) -> None:
         """Note that the sample at ``position`` of the batch comes next; called for every sample.

@@ -35,7 +35,7 @@ from lit_loader.system.cgroups import MemoryLimits, memory_limits
 from lit_loader.transport.messages import position_of
 from lit_loader.transport.remote_error import describe_indices
 from lit_loader.transport.status_board import BoardRow, Stage
-from lit_loader.workers.outcome import Outcome, WorkerDeath, unborn
+from lit_loader.workers.outcome import Outcome, WorkerDeath
 from lit_loader.workers.payload import NO_ROOM
 from lit_loader.workers.starters import Notice
 from lit_loader.workers.worker_pool import WorkerPool
@@ -131,12 +131,6 @@ class Healer:
         except WorkerDeath as death:
             if hangs is not None:
                 hangs.forget()
-            if death.unborn:
-                # No fault, and no charge: it has had no task, and is not started in the same way
-                # for ever.
-                message = f"{unborn(death)}\nIt has been started again and nothing is lost."
-                self._replace(pool, death, message)
-                return None
             if death.loss is not None:  # with a budget of its own, see `remote/`
                 if death.loss.final:
                     raise LoaderError(death.loss.message) from None

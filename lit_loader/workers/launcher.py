@@ -14,11 +14,10 @@ when a dead worker must be replaced in the middle of an epoch. So it forks once,
 made, a process that has one thread only and never does anything else than fork. A worker made by it
 later is the same as one made at first: the same dataset, the same module state, nothing in motion.
 
-- Before it says that it is ready, the launcher does once what every worker does first: if the fork
-  has copied a held lock, it is stuck there, and not its workers.
+- Before it takes a request, the launcher does once what every worker does first: if the fork has
+  copied a held lock, it is stuck there, and not its workers.
 - A launcher that is stuck (asleep, at nothing, for `DEADLINE` seconds) or was killed is forked
-  again; so is one none of whose workers has come up, for the next worker. The third time it is an
-  error, which names the stacks.
+  again. The third time in a row it is an error, which names the stacks.
 - The launcher does one thing at a time: it waits for a request, or for its parent's death.
 - It ignores SIGTERM: where that is sent to all processes to end a job, the parent ends, and that
   ends the launcher.
@@ -50,6 +49,7 @@ import numpy as np
 import torch
 
 from lit_loader.batch.batch_spec import BatchSpec
+from lit_loader.batch.reads_declared import declares_reads
 from lit_loader.errors import LoaderError
 from lit_loader.seeding.find_generators import find_generators
 from lit_loader.seeding.seeds import await_draws, renew_numpy_generator, seed_worker
@@ -59,13 +59,12 @@ from lit_loader.system.interrupts import HeldBack
 from lit_loader.system.linux import open_process
 from lit_loader.system.stack_dumps import DUMP_SIGNAL, StackFile, write_stacks_to
 from lit_loader.system.standstill import Standstill
-from lit_loader.workers.payload import Descriptor, Links, Payload
+from lit_loader.workers.parent import Descriptor, Links
+from lit_loader.workers.payload import Payload
 from lit_loader.workers.process_start import Permit, quiet_start, reset_signals
 from lit_loader.workers.starters import (
-    DEADLINE,
     DirectStarter,
     Notice,
-    Starter,
     WorkerProcess,
     all_or_none,
     run_worker,
@@ -75,6 +74,9 @@ __all__ = ["ATTEMPTS", "Launcher", "make_starter"]
 
 ATTEMPTS: Final = 3
 """Forks in a row of which nothing comes, before it is an error."""
+
+DEADLINE: Final = 10.0
+"""Seconds that a launcher which is to answer may stand still; see `Standstill`."""
 
 _LOOK: Final = 0.5
 """Seconds between two looks at a launcher that is to answer."""
@@ -95,7 +97,7 @@ _LONGEST: Final = 1 << 16
 """Bytes of a message."""
 
 
-def make_starter(context: BaseContext, links: Links, spec: BatchSpec) -> Starter:
+def make_starter(context: BaseContext, links: Links, spec: BatchSpec) -> Launcher | DirectStarter:
     """Choose where the workers come from: forked ones, on Linux, from a launcher.
 
     Args:
@@ -128,16 +130,6 @@ class LaunchedWorker(WorkerProcess):
         self._launcher = launcher
         self._fate: tuple[int | None, int] | None = None
 
-    @property
-    def exitcode(self) -> int | None:  # type: ignore[override]
-        """Exit code, minus the signal's number, or None: alive, or not known."""
-        return self._ended()[0]
-
-    @property
-    def peak_memory(self) -> int:  # type: ignore[override]
-        """Bytes that were resident at most; 0: not known."""
-        return self._ended()[1]
-
     def _ended(self) -> tuple[int | None, int]:
         # Asked for only where it is of use: no loader waits for it when it is closed.
         if self._fate is None:
@@ -158,7 +150,6 @@ class Launcher:
     Attributes:
         forks: Whether workers are forked from what this process is.
         shared_data: Bytes of the dataset in a file of its own: forked workers need none.
-        up_deadline: Seconds that a worker may stand still before it is up.
         notices: Messages for the consumer.
         pid: The launcher's process id; 0: there is none.
     """
@@ -168,16 +159,15 @@ class Launcher:
 
     def __init__(self, context: BaseContext, links: Links, spec: BatchSpec) -> None:
         self.notices: deque[Notice] = deque()
-        self.up_deadline: float | None = DEADLINE
         self._context = context
         self._links = links
         self._payload = Payload(spec)
+        # It remembers what it finds in classes: workers, which ask, need not look through them
+        # again, and so copy their pages.
+        declares_reads(spec.dataset)
         self._stacks = StackFile(links.stacks.fd)
         self._requests: socket.socket | None = None
         self._pidfd = -1
-        self._failures = 0
-        self._begun: set[int] = set()  # workers of this launcher
-        self._proven = False  # whether one of them has come up
         self.pid = 0
 
     def start_all(self, links: Sequence[Links]) -> list[LaunchedWorker]:
@@ -188,8 +178,6 @@ class Launcher:
         """
         started: list[LaunchedWorker] = []
         with all_or_none(started), HeldBack():
-            if not self._proven and self._begun.intersection(each.worker for each in links):
-                self._discard()  # the one before has not come up: nor would the next
             for each in links:
                 try:
                     self._start(each, started)
@@ -201,11 +189,6 @@ class Launcher:
                     ) from error
         return started
 
-    def came_up(self) -> None:
-        """Hear that a worker has begun to work."""
-        self._failures = 0
-        self._proven = True
-
     def _start(self, links: Links, started: list[LaunchedWorker]) -> None:
         """Have a worker forked, by another launcher if need be, and add it to those started."""
         own = {
@@ -213,7 +196,7 @@ class Launcher:
             for field in dataclasses.fields(links)
             if not isinstance(getattr(links, field.name), Descriptor)
         }
-        while True:
+        for attempt in range(1, ATTEMPTS + 1):
             try:
                 if self._requests is None or wait_for([self._pidfd], 0):
                     # At first; and if it was killed. That is as it would be without one.
@@ -224,12 +207,10 @@ class Launcher:
                     if error:
                         raise OSError(error, os.strerror(error))
                     started.append(LaunchedWorker(self, pid))
-                    self._begun.add(links.worker)
                     permit.give()
                 return
             except _Lost as lost:
-                self._failures += 1
-                if self._failures >= ATTEMPTS:
+                if attempt == ATTEMPTS:
                     raise LoaderError(
                         f"workers cannot be forked, for the {ATTEMPTS}rd time in a row: start the "
                         "loader before threads that hold locks, or set "
@@ -238,15 +219,14 @@ class Launcher:
                 self.notices.append(f"{lost}\nAnother one was forked, and nothing is lost.")
 
     def _ask(self, request: object, fds: Sequence[int] = ()) -> Any:
-        """Send a request, if it is one, and wait for the answer.
+        """Send a request, and wait for the answer.
 
         Raises:
             _Lost: There is none; the launcher has been ended.
         """
         assert self._requests is not None
         try:
-            if request is not None:
-                socket.send_fds(self._requests, [pickle.dumps(request)], fds)
+            socket.send_fds(self._requests, [pickle.dumps(request)], fds)
             still = Standstill(self.pid)
             while not wait_for([self._requests, self._pidfd], _LOOK):
                 if still.seconds() >= DEADLINE:
@@ -284,7 +264,7 @@ class Launcher:
         return f"the process that starts workers (pid {pid}) {how} ({error})"
 
     def _fork(self) -> None:
-        """Fork the launcher, and wait until it is ready."""
+        """Fork the launcher; its first answer says that it is ready."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         parent, threads = os.getpid(), threading.active_count() > 1
         interval, collecting = sys.getswitchinterval(), gc.isenabled()
@@ -313,8 +293,6 @@ class Launcher:
                 sys.setswitchinterval(interval)
             if collecting:
                 gc.enable()
-        self._begun, self._proven = set(), False
-        self._ask(None)
 
     def fate(self, pid: int) -> tuple[int | None, int]:
         """Learn the exit code and the peak memory of a worker that has ended; None, 0: unknown."""
@@ -420,7 +398,6 @@ class _Server:
 
     def run(self) -> None:
         """Serve until there are no more requests, or until the parent is gone."""
-        self._requests.send(pickle.dumps(None))  # ready
         poll = select.poll()
         for fd in (self._requests.fileno(), self._watch):
             poll.register(fd, select.POLLIN)

@@ -62,8 +62,8 @@ from lit_loader.transport.status_board import (
     StatusBoard,
 )
 from lit_loader.workers.making import BatchMaker
-from lit_loader.workers.parent import follow_parent
-from lit_loader.workers.payload import NO_ROOM, Links, Payload
+from lit_loader.workers.parent import Links, follow_parent
+from lit_loader.workers.payload import NO_ROOM, Payload
 from lit_loader.workers.process_start import reset_signals
 
 __all__ = ["worker_main"]
@@ -146,8 +146,14 @@ class _Worker:
     def run(self) -> None:
         """Serve until Stop."""
         self._progress.idle(time.monotonic_ns())
-        while self._serve(self._receive()):
-            pass
+        while type(message := self._receive()) is not Stop:
+            if type(message) is Task:
+                self._make(message)
+            elif type(message) is Resume:  # else Space, which came too late
+                self._progress.token = message.token
+                if self._loader is not None:
+                    self._loader.begin_epoch()
+                self._send(Resumed(self._id, message.token))
         self._board.leave(self._id)
         # What keeps the process from ending then (a thread of the dataset's) has so long for it.
         leaving = threading.Timer(LEAVE_GRACE, os._exit, (0,))
@@ -190,27 +196,16 @@ class _Worker:
                         batch, epoch = _names(message)
                         reads.announce(batch, epoch, indices if spec.batched else [indices])
 
-    def _serve(self, message: Message) -> bool:
-        """Do what a message asks for; returns whether to go on."""
-        if type(message) is Task:
-            self._make(message)
-        elif type(message) is Resume:
-            self._progress.token = message.token
-            if self._loader is not None:
-                self._loader.begin_epoch()
-            self._send(Resumed(self._id, message.token))
-        return type(message) is not Stop
-
     def _make(self, task: Task) -> None:
         """Make the task's batch, or write down why there is none; and close its account."""
         _, number, epoch, seed, slot, capacity, nbytes, _ = task
-        board, progress, loader = self._board, self._progress, self._loader
-        if not board.wants(self._id, task.token, task.place):
+        progress, loader = self._progress, self._loader
+        if not self._board.wants(self._id, task.token, task.place):
             if self._reads is not None:
                 self._reads.end(_names(task)[0])
             self._send(Reply(Status.DROPPED, self._id, slot, 0, 0, 0, 0))
             return
-        progress.begin(number)
+        progress.begin(number, slot, nbytes)
         if self._clock is not None:
             self._clock.start()
         writer = self._writers.get(slot) or self._writer(slot, capacity)
@@ -221,7 +216,6 @@ class _Worker:
                 raise _Broken
             if nbytes:
                 indices = unpack_indices(writer.view[:nbytes].tobytes())
-                board.reads(self._id, number, slot, nbytes)
             progress.empty = writer.empty
             batch = loader.take(indices, progress)  # type: ignore[union-attr]
             if batch is None:
@@ -248,8 +242,7 @@ class _Worker:
         # A batch that failed, or was omitted, has not been through all stages.
         collated = progress.collated or now
         fetched = progress.fetched or collated
-        if status != Status.DROPPED:
-            board.count(self._id)
+        progress.idle(now, made=status != Status.DROPPED)
         self._send(
             Reply(
                 status,
@@ -269,7 +262,6 @@ class _Worker:
                 progress.waited,
             )
         )
-        progress.idle(now)
 
     def _encode_elsewhere(
         self, batch: Any, task: Task, full: SlotFull | None

@@ -17,7 +17,7 @@ from lit_loader.transport.remote_error import RemoteError
 from lit_loader.transport.status_board import BoardRow
 from lit_loader.workers.starters import Loss
 
-__all__ = ["FewerWorkers", "Outcome", "WorkerDeath", "unborn"]
+__all__ = ["FewerWorkers", "Outcome", "WorkerDeath"]
 
 
 class Outcome:
@@ -102,11 +102,9 @@ class WorkerDeath(Exception):
         row: Its last row of the status board.
         stack: The Python stacks it wrote, or "".
         peak_memory: Bytes that were resident at most; 0: not known.
-        unborn: It was ended because it did not come up, through no fault of its own.
         loss: What the relay of remote workers says of its end; None: it is another worker's.
     """
 
-    unborn = False
     loss: Loss | None = None
 
     def __init__(
@@ -142,12 +140,3 @@ class FewerWorkers(str):
         notice = cls(text)
         notice.workers = workers
         return notice
-
-
-def unborn(death: WorkerDeath) -> str:
-    """Say that a forked worker did not come up."""
-    stack = f"; its stacks:\n{death.stack}" if death.stack else ""
-    return (
-        f"DataLoader worker {death.worker} (pid {death.pid}) did not come up: it waited, most "
-        f"likely for a lock that another thread held while it was forked, and was ended{stack}"
-    )

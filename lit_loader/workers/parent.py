@@ -1,16 +1,81 @@
-"""A worker ends with its parent."""
+"""What connects a worker with its parent: `Links`; and it ends when that does."""
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import os
 import select
 import threading
-from typing import NoReturn
+from multiprocessing import reduction
+from typing import Any, NoReturn
 
 from lit_loader.system.linux import open_process
 
-__all__ = ["follow_parent", "sentinel_of"]
+__all__ = ["Descriptor", "Links", "follow_parent", "sentinel_of"]
+
+
+class Descriptor:
+    """A file descriptor that goes along when a worker is started, by any start method."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _descriptor_from, (reduction.DupFd(self.fd),)
+
+
+def _descriptor_from(duplicate: Any) -> Descriptor:
+    return Descriptor(duplicate.detach())
+
+
+@dataclasses.dataclass(frozen=True)
+class Links:
+    """What connects one worker with its parent; :meth:`of` makes another one's.
+
+    Attributes:
+        worker: The worker's number, from 0.
+        num_workers: How many there were to be when it was started.
+        seed: The worker's own seed (base seed + its number).
+        token: That of the epoch it begins with.
+        parent: Process id of the parent.
+        arena: The arena's file.
+        mapped: Bytes of it to map.
+        board_bytes: Bytes of the status board at its start.
+        control: Read end of the pipe for this worker alone.
+        results: Write end of the result pipe.
+        stacks: The file for the stacks of a worker that crashes.
+    """
+
+    worker: int
+    num_workers: int
+    seed: int
+    token: int
+    parent: int
+    arena: Descriptor
+    mapped: int
+    board_bytes: int
+    control: Descriptor
+    results: Descriptor
+    stacks: Descriptor
+
+    def of(self, worker: int, num_workers: int, token: int, control: int) -> Links:
+        """What connects a worker, where this is what connects worker 0.
+
+        Args:
+            worker: Its number.
+            num_workers: How many there are now.
+            token: That of the epoch it begins with.
+            control: Read end of its control pipe.
+        """
+        return dataclasses.replace(
+            self,
+            worker=worker,
+            num_workers=num_workers,
+            seed=self.seed + worker,
+            token=token,
+            control=Descriptor(control),
+        )
 
 
 def follow_parent(parent: int) -> None:

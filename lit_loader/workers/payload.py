@@ -1,11 +1,9 @@
-"""What a worker is given at its start: `Links` to the parent; a `Payload`, the user's objects."""
+"""`Payload`: the user's objects on their way to workers."""
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import os
-from multiprocessing import reduction
 from typing import Any, Final
 
 from lit_loader.batch.batch_spec import BatchSpec
@@ -17,29 +15,16 @@ from lit_loader.system.carrier import (
     thaw,
 )
 from lit_loader.system.shared_file import nameless_file, remedy
+from lit_loader.workers.parent import Descriptor
 from lit_loader.workers.shared_lists import SharedLists
 
-__all__ = ["NO_ROOM", "Descriptor", "Links", "Payload", "freeze_spec"]
+__all__ = ["NO_ROOM", "Payload", "freeze_spec"]
 
 NO_ROOM: Final = os.EX_OSERR
 """Exit code of a worker that has no room for the arena in its address space."""
 
 _USERS: Final = ("dataset", "collate_fn", "worker_init_fn", "reseed_fn")
 """The parts of a spec that come from the user, and so may be such as cannot be pickled."""
-
-
-class Descriptor:
-    """A file descriptor that goes along when a worker is started, by any start method."""
-
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _descriptor_from, (reduction.DupFd(self.fd),)
-
-
-def _descriptor_from(duplicate: Any) -> Descriptor:
-    return Descriptor(duplicate.detach())
 
 
 def freeze_spec(spec: Any, policy: Policy, instead: Any = None) -> Frozen:
@@ -128,52 +113,3 @@ def _payload_from(fds: list[Descriptor]) -> Payload:
     payload = Payload.__new__(Payload)
     payload._spec, payload._lists, payload._fds = None, None, [each.fd for each in fds]
     return payload
-
-
-@dataclasses.dataclass(frozen=True)
-class Links:
-    """What connects one worker with its parent; :meth:`of` makes another one's.
-
-    Attributes:
-        worker: The worker's number, from 0.
-        num_workers: How many there were to be when it was started.
-        seed: The worker's own seed (base seed + its number).
-        token: That of the epoch it begins with.
-        parent: Process id of the parent.
-        arena: The arena's file.
-        mapped: Bytes of it to map.
-        board_bytes: Bytes of the status board at its start.
-        control: Read end of the pipe for this worker alone.
-        results: Write end of the result pipe.
-        stacks: The file for the stacks of a worker that crashes.
-    """
-
-    worker: int
-    num_workers: int
-    seed: int
-    token: int
-    parent: int
-    arena: Descriptor
-    mapped: int
-    board_bytes: int
-    control: Descriptor
-    results: Descriptor
-    stacks: Descriptor
-
-    def of(self, worker: int, num_workers: int, token: int, control: int) -> Links:
-        """What connects a worker, where this is what connects worker 0.
-
-        Args:
-            worker: Its number.
-            num_workers: How many there are now.
-            token: That of the epoch it begins with.
-            control: Read end of its control pipe.
-        """
-        return dataclasses.replace(
-            self,
-            worker=worker,
-            num_workers=num_workers,
-            seed=self.seed + worker,
-            token=token,
-            control=Descriptor(control),
-        )

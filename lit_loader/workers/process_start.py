@@ -19,7 +19,7 @@ from lit_loader.errors import LoaderError
 from lit_loader.seeding.seeds import await_draws
 from lit_loader.system.fork_guard import unguarded_fork
 from lit_loader.system.linux import open_process
-from lit_loader.workers.payload import Descriptor
+from lit_loader.workers.parent import Descriptor
 
 __all__ = ["Permit", "await_end_of_fork_server", "quiet_start", "reset_signals"]
 

@@ -13,7 +13,8 @@ from lit_loader.transport.arena import Arena
 from lit_loader.transport.loader_page import LoaderPage
 from lit_loader.transport.messages import SIZE, Stop, pack
 from lit_loader.transport.status_board import StatusBoard
-from lit_loader.workers.starters import Starter, WorkerProcess, end_processes
+from lit_loader.workers.launcher import Launcher
+from lit_loader.workers.starters import DirectStarter, Remote, WorkerProcess, end_processes
 
 __all__ = ["READ_AT_ONCE", "PoolResources", "drain"]
 
@@ -46,7 +47,8 @@ class PoolResources:
     def __init__(self, arena: Arena, board: StatusBoard, page: LoaderPage) -> None:
         self.pid = os.getpid()
         self.processes: dict[int, WorkerProcess] = {}
-        self.starter: Starter | None = None
+        self.starter: Launcher | DirectStarter | None = None
+        self.remote: Remote | None = None
         self.stacks = StackFile()
         self._arena = arena
         self._board = board
@@ -134,6 +136,8 @@ class PoolResources:
         self.processes.clear()
         if self.starter is not None:
             self.starter.close()
+        if self.remote is not None:
+            self.remote.close()
 
     def write_wake(self) -> None:
         """Have the thread look up that waits for messages; from any thread, also when closed."""

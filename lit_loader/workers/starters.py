@@ -28,26 +28,22 @@ from lit_loader.system.forked_locks import renew_locks
 from lit_loader.system.interrupts import HeldBack
 from lit_loader.system.linux import open_process
 from lit_loader.workers.main import worker_main
-from lit_loader.workers.payload import Links, Payload
+from lit_loader.workers.parent import Links
+from lit_loader.workers.payload import Payload
 from lit_loader.workers.process_start import Permit, await_end_of_fork_server, quiet_start
 
 __all__ = [
-    "DEADLINE",
     "STOP_GRACE",
     "TERMINATE_GRACE",
     "DirectStarter",
     "Loss",
     "Notice",
     "Remote",
-    "Starter",
     "WorkerProcess",
     "all_or_none",
     "end_processes",
     "run_worker",
 ]
-
-DEADLINE: Final = 10.0
-"""Seconds that a launcher, or a forked worker that starts, may stand still; see `Standstill`."""
 
 STOP_GRACE: Final = 2.0
 """Seconds that a worker has to finish the sample it is in, before it is terminated."""
@@ -88,15 +84,24 @@ class Remote(Protocol):
 
     count: int
 
-    def starter(self, here: Starter, links: Links, relay: int, spec: BatchSpec) -> Starter:
-        """Give what starts all workers.
+    def prepare(self, links: Links, relay: int, spec: BatchSpec, notices: deque[Notice]) -> None:
+        """Get ready to start it.
 
         Args:
-            here: Starts those of this machine.
             links: What connects worker 0 with the parent.
             relay: The relay's number.
-            spec: What all of them make.
+            spec: What all workers make.
+            notices: Where it is to put messages for the consumer.
         """
+
+    def start(self, links: Links) -> WorkerProcess:
+        """Start the relay, or another one in its place."""
+
+    def hear(self) -> None:
+        """Take in what the relay has to say."""
+
+    def close(self) -> None:
+        """Let go of everything; the relay must have ended."""
 
 
 class WorkerProcess:
@@ -110,17 +115,28 @@ class WorkerProcess:
     Attributes:
         pid: Process id.
         sentinel: Can be read from when the process has ended; -1: closed.
-        exitcode: Exit code, minus the signal's number, or None: alive, or not known.
-        peak_memory: Bytes that were resident at most; 0: not known.
+        loss: Of a relay that has ended: how.
     """
 
-    exitcode: int | None = None
-    peak_memory = 0
+    loss: Loss | None = None
 
     def __init__(self, pid: int, pidfd: int, sentinel: int = -1) -> None:
         self.pid = pid
         self.sentinel = sentinel if pidfd < 0 else pidfd
         self._pidfd = pidfd
+
+    @property
+    def exitcode(self) -> int | None:
+        """Exit code, minus the signal's number, or None: alive, or not known."""
+        return self._ended()[0]
+
+    @property
+    def peak_memory(self) -> int:
+        """Bytes that were resident at most; 0: not known."""
+        return self._ended()[1]
+
+    def _ended(self) -> tuple[int | None, int]:
+        return None, 0
 
     def is_alive(self) -> bool:
         """Whether the process runs."""
@@ -163,45 +179,6 @@ class WorkerProcess:
         self.sentinel = self._pidfd = -1
 
 
-class Starter(Protocol):
-    """What starts workers.
-
-    Attributes:
-        notices: Messages for the consumer.
-    """
-
-    notices: deque[Notice]
-
-    @property
-    def up_deadline(self) -> float | None:
-        """Seconds that a worker may stand still (`system/standstill.py`) before it is up.
-
-        One that does so for longer waits for a lock. None: for ever, as importing may take long.
-        """
-
-    @property
-    def forks(self) -> bool:
-        """Whether workers are forked from what this process is, and do not begin by importing."""
-
-    @property
-    def shared_data(self) -> int:
-        """Bytes of the dataset in a file that all workers map."""
-
-    def start_all(self, links: Sequence[Links]) -> Sequence[WorkerProcess]:
-        """Start workers, each connected as these say: all, or none.
-
-        What a signal handler raises meanwhile is raised when all are started, and then ended; or
-        later, where this is a part of something larger that is held back (`HeldBack`). What was
-        prepared is kept for the next call.
-        """
-
-    def came_up(self) -> None:
-        """Hear that a worker has begun to work."""
-
-    def close(self) -> None:
-        """Let go of everything; the workers must have ended."""
-
-
 def run_worker(permit: Permit, links: Links, payload: Payload) -> None:
     """Be a worker, once the parent knows of it."""
     permit.wait()
@@ -231,12 +208,10 @@ class DirectWorker(WorkerProcess):
             pidfd = open_process(pid)
         super().__init__(pid, pidfd, process.sentinel)
 
-    @property
-    def exitcode(self) -> int | None:  # type: ignore[override]
-        """Exit code, or minus the signal's number; None: alive, or not known."""
+    def _ended(self) -> tuple[int | None, int]:
         code = self._process.exitcode
         # What multiprocessing makes of a fork server that is gone.
-        return None if code == UNKNOWN else code
+        return None if code == UNKNOWN else code, 0
 
     def join(self, timeout: float | None = None) -> None:
         """Wait for the end, and for as long as that takes."""
@@ -268,7 +243,6 @@ class DirectStarter:
 
     def __init__(self, context: BaseContext, spec: BatchSpec) -> None:
         self.forks = context.get_start_method() == "fork"
-        self.up_deadline: float | None = DEADLINE if self.forks else None
         self._kind: Any = _ForkedProcess if self.forks else context.Process  # type: ignore[attr-defined]
         self._context = context
         self._payload = Payload(spec)
@@ -278,9 +252,6 @@ class DirectStarter:
     def shared_data(self) -> int:
         """Bytes of the dataset in a file that all workers map."""
         return self._payload.shared_bytes
-
-    def came_up(self) -> None:
-        """Nothing follows from it."""
 
     def start_all(self, links: Sequence[Links]) -> list[DirectWorker]:
         """Start workers, each connected as these say."""

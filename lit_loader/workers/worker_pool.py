@@ -27,7 +27,7 @@
 
 `workers/worker_set.py` has the processes, `workers/resources.py` all that is given back at the end.
 :meth:`WorkerPool.receive` waits in one ``poll`` for all there is; nothing is looked at in
-intervals once the workers are up.
+intervals.
 """
 
 from __future__ import annotations
@@ -316,7 +316,8 @@ class WorkerPool:
         with self._lock:
             starting, relay = self._workers.starting, self._workers.relay
             for worker in idle:
-                if worker.number == relay or worker.number in starting:
+                # Another thread may have submitted: then the copy would be queued, too.
+                if worker.queue or worker.number == relay or worker.number in starting:
                     continue
                 behind = [
                     copy.task
@@ -378,22 +379,18 @@ class WorkerPool:
 
     def _wait(self, deadline: float | None) -> bool:
         """Wait for messages; False: the time is up, or somebody wants this thread to look up."""
-        workers = self._workers
         for hand in [*self._hands.values()]:
             if not hand.queue and not hand.leaving:
                 self._copy_for_the_idle()
                 break
-        until = workers.until(deadline) if workers.starting else deadline
         try:
-            if self._pipes.wait(None if until is None else max(0.0, until - time.monotonic())):
-                return True
+            return self._pipes.wait(
+                None if deadline is None else max(0.0, deadline - time.monotonic())
+            )
         except Ended as ended:
             self._dead = ended.sentinel
             self._read_all()  # what it and others had finished comes out before
             return True
-        if workers.starting:
-            workers.look_at_starting()
-        return False
 
     def _see_to_the_dead(self) -> None:
         """Clear away what is left of a worker that has left, as it was to.
@@ -588,14 +585,15 @@ class WorkerPool:
         workers = self._workers
         with HeldBack(), self._lock:
             try:
-                started = workers.start_more(self.token)
+                while due := workers.due():
+                    workers.launch(due, self.token)
+                    self._take_on(due)
             except (LoaderError, OSError) as error:
                 # More than there were at first are a wish; the epoch can do without.
                 if not self._resized or 0 not in workers.started:
                     raise
                 self._make_do(error)
                 return
-            self._take_on(started)
             self._divide()
 
     def _take_on(self, started: Iterable[int]) -> None:

@@ -2,9 +2,7 @@
 
 Used by `workers/worker_pool.py`, which may change how many there are to be. No more workers are
 starting at the same time than there are processors for it, as the first batch need not wait for the
-last worker: one that is up says so, and the next one is started then. One that was forked and
-stands still instead (it waits for a lock, most likely, that another thread held at the fork) is
-ended and started again; the third time in a row it is an error.
+last worker: one that is up says so, and the next one is started then.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ import contextlib
 import errno
 import math
 import os
-import time
 from collections.abc import Sequence
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
@@ -23,27 +20,23 @@ from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.errors import LoaderError
 from lit_loader.system.processors import usable_processors
 from lit_loader.system.stack_dumps import DUMP_SIGNAL
-from lit_loader.system.standstill import Standstill
 from lit_loader.transport.arena import Arena
 from lit_loader.transport.status_board import BoardRow, Stage, StatusBoard
-from lit_loader.workers.launcher import ATTEMPTS, make_starter
-from lit_loader.workers.outcome import WorkerDeath, unborn
-from lit_loader.workers.payload import Descriptor, Links
+from lit_loader.workers.launcher import make_starter
+from lit_loader.workers.outcome import WorkerDeath
+from lit_loader.workers.parent import Descriptor, Links
 from lit_loader.workers.pipes import Pipes
 from lit_loader.workers.resources import PoolResources
-from lit_loader.workers.starters import Remote, Starter, WorkerProcess
+from lit_loader.workers.starters import Remote, WorkerProcess
 
 __all__ = ["WorkerSet", "explain_limit"]
 
 _DUMP_TIME: Final = 1.0
 """Seconds that a hung worker has to write its stacks, before it is killed."""
 
-_LOOK_SECONDS: Final = 0.5
-"""Seconds between two looks at workers that start."""
-
 
 class WorkerSet:
-    """Worker processes by their numbers. Starts none before :meth:`start_more`.
+    """Worker processes by their numbers. Starts none before :meth:`launch`.
 
     Args:
         own: Holds the processes, and ends them with the pool.
@@ -60,7 +53,7 @@ class WorkerSet:
     Attributes:
         num_workers: How many there are to be.
         relay: The number of the worker that stands for those elsewhere; None: there is none.
-        starting: The workers that are not up yet, each with how long it stands still.
+        starting: The workers that are not up yet.
         notices: For the consumer, of how workers were started.
     """
 
@@ -82,9 +75,7 @@ class WorkerSet:
         self._board = board
         self.num_workers = num_workers
         self._at_once = math.ceil(usable_processors())
-        self._next_look = 0.0  # at those that are starting
-        self.starting: dict[int, Standstill] = {}
-        self._failures = 0  # in a row: workers that did not come up
+        self.starting: set[int] = set()
         self._links = Links(
             worker=0,
             num_workers=num_workers,
@@ -100,22 +91,16 @@ class WorkerSet:
         )
         self.relay = None if remote is None else relay
         self._remote_workers = 0 if remote is None else spec.remote_workers
-        starter: Starter = make_starter(context, self._links, spec)
-        own.starter = starter
-        if remote is not None:
-            starter = own.starter = remote.starter(starter, self._links, relay, spec)
-        self._starter = starter
+        self._starter = own.starter = make_starter(context, self._links, spec)
         self.notices = self._starter.notices
+        if remote is not None:
+            remote.prepare(self._links, relay, spec, self.notices)
+        self._remote = own.remote = remote
 
     @property
     def started(self) -> list[int]:
         """The workers that have been started so far and have not left."""
         return sorted(self._own.processes)
-
-    @property
-    def forks(self) -> bool:
-        """Whether they are forked."""
-        return self._starter.forks
 
     @property
     def pids(self) -> list[int]:
@@ -150,77 +135,44 @@ class WorkerSet:
         """Whether there is to be a worker with this number."""
         return worker < self.num_workers or worker == self.relay
 
-    def start_more(self, token: int) -> Sequence[int]:
-        """Start the workers that come next, as many as may be starting at the same time."""
+    def due(self) -> list[int]:
+        """The workers that come next, as many as may be starting at the same time."""
         processes, room = self._own.processes, self._at_once - len(self.starting)
         missing = [worker for worker in range(self.num_workers) if worker not in processes]
-        workers = missing[: max(0, room)]
-        if len(workers) == len(missing) and self.relay is not None:  # which takes no processor
-            workers += [self.relay] if self.relay not in processes else []
-        if workers:
-            try:
-                self.launch(workers, token)
-            except OSError as error:
-                explain_limit(error, self.num_workers)
-                raise
-        return workers
+        if missing or self.relay is None or self.relay in processes:
+            return missing[: max(0, room)]
+        return [self.relay]  # which takes no processor
 
     def launch(self, workers: Sequence[int], token: int) -> None:
-        """Start processes for workers, and watch them."""
+        """Start processes for workers, and watch them: all or none; the relay only alone."""
         links = []
         for worker in workers:
             self._pipes.open(worker)
             end = self._pipes.task_ends[worker]
             links.append(self._links.of(worker, self.num_workers, token, end))
         try:
-            processes = self._starter.start_all(links)
-        except BaseException:
+            processes: Sequence[WorkerProcess]
+            if self._remote is not None and workers == [self.relay]:
+                processes = [self._remote.start(links[0])]
+            else:
+                processes = self._starter.start_all(links)
+        except BaseException as error:
             for worker in workers:
                 self._pipes.close(worker)
+            explain_limit(error, self.num_workers)
             raise
         for worker, process in zip(workers, processes, strict=True):
             self._own.processes[worker] = process
             self._pipes.watch(process.sentinel)
             if worker != self.relay:
-                self.starting[worker] = Standstill(process.pid or 0)
+                self.starting.add(worker)
             self._board.launched(worker, process.pid or 0)
 
     def came_up(self, worker: int) -> None:
         """Note that a worker has come up, or has something to say."""
-        self._failures = 0
-        self.starting.pop(worker, None)
-        self._starter.came_up()
-
-    def until(self, deadline: float | None) -> float | None:
-        """Until when to wait while workers are starting: the time is up early, to look at them."""
-        if self._starter.up_deadline is None or not self.starting:
-            return deadline
-        look = time.monotonic() + _LOOK_SECONDS
-        return look if deadline is None else min(look, deadline)
-
-    def look_at_starting(self) -> None:
-        """Look for a worker that does not come up.
-
-        Raises:
-            WorkerDeath: There is one, which has been ended.
-            LoaderError: So it was with those before.
-        """
-        now, most = time.monotonic(), self._starter.up_deadline
-        if most is None or now < self._next_look:
-            return
-        self._next_look = now + _LOOK_SECONDS
-        for worker, still in self.starting.items():
-            if still.seconds() >= most:
-                death = self.end(worker)
-                death.unborn = True
-                self._failures += 1
-                if self._failures == ATTEMPTS:
-                    raise LoaderError(
-                        f"workers do not come up, for the {ATTEMPTS}rd time in a row: start the "
-                        "loader before threads that hold locks, or set "
-                        f"multiprocessing_context='forkserver'; {unborn(death)}"
-                    )
-                raise death
+        self.starting.discard(worker)
+        if worker == self.relay and self._remote is not None:
+            self._remote.hear()
 
     def counts(self, row: BoardRow) -> bool:
         """Whether a worker is past the start of interpreter and torch, which counts for no hang."""
@@ -238,9 +190,9 @@ class WorkerSet:
             process.exitcode,
             self._board.read(worker),
             self._own.stacks.take(),
-            getattr(process, "peak_memory", 0),
+            process.peak_memory,
         )
-        death.loss = getattr(process, "loss", None)
+        death.loss = process.loss
         return death
 
     def end(self, worker: int) -> WorkerDeath:
@@ -259,7 +211,7 @@ class WorkerSet:
     def bury(self, worker: int) -> None:
         """Clear away what is left of a worker that has ended."""
         process = self._own.processes.pop(worker)
-        loss = getattr(process, "loss", None)
+        loss = process.loss
         if loss is not None:
             for row in range(worker - self._remote_workers, worker):
                 self._board.is_elsewhere(row, "")
@@ -270,7 +222,7 @@ class WorkerSet:
         process.close()
         self._pipes.close(worker)
         self._board.clear(worker)
-        self.starting.pop(worker, None)
+        self.starting.discard(worker)
 
 
 def explain_limit(error: BaseException, num_workers: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -20,8 +21,9 @@ from lit_loader import DataLoader
 from lit_loader.accelerator import pin_memory as pinning
 from lit_loader.accelerator.pin_memory import PinMemoryThread, pin_batch
 from lit_loader.errors import LoaderError, PinMemoryError
+from lit_loader.workers.pipes import Pipes
 from tests.parity.tools import finish_script, start_script, wait_gone
-from tests.support.samples import Call, Counting, Rows, ints, uncollated
+from tests.support.samples import Call, Counting, Rows, hang, ints, uncollated
 
 ROOT = Path(__file__).parents[2]
 has_accelerator = torch.accelerator.is_available()
@@ -486,3 +488,47 @@ def test_workers_do_not_touch_the_accelerator() -> None:
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env=environment)
+
+
+@pytest.mark.timeout(60)
+def test_no_batch_is_queued_behind_one_that_is_asked_for_meanwhile(
+    pinned: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread finds worker 0 idle, and the consumer gives it another task just then."""
+    begun, gate = multiprocessing.Event(), multiprocessing.Event()
+    found_idle, asked, copied = threading.Event(), threading.Event(), threading.Event()
+
+    def sample(index: int) -> int:
+        if index == 3:  # worker 1, with 5 behind it
+            begun.set()
+            gate.wait()
+        elif index >= 7:
+            hang()
+        return index
+
+    def there(pipes: Pipes) -> bool:
+        if begun.is_set() and not found_idle.is_set():
+            found_idle.set()
+            asked.wait()
+        return not begun.is_set()
+
+    wait = Pipes.wait
+
+    def waiting(pipes: Pipes, timeout: float | None) -> bool:
+        if asked.is_set():
+            copied.set()
+        return wait(pipes, timeout)
+
+    monkeypatch.setattr(Pipes, "there", there)
+    monkeypatch.setattr(Pipes, "wait", waiting)
+    options: Any = {"num_workers": 2, "prefetch_factor": 3, "pin_memory": True}
+    with DataLoader(Call(sample), **options) as loader:
+        iterator = iter(loader)
+        first = int(next(iterator))
+        assert found_idle.wait(30)
+        assert [first, int(next(iterator))] == [0, 1]  # and 7 is asked for
+        asked.set()
+        assert copied.wait(30)
+        assert int(next(iterator)) == 2  # and 8: neither worker will be idle again
+        gate.set()
+        assert [int(next(iterator)) for _ in range(3)] == [3, 4, 5]

@@ -8,8 +8,7 @@ import itertools
 import random
 import tracemalloc
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from types import SimpleNamespace
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from lightning.pytorch import LightningDataModule
 from torch.utils.data import (
     BatchSampler,
     IterableDataset,
@@ -28,8 +26,6 @@ from torch.utils.data import (
 
 from lit_loader import (
     DataLoader,
-    LoaderDataModule,
-    LoaderStateCallback,
     MixtureDataset,
     MixtureSampler,
     MixtureStream,
@@ -684,59 +680,6 @@ def test_a_source_with_a_bad_sample_is_read_again_up_to_the_place() -> None:
     resumed = stream()
     resumed.load_state_dict(loader.state_dict())
     assert [batch.tolist() for batch in resumed] == whole[5:]
-
-
-# --- data modules and callbacks ---
-
-PARTS = [
-    None, 3, [], "x", {"train": 3}, {"train": "ab"}, {"train": {}}, {"train": [3]}, {"train": [[]]},
-    {"train": (None,)}, {"train": torch.ones(3)}, {"train": iter([{}])},
-]  # fmt: skip
-
-
-def in_fit(data: Any) -> Any:
-    data.trainer = SimpleNamespace(state=SimpleNamespace(fn="fit"))
-    return data
-
-
-@pytest.mark.parametrize("part", PARTS, ids=itertools.count())
-def test_a_bad_part_of_a_checkpoint(part: Any) -> None:
-    message = refused(lambda: LoaderStateCallback().restore(part))
-    assert message.startswith(
-        "state's train must be a list of the training loaders' states, got "
-        if isinstance(part, Mapping)
-        else "checkpoint's data module's part must be a dict, got "
-    )
-    data = in_fit(LoaderDataModule(datasets={"train": Whatever()}))
-    assert refused(lambda: data.load_state_dict(part)) == message
-
-    class Plain(LightningDataModule):
-        def load_state_dict(self, state: Any) -> None:
-            self.loaded = state["x"]
-
-    swapped = in_fit(LoaderDataModule.from_datamodule(Plain()))
-    assert refused(lambda: swapped.load_state_dict({"wrapped": {}, "loaders": part})) == message
-    assert refused(lambda: swapped.load_state_dict(part)).startswith(
-        "checkpoint's data module's part must be a dict with 'wrapped' and 'loaders', got "
-    )
-    message = refused(lambda: swapped.load_state_dict({"wrapped": {}, "loaders": {}}))
-    assert message.startswith("data module Plain cannot go on from its part of the state (KeyError")
-
-
-@fuzzing(100)
-@given(st.data())
-def test_any_part_of_a_checkpoint_is_restored_or_refused(data: st.DataObject) -> None:
-    part = data.draw(mutations({"train": [taken_at("order", 1)]}))
-    module = in_fit(LoaderDataModule(datasets={"train": Whatever()}))
-    loader = make("order")
-    try:
-        module.load_state_dict(part)
-        for state in module._state_callback._to_restore:  # each loader checks its own
-            loader.load_state_dict(state)
-    except StateError as error:
-        assert "\n" not in str(error)
-        return
-    next(iter(loader), None)
 
 
 # --- epochs that no run comes to ---

@@ -209,15 +209,16 @@ def test_ranks_come_from_the_trainer_unless_given() -> None:
         val={"num_replicas": 2, "rank": 0},
     )
     data.trainer = Parallel()  # type: ignore[assignment]
-    configs = {split: data._with_trainer(split, data.configs[split]) for split in ("train", "val")}
-    assert configs["train"] == LoaderConfig(num_replicas=4, rank=3, shard_tail="keep")
-    assert configs["val"] == LoaderConfig(num_replicas=2, rank=0, shard_tail="keep")
+    data.trainer.num_devices = 4  # type: ignore[misc]
+    data.trainer.predict_dataloaders = None  # type: ignore[union-attr]
+    loaders = data.train_dataloader(), data.val_dataloader()
+    assert [(each.num_replicas, each.rank) for each in loaders] == [(4, 3), (2, 0)]
 
 
 def test_a_single_device_is_not_sharded(tmp_path: Path) -> None:
     data = LoaderDataModule({"train": Points})
     data.trainer = quiet_trainer(tmp_path)
-    assert data._with_trainer("train", data.configs["train"]) is data.configs["train"]
+    assert data.train_dataloader().num_replicas is None
 
 
 @needs_2_6
@@ -271,7 +272,7 @@ def test_printing_makes_no_loader() -> None:
         "test: factory Points, batch_size=1)"
     )
     assert str(data) == repr(data) == text
-    assert not data._loaders
+    assert not data._lit_loaders
 
 
 def test_pickles_without_its_loaders() -> None:
@@ -281,7 +282,7 @@ def test_pickles_without_its_loaders() -> None:
     copy = pickle.loads(pickle.dumps(data))
     assert len(copy.train_dataloader()) == 3
     assert not is_overridden("val_dataloader", copy)
-    assert list(data._loaders) == [loader]
+    assert list(data._lit_loaders) == [loader]
     copy.close()
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
@@ -524,13 +524,38 @@ def test_the_callback_without_the_data_module(stop: int, tmp_path: Path) -> None
     assert fit(-1, tmp_path / "a.ckpt") == expected[stop + 2 :]
 
 
-def test_both_channels_hold_the_same(tmp_path: Path) -> None:
+def test_what_a_checkpoint_has(tmp_path: Path) -> None:
     saver = Saver(tmp_path / "a.ckpt", "batch", 3)
     checkpointed(tmp_path, Setting().data(2), saver, fail=4)
     saved = torch.load(tmp_path / "a.ckpt", weights_only=True)
-    [ours] = saved["LoaderDataModule"]["train"]
-    assert saved["loops"]["fit_loop"]["state_dict"]["combined_loader"] == [ours]
+    [ours] = saved["loops"]["fit_loop"]["state_dict"]["combined_loader"]
     assert (ours["epoch"], ours["batches"], ours["samples"]) == (0, 3, 12)
+
+
+def test_a_checkpoint_before_anything_was_restored(tmp_path: Path) -> None:
+    """Of a resumed training that cannot make its loader."""
+
+    class Data(LightningDataModule):
+        fails = False
+
+        def train_dataloader(self) -> Any:
+            if self.fails:
+                self.trainer.save_checkpoint(tmp_path / "b.ckpt")
+                raise LookupError("no data")
+            return plain_loader()
+
+    def fit(data: Data, checkpoint: Path | None = None, *callbacks: Any) -> list[Seen]:
+        model = Model()
+        with contextlib.suppress(LookupError):
+            trainer = Setting().trainer(tmp_path, LoaderStateCallback(), *callbacks)
+            trainer.fit(model, data, ckpt_path=checkpoint, weights_only=True)
+        return model.seen
+
+    whole = fit(Data(), None, Saver(tmp_path / "a.ckpt", "batch", 3))
+    failing = Data()
+    failing.fails = True
+    assert fit(failing, tmp_path / "a.ckpt") == []
+    assert fit(Data(), tmp_path / "b.ckpt") == whole[3:]
 
 
 def test_a_checkpoint_that_is_validated_with_does_not_move_a_later_fit(tmp_path: Path) -> None:
@@ -559,9 +584,6 @@ def test_one_data_module_through_two_fits(tmp_path: Path) -> None:
 def test_another_number_of_loaders_is_refused(tmp_path: Path) -> None:
     saver = Saver(tmp_path / "a.ckpt", "epoch", BATCHES)
     checkpointed(tmp_path, Setting(two_loaders=True).data(0), saver, fail=BATCHES)
-    saved = torch.load(tmp_path / "a.ckpt", weights_only=True)
-    saved["LoaderDataModule"] = saved.pop("TwoLoaders")
-    torch.save(saved, tmp_path / "a.ckpt")
     with pytest.raises(
         StateError,
         match="the checkpoint has the positions of 2 training loaders, but there are 1: "

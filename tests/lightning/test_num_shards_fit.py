@@ -109,7 +109,7 @@ def test_a_checkpoint_of_one_rank_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "one.ckpt"
     fit(tmp_path, 0, SaveAt(path, 4), max_steps=4)
     checkpoint = torch.load(path, weights_only=True)
-    states = checkpoint["LoaderDataModule"]["train"]
+    states = checkpoint["loops"]["fit_loop"]["state_dict"]["combined_loader"]
     states[0]["readers"], states[0]["batches"] = states[0]["readers"][::2], 2
     states[0]["fingerprint"]["num_replicas"] = 2
     torch.save(checkpoint, path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+import weakref
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -317,7 +318,7 @@ def test_resumes_exactly(workers: int, tmp_path: Path) -> None:
     assert rest == whole[4:]
     assert "load_state_dict ['calls']" in own.calls
     saved = torch.load(tmp_path / "a.ckpt", weights_only=True)
-    assert set(saved["SwappedDataModule"]) == {"wrapped", "loaders"}
+    assert set(saved["Own"]) == {"calls"}  # as without us: the class's own name, its own state
     assert saved["datamodule_hyper_parameters"] == {
         "batch_size": 4, "workers": workers, "classes": 10
     }  # fmt: skip
@@ -349,13 +350,15 @@ def test_ranks_and_prediction() -> None:
 
 
 def test_attributes_are_those_of_the_wrapped_one() -> None:
-    data = swapped()
+    own = Own()
+    data = swapped(own)
+    assert isinstance(data, Own)
     assert data.calls == []
     assert (data.batch_size, data.hparams["classes"]) == (4, 10)
     assert not hasattr(data, "nothing of the kind")
     assert not hasattr(swapped(LightningDataModule()), "batch_size")
     data.batch_size = 3
-    assert data.wrapped.batch_size == 3  # type: ignore[attr-defined]
+    assert own.batch_size == 3
 
 
 @pytest.mark.parametrize("logged", [True, False])
@@ -367,8 +370,7 @@ def test_hyperparameters_are_logged_as_before(logged: bool) -> None:
 
     data = swapped(Quiet())
     assert data.hparams_initial == {"classes": 3}
-    # Private; Lightning keeps it nowhere else; lightning/swapped_datamodule.py copies it.
-    assert data._log_hyperparams is data.wrapped._log_hyperparams is logged
+    assert data._log_hyperparams is logged  # private; Lightning keeps it nowhere else
 
 
 def test_travels_to_other_processes() -> None:
@@ -376,16 +378,46 @@ def test_travels_to_other_processes() -> None:
     data.setup("fit")
     kept = data.train_dataloader()
     copy = pickle.loads(pickle.dumps(data))
-    assert copy.overrides == {"num_workers": 1}
-    assert len(copy.train_dataloader()) == len(kept) == 3
+    loader = copy.train_dataloader()
+    assert (loader.num_workers, len(loader), len(kept)) == (1, 3, 3)
+    assert not hasattr(copy, "test_dataloader")
 
 
 def test_loaders_end_with_it() -> None:
     data = swapped()
     data.setup("fit")
-    assert not data._loaders
     loader = data.train_dataloader()
-    assert list(data._loaders) == [loader]
+    held = weakref.ref(loader)
     del loader
     gc.collect()
-    assert not data._loaders
+    assert held() is None
+
+
+def test_hooks_that_were_put_onto_it() -> None:
+    """As LightningDataModule.from_datasets makes them: attributes of the object."""
+    for given in (Points(8), {"train_dataloader": lambda: TorchLoader(Points(8), 2)}):
+        if isinstance(given, dict):
+            own = LightningDataModule()
+            vars(own).update(given)
+        else:
+            own = LightningDataModule.from_datasets(given, batch_size=2)
+        data = swapped(own, seed=1)
+        assert type(data.train_dataloader()) is DataLoader
+        assert type(own.train_dataloader()) is TorchLoader
+        assert not is_overridden("val_dataloader", data)
+
+
+def test_two_of_one_data_module() -> None:
+    own = Own()
+    one, two = swapped(own, batch_size=2), swapped(own, batch_size=6)
+    own.setup("fit")
+    assert [len(each.train_dataloader()) for each in (one, own, two)] == [6, 3, 2]
+
+
+def test_a_method_of_the_name_close_stays_the_users() -> None:
+    class Closing(Own):
+        def close(self) -> str:
+            return "the user's"
+
+    assert swapped(Closing()).close() == "the user's"
+    assert swapped().close() is None

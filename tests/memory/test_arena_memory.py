@@ -286,7 +286,7 @@ def test_threads_never_meet_a_slot_that_is_being_emptied() -> None:
     for thread in threads:
         thread.join()
     assert not mixed
-    assert (arena.leased, arena._budget.in_flight) == (0, 0)
+    assert (arena.leased, arena.in_flight) == (0, 0)
     arena.close()
 
 
@@ -308,7 +308,7 @@ def test_batches_that_the_garbage_collector_finds() -> None:
         gc.set_threshold(*before)
     del batch
     gc.collect()
-    assert (arena.leased, arena._budget.in_flight) == (0, 0)
+    assert (arena.leased, arena.in_flight) == (0, 0)
     arena.close()
 
 
@@ -427,7 +427,7 @@ def test_what_was_out_at_a_fork_counts() -> None:
         os._exit(0)
     os.waitpid(child, 0)
     consumer.let_go()
-    assert (arena.leased, arena._budget.kept()) == (3, 3 * BATCH)
+    assert (arena.leased, arena.kept) == (3, 3 * BATCH)
     consumer.take(20)
     assert sorted(slot.memory[0] for slot in slots) == [0, 1, 2]
     consumer.let_go()
@@ -479,12 +479,12 @@ def test_what_lies_in_a_slot_made_on_demand_outlives_the_arena() -> None:
 
 def test_batches_that_grow_little_by_little_need_few_slots() -> None:
     arena = Arena(64, in_flight=1, held=1, slot_bytes=BATCH)
-    before = arena._budget.slots
+    before = arena.slots
     for nbytes in range(BATCH, 64 * BATCH, PAGE):
         slot = arena.acquire(nbytes)
         assert slot.capacity >= nbytes
         arena.release(slot)
-    assert arena._budget.slots - before <= 4 * 6 + 1
+    assert arena.slots - before <= 4 * 6 + 1
     arena.close()
 
 

@@ -196,7 +196,7 @@ def test_threads_and_the_collector_drop_parts() -> None:
         thread.join()
     gc.collect()
     assert not mixed
-    assert (arena.leased, arena._budget.in_flight) == (0, 0)
+    assert (arena.leased, arena.in_flight) == (0, 0)
     arena.close()
 
 

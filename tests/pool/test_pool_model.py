@@ -53,7 +53,7 @@ from lit_loader.transport.messages import (
 from lit_loader.transport.status_board import Stage, StatusBoard
 from lit_loader.workers import worker_pool, worker_set
 from lit_loader.workers.outcome import Outcome, WorkerDeath
-from lit_loader.workers.payload import Links
+from lit_loader.workers.parent import Links
 from lit_loader.workers.worker_pool import WorkerPool
 
 pytestmark = pytest.mark.timeout(600)  # what fails is to be shrunk, too
@@ -75,7 +75,7 @@ def content_of(token: int, number: int) -> int:
 class Process:
     """What the pool sees of a simulated worker."""
 
-    pid, peak_memory = 1 << 30, 0  # no process has this number
+    pid, peak_memory, loss = 1 << 30, 0, None  # no process has this number
 
     def __init__(self, count: int) -> None:
         ended = os.eventfd(0)
@@ -265,10 +265,6 @@ class Simulation:
         self.meanwhile: list[int] = []
         self.notices: deque[str] = deque()
         self.forks = False
-        self.up_deadline: float | None = None
-
-    def came_up(self) -> None:
-        pass
 
     def start_all(self, links: Sequence[Links]) -> list[Process]:
         for each in links:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections import Counter
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, RandomSampler, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    WeightedRandomSampler,
+)
 
 from lit_loader import DataLoader, StateError
 from tests.support.exact import (
@@ -231,3 +237,26 @@ def test_a_batch_sampler_made_by_hand_of_a_sharded_loader() -> None:
 
     assert epoch(loader(0)) == [[0, 1, 2], [6, 7, 8], [12, 13, 14]]
     assert epoch(loader(1)) == [[3, 4, 5], [9, 10, 11], [15, 16, 17]]
+
+
+@pytest.mark.parametrize("batches", [2, None], ids=["in mid-epoch", "between epochs"])
+def test_a_samplers_own_seed_that_is_not_the_states_is_told_to_have_no_effect(
+    batches: int | None,
+) -> None:
+    def make(seed: int) -> DataLoader[Any]:
+        sampler = DistributedSampler(range(24), num_replicas=2, rank=0, seed=seed)
+        return DataLoader(range(24), 2, sampler=sampler)  # type: ignore[arg-type]
+
+    loader = make(3)
+    list(itertools.islice(loader, batches))
+    state = loader.state_dict()
+    expected = [batch.tolist() for batch in loader] if batches is None else None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make(3).load_state_dict(state)
+        make(0).load_state_dict(state)
+    resumed = make(4)
+    with pytest.warns(UserWarning, match="taken with seed=3, .* the sampler's own seed=4 has no"):
+        resumed.load_state_dict(state)
+    found = [batch.tolist() for batch in resumed]
+    assert found == expected if expected is not None else len(found) == 4

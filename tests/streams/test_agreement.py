@@ -74,18 +74,10 @@ def test_a_rank_that_leaves() -> None:
     one, other = agreements("pad", 2)
     one.tell(2, final=True)
     other.tell(3)
+    del other
     assert one.admits(3)
-    del other
-    with pytest.raises(LoaderError, match="rank 1 has left epoch 3 after 3 batches, without"):
+    with pytest.raises(LoaderError, match="it has ended, is late, has left the epoch, or iterates"):
         one.admits(4)
-
-
-def test_a_rank_that_leaves_after_its_end() -> None:
-    one, other = agreements("pad", 2)
-    one.tell(2, final=True)
-    other.tell(3, final=True)
-    del other
-    assert one.admits(3) and not one.admits(4)
 
 
 def test_a_store_that_is_gone(store: HashStore, monkeypatch: pytest.MonkeyPatch) -> None:

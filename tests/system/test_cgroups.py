@@ -157,18 +157,10 @@ def test_what_cannot_be_read_is_not_known(tmp_path: Path, files: dict[str, objec
     assert found.describe() == "memory unknown"
 
 
-def test_another_process(tmp_path: Path) -> None:
-    root = tree(tmp_path, {**PROC, "proc/77/statm": "9 256 1 1 0 8 0\n"})
-    found = memory_limits(77, root)
-    assert found.process == 256 * os.sysconf("SC_PAGE_SIZE")
-    assert memory_limits(78, root).process is None
-
-
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no /proc here")
 def test_this_machine() -> None:
     found = memory_limits()
     assert found.process is not None
     assert 10 << 20 < found.process < 1 << 40
     assert found.available is not None
-    assert found.process == memory_limits(os.getpid()).process or found.process > 0
     assert "process" in found.describe()

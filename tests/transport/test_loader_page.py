@@ -154,9 +154,8 @@ def test_indices(shared: Shared) -> None:
     shared.write()
     packed = pack_indices([5, -6, 7])
     shared.map[SLOT : SLOT + len(packed)] = packed
-    shared.board.reads(0, 9, SLOT, len(packed))
     progress = Progress(shared.board.words, ROW_WORDS)
-    shared.board.enter(0, Stage.FETCHING, 9)
+    progress.begin(9, SLOT, len(packed))
     found = []
     for position in range(4):
         progress.step(position)
@@ -169,6 +168,5 @@ def test_indices(shared: Shared) -> None:
     assert read_index(shared.fd, row_of(shared, 0)) is None, "the batch takes their place"
     packed = pack_indices(["a", "b"])
     shared.map[SLOT : SLOT + len(packed)] = packed
-    shared.board.reads(0, 9, SLOT, len(packed))
-    shared.board.enter(0, Stage.FETCHING, 9)
+    progress.begin(9, SLOT, len(packed))
     assert read_index(shared.fd, row_of(shared, 0)) is None, "nothing of others is unpickled"

@@ -23,7 +23,7 @@ from lit_loader.statistics.controller import Bounds, Setting
 from lit_loader.statistics.records import BatchRecord
 from lit_loader.statistics.window import Load
 from lit_loader.system import processors
-from lit_loader.system.process_memory import memory_left, own_memory
+from lit_loader.system.cgroups import memory_left, own_memory
 from lit_loader.system.processors import ProcessorClock, processors_of_this_rank
 
 

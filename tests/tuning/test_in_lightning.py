@@ -73,7 +73,7 @@ def test_a_fit_is_the_same_is_told_and_leaves_a_hint(
     path = tmp_path / "auto.ckpt"
     trainer.save_checkpoint(path)
     saved = torch.load(path, weights_only=False)
-    (hint,) = saved["LoaderDataModule"]["workers"]
+    (hint,) = saved["lit_loader_workers"]
     assert hint == loader.num_workers
     assert "workers" not in loader.state_dict()
 

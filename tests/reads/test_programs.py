@@ -1,0 +1,263 @@
+"""Programs as people write them: with reads and without, their samples are the same; and are read ahead."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    ConcatDataset,
+    Dataset,
+    StackDataset,
+    Subset,
+    SubsetRandomSampler,
+    random_split,
+)
+
+import lit_loader
+from lit_loader import DataLoader, MixtureDataset, OptionError
+from tests.support.exact import digests
+
+LENGTH = 24
+
+_ahead = 0
+
+
+class Stored(Dataset[Any]):
+    """Counts the reads that another thread than the batch's has done."""
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    @lit_loader.reads_ahead
+    def read(self, index: Any) -> float:
+        return stored(index)
+
+    def __getitem__(self, index: Any) -> Any:
+        return torch.tensor([self.read(index), random.random()], dtype=torch.float64)
+
+
+def stored(index: Any) -> float:
+    global _ahead
+    _ahead += threading.current_thread() is not threading.main_thread()
+    time.sleep(0.005)
+    return float(index)
+
+
+class Overriding(Stored):
+    """Calls what it overrides, and is not marked itself."""
+
+    def read(self, index: int) -> float:
+        return 1 + super().read(index)
+
+
+class OverridingMarked(Stored):
+    @lit_loader.reads_ahead
+    def read(self, index: int) -> float:
+        return 1 + super().read(index)
+
+
+class AroundAwaited(Stored):
+    """Its read is a function, and takes samples of a dataset whose read is a coroutine."""
+
+    def __init__(self) -> None:
+        self.inner = Awaited()
+
+    @lit_loader.reads_ahead
+    def read(self, index: int) -> float:
+        return self.inner[index] + stored(index)
+
+
+class Awaited(Stored):
+    @lit_loader.reads_ahead
+    async def read(self, index: int) -> float:
+        await asyncio.sleep(0)
+        return float(index)
+
+    def __getitem__(self, index: int) -> float:
+        return self.read(index)
+
+
+class WholeSample(Stored):
+    """All of it is read; what it gives is a generator, which is one sample's alone."""
+
+    @lit_loader.reads_ahead
+    def generate(self, index: int) -> Any:
+        first = stored(index)
+        return (first + more for more in range(3))
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.tensor([*self.generate(index)])
+
+
+class Transformed(Dataset[Any]):
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.inner[index] * random.random()
+
+
+class Pair(Dataset[Any]):
+    """Two datasets, of which it says that it reads them."""
+
+    def __init__(self) -> None:
+        self.images, self.masks = Stored(), Stored()
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def reads_from(self, index: int) -> Any:
+        return (self.images, index), (self.masks, index)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.images[index], self.masks[index]
+
+
+def half() -> Any:
+    return random_split(Stored(), [0.5, 0.5], torch.Generator().manual_seed(1))[0]
+
+
+PROGRAMS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+    "shuffled": (Stored, {"shuffle": True}),
+    "a subset of a concatenation": (
+        lambda: Subset(ConcatDataset([Stored(), Stored()]), range(30, 10, -1)),
+        {},
+    ),
+    "a half": (half, {"shuffle": True}),
+    "a subset by a tensor": (lambda: Subset(Stored(), torch.arange(3, 23)), {}),
+    "a subset by an array": (lambda: Subset(Stored(), np.arange(3, 23)), {}),
+    "a sampler by a tensor": (Stored, {"sampler": SubsetRandomSampler(torch.arange(20))}),
+    "a batch sampler": (
+        Stored,
+        {"batch_size": 1, "batch_sampler": [[0, 1, 1], [5, 6, 7, 8], [9, 10]]},
+    ),
+    "a stack": (lambda: StackDataset(Stored(), Stored()), {}),
+    "a mixture": (lambda: MixtureDataset([Stored(), Stored()]), {}),
+    "transforms": (lambda: Transformed(Transformed(Stored())), {}),
+    "a subclass": (Overriding, {}),
+    "a subclass that is marked": (OverridingMarked, {}),
+    "a function around a coroutine": (AroundAwaited, {}),
+    "a generator": (WholeSample, {}),
+    "a pair": (Pair, {}),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_samples_are_the_same_and_read_ahead(name: str) -> None:
+    global _ahead
+    make, options = PROGRAMS[name]
+    options = {"batch_size": 4, "seed": 3} | options
+    without = DataLoader(make(), reads=0, **options)
+    expected = [digests(without) for _ in range(2)]
+    _ahead = 0
+    loader = DataLoader(make(), reads=4, **options)
+    assert [digests(loader) for _ in range(2)] == expected
+    assert _ahead > 0
+    with DataLoader(make(), reads=4, num_workers=1, **options) as loader:
+        assert digests(loader) == expected[0]
+
+
+def test_two_loaders_over_one_dataset_take_turns() -> None:
+    dataset = Stored()
+    options: dict[str, Any] = {"batch_size": 4, "shuffle": True, "num_workers": 0}
+    expected = [digests(DataLoader(dataset, seed=seed, reads=0, **options)) for seed in (1, 2)]
+    train, val = (DataLoader(dataset, seed=seed, **options) for seed in (1, 2))
+    both = [digests(pair) for pair in zip(train, val, strict=True)]
+    assert [*zip(*both, strict=True)] == [tuple(each) for each in expected]
+
+
+# What is said ----------------------------------------------------------------------------------
+
+
+def refused(make: Callable[[], Any]) -> str:
+    with pytest.raises(OptionError) as raised:
+        list(DataLoader(make(), 4))
+    return str(raised.value)
+
+
+def test_what_is_no_method_is_refused() -> None:
+    class Static(Stored):
+        @staticmethod
+        @lit_loader.reads_ahead
+        def read(index: int) -> float:  # type: ignore[override]
+            return float(index)
+
+    class OfClass(Stored):
+        @classmethod
+        @lit_loader.reads_ahead
+        def read(cls, index: int) -> float:
+            return float(index)
+
+    assert "Static.read is marked by reads_ahead and is a staticmethod" in refused(Static)
+    assert "OfClass.read is marked by reads_ahead and is a classmethod" in refused(OfClass)
+    with pytest.raises(OptionError, match="not a property"):
+        lit_loader.reads_ahead(property(stored))  # type: ignore[call-overload]
+    with pytest.raises(OptionError, match="not a staticmethod"):
+        lit_loader.reads_ahead(staticmethod(stored))  # type: ignore[arg-type]
+
+    def generate(self: Any, index: int) -> Any:
+        yield index
+
+    with pytest.raises(OptionError, match="generate is a generator function, which reads nothing"):
+        lit_loader.reads_ahead(generate)
+
+
+def told(dataset: Any, **options: Any) -> list[str]:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        list(DataLoader(dataset, 4, **options))
+    return [str(each.message) for each in found]
+
+
+class Silent(Pair):
+    """Does not say what it reads."""
+
+    reads_from = None  # type: ignore[assignment]
+
+
+class Misspoken(Pair):
+    def reads_from(self, index: int) -> Any:
+        return self.images, index
+
+
+class Guessing(Pair):
+    def reads_from(self, index: int) -> Any:
+        return [(self.images, random.randrange(LENGTH))]
+
+
+def test_what_cannot_be_read_ahead_is_told() -> None:
+    [said] = told(Silent())
+    assert "reads are not made ahead: no sample of 3 batches in a row asked Silent" in said
+    assert "Misspoken.reads_from(0) is to give pairs (dataset, index)" in told(Misspoken())[0]
+    [said] = told(Guessing())
+    assert "a reads_from draws from random, so reads are not made ahead" in said
+
+
+class DrawsSeldom(Stored):
+    """As a client that waits for a random time before it asks again."""
+
+    @lit_loader.reads_ahead
+    def read(self, index: int) -> float:
+        if index == 4:  # whose sample is the first to wait for its read
+            time.sleep(0.2)
+            random.random()
+        return float(index)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_read_that_draws_later_is_told(workers: int) -> None:
+    [said] = told(DrawsSeldom(), num_workers=workers)
+    assert "something drew from random while sample 4 waited for DrawsSeldom.read" in said
