@@ -427,7 +427,7 @@ def main(cfg):
         picture(rows, out / "jobs.png")
     if rows and pages:
         told = (f"On {where}; load {min(loads):.1f} to {max(loads):.1f}; rounds: {cfg.rounds}, "
-                f"{cfg.seconds:g} s and more each.")  # fmt: skip
+                f"{cfg.seconds:g} s and more each{'; quick: it means little' * cfg.quick}.")  # fmt: skip
         settings = table(["job", "loader", "workers", *COLUMNS], lines, left=2)
         folder = pages / "examples" / "benchmark" / "jobs"
         replaced(folder / "README.md", jobs=summary(rows), where=told, settings=settings)
