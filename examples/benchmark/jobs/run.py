@@ -426,8 +426,10 @@ def main(cfg):
         (out / "jobs.json").write_text(json.dumps(rows, indent=1))
         picture(rows, out / "jobs.png")
     if rows and pages:
-        told = (f"On {where}; load {min(loads):.1f} to {max(loads):.1f}; rounds: {cfg.rounds}, "
-                f"{cfg.seconds:g} s and more each{'; quick: it means little' * cfg.quick}.")  # fmt: skip
+        told = f"On {where}; load {min(loads):.1f} to {max(loads):.1f}; rounds: {cfg.rounds}, "
+        told += (
+            "quick, so that it means little." if cfg.quick else f"{cfg.seconds:g} s and more each."
+        )
         settings = table(["job", "loader", "workers", *COLUMNS], lines, left=2)
         folder = pages / "examples" / "benchmark" / "jobs"
         replaced(folder / "README.md", jobs=summary(rows), where=told, settings=settings)
