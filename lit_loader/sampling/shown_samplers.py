@@ -126,7 +126,12 @@ def choose_samplers(
             batch_sampler = shard_items(batch_sampler, shard)
     if batch_sampler is not None or config.batch_size is None:
         return sampler, batch_sampler
-    return sampler, BatchSampler(sampler, config.batch_size, config.drop_last)
+    batches = BatchSampler(sampler, config.batch_size, config.drop_last)
+    if hasattr(sampler, "set_epoch"):
+        # Transformers' Trainer, which on a resume builds a loader of torch's from these batches,
+        # tells them their epoch: without this that loader would go on in the first one's order.
+        batches.set_epoch = sampler.set_epoch  # type: ignore[attr-defined]
+    return sampler, batches
 
 
 def order_name(source: Any) -> str:

@@ -23,6 +23,7 @@ NEEDED = {
     "LitData": "litdata",
     "Grain": "grain",
     "accelerate": "accelerate",
+    "Transformers' Trainer": "transformers",
 }
 
 

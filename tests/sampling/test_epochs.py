@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import DistributedSampler, IterableDataset, Sampler
 
 import lit_loader
@@ -133,3 +135,14 @@ def test_a_users_sampler_may_be_told_by_the_user() -> None:
         expected = list(sampler)
         assert [batch.tolist() for batch in loader] == [expected]
         assert loader.state_dict()["epoch"] == epoch + 1
+
+
+def test_a_loader_of_torchs_made_of_the_batches_can_be_told_its_epoch() -> None:
+    """As Transformers' Trainer does for a resume behind the first epoch."""
+    made = DataLoader(list(range(12)), batch_size=3, shuffle=True, seed=1)
+    orders = [[batch.tolist() for batch in made] for _ in range(2)]
+    fresh = DataLoader(list(range(12)), batch_size=3, shuffle=True, seed=1)
+    batches: Any = copy.deepcopy(fresh).batch_sampler
+    batches.set_epoch(1)
+    theirs = TorchDataLoader(list(range(12)), batch_sampler=batches)
+    assert [batch.tolist() for batch in theirs] == orders[1] != orders[0]
