@@ -51,6 +51,7 @@ class _Reading:
     Attributes:
         maker: Makes the batch; None: this is outside of a loader.
         asked: The function by which a sample has asked for what differs from epoch to epoch.
+        again: Whether this is another attempt (``sample_retries``) at a sample.
     """
 
     def __init__(self) -> None:
@@ -59,6 +60,7 @@ class _Reading:
         self.shard_asked = False
         self.maker: Maker | None = None
         self.asked = ""
+        self.again = False
 
     def beginning(self, part: int) -> _Context:
         """Give a context in which generators are as before the epoch's first sample.

@@ -40,7 +40,8 @@ def read_stream(keys: Iterable[Any], read: Call) -> Iterator[tuple[Any, Any]]:
                 yield decode(data)
 
     What holds of `reads_ahead` methods holds of ``read``. An exception of it is raised in its
-    key's place; the next call of ``next()`` goes on behind that. Taking the next key must draw no
+    key's place; the next call of ``next()`` goes on behind that, or reads the key again if it is
+    one of ``sample_retries``. Taking the next key must draw no
     random number, for it is taken early: shuffle a list of keys.
 
     Args:
@@ -60,6 +61,7 @@ class _Stream:
     def __init__(self, keys: Iterator[Any], read: Call, ahead: ReadAhead | None) -> None:
         self._keys, self._read, self._ahead = keys, read, ahead
         self._coming: deque[tuple[Any, Future[Any]]] = deque()
+        self._failed: list[Any] = []  # the key whose read has raised an exception just now
         self._begun = self._ended = False
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
@@ -67,13 +69,14 @@ class _Stream:
 
     def __next__(self) -> tuple[Any, Any]:
         ahead = self._ahead
-        if ahead is None or not ahead.reads:
-            key = next(self._keys)
-            return key, self._timed(read_now, self._read, (key,))
+        again = bool(self._failed) and reading.again
+        if again or ahead is None or not ahead.reads:
+            key = self._failed[0] if again else next(self._keys)
+            return self._given(key, read_now, self._read, (key,))
         if not self._begun:
             self._begun = True
             key = next(self._keys)  # which may shuffle them
-            return key, self._timed(self._first, ahead, key)
+            return self._given(key, self._first, ahead, key)
         # The one that is given next is among those that are under way.
         most = max(1, -(-ahead.reads // max(1, len(ahead.sharing))))
         while len(self._coming) < most and self._take_key(early=bool(self._coming)):
@@ -81,7 +84,7 @@ class _Stream:
         if not self._coming:
             raise StopIteration
         key, future = self._coming.popleft()
-        return key, self._timed(ahead.outcome, future, self._read, (key,))
+        return self._given(key, ahead.outcome, future, self._read, (key,))
 
     def _take_key(self, early: bool) -> bool:
         """Take the next key and begin its read; returns whether there was one."""
@@ -114,10 +117,13 @@ class _Stream:
                 self._ahead = None
                 ahead.warn_of_draws(self._read, drawn, key)
 
-    def _timed(self, call: Call, *arguments: Any) -> Any:
+    def _given(self, key: Any, call: Call, *arguments: Any) -> tuple[Any, Any]:
         began = time.monotonic_ns()
+        self._failed = [key]
         try:
-            return call(*arguments)
+            data = call(*arguments)
+            self._failed = []
+            return key, data
         finally:
             if self._ahead is not None:
                 self._ahead.waited += time.monotonic_ns() - began

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from lit_loader.context import reading
 from lit_loader.describe import PACKAGE, class_name, message_of, short_repr
 from lit_loader.errors import OptionError, SampleErrorsError, StateError
 from lit_loader.transport.status_board import Progress
@@ -219,6 +220,7 @@ class Attempts:
         self._tries = 0
         while True:
             self._before(index)
+            reading.again = self._tries > 0
             try:
                 return read(index), None
             except (OptionError, StateError):
@@ -229,6 +231,8 @@ class Attempts:
                     if self._tries and self.tolerance.policy == "raise":
                         annotate(error, self._tries_note())
                     return None, error
+            finally:
+                reading.again = False
             self._wait(position, progress)
             self._tries += 1
             self.retries += 1

@@ -612,3 +612,36 @@ def test_a_stream_goes_on_behind_what_cannot_be_read(workers: int) -> None:
     for reads in (0, 16):
         with make_stream(BrokenStream(), num_workers=workers, reads=reads, **options) as loader:
             assert torch.cat([keys for keys, _ in loader]).tolist() == expected
+
+
+class PassingStream(BrokenStream):
+    """Its reads fail once each, as those of a store that has much to do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failed: set[int] = set()
+
+    def read(self, key: int) -> Tensor:
+        if key % 5 in (0, 4) and key not in self.failed:
+            self.failed.add(key)
+            raise OSError(f"no object {key} yet")
+        return torch.tensor(key)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("policy", ["raise", "skip"])
+def test_a_retry_reads_the_same_key(workers: int, policy: Any) -> None:
+    options = {"num_shards": None, "on_sample_error": policy, "sample_retries": 2}
+    options["retry_backoff"] = 0.0
+    for reads in (0, 16):
+        with make_stream(PassingStream(), num_workers=workers, reads=reads, **options) as loader:
+            assert torch.cat([keys for keys, *_ in loader]).tolist() == [*range(40)]
+
+
+def test_what_no_retry_cures_is_passed_over_alone() -> None:
+    options = {"num_shards": None, "on_sample_error": "skip", "sample_retries": 2}
+    options["retry_backoff"] = 0.0
+    expected = [key for key in range(40) if key % 5 != 4]
+    for reads in (0, 16):
+        with make_stream(BrokenStream(), reads=reads, **options) as loader:
+            assert torch.cat([keys for keys, _ in loader]).tolist() == expected
