@@ -55,7 +55,7 @@ def spies() -> LoaderDataModule:
             options = {"batch_size": 4, "seed": 5}
             sampler = RandomSampler(range(12)) if split == "train" else None
             spy = self.spies[split] = Spy(Points(), sampler=sampler, **options)
-            self._loaders.add(spy)
+            self._lit_loaders.add(spy)
             return spy
 
     return Spying(dict.fromkeys(("train", "val", "test", "predict"), Points))
