@@ -46,11 +46,9 @@ class ReadPoint:
         return type(self), tuple(getattr(self, each.name) for each in fields(self)[:-1])
 
     def after(self, state: Any, mark: str | None) -> ReadPoint:
-        """Give the point behind one more batch.
+        """Give the point behind one more batch: with the reader's state before it, and its mark.
 
-        Args:
-            state: The reader's before that batch.
-            mark: The batch's; None: it has none, and the state is the one that is kept.
+        Without a mark the state is the one that is kept.
         """
         marks = () if mark is None else (mark,)
         newest = state, 1, marks
@@ -126,32 +124,19 @@ class Position:
 
 
 class _Read(NamedTuple):
-    """A batch of an iterable dataset that has been given out.
-
-    Attributes:
-        reader: Whose.
-        point: Where that reader is then.
-        before: The position before it.
-    """
+    """A batch of an iterable dataset that has been given out."""
 
     reader: int
-    point: ReadPoint
-    before: Position
+    point: ReadPoint  # where that reader is then
+    before: Position  # the position before it
 
 
 class EpochPosition:
-    """The position of an iterator, kept up to date by it.
-
-    Args:
-        start: Where the iterator began.
-        num_readers: Readers of an iterable dataset, 0 for a map-style one.
-
-    Attributes:
-        padding: Whether all readers have come to their end, and begin again.
-    """
+    """The position of an iterator, kept up to date by it; with the readers of a stream, or 0."""
 
     def __init__(self, start: Position, num_readers: int = 0) -> None:
-        self.start, self.num_readers, self.padding = start, num_readers, False
+        self.start, self.num_readers = start, num_readers
+        self.padding = False  # whether all readers have come to their end, and begin again
         self._batches, self._ahead = start.batches, set(start.ahead)
         self._samplers: dict[int, tuple[Any, Any]] = {start.batches: (start.sampler, None)}
         self._readers = list(start.readers) or [ReadPoint()] * num_readers
@@ -179,13 +164,7 @@ class EpochPosition:
         self._latest = number
 
     def read(self, reader: int, state: Any, mark: str | None = None) -> None:
-        """Note that a batch of an iterable dataset has been given out.
-
-        Args:
-            reader: Whose it is.
-            state: The reader's before that batch.
-            mark: What the batch is known by when it is read again.
-        """
+        """Note that a stream's batch is given out: whose, the state before it, and its mark."""
         self.settle()
         self._latest = _Read(reader, self._readers[reader].after(state, mark), self.now())
 
@@ -314,12 +293,7 @@ class EpochPosition:
 
 
 def first_turn(points: Sequence[ReadPoint], padding: bool = False) -> int:
-    """Give the turn before which there is none to be taken.
-
-    Args:
-        points: How far each reader is.
-        padding: Whether readers begin again.
-    """
+    """Give the turn before which there is none to be taken."""
     going = (p.batches for p in points if not (p.ended or (p.before and not padding)))
     return min(going, default=0) * len(points)
 

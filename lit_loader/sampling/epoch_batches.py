@@ -37,32 +37,24 @@ _NOWHERE = -1
 class EpochBatches(Iterator[Any]):
     """One rank's batches of an epoch; nothing is asked of the sampler before the first.
 
-    Args:
-        plan: What the batches hold.
-        epoch: Epoch number; it is set on the loader's own samplers.
-        start: Number of the first batch, counted from 0; beyond the end there are none.
-        state: What :meth:`state` gave at this position; where a position from outside is
-            gone on from, empty if there is nothing.
-
-    Attributes:
-        position: Number of the batch that comes next.
-        at: The same; -1 after an exception of a signal handler's, until one is drawn.
-        computed: Whether the order is the loader's own, which has neither state nor marks.
+    Beyond the end there are none. ``state`` is what :meth:`state` gave at the start, where a
+    position from outside is gone on from, empty if there is nothing.
     """
 
-    position: int
-    at: int
+    position: int  # the batch that comes next
+    at: int  # the same; -1 after an exception of a signal handler's, until one is drawn
     _batches: Iterator[Any]
 
     def __init__(
         self,
         plan: BatchPlan,
         epoch: int,
+        seed: int,
         start: int = 0,
         state: Mapping[str, Any] | None = None,
     ) -> None:
-        self._plan, self._epoch = plan, epoch
-        self.computed = plan.is_computed
+        self._plan, self._epoch, self._seed = plan, epoch, seed
+        self.computed = plan.is_computed  # an own order has neither state nor marks
         self._begin_at(start, state)
 
     def __next__(self) -> Any:
@@ -73,12 +65,8 @@ class EpochBatches(Iterator[Any]):
 
         It is the one that comes next, or one before it: a signal handler's exception may have ended
         a sampler's iterator, which is a generator most times, or have kept the batch from whoever
-        asked for it.
-
-        Args:
-            number: Number of the batch.
-            where: Has what the sampler was there, and notes what it is behind this batch; samplers
-                are drawn from ahead of delivery. The loader's own orders have nothing to note.
+        asked for it. ``where`` has what the sampler was there, and notes what it is behind this
+        batch: samplers are drawn from ahead of delivery.
         """
         if self.at != number:
             state = None if where is None else where.sampler_at(number)
@@ -100,13 +88,13 @@ class EpochBatches(Iterator[Any]):
     def _begin_at(self, position: int, state: Mapping[str, Any] | None) -> None:
         self.at = _NOWHERE
         self.position = position
-        plan, epoch = self._plan, self._epoch
+        plan, epoch, seed = self._plan, self._epoch, self._seed
         if self.computed:
             self._batches = itertools.chain(
-                _beginning(plan, epoch), computed(plan, epoch, position)
+                _beginning(plan, epoch), computed(plan, epoch, seed, position)
             )
         else:
-            self._cursor = SamplerCursor(plan, epoch, position, state)
+            self._cursor = SamplerCursor(plan, epoch, seed, position, state)
             self._batches = self._run(self._cursor)
         self.at = position
 
@@ -131,13 +119,7 @@ def _beginning(plan: BatchPlan, epoch: int) -> Iterator[Any]:
 
 
 def stripe(groups: Iterable[list[Any]], shard: Shard, head: list[Any]) -> Iterator[list[Any]]:
-    """Give one rank's items of each group.
-
-    Args:
-        groups: The items of all ranks, a multiple of the ranks each, but perhaps the last.
-        shard: This rank's share.
-        head: The stream's first items; those that it needs at its end are added.
-    """
+    """Give one rank's items of each group; those that it needs at the end are noted in ``head``."""
     needed = shard.num_replicas - 1 if shard.tail == "pad" else 0
     for group in groups:
         if len(head) < needed:
@@ -145,26 +127,22 @@ def stripe(groups: Iterable[list[Any]], shard: Shard, head: list[Any]) -> Iterat
         yield shard.deal(group, head)
 
 
-def lookahead(plan: BatchPlan, epoch: int) -> Iterator[tuple[int, int, Any]]:
-    """Give the batches of the epochs after one, of one of the loader's own orders.
-
-    Returns:
-        Epoch, number of the batch in it, and indices of each.
-    """
+def lookahead(plan: BatchPlan, epoch: int, seed: int) -> Iterator[tuple[int, int, Any]]:
+    """Give epoch, number and indices of the batches after an epoch, of one of the own orders."""
     for following in itertools.count(epoch + 1):
         position = -1
-        for position, indices in enumerate(computed(plan, following)):
+        for position, indices in enumerate(computed(plan, following, seed)):
             yield following, position, indices
         if position < 0:
             return  # an epoch without batches: so are all others
 
 
-def computed(plan: BatchPlan, epoch: int, position: int = 0) -> Iterator[Any]:
+def computed(plan: BatchPlan, epoch: int, seed: int, position: int = 0) -> Iterator[Any]:
     """Compute the batches from a position on, of one of the loader's own orders.
 
     Nothing is begun by that, and no epoch set on any sampler.
     """
-    length, order = len(plan.source), plan.source.order(epoch)
+    length, order = len(plan.source), plan.order(epoch, seed)
     size, share = plan.size, plan.shard.share(length)
     if plan.drop_last:
         share -= share % size

@@ -50,28 +50,16 @@ __all__ = ["EpochStart", "Epochs"]
 
 @dataclass(frozen=True)
 class EpochStart:
-    """What an iterator learns at its first ``next()``.
-
-    Attributes:
-        epoch: The epoch's number.
-        seed: Its base seed.
-        batches: The indices of each batch, from the position on; None for an iterable dataset.
-        position: Where to begin; the iterator keeps it up to date.
-    """
+    """What an iterator learns at its first ``next()``."""
 
     epoch: int
     seed: int
-    batches: EpochBatches | None
-    position: EpochPosition
+    batches: EpochBatches | None  # from the position on; None for an iterable dataset
+    position: EpochPosition  # where to begin; the iterator keeps it up to date
 
 
 class Epochs:
-    """The epochs of one loader.
-
-    Args:
-        plan: What the batches hold; None for an iterable dataset.
-        base_seed: The loader's.
-    """
+    """The epochs of one loader; its plan is None for an iterable dataset."""
 
     def __init__(self, plan: BatchPlan | None, base_seed: BaseSeed) -> None:
         self._plan = plan
@@ -92,10 +80,10 @@ class Epochs:
         # An epoch that a training loop is going to ask for and has begun with this one.
         self._announced: int | None = None
 
-    def __copy__(self) -> Epochs:
-        """A copy goes on from here by itself; the samplers of both are the same objects."""
-        copied = object.__new__(Epochs)
-        copied.__dict__.update(self.__dict__, _begun=copy.deepcopy(self._begun), _batches=None)
+    def with_seed(self, seed: BaseSeed) -> Epochs:
+        """Give a copy, which goes on from here by itself; both have the same samplers."""
+        copied = copy.copy(self)
+        copied._base_seed, copied._begun, copied._batches = seed, copy.deepcopy(self._begun), None
         return copied
 
     @property
@@ -115,21 +103,13 @@ class Epochs:
         self._epoch_requested = True
 
     def load(self, position: Position) -> None:
-        """Let the next iterator begin at ``position``.
-
-        Raises:
-            StateError: The sampler has other generators; nothing has changed.
-        """
+        """Let the next iterator begin there; refused (a StateError), nothing has changed."""
         if self._plan is not None:  # what was set before is part of what is resumed
             self._plan.sampler.take_up(position.sampler or {}, not position.batches)
         self._loaded, self._next_epoch, self._epoch_requested = position, position.epoch, False
 
     def begin(self, readers: int) -> EpochStart:
-        """Begin the epoch that comes next.
-
-        Args:
-            readers: Readers of an iterable dataset, 0 for a map-style one.
-        """
+        """Begin the epoch that comes next; with the readers of an iterable dataset, or 0."""
         loaded, running, requested = self._loaded, self._running, self._requested()
         if loaded is not None:
             start, given = self._begin_loaded(loaded, requested)
@@ -145,7 +125,7 @@ class Epochs:
             if given is not None and start.batches:  # a loaded state says it
                 counted = counted and self._is_told_apart(start)
             self._plan.sampler.counted = counted
-            batches = EpochBatches(self._plan, start.epoch, start.batches, given)
+            batches = EpochBatches(self._plan, start.epoch, start.seed, start.batches, given)
         begun = EpochStart(start.epoch, start.seed, batches, position)
         earlier = self._unused() if self._ahead else None
         # All at once: nothing is called any more that a signal handler could raise in.
@@ -222,15 +202,13 @@ class Epochs:
         return self._plan is None or self._plan.is_end(position.delivered)
 
     def _leave(self, position: Position) -> bool:
-        """Bring a sampler to where it goes on from, after an epoch that a state is of.
-
-        Returns:
-            Whether it gave, on the way, what it had given before.
-        """
+        """Bring a sampler to behind a loaded epoch; returns whether it gave what it had given."""
         kept = {"generator", "generators", SAMPLER, ITERATOR} & (position.sampler or {}).keys()
         if self._plan is None or not (kept or self._is_told_apart(position)):
             return False
-        cursor = SamplerCursor(self._plan, position.epoch, position.delivered, position.sampler)
+        cursor = SamplerCursor(
+            self._plan, position.epoch, position.seed, position.delivered, position.sampler
+        )
         return cursor.leave()
 
     def _epoch_start(
@@ -238,10 +216,7 @@ class Epochs:
     ) -> Position:
         """The start of an epoch: of that which was asked for, or else of the next one.
 
-        Args:
-            requested: The epoch that was asked for, if any.
-            between: Whether the sampler is known to be between two epochs.
-            left: Whether it is known to have left one in its middle.
+        ``between``: the sampler is known to be between two epochs; ``left``: to have left one.
         """
         before = None if self._begun is None else self._begun.now()
         sampler = None
