@@ -59,21 +59,14 @@ _COUNTS = ("epoch", "batches", "samples")
 
 @dataclass(frozen=True)
 class LoaderState:
-    """A position in an epoch, with a fingerprint of everything that the position depends on.
+    """A position in an epoch, with a fingerprint of everything that the position depends on."""
 
-    Attributes:
-        position: The position; its seed is the fingerprint's.
-        samples: Samples of the epoch delivered on all ranks together.
-        fingerprint: What makes the order of the samples and their random numbers, such as
-            dataset_length, seed, order, batch_size and num_replicas; and what samplers and datasets
-            name themselves, as sampler.seed (see `checkpoint/fingerprint.py`).
-        numbers: Those of the position's readers among all ranks' readers, where their number is
-            given; None: each worker is one.
-    """
-
-    position: Position
-    samples: int
+    position: Position  # whose seed is the fingerprint's
+    samples: int  # of the epoch, delivered on all ranks together
+    # What makes the order of the samples and their random numbers, such as dataset_length and seed;
+    # and what samplers and datasets name themselves, as sampler.seed (`checkpoint/fingerprint.py`).
     fingerprint: Fingerprint
+    # Those of the position's readers among all ranks' readers; None: each worker is one.
     numbers: Sequence[int] | None = None
 
     def to_position(

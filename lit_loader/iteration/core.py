@@ -249,23 +249,20 @@ class LoaderCore:
 
     def make_plan(self) -> None:
         """Make the plan, and count the epochs from the first one."""
-        loader = self.loader
-        self._plan_for(ShownSamplers.of(loader.sampler, loader.batch_sampler))
+        self._planned_for = ShownSamplers(None, None)
+        self.follow_samplers()
         self.epochs = Epochs(self.plan, self.base_seed)
 
     def follow_samplers(self) -> None:
         """Make the plan anew, for the next epoch, if the samplers have been changed."""
         loader = self.loader
         shown = ShownSamplers.of(loader.sampler, loader.batch_sampler)
-        if not shown.is_same(self._planned_for):
-            self._plan_for(shown)
-            self.epochs.replan(self.plan)
-
-    def _plan_for(self, shown: ShownSamplers) -> None:
-        loader, plan = self.loader, None
+        if shown.is_same(self._planned_for):
+            return
+        plan = None
         if not isinstance(loader.dataset, IterableDataset):
             plan = shown.plan(loader.batch_size, self.base_seed, loader.dataset)
-        self.plan, self._planned_for = plan, shown
+        self.plan, self.epochs.plan, self._planned_for = plan, plan, shown
 
     # --- iterators ---
 

@@ -47,13 +47,7 @@ from lit_loader.workers.worker_pool import WorkerPool
 if TYPE_CHECKING:
     from lit_loader.iteration.core import LoaderCore
 
-__all__ = [
-    "EpochRun",
-    "ReaderFeed",
-    "SamplerFeed",
-    "Task",
-    "TaskFeed",
-]
+__all__ = ["EpochRun"]
 
 # --- the feeds: the tasks that a run has workers do, in the order of sending ---
 

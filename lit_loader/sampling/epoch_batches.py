@@ -3,14 +3,14 @@
 ::
 
     the loader's own order ─ any position at once ─▶ computed ─────────────────╮
-    a user's sampler ─▶ SamplerCursor.groups ─▶ stripe: this rank's items ─────┴─▶ EpochBatches
+    a user's sampler ─▶ SamplerCursor.groups ─▶ Shard.deal: this rank's items ─┴─▶ EpochBatches
 """
 
 from __future__ import annotations
 
 import itertools
 import numbers
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,10 +22,9 @@ from lit_loader.errors import OptionError
 from lit_loader.sampling.batch_plan import BatchPlan
 from lit_loader.sampling.orders import CHUNK
 from lit_loader.sampling.sampler_cursor import SamplerCursor
-from lit_loader.sampling.shard import Shard
 from lit_loader.system.interrupts import is_interruption
 
-__all__ = ["EpochBatches", "computed", "lookahead", "stripe"]
+__all__ = ["EpochBatches", "computed", "lookahead"]
 
 _FIRST_CHUNK = 256
 """Indices that are computed at first, and twice as many each time up to `CHUNK`: an epoch's first
@@ -103,9 +102,13 @@ class EpochBatches(Iterator[Any]):
         return None if self.computed else self._cursor.state()
 
     def _run(self, cursor: SamplerCursor) -> Iterator[Any]:
-        plan = self._plan
+        plan, shard, head = self._plan, self._plan.shard, cursor.head
+        needed = shard.num_replicas - 1 if shard.tail == "pad" else 0  # again, at the end
         cursor.begin()
-        for mine in stripe(cursor.groups(), plan.shard, cursor.head):
+        for group in cursor.groups():
+            if len(head) < needed:
+                head += group[: needed - len(head)]
+            mine = shard.deal(group, head)
             if not mine or (plan.drop_last and len(mine) < plan.size):
                 continue
             if plan.batched and type(mine[0]) is not list:
@@ -116,15 +119,6 @@ class EpochBatches(Iterator[Any]):
 def _beginning(plan: BatchPlan, epoch: int) -> Iterator[Any]:
     plan.sampler.begin(epoch)  # when the first batch is asked for
     yield from ()
-
-
-def stripe(groups: Iterable[list[Any]], shard: Shard, head: list[Any]) -> Iterator[list[Any]]:
-    """Give one rank's items of each group; those that it needs at the end are noted in ``head``."""
-    needed = shard.num_replicas - 1 if shard.tail == "pad" else 0
-    for group in groups:
-        if len(head) < needed:
-            head += group[: needed - len(head)]
-        yield shard.deal(group, head)
 
 
 def lookahead(plan: BatchPlan, epoch: int, seed: int) -> Iterator[tuple[int, int, Any]]:

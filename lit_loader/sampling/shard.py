@@ -23,9 +23,6 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
 
-from lit_loader.config.checks import one_of
-from lit_loader.config.loader_config import SHARD_TAILS
-from lit_loader.errors import OptionError
 from lit_loader.sampling.orders import (
     EpochOrder,
     Indices,
@@ -54,14 +51,6 @@ class Shard:
     rank: int = 0
     num_replicas: int = 1
     tail: Literal["pad", "drop", "keep"] = "pad"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.rank < self.num_replicas:
-            raise OptionError(
-                f"rank must be at least 0 and less than num_replicas, got rank={self.rank} and "
-                f"num_replicas={self.num_replicas}"
-            )
-        one_of("shard_tail", self.tail, SHARD_TAILS)
 
     def assigned(self, length: int) -> int:
         """Give how many items all ranks together get from a stream of ``length`` items."""

@@ -30,8 +30,7 @@ from lit_loader.sampling.shard import (
 from lit_loader.seeding.seeds import BaseSeed
 
 __all__ = [
-    *("SHUFFLED", "ShownSamplers", "choose_samplers", "hide_uncertain_indices", "order_name"),
-    "wrappable_by_lightning",
+    *("SHUFFLED", "ShownSamplers", "choose_samplers", "order_name", "wrappable_by_lightning"),
 ]
 
 SHUFFLED: Final = frozenset({ShuffledSampler.__name__, DistributedSampler.__name__})
@@ -83,9 +82,10 @@ def choose_samplers(
     The base seed learns the seed of a distributed sampler of the user's. An OptionError, if such a
     sampler and the options do not mean the same processes.
     """
+    sampler, batch_sampler = config.sampler, config.batch_sampler
     certain = config.in_order and config.on_sample_error == "raise"
-    batch_sampler = hide_uncertain_indices(config.batch_sampler, certain)
-    sampler = config.sampler
+    if not certain and any(kind.__name__ == _NOTING for kind in type(batch_sampler).__mro__):
+        batch_sampler = _Unnoted(batch_sampler)
     given = distributed_sampler_of(sampler if batch_sampler is None else batch_sampler)
     if given is not None:
         _check_replicas(config, given)
@@ -134,16 +134,6 @@ def _check_replicas(config: LoaderConfig, sampler: DistributedSampler[Any]) -> N
 # Its wrapper notes batches as they are drawn. Where the loader gives them out in another order, or
 # leaves samples out, number ``i`` would be another batch's: then the wrapper is hidden, and
 # Lightning says that it cannot infer the indices.
-
-
-def hide_uncertain_indices(batch_sampler: Any, certain: bool) -> Any:
-    """Hide what notes batches as they are drawn, if that is not how they are given out.
-
-    That is certain if batch number ``i`` given out is number ``i`` drawn, with all its samples.
-    """
-    if certain or not any(kind.__name__ == _NOTING for kind in type(batch_sampler).__mro__):
-        return batch_sampler
-    return _Unnoted(batch_sampler)
 
 
 # Known by its name, for there are two (``lightning``, ``pytorch_lightning``), and no loader needs
