@@ -140,10 +140,10 @@ def test_a_users_sampler_may_be_told_by_the_user() -> None:
 @pytest.mark.filterwarnings("ignore:the batches of a lit_loader.DataLoader:UserWarning")
 def test_a_loader_of_torchs_made_of_the_batches_can_be_told_its_epoch() -> None:
     """As Transformers' Trainer does for a resume behind the first epoch."""
-    shared: Any = {"shuffle": True, "num_replicas": 1, "rank": 0}
-    made = DataLoader(list(range(12)), batch_size=3, seed=1, **shared)
+    one: Any = {"num_replicas": 1, "rank": 0}  # without: torch's class, whatever epoch is set
+    made = DataLoader(list(range(12)), batch_size=3, shuffle=True, seed=1, **one)
     orders = [[batch.tolist() for batch in made] for _ in range(2)]
-    fresh = DataLoader(list(range(12)), batch_size=3, seed=1, **shared)
+    fresh = DataLoader(list(range(12)), batch_size=3, shuffle=True, seed=1, **one)
     batches: Any = copy.deepcopy(fresh).batch_sampler
     batches.set_epoch(1)
     theirs = TorchDataLoader(list(range(12)), batch_sampler=batches)
