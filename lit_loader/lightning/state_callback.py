@@ -165,16 +165,13 @@ class LoaderStateCallback(Callback):
     def _restore_loaders(
         self, trainer: Trainer, states: Sequence[dict[str, Any]], ahead: bool, between: bool
     ) -> list[ResumedEpoch]:
-        """Restore the loaders.
+        """Give each loader its state.
 
         Args:
             trainer: The Trainer.
             states: A state for each loader.
             ahead: Whether Lightning has fetched the first batch already.
             between: Whether the checkpoint was saved between two epochs.
-
-        Returns:
-            How far each loader is in its epoch.
         """
         fit_loop: Any = trainer.fit_loop
         # Before an epoch later than the first, Lightning takes new iterators itself; not in recent
@@ -189,21 +186,16 @@ class LoaderStateCallback(Callback):
                 loader.load_state_dict(state)
             after: int = loader.state_dict()["batches"]
             resumed.append(ResumedEpoch(state["batches"], after, _length(loader)))
-            if ahead and between:
-                self._leave_epoch(trainer, loader, state)
+            if ahead and between:  # as a later fetch would, where others have ended the epoch
+                if not _is_iterable(loader):
+                    loader._core.epochs.set_epoch(_epoch(trainer))
+                elif state["batches"]:
+                    loader.set_epoch(state["epoch"] + 1)
         if ahead and begun and not renews:
             # The batch that was taken ahead is of another place.
             # reach: lightning: the batch that was taken ahead is in the fetcher
             iter(fit_loop._data_fetcher)
         return resumed
-
-    @staticmethod
-    def _leave_epoch(trainer: Trainer, loader: DataLoader[Any], state: Mapping[str, Any]) -> None:
-        """Give up where a loader was when others ended the epoch, as a later fetch would."""
-        if not _is_iterable(loader):
-            loader._core.epochs.set_epoch(_epoch(trainer))
-        elif state["batches"]:
-            loader.set_epoch(state["epoch"] + 1)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Sets the epoch of loaders that Lightning does not: those of iterable datasets, say."""
