@@ -249,7 +249,7 @@ class BatchLoader:
             self._reseed(extend(self._epoch_seed, BEGINNING, stage))
 
     def beginning(self, part: int) -> AbstractContextManager[object]:
-        """See `context.Maker`: what is indexed has no beginning."""
+        """See `context`: what is indexed has no beginning."""
         return nullcontext()
 
     def aside(self) -> AbstractContextManager[object]:

@@ -49,7 +49,7 @@ LOOK: Final = 0.01
 class _Read:
     """One read of one sample."""
 
-    __slots__ = ("call", "epoch", "future", "given_up", "key", "over", "size")
+    __slots__ = ("call", "epoch", "future", "given_up", "key", "over")
 
     def __init__(self, key: Key, call: tuple[Call, Any, Any], epoch: Any) -> None:
         self.key = key
@@ -58,7 +58,6 @@ class _Read:
         self.future: Future[Any] | None = None
         self.over = False  # taken, or dropped
         self.given_up = False  # dropped, and goes on
-        self.size = 0
 
 
 class ReadAhead:
@@ -89,8 +88,8 @@ class ReadAhead:
         self._known: dict[Key, deque[_Read]] = {}
         self._under_way = 0
         self._beginning = False
-        self._begun = self._held = self._bytes = 0  # not taken; of these came; their bytes
-        self._arrived = self._sizes = 0  # of all reads there were
+        self._begun = 0  # and not taken
+        self._largest = 0  # bytes of all that was read so far
         self._asked = self._found = 0  # by a batch's samples; of these were announced
         self._in_vain = 0
         self._first = True
@@ -152,8 +151,7 @@ class ReadAhead:
             left = [read for read in reads if not read.over]
             for read in left:
                 self._let_go(read)
-                if read.future is not None:
-                    self._give_room(read)
+                self._begun -= read.future is not None
             for read in left:
                 if read.future is not None and not read.future.cancel():
                     read.given_up = not read.future.done()  # it may hang, and holds up nobody
@@ -189,7 +187,7 @@ class ReadAhead:
         finally:
             with self._lock:
                 if read is not None and read.future is not None:
-                    self._give_room(read)
+                    self._begun -= 1
                     read.future = None  # with what was read, which is the sample's now
                 self.waited += time.monotonic_ns() - began
                 del read
@@ -289,10 +287,8 @@ class ReadAhead:
             return False
         if self._limit is None or not self._begun:
             return True
-        if not self._arrived:
-            return False
-        coming = self._begun - self._held + 1
-        return self._bytes + coming * self._sizes / self._arrived <= self._limit
+        # Each may be as large as the largest one; before one has come, there is one at a time.
+        return 0 < (self._begun + 1) * self._largest <= self._limit
 
     def _note(self, read: _Read, future: Future[Any]) -> None:
         """Note that a read has come to its end, and how large it is what has come."""
@@ -300,13 +296,7 @@ class ReadAhead:
         size = max(1, size_of(future.result())) if weighed else 0
         with self._lock:
             self._under_way -= not read.given_up
-            if size:
-                self._sizes += size
-                self._arrived += 1
-            if size and not read.over:
-                read.size = size
-                self._bytes += size
-                self._held += 1
+            self._largest = max(self._largest, size)
             self._begin_more()
 
     def _let_go(self, read: _Read) -> None:
@@ -316,11 +306,6 @@ class ReadAhead:
         if not reads:
             del self._known[read.key]
         read.over = True
-
-    def _give_room(self, read: _Read) -> None:
-        self._begun -= 1
-        self._bytes -= read.size
-        self._held -= bool(read.size)
 
 
 def _came(reads: weakref.ref[ReadAhead], read: _Read, future: Future[Any]) -> None:

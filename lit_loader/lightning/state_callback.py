@@ -119,10 +119,9 @@ class LoaderStateCallback(Callback):
             states[_STATES] = [next(merged) if is_ours(each) else each for each in states[_STATES]]
         # A hint, and no part of the position: whatever it is, the data is the same.
         autos = [loader._core.auto for loader in train_loaders(trainer)]
-        if any(auto is not None and auto.measured for auto in autos):
-            checkpoint[_WORKERS] = [
-                auto.setting.workers if auto is not None and auto.measured else 0 for auto in autos
-            ]
+        hint = [each.setting.workers if each and each.measured else 0 for each in autos]
+        if any(hint):
+            checkpoint[_WORKERS] = hint
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Restores the loaders, corrects Lightning's own progress and begins to commit.
