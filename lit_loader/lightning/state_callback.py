@@ -69,8 +69,7 @@ class LoaderStateCallback(Callback):
     came_by_itself = False
 
     def __init__(self) -> None:
-        self._to_restore: list[dict[str, Any]] = []
-        self._saved: list[Any] = []  # with those of other loaders
+        self._saved: list[Any] = []  # states to restore, with those of other loaders
         self._workers_hint: Any = None
         self._resumes = False
         self._has_begun = False  # whether the epoch's first batch was fetched before its hooks
@@ -89,7 +88,7 @@ class LoaderStateCallback(Callback):
         if self.came_by_itself and others:
             _put_first(others[0], trainer)
             return
-        self._to_restore, self._workers_hint, self._resumes = [], None, False
+        self._saved, self._workers_hint, self._resumes = [], None, False
         _put_first(self, trainer)
         CALLBACKS.add(self)
 
@@ -99,10 +98,10 @@ class LoaderStateCallback(Callback):
         """Keeps the loaders' states, and corrects the Trainer's progress in the checkpoint."""
         if trainer.state.fn != "fit":
             return
-        self._saved = states_in(checkpoint).get(_STATES, [])
-        self._to_restore = [*filter(is_ours, self._saved)]
+        saved = states_in(checkpoint).get(_STATES, [])
         self._workers_hint = checkpoint.get(_WORKERS)
-        if self._to_restore:
+        if any(map(is_ours, saved)):
+            self._saved = saved
             correct_progress(checkpoint["loops"]["fit_loop"])
             self._resumes = True
 
@@ -111,7 +110,7 @@ class LoaderStateCallback(Callback):
     ) -> None:
         """Puts the readers of all ranks into the loaders' states, which hold those of one."""
         states = states_in(checkpoint)
-        if self._to_restore:  # its loaders are not made, or not restored
+        if self._saved:  # its loaders are not made, or not restored
             states[_STATES] = [*self._saved]
         own = [*filter(is_ours, states.get(_STATES, ()))]
         merged = iter(self._rank_states.merged(own, trainer.current_epoch, trainer.global_step))
@@ -130,13 +129,13 @@ class LoaderStateCallback(Callback):
             StateError: The checkpoint has the states of another number of loaders.
         """
         loaders = self._loaders = train_loaders(trainer)
-        if self.came_by_itself and not loaders and not self._to_restore:
+        if self.came_by_itself and not loaders and not self._saved:
             # A new list: the Trainer is going through the old one.
             trainer.callbacks = [c for c in trainer.callbacks if c is not self]  # type: ignore[attr-defined]
             return
         self._rank_states.begin_fit()
         between = self._resumes and begin_next_epoch(trainer.fit_loop)
-        states, self._to_restore, self._saved = self._to_restore, [], []
+        states, self._saved = [*filter(is_ours, self._saved)], []
         hint, self._workers_hint = self._workers_hint, None
         for loader, workers in zip(loaders, hint if isinstance(hint, list) else (), strict=False):
             if loader._core.auto is not None and isinstance(workers, int):
