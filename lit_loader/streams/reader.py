@@ -208,7 +208,7 @@ class Reader(BatchLoader):
             before = self._mark_of(())
 
             def after_first() -> None:
-                self._draws_first = self._mark_of(()) != before and not fetcher.composed
+                self._draws_first = self._mark_of(()) != before and not fetcher.opened.composed
                 self._reseed_batch(first)
 
             fetcher.after_first = after_first
@@ -235,7 +235,7 @@ class Reader(BatchLoader):
             if midst and not alike:
                 break
             self._reseed_batch(earlier + readers)
-        return fetcher, alike and not (wanted and fetcher.unproven)
+        return fetcher, alike and not (wanted and fetcher.opened.unproven)
 
     def _new_fetcher(self, state: Any) -> IterableFetcher:
         """Open the dataset, at its start or where a state says."""
