@@ -71,6 +71,7 @@ class Note(IntEnum):
     NO_MEMORY = 1
     NOT_KEPT = 2
     NOT_ON_DISK = 3
+    TOO_LARGE = 4
 
 
 class Counter(IntEnum):
@@ -199,7 +200,7 @@ class SharedStore:
         if self._index[index]:
             return True
         size = len(entry)
-        if size > _MOST or not self._has_room(size):
+        if not self._has_room(size):
             return False
         # Two that write the same sample at this very moment both take space, and the later word
         # counts: they are equal.
@@ -217,10 +218,16 @@ class SharedStore:
 
     def _has_room(self, size: int) -> bool:
         used = self.used
-        if used + size > self.limit:
+        if used + size > self.limit or size > _MOST:
             # A smaller one may still find its place, unless this is one as most are.
-            if size * self.total(Counter.KEPT) <= 2 * used:
+            if size <= _MOST and size * self.total(Counter.KEPT) <= 2 * used:
                 self.note(Note.FULL, f"memory={self.limit} bytes are full: {self._extent()}")
+            else:
+                self.note(
+                    Note.TOO_LARGE,
+                    f"a sample of {size / 1e6:,.1f} MB finds no room in memory={self.limit} bytes: "
+                    "such samples are made anew each time, smaller ones are still kept",
+                )
             return False
         self._looked -= size
         if self._looked < 0:

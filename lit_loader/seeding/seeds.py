@@ -31,7 +31,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import torch
 
-from lit_loader.seeding.generator_lock import turn
+from lit_loader.seeding.generator_lock import Turn
 
 __all__ = [
     "BaseSeed",
@@ -243,8 +243,12 @@ def base_seed(seed: int | None, generator: torch.Generator | None) -> int:
         return seed & _MASK
     if generator is not None:
         return generator.initial_seed() & _MASK
-    with turn():  # a batch that another thread makes may have a seed of its own
+    mine = Turn()
+    try:
+        mine.take()  # a batch that another thread makes may have a seed of its own
         return torch.initial_seed() & _MASK
+    finally:
+        mine.end()
 
 
 class BaseSeed:

@@ -153,6 +153,17 @@ def test_a_full_cache_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
     ]
 
 
+def test_what_finds_no_room_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    sizes = [8, 8, 8, 8, 4000, 4000, 8, 8]
+    data = [torch.full((size,), float(n)) for n, size in enumerate(sizes)]
+    cached = CachedDataset(data, 8000)
+    for _ in range(2):
+        assert all(torch.equal(cached[n], data[n]) for n in range(len(data)))
+    assert cached.figures()[:2] == (6, 10)
+    (text,) = [record.message for record in caplog.records]
+    assert text.startswith("CachedDataset: a sample of 0.0 MB finds no room in memory=8000 bytes: ")
+
+
 def test_little_memory_left(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -351,7 +351,6 @@ def test_a_loader_iterated_in_a_thread_and_by_a_dataset() -> None:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[Any]:
     monkeypatch.setattr(generator_lock, "WARN_AFTER", 0.1)
-    monkeypatch.setattr(generator_lock, "_LOOK_EVERY", 0.05)
     with caplog.at_level(logging.WARNING, logger="lit_loader"):
         yield caplog
 
