@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from lit_loader import DataLoader
+from lit_loader.accelerator import pin_memory
 from lit_loader.accelerator.device_copy import Staged
-from lit_loader.iteration import core as core_module
+from lit_loader.iteration import epoch_run
 from tests.support.samples import Call, Rows
 
 PIN = pytest.mark.parametrize("pin", [False, True], ids=["", "pinned"])
@@ -36,7 +37,7 @@ class Recorded:
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> type[Recorded]:
     Recorded.made = []
-    monkeypatch.setattr(core_module, "DeviceCopy", Recorded)
+    monkeypatch.setattr(epoch_run, "DeviceCopy", Recorded)
     return Recorded
 
 
@@ -50,8 +51,8 @@ def ahead(dataset: Any, **options: Any) -> DataLoader[Any]:
 @pytest.fixture
 def pinning(monkeypatch: pytest.MonkeyPatch) -> None:
     """An accelerator for the pin-memory thread; pinning is a copy."""
-    monkeypatch.setattr(core_module.pinning, "find_accelerator", lambda device: 0)
-    monkeypatch.setattr(core_module.pinning, "pin_batch", lambda batch: batch.clone())
+    monkeypatch.setattr(pin_memory, "find_accelerator", lambda device: 0)
+    monkeypatch.setattr(pin_memory, "pin_batch", lambda batch: batch.clone())
     monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
 
 

@@ -51,8 +51,9 @@ class Squares(Dataset):
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     """Run it in this process, quickly; returns exit code and report."""
+    monkeypatch.setenv("COLUMNS", "160")
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
 
         def go(*overrides: str, quick: bool = True) -> tuple[int, Any]:

@@ -125,11 +125,13 @@ def test_a_users_sampler_is_told_what_the_program_tells_the_loader(workers: int)
             assert [batch.tolist() for batch in loader] == [[4, 0, 1, 2, 3]]
 
 
+@pytest.mark.filterwarnings("ignore:the batches of a lit_loader.DataLoader:UserWarning")
 def test_a_loader_of_torchs_made_of_the_batches_can_be_told_its_epoch() -> None:
     """As Transformers' Trainer does for a resume behind the first epoch."""
-    made = DataLoader(list(range(12)), batch_size=3, shuffle=True, seed=1)
+    shared: Any = {"shuffle": True, "num_replicas": 1, "rank": 0}
+    made = DataLoader(list(range(12)), batch_size=3, seed=1, **shared)
     orders = [[batch.tolist() for batch in made] for _ in range(2)]
-    fresh = DataLoader(list(range(12)), batch_size=3, shuffle=True, seed=1)
+    fresh = DataLoader(list(range(12)), batch_size=3, seed=1, **shared)
     batches: Any = copy.deepcopy(fresh).batch_sampler
     batches.set_epoch(1)
     theirs = TorchDataLoader(list(range(12)), batch_sampler=batches)
