@@ -6,9 +6,8 @@ import copy
 from typing import Any
 
 import pytest
-import torch
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import DistributedSampler, IterableDataset, Sampler
+from torch.utils.data import IterableDataset, Sampler
 
 import lit_loader
 from lit_loader import DataLoader
@@ -124,17 +123,6 @@ def test_a_users_sampler_is_told_what_the_program_tells_the_loader(workers: int)
         loader.set_epoch(4)
         for _ in range(2):
             assert [batch.tolist() for batch in loader] == [[4, 0, 1, 2, 3]]
-
-
-def test_a_users_sampler_may_be_told_by_the_user() -> None:
-    """As programs for torch's DistributedSampler do, on the sampler itself."""
-    sampler = DistributedSampler(range(10), num_replicas=2, rank=0, seed=3)
-    loader = DataLoader(torch.arange(10), 5, sampler=sampler)
-    for epoch in (3, 1, 0):
-        sampler.set_epoch(epoch)
-        expected = list(sampler)
-        assert [batch.tolist() for batch in loader] == [expected]
-        assert loader.state_dict()["epoch"] == epoch + 1
 
 
 @pytest.mark.filterwarnings("ignore:the batches of a lit_loader.DataLoader:UserWarning")
