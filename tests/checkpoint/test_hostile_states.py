@@ -518,32 +518,30 @@ MIXING = ["workers", 0, 1, "iterator"]
     ("kind", "path", "junk", "message"),
     [
         ("order", ["version"], True, "state has version True, but only version 2 is known"),
-        ("order", ["version"], torch.ones(2), "state has version tensor([1., 1.]), but only"),
+
         ("order", ["epoch"], 10**5000, "state's epoch must be a whole number, got an integer of "
          "16610 bits:"),
-        ("order", ["batches"], MAX_BATCHES, "state's batches must be less than 1,099,511,627,776"),
+
         ("order", ["fingerprint", 3], 4, "state's fingerprint must have names for keys, got 3:"),
         ("order", ["fingerprint", "seed"], torch.tensor(1), "state's fingerprint['seed'] must be "
          "an int, float, str, bool or None, got tensor(1):"),
-        ("order", ["fingerprint", "x\ny"], 4, "state was taken with x y=4, but this loader has x "),
+
         ("order", ["workers"], [], "state's workers must be None for a map-style dataset, got []"),
         ("order", ["ahead"], [3], "state's ahead must rise from above batches=3, got [3]:"),
-        ("order", ["ahead"], [5, 5], "state's ahead must rise from above batches=3, got [5, 5]:"),
+
         ("order", ["sampler"], [1], "state's sampler must be a dict of what the sampler must "),
         ("stateful", ["sampler", "head"], 1, "state's sampler['head'] must be a list of items"),
         ("iterable", ["workers"], None, "state's batches must be those of its workers, 0 in all, "),
-        ("iterable", ["ahead"], [9], "state's ahead must be empty for an IterableDataset, got (9"),
+
         ("token budget", ["sampler", "iterator", "batches"], -1,
          "state's batches must be a whole number from 0 to "),
-        ("token budget", ["sampler", "iterator", "of"], torch.ones(3),
-         "the state is of other batches than this TokenBudgetBatchSampler makes"),
-        ("token budget", ["sampler", "iterator"], [],
-         "state's place among the batches must be a dict, got []"),
-        ("stream", MIXING, 3, "state's mixture must be a dict, got 3"),
+
+
+
         ("stream", [*MIXING, "draws"], -3, "state's draws and given must be how many"),
-        ("stream", [*MIXING, "given"], 10**6, "state's draws and given must be how many"),
-        ("stream", [*MIXING, "ended"], 0, "state's ended must be True or False, got 0:"),
-        ("stream", [*MIXING, "sources"], {}, "state's sources must be a list, got {}:"),
+
+
+
         ("stream", [*MIXING, "sources"], [], "the state is of a mixture of 0 sources"),
         ("stream", [*MIXING, "sources", 1], [1, 2, 3],
          "state's sources[1] must be [taken, ended, the source's state], got [1, 2, 3]:"),
@@ -551,39 +549,30 @@ MIXING = ["workers", 0, 1, "iterator"]
          "source's iterator Cursor cannot go on from its part of the state (TypeError: unsupp"),
         ("iterable", ["workers", 0], [3, {"iterator": {"place": 3}}, False, 1], "the state is of a "
          "dataset with state_dict and load_state_dict (of the iterator), which Numbers has not"),
-        ("iterable with a state", ["workers", 0, 1, "iterator"], {}, "dataset's iterator Cursor "
-         "cannot go on from its part of the state (KeyError: 'place'): resume with the dataset's "
-         "iterator that"),
+
         ("iterable with a state", ["workers", 0, 1], {}, "state's workers[0] must have the "
          "dataset's state of a batch that was given out, got [3, {}, False, 2, 0, ["),
-        ("iterable with a state", ["workers", 0, 3], 0, "state's workers[0] must be [batches, the "
-         "dataset's state, whether it has ended], got [3, {'iterator': {'place': 4}}, False, 0, 0"),
-        ("iterable with a state", ["workers", 0], [3, {"iterator": {"place": 4}}, False, 0],
-         "state's workers[0] must have the dataset's state of a batch that was given out, got [3"),
-        ("iterable with a state", ["workers", 0, 1], {"place": 3}, "state's workers[0][1] must be "
-         "a dict of what the dataset and its iterator must remember, or None, got {'place': 3}:"),
+
+
+
         ("stream", [*MIXING, "sources", 1, 2], {"place": "x"}, "state's sources[1][2] must be a "
          "dict of what the dataset and its iterator must remember, or None, got {'place': 'x'}:"),
-        ("stream", [*MIXING, "sources", 0, 2], {"iterator": 3}, "the state is of a source with "
-         "state_dict and load_state_dict (of the iterator), which Numbers has not: resume with "),
-        ("stream with dataset", ["workers", 0, 1, "dataset", "position"], "x", "dataset WithState "
-         "cannot go on from its part of the state (TypeError: slice indices must be integers"),
+
+
         ("stream with both", ["workers", 0, 1, "dataset", "shift"], {}, "dataset WithBothStates "
          "cannot go on from its part of the state (TypeError: unsupported operand"),
         ("sampler with sampler", ["sampler", "at"], True, "state's sampler['at'] must be a place "),
-        ("sampler with sampler", ["sampler", "at"], 50, "state's sampler['at'] must be a place "),
+
         ("sampler with sampler", ["sampler", "drawn"], [1, 2], "state's sampler['drawn'] must be "),
-        ("sampler with sampler", ["sampler", "drawn", 0], "x", "state's sampler['drawn'] must be "),
+
         ("sampler with sampler", ["sampler", "heads"], [1], "state's sampler['heads'] must be a "),
         ("sampler with sampler", ["sampler", "carried"], {"attributes": {"0.n": 1}},
          "the state has a sampler's counters, which an earlier release of lit_loader kept"),
-        ("sampler with sampler", ["sampler", "sampler", "position"], "x", "sampler DrawnWithState "
-         "cannot go on from its part of the state (TypeError: not all arguments converted"),
-        ("stateful", ["sampler", "sampler"], [], "sampler Places cannot go on from its part of "
-         "the state (TypeError: list indices must be integers or slices, not str): resume with "),
+
+
         ("stateful", ["sampler", "sampler", "place"], "x", "sampler Places cannot go on from its "
          "part of the state (TypeError: 'str' object cannot be interpreted as an integer): resume"),
-        ("stateful in batches", ["sampler", "sampler"], {}, "sampler Places cannot go on from its"),
+
         ("stateful iterator", ["sampler", "iterator"], 0, "sampler's iterator _SamplerIterator "),
     ],
     ids=itertools.count(),

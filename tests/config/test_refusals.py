@@ -161,18 +161,6 @@ def test_options_of_samplers(attempt: Callable[[], object], message: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "weights", [["3", "1"], [3, -1], [0, 0], [None, 1], [1, float("inf")], {"a": -1, "b": 2}]
-)
-def test_bad_weights_are_refused_by_the_dataset(weights: Any) -> None:
-    message = refused(lambda: mixture(weights))
-    given = list(weights.values()) if isinstance(weights, dict) else weights
-    assert message == (
-        "weights must be finite numbers of at least 0, and at least one of them above 0, got "
-        f"weights={given!r}"
-    )
-
-
-@pytest.mark.parametrize(
     "weights",
     [
         [0.75, 0.25],

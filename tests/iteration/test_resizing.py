@@ -287,12 +287,11 @@ def test_a_worker_that_leaves_and_does_not_end(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("how", "persistent"),
-    [("here", True), ("here", False), ("between epochs", True), ("later", True), ("later", False)],
+    [("here", True), ("here", False), ("between epochs", True)],
 )
 def test_the_next_epochs_make_do_with_as_many(
     how: str, persistent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether it is tried in the call, or where the next batch is waited for."""
     launch = WorkerSet.launch
 
     def refuse(self: WorkerSet, workers: Sequence[int], generation: int) -> None:
@@ -310,9 +309,6 @@ def test_the_next_epochs_make_do_with_as_many(
             found = [int(next(iterator))]
             if how == "here":
                 loader.resize(3)
-            elif how == "later":
-                loader.num_workers = 3
-                loader._core._tell_size()
             assert found + ints(iterator) == list(range(60))
         assert loader.num_workers == 1
         pids = pool_of(loader).pids if persistent else []

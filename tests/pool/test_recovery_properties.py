@@ -252,7 +252,7 @@ def options(examples: int) -> settings:
     )
 
 
-@options(20)
+@options(15)
 @given(cases())
 def test_as_if_nothing_had_happened(case: Case) -> None:
     check(case)

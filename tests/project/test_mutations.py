@@ -180,8 +180,8 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "persistent workers start anew with each epoch",
-        "if pool_now is not None and not pool_now.closed and pool_now.num_workers == workers:",
-        "if False and pool_now:",
+        "if pool_now is None or pool_now.closed or pool_now.num_workers != workers:",
+        "if True:",
         "parity/test_workers.py::test_persistent_workers_live_across_epochs",
     ),
     Mutation(

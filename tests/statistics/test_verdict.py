@@ -116,12 +116,6 @@ SLOW = (SlowSample(77, 0.055, 0, 3), SlowSample("a.png", 1.26, 0, 9), SlowSample
             "the workers equal shares",
         ),
         (
-            run(0.5, 0.95),  # the others have not made a single batch
-            3,
-            "the trainer waited 50 % of the time; worker 0 was 95 % busy, the others 0 %: give "
-            "the workers equal shares",
-        ),
-        (
             run(0.4, 0.3, 0.3, decode=lasted(30.0)),
             2,
             "the trainer waited 40 % of the time; 75 % of that rebuilding batches in the training "
@@ -135,13 +129,6 @@ SLOW = (SlowSample(77, 0.055, 0, 3), SlowSample("a.png", 1.26, 0, 9), SlowSample
             "pin_memory=False",
         ),
         (
-            run(0.4, 0.3, 0.3, decode=lasted(85.0), pin=lasted(5.0)),
-            2,
-            "the trainer waited 40 % of the time; the pin-memory thread was 90 % busy, mostly "
-            "rebuilding batches in the training process: return tensors or arrays, instead of "
-            "objects that take long to unpickle",
-        ),
-        (
             run(0.4, 0.5, **elsewhere(0.2, 150_000_000, 180.0)),
             1,
             "the trainer waited 40 % of the time; remote workers were only 20 % busy: the network, "
@@ -149,15 +136,6 @@ SLOW = (SlowSample(77, 0.055, 0, 3), SlowSample("a.png", 1.26, 0, 9), SlowSample
             "10 GbE carries 7.7): send less, images as uint8, say, and convert and normalise them "
             "in the model; 50 % of the batches (75 GB) came from 2 remote workers (a.b 500), each "
             "360 ms in transit",
-        ),
-        (
-            run(0.4, 0.5, **elsewhere(0.2, 4_000_000, 180.0)),
-            1,
-            "the trainer waited 40 % of the time; remote workers were only 20 % busy: the network, "
-            "or the process that takes batches in, is the limit (4 MB a batch, 5 a second; "
-            "10 GbE carries 288): send less, images as uint8, say, and convert and normalise "
-            "them in the model; 50 % of the batches (2 GB) came from 2 remote workers (a.b 500), "
-            "each 360 ms in transit",
         ),
         (
             run(0.4, 0.5, **elsewhere(0.2, 2_000, 180.0)),
@@ -182,35 +160,10 @@ SLOW = (SlowSample(77, 0.055, 0, 3), SlowSample("a.png", 1.26, 0, 9), SlowSample
             "are ready when the trainer asks",
         ),
         (
-            run(0.1, 0.3, 0.3, pin=lasted(10.0)),
-            2,
-            "the trainer waited 10 % of the time; workers were only 30 % busy, and the "
-            "training process was not held up either: raise prefetch_factor, so that more batches "
-            "are ready when the trainer asks",
-        ),
-        (
             run(0.5, 0.5, **stages(40, 10)),
             0,
             "the trainer waited 50 % of the time; it loads the data itself, 80 % of that in "
             "__getitem__: set num_workers",
-        ),
-        (
-            run(0.5, 0.5, **stages(10, 40), slowest_samples=SLOW),
-            0,
-            "the trainer waited 50 % of the time; it loads the data itself, 80 % of that in "
-            "collate_fn: set num_workers",
-        ),
-        (
-            run(0.5, 0.5, **stages(5, 5), pin=lasted(40.0)),
-            0,
-            "the trainer waited 50 % of the time; it loads the data itself, 80 % of that copying "
-            "batches into page-locked memory: set num_workers",
-        ),
-        (
-            run(0.01, 0.3, 0.3, **stages(40, 10), cache_hits=71, cache_misses=29),
-            2,
-            "data loading is not what limits: the trainer waited 1.0 % of the time for it; 71 % of "
-            "the samples came from the cache",
         ),
         (
             run(
@@ -228,11 +181,6 @@ SLOW = (SlowSample(77, 0.055, 0, 3), SlowSample("a.png", 1.26, 0, 9), SlowSample
             2,
             "the trainer waited 10 % of the time; 80 % of that for the first batch (8.0 s): "
             "starting workers takes that long, which matters less the longer a run is",
-        ),
-        (
-            run(0.1, 0.1, startup=8.0),
-            0,
-            "the trainer waited 10 % of the time; 80 % of that for the first batch (8.0 s)",
         ),
         (
             run(0.1, 0.9, 0.9, startup=8.0, starts=20),

@@ -111,7 +111,7 @@ def deeds() -> list[Callable[[], object]]:
     ]
 
 
-@pytest.mark.parametrize("starts", [5, LONG])
+@pytest.mark.parametrize("starts", [3, LONG])
 def test_from_a_process_with_busy_threads(starts: int) -> None:
     progress = pytest.importorskip("rich.progress")
     console = importlib.import_module("rich.console").Console(file=NOWHERE, force_terminal=True)
