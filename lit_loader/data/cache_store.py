@@ -192,11 +192,7 @@ class SharedStore:
         return self.limit > 0 and not self._notes[Note.FULL] and not self._notes[Note.NO_MEMORY]
 
     def put(self, index: int, entry: Bytes) -> bool:
-        """Keep a sample's entry, unless another process has done so meanwhile.
-
-        Returns:
-            Whether there is an entry of this sample now.
-        """
+        """Keep a sample's entry; returns whether there is one now, this or another process's."""
         if self._index[index]:
             return True
         size = len(entry)
@@ -242,11 +238,7 @@ class SharedStore:
         return True
 
     def _append(self, entry: Bytes) -> int:
-        """Write an entry behind all others; returns its first byte's place.
-
-        Raises:
-            OSError: There is no memory.
-        """
+        """Write an entry behind all others; returns its first byte's place. OSError: no memory."""
         if not os.path.isdir(_OPENED):  # all processes have one position in the file
             start = os.lseek(self._fd, len(entry), os.SEEK_CUR) - len(entry)
             written = os.pwrite(self._fd, entry.data, start)
