@@ -27,7 +27,7 @@ from lit_loader.seeding.seeds import seed_streams
 
 __all__ = [
     *("Loan", "OwnStreams", "Rewind", "numpy_state", "preserved", "set_children"),
-    *("state_reader", "tape"),
+    "tape",
 ]
 
 _numpy: Any = np.random  # its stubs do not know all of its functions
@@ -240,12 +240,6 @@ class Rewind(AbstractContextManager[None]):
 
     def __exit__(self, *_: object) -> None:
         self.back()
-
-
-def state_reader(generator: Any) -> Callable[[], Any] | None:
-    """Give the function that reads a generator's state; None if it has none."""
-    found = tape(generator)
-    return None if found is None else found[0]
 
 
 _Tape = tuple[Callable[[], Any], Callable[[Any], object]]
