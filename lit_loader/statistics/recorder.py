@@ -99,13 +99,9 @@ class Stopwatch:
 class Recorder:
     """Collects records of batches; for one thread at a time. A copy of it begins anew.
 
-    Attributes:
-        worker_restarts, sample_errors, sample_retries: As in `LoaderStatistics`.
-        last: The record of the batch given out last, or None.
-        first_remote: The number of the first worker that is on another machine, if there are such.
-        nodes: Which machine each of those is on, or was last, by its place among them.
-        events: The last restarts and bad samples: seconds since 1970, the kind, the text.
-        listener: Called with every full window of records, and by `flush` with the rest; or None.
+    ``last`` is the record of the batch given out last. Which machine a remote worker is on, or was
+    last, is in ``nodes``, by its place after ``first_remote``. A ``listener`` is called with every
+    full window of records, and by `flush` with the rest.
     """
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ from torch.utils.data import Dataset, RandomSampler, TensorDataset
 import lit_loader
 from lit_loader import DataLoader, MixtureDataset, MixtureSampler, MixtureStream
 from lit_loader.seeding import generator_lock
-from lit_loader.seeding.generator_state import OwnStreams
+from lit_loader.seeding.generator_state import Loan, OwnStreams
 from lit_loader.seeding.seeds import base_seed
 from tests.support.exact import (
     Augmented,
@@ -294,7 +294,7 @@ def test_a_thread_in_a_worker_that_iterates_a_loader() -> None:
 def test_the_seed_of_the_process_is_asked_for_between_batches() -> None:
     seed, own = torch.initial_seed(), OwnStreams(77)
     with _Waiting() as waits, ThreadPoolExecutor(1) as pool:
-        with own.lent():
+        with Loan(own):
             assert torch.initial_seed() == 77 != seed
             asked = pool.submit(base_seed, None, None)
             waits.wait()
