@@ -90,45 +90,36 @@ __all__ = [
     "shared_dataset",
 ]
 
-_MODULE_OF = {
-    "CachedDataset": "lit_loader.data.cached_dataset",
-    "DataLoader": "lit_loader.loader",
-    "ExactnessWarning": "lit_loader.errors",
-    "LitLoaderError": "lit_loader.errors",
-    "LoaderConfig": "lit_loader.config.loader_config",
-    "LoaderDataModule": "lit_loader.lightning.datamodule",
-    "LoaderError": "lit_loader.errors",
-    "LoaderMonitor": "lit_loader.lightning.monitor",
-    "LoaderStateCallback": "lit_loader.lightning.state_callback",
-    "LoaderStatistics": "lit_loader.statistics.records",
-    "MixtureDataset": "lit_loader.data.mixture",
-    "MixtureSampler": "lit_loader.data.mixture_sampler",
-    "MixtureStream": "lit_loader.data.mixture_stream",
-    "OptionError": "lit_loader.errors",
-    "PadCollate": "lit_loader.batch.pad",
-    "Padded": "lit_loader.batch.pad",
-    "PinMemoryError": "lit_loader.errors",
-    "RayWorkers": "lit_loader.config.ray_workers",
-    "SampleErrorsError": "lit_loader.errors",
-    "SharedSequence": "lit_loader.transport.shared_sequence",
-    "StateError": "lit_loader.errors",
-    "TokenBudgetBatchSampler": "lit_loader.sampling.token_budget",
-    "TransportError": "lit_loader.errors",
-    "WorkerDiedError": "lit_loader.errors",
-    "WorkerError": "lit_loader.errors",
-    "WorkerRestartWarning": "lit_loader.errors",
-    "WorkerTimeoutError": "lit_loader.errors",
-    "default_collate": "lit_loader.batch.collate",
-    "default_convert": "lit_loader.batch.collate",
-    "get_epoch": "lit_loader.context",
-    "get_rng": "lit_loader.context",
-    "get_shard": "lit_loader.context",
-    "get_worker_info": "torch.utils.data",
-    "merge_states": "lit_loader.checkpoint.loader_state",
-    "read_stream": "lit_loader.batch.reads_stream",
-    "reads_ahead": "lit_loader.batch.reads_declared",
-    "shared_dataset": "lit_loader.data.shared_dataset",
+_NAMES_IN = {
+    "lit_loader.batch.collate": "default_collate default_convert",
+    "lit_loader.batch.pad": "PadCollate Padded",
+    "lit_loader.batch.reads_declared": "reads_ahead",
+    "lit_loader.batch.reads_stream": "read_stream",
+    "lit_loader.checkpoint.loader_state": "merge_states",
+    "lit_loader.config.loader_config": "LoaderConfig",
+    "lit_loader.config.ray_workers": "RayWorkers",
+    "lit_loader.context": "get_epoch get_rng get_shard",
+    "lit_loader.data.cached_dataset": "CachedDataset",
+    "lit_loader.data.mixture": "MixtureDataset",
+    "lit_loader.data.mixture_sampler": "MixtureSampler",
+    "lit_loader.data.mixture_stream": "MixtureStream",
+    "lit_loader.data.shared_dataset": "shared_dataset",
+    "lit_loader.errors": (
+        "ExactnessWarning LitLoaderError LoaderError OptionError PinMemoryError "
+        "SampleErrorsError StateError TransportError WorkerDiedError WorkerError "
+        "WorkerRestartWarning WorkerTimeoutError"
+    ),
+    "lit_loader.lightning.datamodule": "LoaderDataModule",
+    "lit_loader.lightning.monitor": "LoaderMonitor",
+    "lit_loader.lightning.state_callback": "LoaderStateCallback",
+    "lit_loader.loader": "DataLoader",
+    "lit_loader.sampling.token_budget": "TokenBudgetBatchSampler",
+    "lit_loader.statistics.records": "LoaderStatistics",
+    "lit_loader.transport.shared_sequence": "SharedSequence",
+    "torch.utils.data": "get_worker_info",
 }
+
+_MODULE_OF = {name: module for module, names in _NAMES_IN.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> object:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 
@@ -22,59 +22,27 @@ _Context = AbstractContextManager[object]
 _Place = tuple[int, tuple[int, int], bool, Any]
 
 
-class Maker(Protocol):
-    """What makes the batch at hand: `batch/batch_loader.py`."""
-
-    rng: Any
-    """Gives the generators of `get_rng` (`seeding/seeds.py`)."""
-
-    reads: Any
-    """Reads ahead for the samples (`batch/reads_ahead.py`); None: nothing is."""
-
-    def beginning(self, part: int) -> _Context:
-        """Do what `_Reading.beginning` says."""
-
-    def aside(self) -> _Context:
-        """Do what `_Reading.aside` says."""
-
-    def drawn(self) -> str | None:
-        """Do what `_Reading.drawn` says."""
-
-
 in_read: Final[ContextVar[bool]] = ContextVar("in_read", default=False)
 """Whether this is a `lit_loader.reads_ahead` method, which may serve a sample that comes later."""
 
 
 class _Reading:
-    """What is being read, by whom, and as which share; there is one a process.
-
-    Attributes:
-        maker: Makes the batch; None: this is outside of a loader.
-        asked: The function by which a sample has asked for what differs from epoch to epoch.
-        again: Whether this is another attempt (``sample_retries``) at a sample.
-    """
+    """What is being read, by whom, and as which share; there is one a process."""
 
     def __init__(self) -> None:
         self.epoch = 0
         self.shard = (0, 1)
         self.shard_asked = False
-        self.maker: Maker | None = None
-        self.asked = ""
-        self.again = False
+        self.maker: Any = None  # the `BatchLoader`; None: this is outside of a loader
+        self.asked = ""  # by which function a sample has asked for what differs between epochs
+        self.again = False  # this is another attempt (sample_retries) at a sample
 
     def beginning(self, part: int) -> _Context:
-        """Give a context in which generators are as before the epoch's first sample.
-
-        Args:
-            part: Number of the part of an iterable dataset that begins, later than the others.
-        """
+        """Give a context in which a part that begins later finds what precedes a first sample."""
         return nullcontext() if self.maker is None else self.maker.beginning(part)
 
     def aside(self) -> _Context:
-        """Give a context after which the dataset's generators are where they were.
-
-        For what is read again in the midst of a batch.
-        """
+        """Give a context after which generators are where they were, for what is read again."""
         return nullcontext() if self.maker is None else self.maker.aside()
 
     def drawn(self) -> str | None:

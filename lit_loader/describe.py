@@ -58,15 +58,9 @@ _REPR.maxlevel = 3
 
 
 class FailingObject(NamedTuple):
-    """The innermost object that fails.
+    """The innermost object that fails, and what it fails with."""
 
-    Attributes:
-        path: The expression that reaches it, as in ``batch['x'][3].label``.
-        value: The object.
-        error: What it fails with.
-    """
-
-    path: str
+    path: str  # the expression that reaches it, as in batch['x'][3].label
     value: object
     error: Exception
 
@@ -84,12 +78,8 @@ def find_failing_object(
 ) -> FailingObject:
     """Follow a failure from ``value`` down to the innermost object that fails on its own.
 
-    Args:
-        value: The object that fails as a whole.
-        error: What it fails with.
-        attempt: Does again, with one object, what failed.
-        name: What the path begins with.
-        inside: Look inside of functions too: what was attempted needs their variables.
+    ``attempt`` does again, with one object, what failed; ``inside``: it needs the variables of
+    functions, too.
     """
     seen: set[int] = set()  # a structure may contain itself
     # Of a structure too deep to follow, the whole is named: going down level by level takes ages.

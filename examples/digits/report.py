@@ -15,6 +15,31 @@ from digits.history import History
 LOSS, ACCURACY, WAIT = "#4c72b0", "#55a868", "#8172b3"
 ACCENT = "#dd8452"
 
+_WRITTEN = {
+    "training.png": "loss and wait for each step",
+    "predictions.png": "test images, mistakes first",
+    "ranks.png": "each rank's losses",
+    "padding.png": "the batches' shapes, and what padding they save",
+    "mixture.png": "the sources' shares and losses",
+    "frequencies.png": "how often each class comes, without and with weights",
+    "metrics.json": "all figures of the run",
+    "csv/metrics.csv": "the figures of each epoch",
+    "checkpoints": "best.ckpt and last.ckpt",
+    "train.log": "this log",
+    ".hydra/config.yaml": "the configuration",
+}
+
+
+def canvas(rows: int, height: float = 3.0) -> tuple[Figure, Any]:
+    """Returns a figure and its axes, one above the other; without pyplot: no display, no state."""
+    figure = Figure(figsize=(8, height * rows), layout="constrained", dpi=130)
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(rows, 1, squeeze=False)[:, 0]
+    for each in axes:
+        each.grid(alpha=0.25)
+        each.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
 
 def summary(history: History, test: dict[str, float], seconds: float) -> dict[str, Any]:
     """Returns the figures of a run as JSON-ready values; times in milliseconds or seconds."""
@@ -35,17 +60,12 @@ def summary(history: History, test: dict[str, float], seconds: float) -> dict[st
 def write(directory: Path, history: History, figures: dict[str, Any]) -> None:
     """Writes metrics.json and training.png."""
     (directory / "metrics.json").write_text(json.dumps(figures, indent=2) + "\n")
-    # Without pyplot: no display, no global state.
-    figure = Figure(figsize=(8, 9), layout="constrained", dpi=130)
-    FigureCanvasAgg(figure)
-    loss, accuracy, wait = figure.subplots(3, 1, sharex=True)
+    figure, (loss, accuracy, wait) = canvas(3)
     _plot_loss(loss, history)
     _plot_accuracy(accuracy, history, figures)
     _plot_wait(wait, history, figures)
     wait.set_xlabel("training step")
     for axes in (loss, accuracy, wait):
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
         axes.set_title(axes.get_title(), loc="left", weight="bold")
         axes.set_title("")
         axes.legend(frameon=False, ncols=3, loc="lower right", bbox_to_anchor=(1, 0.98))
@@ -105,19 +125,18 @@ def lines(directory: Path, figures: dict[str, Any]) -> list[str]:
     result = [trained(figures)]
     if "test/acc" in figures:
         result.append(f"test/acc {figures['test/acc']:.4f}   test/loss {figures['test/loss']:.4f}")
-    described = {
-        "training.png": "loss, accuracy and wait for each step",
-        "predictions.png": "test images, mistakes first",
-        "ranks.png": "each rank's losses",
-        "metrics.json": "all figures of the run",
-        "csv/metrics.csv": "loss and accuracy of each epoch",
-        "checkpoints": "best.ckpt (validation accuracy) and last.ckpt",
-        "train.log": "this log",
-        ".hydra/config.yaml": "the configuration",
-    }
-    result.append(f"written to {directory}:")
-    result += [f"  {k:<20}{v}" for k, v in described.items() if (directory / k).exists()]
-    return result
+    return result + remarks(figures) + written(directory)
+
+
+def remarks(figures: dict[str, Any]) -> list[str]:
+    """Returns what the callbacks have to say."""
+    return [value for name, value in figures.items() if name.startswith("remark/")]
+
+
+def written(directory: Path) -> list[str]:
+    """Returns the lines that name what a run has left behind."""
+    files = (f"  {k:<20}{v}" for k, v in _WRITTEN.items() if (directory / k).exists())
+    return [f"written to {directory}:", *files]
 
 
 def trained(figures: dict[str, Any]) -> str:

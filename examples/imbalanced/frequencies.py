@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from digits.report import ACCENT
+from digits.report import ACCENT, LOSS, canvas
 from lightning.pytorch import Callback, LightningModule, Trainer
-from text.report import LOSS, canvas
 
 
 class Frequencies(Callback):

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from digits.report import LOSS, canvas
 from lightning.pytorch import Callback, LightningModule, Trainer
-from text.report import ACCENT, COLORS, LOSS, canvas
+from text.report import COLORS
 
 from lit_loader import LoaderDataModule
 
@@ -56,7 +57,7 @@ class Shares(Callback):
         bars.set_xticks(list(places), self._names)
         bars.set(ylabel="% of the samples")
         bars.legend(frameon=False)
-        for name, color in zip(self._names, (ACCENT, *COLORS[1:]), strict=False):
+        for name, color in zip(self._names, COLORS, strict=False):
             points = [(epoch["step"], epoch[name]) for epoch in self._bits if name in epoch]
             if points:
                 lines.plot(*zip(*points, strict=True), "o-", ms=4, color=color, label=name)

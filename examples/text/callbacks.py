@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from digits.report import ACCENT, LOSS, canvas
 from lightning.pytorch import Callback, LightningModule, Trainer
 from matplotlib.ticker import LogFormatter
 
 from lit_loader.sampling.token_budget import TokenBudgetBatchSampler, TokenBudgetStatistics
-from text.report import ACCENT, LOSS, canvas
 
 
 class Writes(Callback):

@@ -8,37 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from digits.history import History
-from digits.report import ACCENT, ACCURACY, LOSS, WAIT, summary, trained
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from digits.report import (
+    ACCENT,
+    ACCURACY,
+    LOSS,
+    WAIT,
+    canvas,
+    remarks,
+    summary,
+    trained,
+    written,
+)
 
 __all__ = ["lines", "summary", "write"]
 
 COLORS = (ACCENT, ACCURACY, WAIT, "#c44e52")
 SMOOTHED = 20  # steps
-
-_PLOTS = {
-    "training.png": "bits per byte and wait, for each step",
-    "padding.png": "the batches' shapes, and what padding they save",
-    "mixture.png": "the sources' shares and losses",
-    "frequencies.png": "how often each class comes, without and with weights",
-    "metrics.json": "all figures of the run",
-    "csv/metrics.csv": "losses of each epoch",
-    "checkpoints": "best.ckpt and last.ckpt",
-    "train.log": "this log",
-    ".hydra/config.yaml": "the configuration",
-}
-
-
-def canvas(rows: int, height: float = 3.0) -> tuple[Figure, Any]:
-    """Returns a figure and its axes, one above the other; without pyplot: no display, no state."""
-    figure = Figure(figsize=(8, height * rows), layout="constrained", dpi=130)
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(rows, 1, squeeze=False)[:, 0]
-    for each in axes:
-        each.grid(alpha=0.25)
-        each.spines[["top", "right"]].set_visible(False)
-    return figure, axes
 
 
 def write(directory: Path, history: History, figures: dict[str, Any]) -> None:
@@ -80,11 +65,9 @@ def lines(directory: Path, figures: dict[str, Any]) -> list[str]:
     if shown:
         result.append("bits per byte (8 without knowing anything):")
         result += [f"  {name:<26}{value:.3f}" for name, value in sorted(shown.items())]
-    result += [value for name, value in figures.items() if name.startswith("remark/")]
+    result += remarks(figures)
     if "sample" in figures:
         result.append("the model writes:")
-        written = (line.rstrip() for line in figures["sample"].splitlines())
-        result += [f"  | {line[:100]}" for line in written if line]
-    result.append(f"written to {directory}:")
-    result += [f"  {k:<20}{v}" for k, v in _PLOTS.items() if (directory / k).exists()]
-    return result
+        sample = (line.rstrip() for line in figures["sample"].splitlines())
+        result += [f"  | {line[:100]}" for line in sample if line]
+    return result + written(directory)

@@ -47,8 +47,7 @@ class BatchLoader:
         spec: What to make.
         worker: This reader's number among those of this rank: that of the worker (0 with
             ``num_workers=0``), unless the spec says how many readers there are.
-        num_readers: Number of readers of this rank: of workers (1 with ``num_workers=0``), unless
-            the spec says how many there are.
+        num_readers: Number of readers of this rank: of workers, unless the spec says.
         watch: The generators of the spec's dataset and functions, as far as they are known.
     """
 
@@ -74,8 +73,7 @@ class BatchLoader:
         self._table = spec.table()
         self._epoch: tuple[int, int] | None = None
         self._epoch_seed = 0
-        self.samples = 0
-        """Samples of the batch made last."""
+        self.samples = 0  # of the batch made last
 
     def whose(self, number: int) -> ReaderShare | None:
         """Give whose turn a batch is; None: readers have no numbers of their own."""
@@ -96,16 +94,9 @@ class BatchLoader:
         self._fetcher = None
 
     def take(self, indices: Any, progress: Progress) -> Any:
-        """Make a batch by one indexing, where the dataset is a table.
+        """Make a batch by one indexing, where the dataset is a table; None: `load` is to make it.
 
         No code of the user's runs and nothing is drawn, so no generator need be seeded.
-
-        Args:
-            indices: The batch's indices.
-            progress: Notes the first sample, and when the batch is made.
-
-        Returns:
-            What :meth:`load` would; None: it is for that to make the batch, or to raise.
 
         Raises:
             Cancelled: The batch is no longer wanted.
@@ -125,14 +116,7 @@ class BatchLoader:
         return batch
 
     def load(self, indices: Any, number: int, epoch: int, seed: int, progress: Progress) -> Any:
-        """Make the batch ``number``.
-
-        Args:
-            indices: The batch's indices.
-            number: Position of the batch in the epoch.
-            epoch: The epoch.
-            seed: Base seed of the epoch.
-            progress: Notes each sample before it is read.
+        """Make the batch ``number`` of an epoch that has this base seed.
 
         Returns:
             The batch; a `BatchWithReport` where samples failed.
@@ -162,9 +146,8 @@ class BatchLoader:
             return self._with_report(None, omitted=True)
         batch = self._collate(samples, number, progress)
         noted = self.reads is not None and self.reads.notes
-        if noted or self._attempts.errors or self._attempts.retries:
-            return self._with_report(batch)
-        return batch
+        tried = self._attempts.errors or self._attempts.retries
+        return self._with_report(batch) if noted or tried else batch
 
     def _fetch_reading(
         self, fetcher: MapFetcher | IterableFetcher, indices: Any, number: int, progress: Progress
@@ -233,10 +216,9 @@ class BatchLoader:
         ignores_share: bool = False,
         omitted: bool = False,
     ) -> BatchWithReport:
-        attempts = self._attempts
-        errors = tuple(attempts.errors)
+        errors, retries = tuple(self._attempts.errors), self._attempts.retries
         return BatchWithReport(
-            batch, state, ignores_share, errors, omitted, attempts.retries, self._notes(), mark
+            batch, state, ignores_share, errors, omitted, retries, self._notes(), mark
         )
 
     def _enter(self, seed: int, epoch: int, progress: Progress) -> None:
@@ -267,7 +249,7 @@ class BatchLoader:
             self._reseed(extend(self._epoch_seed, BEGINNING, stage))
 
     def beginning(self, part: int) -> AbstractContextManager[object]:
-        """See `context.Maker`: what is indexed has no beginning."""
+        """See `context`: what is indexed has no beginning."""
         return nullcontext()
 
     def aside(self) -> AbstractContextManager[object]:
@@ -327,19 +309,14 @@ class BatchLoader:
             # Whatever a failed attempt has drawn: the next one, the next sample and the collate_fn
             # are seeded anew.
             return Attempts(spec.tolerance, before=self._reseed_for, undo=lambda: None)
-        return Attempts(spec.tolerance, before=self._mark, undo=self._back)
+        return Attempts(spec.tolerance, self._mark, lambda: self._rewind.back())  # type: ignore[union-attr]
 
     def _mark(self, index: Any) -> None:
-        assert self._watch is not None
-        held = self._watch.held
+        held = self._watch.held  # type: ignore[union-attr]
         if self._rewind is None or self._rewound is not held:
             self._rewind, self._rewound = Rewind(held.states), held
         self._rewind.mark()
         self.rng.attempt(index)
-
-    def _back(self) -> None:
-        assert self._rewind is not None
-        self._rewind.back()
 
     def _replacement_seed(self, index: Any) -> int:
         return sample_seed(extend(self._epoch_seed, _REPLACEMENTS), index)

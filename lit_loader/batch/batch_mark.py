@@ -36,12 +36,7 @@ _numpy: Any = np.random  # its stubs do not know all of its functions
 
 
 def mark_of(samples: Any, generators: Iterable[Any]) -> str:
-    """Make the mark of a batch.
-
-    Args:
-        samples: Its samples, as they were read; equal ones have equal marks in every process.
-        generators: Those that are seeded for each batch, besides the global ones.
-    """
+    """Make a batch's mark, of its samples and of the generators that are seeded for it."""
     found: list[bytes] = []
     _, words, reserve = random.getstate()
     found.append(b"%d %d %r" % (words[0], words[-1], reserve))  # a word, and the place among them

@@ -28,62 +28,26 @@ class BatchWithReport(NamedTuple):
 
     Every batch of an iterable dataset comes in one; a map-style dataset's only if some of its
     samples failed.
-
-    Attributes:
-        batch: The batch.
-        state: State of an iterable dataset and its iterator before the batch; None if they have
-            none.
-        ignores_share: Whether an iterable dataset has not asked which share is its reader's.
-        errors: Samples that could not be read, and what was done about each.
-        omitted: Whether they have left nothing: there is no batch, and the next one is to be given
-            out in its stead.
-        retries: Times that samples were read again after a transient error.
-        notes: What the user is to be warned of, once.
-        mark: What an iterable dataset's batch is known by when it is read again (`mark_of`).
     """
 
     batch: Any
-    state: Any
-    ignores_share: bool
+    state: Any  # of an iterable dataset and its iterator before the batch; None: they have none
+    ignores_share: bool  # an iterable dataset has not asked which share is its reader's
     errors: tuple[SampleError, ...] = ()
-    omitted: bool = False
-    retries: int = 0
-    notes: tuple[str, ...] = ()
-    mark: str | None = None
+    omitted: bool = False  # they have left nothing: the next batch is given out in its stead
+    retries: int = 0  # times that samples were read again after a transient error
+    notes: tuple[str, ...] = ()  # what the user is to be warned of, once
+    mark: str | None = None  # what a stream's batch is known by when it is read again (`mark_of`)
 
 
 @dataclass(frozen=True)
 class BatchSpec:
-    """All that is needed to make batches; goes to every worker.
-
-    Attributes:
-        dataset: The dataset.
-        iterable: Whether it is iterated rather than indexed.
-        batch_size: Samples a batch of an iterable dataset; None gives single samples.
-        batched: Whether a task's indices are a batch's list (else one index, not collated).
-        drop_last: Whether an iterable dataset's last batch is left off if it is not full.
-        collate_fn: Makes a batch of a list of samples (converts one sample, if not batched).
-        worker_init_fn: Called with the worker's id before its first fetch, or None.
-        seeding: ``"batch"``, ``"sample"`` or ``"worker"``.
-        reseed_fn: Called with the dataset and a seed wherever generators are seeded, or None.
-        rank: This process's place among the replicas.
-        num_replicas: Processes that share the dataset.
-        tolerance: What is done about samples that cannot be read.
-        own_order: Whether the indices are the loader's own, and range over the whole dataset.
-        timed: Whether workers measure their processor time, batch by batch.
-        watched: Whether each sample is announced, for somebody looks at how long it takes.
-        remote_workers: Workers on other machines.
-        share: Whether workers are to have the dataset's long lists in shared memory.
-        shards: The readers of an iterable dataset where they are given; None: each worker is one.
-        ahead: Of these, how many a worker may begin the next epoch of when they have ended.
-        reads: Reads that a process may have under way for its samples.
-        read_bytes: Bytes that what was read ahead may take in a process; None: any number.
-    """
+    """All that is needed to make batches; goes to every worker."""
 
     dataset: Any
-    iterable: bool
-    batch_size: int | None
-    batched: bool
+    iterable: bool  # it is iterated rather than indexed
+    batch_size: int | None  # of an iterable dataset; None gives single samples
+    batched: bool  # a task's indices are a batch's list (else one index, not collated)
     drop_last: bool
     collate_fn: Callable[[Any], Any]
     worker_init_fn: Callable[[int], object] | None
@@ -92,15 +56,15 @@ class BatchSpec:
     rank: int
     num_replicas: int
     tolerance: Tolerance
-    own_order: bool
-    timed: bool = False
-    watched: bool = True
+    own_order: bool  # the indices are the loader's own, and range over the whole dataset
+    timed: bool = False  # workers measure their processor time, batch by batch
+    watched: bool = True  # each sample is announced, for somebody looks at how long it takes
     remote_workers: int = 0
-    share: bool = False
-    shards: Shards | None = None
-    ahead: int = 0
+    share: bool = False  # workers are to have the dataset's long lists in shared memory
+    shards: Shards | None = None  # readers of an iterable dataset; None: each worker is one
+    ahead: int = 0  # readers whose next epoch a worker may begin when they have ended
     reads: int = 0
-    read_bytes: int | None = None
+    read_bytes: int | None = None  # that reads ahead may take in a process; None: any number
 
     def read_ahead(self) -> ReadAhead | None:
         """What reads ahead for the samples; None: the dataset does not say what waits."""

@@ -19,11 +19,7 @@ from lit_loader.transport.status_board import Progress
 __all__ = ["EndOfData", "IterableFetcher", "MapFetcher", "as_read"]
 
 
-Many = Callable[[Any], Any]
-"""A dataset's ``__getitems__``."""
-
-
-def as_read(dataset: Any) -> tuple[Any, Many | None]:
+def as_read(dataset: Any) -> tuple[Any, Callable[[Any], Any] | None]:
     """Give what a batch's samples are read from, and what reads them all at once, or None.
 
     Torch's ``Subset`` has ``__getitems__`` for the sake of what is in it. Around a dataset that has
@@ -65,8 +61,8 @@ class MapFetcher:
     """Reads samples of a map-style dataset.
 
     Args:
-        dataset: Anything with ``__getitem__`` (and, at will, ``__getitems__``, which then gets the
-            whole list of indices at once).
+        dataset: Anything with ``__getitem__``, or ``__getitems__``, which then gets the whole list
+            of indices at once.
         batched: Whether ``indices`` is a batch's list of indices, or a single index.
         before_sample: Called with each index before its sample is read; a dataset's
             ``__getitems__`` then gets one index at a time. None: nothing is called.
@@ -82,28 +78,19 @@ class MapFetcher:
     def fetch(self, indices: Any, progress: Progress) -> Any:
         """Return ``[dataset[i] for i in indices]``, or ``dataset[indices]`` if not batched."""
         if not self._batched:
-            return self._one(indices, progress)
+            progress.step(0)
+            return self._seeded(indices)
         if self._before_sample is not None:
-            return self._one_by_one(indices, self._before_sample, progress)
+            return progress.read(self._seeded, indices)
         if self._many is not None:
             progress.step(0)
             return self._many(indices)
         return progress.read_all(self._dataset, indices)
 
-    def _one(self, index: Any, progress: Progress) -> Any:
-        progress.step(0)
+    def _seeded(self, index: Any) -> Any:
         if self._before_sample is not None:
             self._before_sample(index)
-        return self._dataset[index]
-
-    def _one_by_one(
-        self, indices: Any, before_sample: Callable[[Any], None], progress: Progress
-    ) -> list[Any]:
-        def get(index: Any) -> Any:
-            before_sample(index)
-            return self._alone(index)
-
-        return progress.read(get, indices)
+        return self._alone(index)
 
     def _alone(self, index: Any) -> Any:
         return self._dataset[index] if self._many is None else self._many([index])[0]
@@ -122,9 +109,6 @@ class IterableFetcher:
 
     Raises:
         StateError: The dataset, or its iterator, cannot take the state.
-
-    Attributes:
-        after_first: To be called once, when the first sample has been read.
     """
 
     def __init__(
@@ -136,14 +120,14 @@ class IterableFetcher:
         before_iter: Callable[[], object] | None = None,
         good: Any = None,
     ) -> None:
-        self._opened = Opened(dataset, "dataset", state, before_iter)
+        self.opened = Opened(dataset, "dataset", state, before_iter)
         self._good = good
-        self._iterator: Any = good.of(self._opened.iterator) if good else self._opened.iterator
+        self._iterator: Any = good.of(self.opened.iterator) if good else self.opened.iterator
         self._batch_size = batch_size
         self._drop_last = drop_last
         self._began_at = state
         self._begun = self._ended = False
-        self.after_first: Callable[[], object] | None = None
+        self.after_first: Callable[[], object] | None = None  # called once, after a first sample
 
     def fetch(self, indices: Any, progress: Progress) -> Any:
         """Return the next batch's samples; ``indices`` is None.
@@ -158,7 +142,11 @@ class IterableFetcher:
         samples: list[Any] = []
         try:
             if not self._begun:
-                self._read_first(samples, progress)
+                self._begun = True
+                progress.step(0)
+                samples.append(next(self._iterator))
+                if self.after_first is not None:
+                    self.after_first()
             for position in range(len(samples), self._batch_size or 1):
                 progress.step(position)
                 samples.append(next(self._iterator))
@@ -172,34 +160,14 @@ class IterableFetcher:
             return OMITTED
         return samples[0] if self._batch_size is None else samples
 
-    def _read_first(self, samples: list[Any], progress: Progress) -> None:
-        """Read the sample with which all that comes before any sample is done."""
-        self._begun = True
-        progress.step(0)
-        samples.append(next(self._iterator))
-        if self.after_first is not None:
-            self.after_first()
-
-    @property
-    def composed(self) -> bool:
-        """Whether it is a mixture, whose sources begin one after the other."""
-        return self._opened.composed
-
-    @property
-    def unproven(self) -> bool:
-        """Whether reading again some batches has not shown yet that a state leads to the place."""
-        return self._opened.unproven
-
     def state(self) -> dict[str, Any] | None:
         """Return what is needed to go on from here; None: no state leads here.
 
         Before anything has been read, that is what it was begun with. Empty: it was begun at its
         start, from which it is read again.
         """
-        if not self._opened.stateful:
+        if not self.opened.stateful:
             return None
-        if self._begun:
-            return self._opened.state()
-        if self._began_at or not self._opened.tells_its_start:
+        if not self._begun and (self._began_at or not self.opened.tells_its_start):
             return self._began_at or {}
-        return self._opened.state()
+        return self.opened.state()

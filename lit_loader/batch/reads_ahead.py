@@ -28,13 +28,14 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence, Sized
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from lit_loader.batch.reads_background import Background, Call, read_now
 from lit_loader.batch.reads_declared import Key, key_of, reads_of
 from lit_loader.describe import short_repr
 from lit_loader.seeding.draws import Draws
 from lit_loader.system.interrupts import let_handlers_through
+from lit_loader.transport.status_board import Progress
 
 __all__ = ["ReadAhead"]
 
@@ -45,18 +46,10 @@ LOOK: Final = 0.01
 """Seconds between two looks at the generators while a sample waits for its read."""
 
 
-class Progress(Protocol):
-    """What is asked of a batch's progress: see `transport/status_board.py`."""
-
-    def read_begins(self) -> None: ...
-
-    def read_ends(self) -> None: ...
-
-
 class _Read:
     """One read of one sample."""
 
-    __slots__ = ("call", "epoch", "future", "given_up", "key", "over", "size")
+    __slots__ = ("call", "epoch", "future", "given_up", "key", "over")
 
     def __init__(self, key: Key, call: tuple[Call, Any, Any], epoch: Any) -> None:
         self.key = key
@@ -65,7 +58,6 @@ class _Read:
         self.future: Future[Any] | None = None
         self.over = False  # taken, or dropped
         self.given_up = False  # dropped, and goes on
-        self.size = 0
 
 
 class ReadAhead:
@@ -75,27 +67,18 @@ class ReadAhead:
         dataset: What is read.
         reads: Reads under way, at most; 0: each is done when it is asked for.
         limit: Bytes that these may hold; None: any number.
-
-    Attributes:
-        notes: What the user is to be warned of.
-        waited: Nanoseconds that samples have waited for reads since it was last set to 0.
-        look_ahead: Announces batches that come later; called by the thread that makes them.
-        progress: Notes that a sample waits for a read; None: nobody looks.
-        sharing: Readers of a stream that share the ``reads``.
-        draws: Sees whether a read draws; None before the first read.
-        background: Has what is under way.
     """
 
     def __init__(self, dataset: Any, reads: int, limit: int | None = None) -> None:
         self._dataset = dataset
         self.reads = reads
         self._limit = limit
-        self.notes: list[str] = []
-        self.waited = 0
-        self.look_ahead: Callable[[], None] | None = None
-        self.progress: Progress | None = None
-        self.sharing: Sized = ()
-        self.draws: Draws | None = None
+        self.notes: list[str] = []  # what the user is to be warned of
+        self.waited = 0  # nanoseconds that samples have waited, since it was last set to 0
+        self.look_ahead: Callable[[], None] | None = None  # announces later batches; by the owner
+        self.progress: Progress | None = None  # notes that a sample waits; None: nobody looks
+        self.sharing: Sized = ()  # readers of a stream that share the reads
+        self.draws: Draws | None = None  # sees whether a read draws; None before the first read
         self.background = Background(reads)
         self._lock = threading.RLock()
         self._owner = threading.get_ident()
@@ -105,8 +88,8 @@ class ReadAhead:
         self._known: dict[Key, deque[_Read]] = {}
         self._under_way = 0
         self._beginning = False
-        self._begun = self._held = self._bytes = 0  # not taken; of these came; their bytes
-        self._arrived = self._sizes = 0  # of all reads there were
+        self._begun = 0  # and not taken
+        self._largest = 0  # bytes of all that was read so far
         self._asked = self._found = 0  # by a batch's samples; of these were announced
         self._in_vain = 0
         self._first = True
@@ -123,13 +106,7 @@ class ReadAhead:
             self._begin_more()
 
     def announce(self, batch: Any, epoch: Any, indices: Any) -> None:
-        """Say what a batch is going to be made of; once more does nothing.
-
-        Args:
-            batch: What it is known by, here and in :meth:`end`.
-            epoch: What :meth:`enter` is told of its epoch.
-            indices: A list of them.
-        """
+        """Say what a batch is going to be made of; once more does nothing."""
         if not self.reads or batch in self._announced or type(indices) is not list:
             return
         reads = []
@@ -167,18 +144,14 @@ class ReadAhead:
             self._begin_more()
 
     def end(self, batch: Any, made: bool = False) -> None:
-        """Drop what was read for a batch and not asked for.
-
-        Args:
-            batch: Which.
-            made: Whether all its samples were read.
-        """
+        """Drop what was read for a batch and not asked for; ``made``: all its samples were read."""
         with self._lock:
             reads = self._announced.pop(batch, ())
             begun = any(read.future is not None for read in reads)
             left = [read for read in reads if not read.over]
             for read in left:
-                self._forget(read)
+                self._let_go(read)
+                self._begun -= read.future is not None
             for read in left:
                 if read.future is not None and not read.future.cancel():
                     read.given_up = not read.future.done()  # it may hang, and holds up nobody
@@ -200,11 +173,7 @@ class ReadAhead:
     # --- reads ---
 
     def take(self, method: Call, dataset: Any, index: Any) -> Any:
-        """Give what was read for a sample of the dataset; or read it.
-
-        Raises:
-            BaseException: Whatever the read has raised, with its traceback.
-        """
+        """Give what was read for a sample of the dataset; or read it, and raise what it raises."""
         began = time.monotonic_ns()
         mine = threading.get_ident() == self._owner
         progress = self.progress if mine else None
@@ -218,7 +187,7 @@ class ReadAhead:
         finally:
             with self._lock:
                 if read is not None and read.future is not None:
-                    self._give_room(read)
+                    self._begun -= 1
                     read.future = None  # with what was read, which is the sample's now
                 self.waited += time.monotonic_ns() - began
                 del read
@@ -233,14 +202,11 @@ class ReadAhead:
         """Take the earliest read for a sample out of what is known."""
         with self._lock:
             self._asked += 1
-            reads = self._known.get(key) if key is not None else None
-            if not reads:
+            if key not in self._known:
                 return None
             self._found += 1
-            read = reads.popleft()
-            if not reads:
-                del self._known[read.key]
-            read.over = True
+            read = self._known[key][0]
+            self._let_go(read)
             return read
 
     def _now(self, method: Call, dataset: Any, index: Any) -> Any:
@@ -263,13 +229,7 @@ class ReadAhead:
         """Wait for a read, and see whether something draws meanwhile.
 
         What draws seldom, such as a client that waits a random time before it asks again, has not
-        been seen in the first read.
-
-        Args:
-            future: The read.
-            method: What reads.
-            arguments: Its arguments, the last of which is the index.
-            alone: Whether it is the thread that makes the batch which waits.
+        been seen in the first read. ``alone``: it is the thread that makes the batch which waits.
         """
         now = time.monotonic()
         draws = self.draws
@@ -283,20 +243,18 @@ class ReadAhead:
             drawn = draws.drawn(marks)
             if drawn is not None:
                 self.draws = None  # once is enough
-                name = getattr(method, "__qualname__", repr(method))
                 self.notes.append(
                     f"something drew from {drawn} while sample {short_repr(arguments[-1])} waited "
-                    f"for {name}, so random numbers of samples depend on when that was: if it was "
-                    "the read (a client's retries may), have it draw from a generator of its own, "
-                    "or set reads=0"
+                    f"for {_name(method)}, so random numbers of samples depend on when that was: "
+                    "if it was the read (a client's retries may), have it draw from a generator of "
+                    "its own, or set reads=0"
                 )
 
     def warn_of_draws(self, method: Call, drawn: str, index: Any) -> None:
         """Have the user told that a read is not made ahead."""
-        name = getattr(method, "__qualname__", repr(method))
         self.notes.append(
-            f"{name} draws from {drawn} at {short_repr(index)}, so it is called when its sample "
-            "asks and not ahead: draw behind the read, with what it gives"
+            f"{_name(method)} draws from {drawn} at {short_repr(index)}, so it is called when its "
+            "sample asks and not ahead: draw behind the read, with what it gives"
         )
 
     def _begin_more(self) -> None:
@@ -329,10 +287,8 @@ class ReadAhead:
             return False
         if self._limit is None or not self._begun:
             return True
-        if not self._arrived:
-            return False
-        coming = self._begun - self._held + 1
-        return self._bytes + coming * self._sizes / self._arrived <= self._limit
+        # Each may be as large as the largest one; before one has come, there is one at a time.
+        return 0 < (self._begun + 1) * self._largest <= self._limit
 
     def _note(self, read: _Read, future: Future[Any]) -> None:
         """Note that a read has come to its end, and how large it is what has come."""
@@ -340,34 +296,25 @@ class ReadAhead:
         size = max(1, size_of(future.result())) if weighed else 0
         with self._lock:
             self._under_way -= not read.given_up
-            if size:
-                self._sizes += size
-                self._arrived += 1
-            if size and not read.over:
-                read.size = size
-                self._bytes += size
-                self._held += 1
+            self._largest = max(self._largest, size)
             self._begin_more()
 
-    def _forget(self, read: _Read) -> None:
-        """Let go of a read that nobody has taken."""
+    def _let_go(self, read: _Read) -> None:
+        """Take a read out of what is known; its first, or any that nobody has taken."""
         reads = self._known[read.key]
         reads.remove(read)
         if not reads:
             del self._known[read.key]
         read.over = True
-        if read.future is not None:
-            self._give_room(read)
-
-    def _give_room(self, read: _Read) -> None:
-        self._begun -= 1
-        self._bytes -= read.size
-        self._held -= bool(read.size)
 
 
 def _came(reads: weakref.ref[ReadAhead], read: _Read, future: Future[Any]) -> None:
     if (ahead := reads()) is not None:
         ahead._note(read, future)
+
+
+def _name(method: Call) -> str:
+    return getattr(method, "__qualname__", repr(method))
 
 
 def size_of(value: Any, depth: int = 3) -> int:

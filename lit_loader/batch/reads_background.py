@@ -40,23 +40,16 @@ class Background:
 
     Args:
         reads: How many are to be under way at a time.
-
-    Attributes:
-        end: Ends the threads, as far as they do not read.
     """
 
     def __init__(self, reads: int) -> None:
         self._pid = os.getpid()
         self._threads = threads = _Threads(CROWD * reads)
-        self.end = threads.end
+        self.end = threads.end  # as far as they do not read
         weakref.finalize(self, threads.end)
 
     def start(self, read: Call, arguments: tuple[Any, ...]) -> Future[Any]:
-        """Begin a read.
-
-        Returns:
-            What :meth:`outcome` takes; it may be cancelled, which a thread does not notice.
-        """
+        """Begin a read; a thread does not notice that it is cancelled."""
         if inspect.iscoroutinefunction(read):
             return asyncio.run_coroutine_threadsafe(_awaited(read, arguments), _loop())
         future: Future[Any] = Future()
@@ -64,11 +57,7 @@ class Background:
         return future
 
     def outcome(self, future: Future[Any], read: Call, arguments: tuple[Any, ...]) -> Any:
-        """Wait for a read, and give what it gives; what no thread has begun with is done here.
-
-        Raises:
-            BaseException: What the read has raised, with its traceback.
-        """
+        """Wait for a read, and give what it gives; what no thread has begun with is done here."""
         here = self._pid == os.getpid()
         if not future.done():
             in_loop = inspect.iscoroutinefunction(read)

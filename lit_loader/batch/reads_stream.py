@@ -41,8 +41,8 @@ def read_stream(keys: Iterable[Any], read: Call) -> Iterator[tuple[Any, Any]]:
 
     What holds of `reads_ahead` methods holds of ``read``. An exception of it is raised in its
     key's place; the next call of ``next()`` goes on behind that, or reads the key again if it is
-    one of ``sample_retries``. Taking the next key must draw no
-    random number, for it is taken early: shuffle a list of keys.
+    one of ``sample_retries``. Taking the next key must draw no random number, for it is taken
+    early: shuffle a list of keys.
 
     Args:
         keys: What to read.

@@ -67,20 +67,12 @@ _log = logging.getLogger("lit_loader.sample_errors")
 
 @dataclasses.dataclass(frozen=True)
 class Tolerance:
-    """What is done about a sample whose reading raises an exception; the loader's options.
+    """What is done about a sample whose reading raises an exception; the loader's options."""
 
-    Attributes:
-        policy: ``"raise"``, ``"skip"`` or ``"replace"``.
-        limit: Bad samples that an epoch may have; None: any number.
-        retries: Times that a sample is read again after a transient error.
-        backoff: Seconds before the first of these; doubled for each further one.
-        transient: Classes of the errors that are.
-    """
-
-    policy: str
-    limit: int | None
-    retries: int
-    backoff: float
+    policy: str  # "raise", "skip" or "replace"
+    limit: int | None  # bad samples that an epoch may have; None: any number
+    retries: int  # times that a sample is read again after a transient error
+    backoff: float  # seconds before the first of these; doubled for each further one
     transient: tuple[type[Exception], ...]
 
     @property
@@ -113,7 +105,7 @@ class SampleError:
 
     @classmethod
     def of(cls, error: Exception, index: Any, position: int, retries: int) -> SampleError:
-        """Write ``error`` down."""
+        """Write an exception down."""
         message = " ".join(message_of(error).split())
         frames = traceback.extract_tb(error.__traceback__)
         theirs = [frame for frame in frames if not frame.filename.startswith(PACKAGE)]
@@ -138,22 +130,14 @@ class SampleError:
         return f"{where}: {self.kind}: {self.message}{tried}; {self.action}; {self.trace}"
 
 
-class _Seen:
-    """The indices of bad samples. One that has none, or cannot be compared, is always new."""
-
-    def __init__(self) -> None:
-        self._indices: set[Any] = set()
-
-    def is_new(self, index: Any) -> bool:
-        """Whether this is the first bad sample of that index; notes it."""
-        if index is None:
-            return True
-        try:
-            new = index not in self._indices
-            self._indices.add(index)
-        except Exception:  # an index may be anything
-            return True
-        return new
+def _is_new(index: Any, seen: set[Any]) -> bool:
+    """Whether this is the first bad sample of that index, or has none; notes it."""
+    try:
+        new = index is None or index not in seen
+        seen.add(index)
+    except Exception:  # an index may be anything
+        return True
+    return new
 
 
 class TooMany(Exception):
@@ -168,10 +152,6 @@ class Attempts:
         before: Called with the index before each attempt: sets the random generators, or marks
             where they are.
         undo: Called after an attempt that failed: takes back what it has drawn.
-
-    Attributes:
-        errors: Bad samples of this batch.
-        retries: Times that its samples were read again.
     """
 
     def __init__(
@@ -186,8 +166,9 @@ class Attempts:
     def begin(self) -> None:
         """Begin a batch."""
         self.errors: list[SampleError] = []
-        self.retries = 0
-        self._seen, self._count = _Seen(), 0
+        self.retries = 0  # times that samples of this batch were read again
+        self._seen: set[Any] = set()
+        self._count = 0  # bad samples; each index counts once
 
     def read(
         self, read: Callable[[Any], Any], index: Any, position: int, progress: Progress
@@ -208,7 +189,7 @@ class Attempts:
             self.errors.append(SampleError.of(error, index, position, self._tries))
         finally:
             del error  # its traceback holds this frame
-        self._count += self._seen.is_new(index)
+        self._count += _is_new(index, self._seen)
         if self.tolerance.limit is not None and self._count > self.tolerance.limit:
             raise TooMany
         return BAD
@@ -229,19 +210,14 @@ class Attempts:
                 self._undo()
                 if self._tries == self.tolerance.retries or not self._is_transient(error):
                     if self._tries and self.tolerance.policy == "raise":
-                        annotate(error, self._tries_note())
+                        tried = f"this sample was tried {self._tries + 1} times"
+                        annotate(error, f"{tried}, sample_retries={self.tolerance.retries}")
                     return None, error
             finally:
                 reading.again = False
             self._wait(position, progress)
             self._tries += 1
             self.retries += 1
-
-    def _tries_note(self) -> str:
-        return (
-            f"this sample was tried {self._tries + 1} times, "
-            f"sample_retries={self.tolerance.retries}"
-        )
 
     def goes_on_after(self, error: Exception) -> bool:
         """Whether this exception need not be raised."""
@@ -276,35 +252,25 @@ class SampleErrorLog:
 
     Args:
         limit: More than so many bad samples are an error; None: any number is tolerated.
-
-    Attributes:
-        count: Bad samples so far.
-        retries: Times that samples were read again so far.
-        errors: The last `KEPT_ERRORS` of the bad samples.
-        omitted: Batches so far of which nothing was left.
     """
 
     def __init__(self, limit: int | None) -> None:
         self._limit = limit
-        self._seen = _Seen()
+        self._seen: set[Any] = set()
         self._first: SampleError | None = None
-        self.count = self.retries = self.omitted = 0
-        self.errors: deque[SampleError] = deque(maxlen=KEPT_ERRORS)
+        self._omitted = 0  # batches so far of which nothing was left
+        self.count = 0
+        self.errors: deque[SampleError] = deque(maxlen=KEPT_ERRORS)  # the last of them
 
     def new(self, errors: Sequence[SampleError]) -> list[SampleError]:
         """Return those of a batch's bad samples that no batch before it has had."""
-        return [error for error in errors if self._seen.is_new(error.index)]
+        return [error for error in errors if _is_new(error.index, self._seen)]
 
-    def record(self, number: int, errors: Sequence[SampleError], retries: int) -> None:
-        """Note what was wrong with a batch that is given out or omitted now.
+    def record(self, number: int, errors: Sequence[SampleError]) -> None:
+        """Note the :meth:`new` bad samples of a batch that is given out or omitted now.
 
         Called in the order in which batches are given out, so that the limit is passed at the
         same batch for any number of workers.
-
-        Args:
-            number: The batch's number in the epoch.
-            errors: Its bad samples that are :meth:`new`.
-            retries: Times that its samples were read again.
 
         Raises:
             SampleErrorsError: The limit is passed.
@@ -316,22 +282,22 @@ class SampleErrorLog:
         if errors and self._first is None:
             self._first = errors[0]
         self.count += len(errors)
-        self.retries += retries
         self.errors.extend(errors)
         if errors and self._limit is not None and self.count > self._limit:
-            raise self._too_many()
+            shown = "".join(f"\n  {error}" for error in self.errors)
+            which = "" if self.count == len(self.errors) else f" (the last {len(self.errors)})"
+            raise self._error(
+                f"max_sample_errors={self._limit} bad samples are allowed in an epoch, got "
+                f"{self.count}: mend them or raise max_sample_errors; they are{which}:{shown}"
+            )
 
     def omit(self, number: int, errors: Sequence[SampleError]) -> None:
-        """Note that nothing is left of a batch.
-
-        Args:
-            number: The batch's number in the epoch.
-            errors: All of its bad samples.
+        """Note that nothing is left of a batch, with all of its bad samples.
 
         Raises:
             SampleErrorsError: Others were to take their places, of which none could be read either.
         """
-        self.omitted += 1
+        self._omitted += 1
         if errors and errors[0].action == NOT_REPLACED:
             raise self._failed(
                 f"no sample of batch {number} could be read, nor any that was drawn in its place",
@@ -339,30 +305,18 @@ class SampleErrorLog:
             )
 
     def end(self, epoch: int, delivered: int) -> SampleErrorsError | None:
-        """Return an error if an epoch ends of which every batch was omitted.
-
-        Args:
-            epoch: Its number.
-            delivered: Its batches.
-        """
-        if self._first is None or delivered > self.omitted:
+        """Return an error if an epoch ends of which every batch was omitted."""
+        if self._first is None or delivered > self._omitted:
             return None
         return self._failed(f"no sample of epoch {epoch} could be read", self._first)
 
     def _failed(self, what: str, first: SampleError) -> SampleErrorsError:
-        error = SampleErrorsError(
+        return self._error(
             f"{what} ({self.count:,} bad samples): mend what they have in common, or set "
             f"on_sample_error='raise' to see the traceback; the first is {first}"
         )
-        error.errors = tuple(self.errors)
-        return error
 
-    def _too_many(self) -> SampleErrorsError:
-        shown = "".join(f"\n  {error}" for error in self.errors)
-        which = "" if self.count == len(self.errors) else f" (the last {len(self.errors)})"
-        error = SampleErrorsError(
-            f"max_sample_errors={self._limit} bad samples are allowed in an epoch, got "
-            f"{self.count}: mend them or raise max_sample_errors; they are{which}:{shown}"
-        )
+    def _error(self, message: str) -> SampleErrorsError:
+        error = SampleErrorsError(message)
         error.errors = tuple(self.errors)
         return error

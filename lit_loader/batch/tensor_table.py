@@ -38,12 +38,7 @@ class NoTableError(Exception):
 
 
 class Table:
-    """The rows of a ``TensorDataset`` that a dataset consists of.
-
-    Args:
-        dataset: The dataset.
-        tensors: Those at its bottom, which are dense, and on the CPU.
-    """
+    """The rows of a ``TensorDataset`` that a dataset consists of; its tensors are at the bottom."""
 
     def __init__(self, dataset: Any, tensors: tuple[torch.Tensor, ...]) -> None:
         self._dataset = dataset
@@ -58,10 +53,6 @@ class Table:
         self, indices: Sequence[int] | npt.NDArray[Any], empty: Empty | None = None
     ) -> list[torch.Tensor]:
         """Return the batch of these samples: a tensor for each of the table's.
-
-        Args:
-            indices: Of the samples.
-            empty: Gives memory for large outputs; None for private memory.
 
         Raises:
             Exception: There is no such sample, or it cannot be taken in this way.
@@ -82,7 +73,7 @@ class Table:
 def _chosen(chosen: Any, places: Any) -> Any:
     """Return ``[chosen[place] for place in places]``, all of them plain whole numbers."""
     kind = type(chosen)
-    if kind is list or kind is tuple or kind is range:
+    if kind in (list, tuple, range):
         rows = [chosen[place] for place in places]
         if not _WHOLE.issuperset(map(type, rows)):
             raise NoTableError
@@ -99,18 +90,15 @@ def _may_choose(chosen: Any) -> bool:
         return bool(chosen.dtype is torch.int64 and chosen.ndim == 1 and _has_rows(chosen))
     if kind is np.ndarray:
         return bool(chosen.ndim == 1 and chosen.dtype.kind == "i")
-    return kind is list or kind is tuple or kind is range
+    return kind in (list, tuple, range)
 
 
 def _take(tensor: torch.Tensor, rows: torch.Tensor, empty: Empty | None) -> torch.Tensor:
     """Return rows of a tensor, contiguous."""
-    if empty is not None:
-        shape = (len(rows), *tensor.shape[1:])
-        if tensor.element_size() * math.prod(shape) >= DIRECT_BYTES:
-            out = empty(shape, tensor.dtype)
-            if out is not None:
-                return torch.index_select(tensor, 0, rows, out=out)
-    return torch.index_select(tensor, 0, rows)
+    shape, out = (len(rows), *tensor.shape[1:]), None
+    if empty is not None and tensor.element_size() * math.prod(shape) >= DIRECT_BYTES:
+        out = empty(shape, tensor.dtype)
+    return torch.index_select(tensor, 0, rows, out=out)
 
 
 def table_of(dataset: Any) -> Table | None:
@@ -135,11 +123,7 @@ def table_of(dataset: Any) -> Table | None:
 
 
 def _tensors_of(dataset: Any) -> tuple[torch.Tensor, ...]:
-    """Return a table's tensors.
-
-    Raises:
-        NoTableError: It is no table.
-    """
+    """Return a table's tensors, or raise that it is none."""
     if type(dataset) is TensorDataset:
         tensors = dataset.tensors
         if tensors and type(tensors) is tuple and all(map(_has_rows, tensors)):

@@ -14,27 +14,14 @@ import itertools
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from enum import Enum
 from typing import Any, Final, NoReturn
 
 from lit_loader.batch.fetch import MapFetcher
-from lit_loader.batch.sample_errors import (
-    BAD,
-    NOT_REPLACED,
-    OMITTED,
-    Attempts,
-    TooMany,
-    annotate,
-)
+from lit_loader.batch.sample_errors import BAD, NOT_REPLACED, OMITTED, Attempts, TooMany, annotate
 from lit_loader.seeding.seeds import extend
 from lit_loader.transport.status_board import Progress
 
-__all__ = [
-    "MAX_DRAWS",
-    "MAX_IN_A_ROW",
-    "GoodSamples",
-    "TolerantMapFetcher",
-]
+__all__ = ["MAX_DRAWS", "MAX_IN_A_ROW", "GoodSamples", "TolerantMapFetcher"]
 
 MAX_DRAWS: Final = 100
 """Replacements that are drawn for one bad sample; if none of them is good it is skipped, and if no
@@ -45,14 +32,14 @@ MAX_IN_A_ROW: Final = 1000
 
 
 class TolerantMapFetcher(MapFetcher):
-    """Reads samples of a map-style dataset, and copes with those that cannot be read.
+    """Reads samples as `MapFetcher` does, and copes with those that cannot be read.
 
     First all samples of the batch are read, then the bad ones are replaced, where they are to be:
     so the good ones are made with the same random numbers whichever way the bad ones go.
 
     Args:
-        dataset: As for `MapFetcher`.
-        batched: As for `MapFetcher`.
+        dataset: The dataset.
+        batched: Whether ``indices`` is a list of them.
         attempts: Reads single samples.
         together: Whether a dataset's ``__getitems__`` gets the whole batch at first, and single
             indices only after an exception.
@@ -95,16 +82,15 @@ class TolerantMapFetcher(MapFetcher):
     def _all_at_once(self, batch: Any, progress: Progress) -> Any:
         assert self._many is not None
         progress.step(0)
-        attempts = self._attempts
-        samples, error = attempts.insist(self._many, batch, 0, progress)
-        if error is None:
-            return samples
+        samples, error = self._attempts.insist(self._many, batch, 0, progress)
         try:
-            if not attempts.goes_on_after(error):
-                raise error
+            if error is None:
+                return samples
+            if self._attempts.goes_on_after(error):
+                return BAD
+            raise error
         finally:
             del error  # its traceback holds this frame
-        return BAD
 
     def _in_turn(self, batch: Any, progress: Progress) -> list[Any]:
         read, positions = self._attempts.read, itertools.count()
@@ -135,11 +121,6 @@ class TolerantMapFetcher(MapFetcher):
 
         Which they are depends on the epoch's seed, the bad sample's index and their count alone.
         A bad one is a bad sample like any other, and not read again for this batch.
-
-        Args:
-            number: The bad sample's place among the errors.
-            others: The indices to choose from.
-            progress: Notes each attempt.
         """
         errors = self._attempts.errors
         index, position = errors[number].index, errors[number].position
@@ -164,13 +145,8 @@ class TolerantMapFetcher(MapFetcher):
             errors[number] = replace(errors[number], action=action)
 
 
-class _End(Enum):
-    """Why an iterator gives no more samples."""
-
-    REACHED = 1
-    """It has said so."""
-    AFTER_ERROR = 2
-    """It has raised an exception and cannot go on after it."""
+# Why an iterator gives no more samples: it has said so; it cannot go on after its exception.
+_REACHED, _AFTER_ERROR = object(), object()
 
 
 class GoodSamples:
@@ -210,9 +186,9 @@ class GoodSamples:
         try:
             for _ in range(MAX_IN_A_ROW):
                 sample = self._attempts.read(self._ask, None, self._position, self._progress)
-                if sample is _End.REACHED:
+                if sample is _REACHED:
                     raise StopIteration
-                if sample is _End.AFTER_ERROR:
+                if sample is _AFTER_ERROR:
                     self._raise(_NO_GOING_ON)
                 if sample is not BAD:
                     self._position += 1
@@ -239,12 +215,12 @@ class GoodSamples:
             sample = next(self._source)
         except StopIteration:
             broken = self._error is not None and _went_through_a_generator(self._error)
-            return _End.AFTER_ERROR if broken else _End.REACHED
+            return _AFTER_ERROR if broken else _REACHED
         except Exception as error:
             self._error = error
             finished = getattr(self._source, "gi_frame", self._source) is None
             if finished and self._attempts.goes_on_after(error):
-                return _End.AFTER_ERROR
+                return _AFTER_ERROR
             raise
         self._error = None
         return sample

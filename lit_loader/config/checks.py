@@ -50,11 +50,8 @@ def plain(value: Any) -> Any:
     """Give a single value as Python's own bool, int, float or str; anything else as it is.
 
     NumPy's integers overflow where Python's go on, and ``torch.load(weights_only=True)`` refuses a
-    state with any of NumPy's types in it.
-
-    Args:
-        value: NumPy's scalars, and arrays and tensors without dimensions, are single values; so is
-            a string of a subclass, as NumPy's and those of enumerations are.
+    state with any of NumPy's types in it. Arrays and tensors without dimensions are single values;
+    so is a string of a subclass, as NumPy's and those of enumerations are.
     """
     if isinstance(value, str):
         return value if type(value) is str else str.__str__(value)
@@ -344,9 +341,8 @@ def _check_split_once(dataset: Any, config: Any) -> None:
 
     A dataset that is split twice gives most of its samples to no one, and nothing shows it.
     """
-    if not config.num_shards or (config.num_replicas or 1) == 1:
-        return
-    if (splitter := splitter_by_ranks(dataset)) is not None:
+    several = config.num_shards and (config.num_replicas or 1) > 1
+    if several and (splitter := splitter_by_ranks(dataset)) is not None:
         raise OptionError(
             f"{type(dataset).__name__} is split by ranks already, by {splitter}, and num_shards="
             f"{config.num_shards} readers of {config.num_replicas} ranks would split it once more, "
@@ -360,9 +356,6 @@ def check_dataset(dataset: Any, config: Any = None) -> None:
     Args:
         dataset: The dataset.
         config: The loader's options; None: there is no loader yet.
-
-    Raises:
-        OptionError: It has none of the methods that samples are read by, or is split already.
     """
     if config is not None:
         _check_split_once(dataset, config)

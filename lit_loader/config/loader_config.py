@@ -214,23 +214,20 @@ class LoaderConfig:
 
         Args:
             iterable: Whether the dataset is a ``torch.utils.data.IterableDataset``.
-
-        Raises:
-            OptionError: For an iterable-style dataset shuffle, sampler or batch_sampler is set, or
-                bad samples are to be replaced; without num_shards there are remote workers, or
-                num_workers is "auto". For a map-style one num_shards is set. Ray is missing.
         """
-        for message in self._conflicts_with_stream() if iterable else ():
+        for message in self._conflicts_with(iterable):
             raise OptionError(message)
         if self.remote_workers:
             self.remote.check_installed()
-        if self.num_shards is not None and not iterable:
-            raise OptionError(
-                "num_shards applies to an IterableDataset; the batches of a map-style dataset "
-                f"depend on no worker anyway: leave it at None, got {self._shown('num_shards')}"
-            )
 
-    def _conflicts_with_stream(self) -> Iterator[str]:
+    def _conflicts_with(self, iterable: bool) -> Iterator[str]:
+        if not iterable:
+            if self.num_shards is not None:
+                yield (
+                    "num_shards applies to an IterableDataset; the batches of a map-style dataset "
+                    f"depend on no worker anyway: leave it at None, got {self._shown('num_shards')}"
+                )
+            return
         if self.on_sample_error == "replace":
             yield (
                 "on_sample_error='replace' does not apply to an IterableDataset, which has no "
@@ -262,10 +259,7 @@ class LoaderConfig:
                 )
 
     def with_samplers_for(self, dataset: object) -> LoaderConfig:
-        """Returns this config with sampler factories replaced by the samplers they make.
-
-        Args:
-            dataset: What a callable ``sampler`` or ``batch_sampler`` is called with.
+        """Returns this config with sampler factories replaced by what they make of the dataset.
 
         Raises:
             OptionError: A factory returned something that cannot be iterated.
@@ -298,10 +292,7 @@ class LoaderConfig:
         return cls(**options)
 
     def as_kwargs(self) -> dict[str, Any]:
-        """Returns the options as keywords for ``DataLoader(dataset, **kwargs)``.
-
-        Shallow: samplers, generators and callables are the same objects, never copies.
-        """
+        """Returns the options as keywords for ``DataLoader(dataset, **kwargs)``, not copied."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def merged(self, **overrides: Any) -> LoaderConfig:
@@ -314,10 +305,6 @@ class LoaderConfig:
 
 
 def check_option(name: str, value: Any) -> Any:
-    """Returns an option's value, normalised; that of anything else as it is.
-
-    Raises:
-        OptionError: The value is refused.
-    """
+    """Returns an option's value, normalised; that of anything else as it is."""
     field = LoaderConfig.__dataclass_fields__.get(name)
     return value if field is None else field.metadata["check"](name, value)

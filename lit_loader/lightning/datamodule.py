@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch.utils.data import Dataset
@@ -25,7 +25,7 @@ from lit_loader.config.loader_config import LoaderConfig
 from lit_loader.data.shared_dataset import shared_dataset
 from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError
-from lit_loader.lightning.kept_loaders import KeepsLoaders, Loaders, make
+from lit_loader.lightning.kept_loaders import KeepsLoaders, LoaderHook, Loaders, make
 from lit_loader.lightning.names import LightningDataModule, is_hook_of
 from lit_loader.lightning.swapped_datamodule import SwappedDataModule, swapped
 from lit_loader.loader import DataLoader
@@ -34,36 +34,17 @@ __all__ = ["SPLITS", "LoaderDataModule"]
 
 SPLITS = ("train", "val", "test", "predict")
 
-# Trainer function -> the split it cannot do without, and the ones it uses where they are given.
-_STAGES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "fit": ("train", ("train", "val")),
-    "validate": ("val", ("val",)),
-    "test": ("test", ("test",)),
-    "predict": ("predict", ("predict",)),
+# Trainer function -> the split it cannot do without, and what it uses besides where it is given.
+_STAGES = {
+    "fit": ("train", "val"),
+    "validate": ("val",),
+    "test": ("test",),
+    "predict": ("predict",),
 }
 
 Options = Mapping[str, Any] | LoaderConfig
 _Source = Dataset[Any] | Callable[[], Dataset[Any]]
 DatasetSource = _Source | Sequence[_Source] | Mapping[str, _Source]
-
-
-class _SplitHook:
-    """The ``*_dataloader`` method of one split; there is none where there is no dataset.
-
-    Lightning asks whether a hook is overridden, not what it returns: validation is left out of
-    ``fit`` only if the data module seems not to define ``val_dataloader`` at all. Lightning's own
-    hook will not do: by its docstring, each of its two names takes that of the other for another.
-    """
-
-    def __init__(self, split: str) -> None:
-        self._split = split
-
-    def __get__(self, module: LoaderDataModule | None, owner: type) -> Any:
-        if module is None:
-            return self
-        if self._split not in module.given_splits:
-            raise AttributeError(str(module._missing_split(self._split)))
-        return functools.partial(module._loaders_of, self._split)
 
 
 @public
@@ -109,10 +90,10 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
 
     splits: Sequence[str] = SPLITS
 
-    train_dataloader = _SplitHook("train")
-    val_dataloader = _SplitHook("val")
-    test_dataloader = _SplitHook("test")
-    predict_dataloader = _SplitHook("predict")
+    train_dataloader = LoaderHook()
+    val_dataloader = LoaderHook()
+    test_dataloader = LoaderHook()
+    predict_dataloader = LoaderHook()
 
     @known_keywords
     def __init__(
@@ -219,16 +200,15 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
         """
         if stage is not None and stage not in _STAGES:
             raise OptionError(f"stage must be one of {_listed(_STAGES)} or None, got {stage!r}")
-        needed, used = _STAGES[stage] if stage is not None else (None, SPLITS)
-        if stage is not None and not is_hook_of(self, f"{needed}_dataloader"):
-            raise self._missing_split(str(needed), f", which {str.__str__(stage)!r} needs")
+        used = SPLITS if stage is None else _STAGES[stage]
+        if stage is not None and not is_hook_of(self, f"{used[0]}_dataloader"):
+            raise self._missing_split(used[0], f", which {str.__str__(stage)!r} needs")
         for split in used:
             if split in self.given_splits:
                 self.dataset(split)
         super().setup(stage)  # type: ignore[arg-type]
 
     def _missing_split(self, split: str, reason: str = "") -> OptionError:
-        """The error for a split without a dataset, ready to be raised."""
         return OptionError(
             f"datasets has no {split!r} split{reason}: given are {_listed(self.given_splits)}; "
             f"add {split!r} to datasets"
@@ -246,15 +226,13 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
         if not is_dataset(source):
             own = source is None or self._makes_datasets
             source = self._once(functools.partial(self.make_dataset, split) if own else source)
-        if is_several(source):
-            source = _map_members(source, lambda member: self._made_member(split, member))
-        else:
-            source = self._check_made(split, source)
-        self.datasets[split] = source
-        return source
 
-    def _made_member(self, split: str, member: Any) -> Any:
-        return self._check_made(split, member if is_dataset(member) else self._once(member))
+        def made(one: Any) -> Any:
+            is_made = one is source or is_dataset(one)  # else it is a factory among several
+            return self._check_made(split, one if is_made else self._once(one))
+
+        self.datasets[split] = source = _each(source, made)
+        return source
 
     def _once(self, factory: Callable[[], Any]) -> Any:
         """Calls a factory, or has another process of this machine call it."""
@@ -280,12 +258,11 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
             f"there is none, leave {split!r} out of the class attribute splits"
         )
 
-    def _loaders_of(self, split: str) -> Any:
-        """What a ``*_dataloader`` hook that was not overridden returns: a loader, or several."""
-        source = self.dataset(split)
-        if is_several(source):
-            return _map_members(source, lambda member: self.make_loader(split, member))
-        return self.make_loader(split)
+    def _lit_hook(self, name: str) -> Callable[[], Any]:
+        split = name.removesuffix("_dataloader")
+        if split not in self.given_splits:
+            raise AttributeError(str(self._missing_split(split)))
+        return lambda: _each(self.dataset(split), lambda one: self.make_loader(split, one))
 
     def make_loader(self, split: str, dataset: Dataset[Any] | None = None) -> DataLoader[Any]:
         """Makes a new loader with the options of a split and what the Trainer has to add.
@@ -301,7 +278,7 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
         if split not in SPLITS:
             raise OptionError(f"split must be one of {_listed(SPLITS)}, got {split!r}")
         dataset = self.dataset(split) if dataset is None else dataset
-        if is_several(dataset):
+        if _is_several(dataset):
             raise OptionError(f"{split!r} has several datasets: pass one of them to make_loader")
         return make(self, split, dataset, self.configs[split], self.device_prefetch)
 
@@ -329,7 +306,7 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
     __str__ = __repr__
 
 
-def is_several(source: Any) -> bool:
+def _is_several(source: Any) -> bool:
     """Whether this is a list, tuple or dict of nothing but torch Datasets and factories.
 
     Any other list, tuple or dict is itself a dataset, of what it holds.
@@ -338,46 +315,44 @@ def is_several(source: Any) -> bool:
         return False
     return all(
         isinstance(member, Dataset) or (callable(member) and not is_dataset(member))
-        for member in _members(source)
+        for member in (source.values() if isinstance(source, Mapping) else source)
     )
 
 
-def _members(several: Any) -> Iterable[Any]:
-    return several.values() if isinstance(several, Mapping) else several
-
-
-def _map_members(several: Any, function: Callable[[Any], Any]) -> Any:
-    """The function's results for each member, under the same keys or in a list."""
-    if isinstance(several, Mapping):
-        return {name: function(member) for name, member in several.items()}
-    return [function(member) for member in several]
+def _each(source: Any, function: Callable[[Any], Any]) -> Any:
+    """The function's result; of several datasets theirs, under the same keys or in a list."""
+    if not _is_several(source):
+        return function(source)
+    if isinstance(source, Mapping):
+        return {name: function(member) for name, member in source.items()}
+    return [function(member) for member in source]
 
 
 def _check_source(split: str, source: Any, shared: bool) -> None:
-    """Refuse what is neither a dataset nor a factory (a class's name, say); if shared, a dataset.
-
-    Raises:
-        OptionError: It is that.
-    """
+    """Refuse what is neither a dataset nor a factory (a class's name, say), or not to be shared."""
     if not (is_dataset(source) or callable(source)):
         raise OptionError(
             f"datasets[{split!r}] must be a dataset or a factory without arguments, got "
             f"{short_repr(source)}: pass a dataset, or a callable that makes it, such as "
             f"functools.partial(Dataset, ...), in Hydra {{_target_: package.module.Dataset}}"
         )
-    for member in _members(source) if is_several(source) else [source]:
-        if shared and is_dataset(member):
+
+    def check_unbuilt(one: Any) -> None:
+        if shared and is_dataset(one):
             raise OptionError(
                 f"shared_key builds datasets once for all processes, and datasets[{split!r}] is a "
-                f"{type(member).__name__} that is built already: pass a factory, such as "
+                f"{type(one).__name__} that is built already: pass a factory, such as "
                 "functools.partial(Dataset, ...), in Hydra _partial_: true"
             )
+
+    _each(source, check_unbuilt)
 
 
 def _described(source: Any) -> str:
     """A dataset by its class, and a factory by its own name, for messages."""
-    if is_several(source):
-        return f"[{', '.join(map(_described, _members(source)))}]"
+    if _is_several(source):
+        described = _each(source, _described)
+        return f"[{', '.join(described.values() if isinstance(source, Mapping) else described)}]"
     if is_dataset(source):
         return type(source).__name__
     inner = getattr(source, "func", source)  # a functools.partial is named by what it calls

@@ -15,6 +15,7 @@ itself.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from lightning.fabric.utilities import move_data_to_device
@@ -28,7 +29,7 @@ from lit_loader.lightning.state_callback import LoaderStateCallback, our_loaders
 from lit_loader.loader import DataLoader
 from lit_loader.sampling.shown_samplers import wrappable_by_lightning
 
-__all__ = ["KeepsLoaders", "Loaders", "make"]
+__all__ = ["KeepsLoaders", "LoaderHook", "Loaders", "make"]
 
 _Base: Any = LightningDataModule if TYPE_CHECKING else object
 
@@ -40,10 +41,29 @@ class Loaders(weakref.WeakSet[DataLoader[Any]]):
         return Loaders, ()
 
 
+class LoaderHook:
+    """A ``*_dataloader`` method of a `KeepsLoaders`; there is none where there is no loader.
+
+    Lightning asks whether a hook is overridden, not what it returns: validation is left out of
+    ``fit`` only if the data module seems not to define ``val_dataloader`` at all. Lightning's own
+    hook will not do: by its docstring, each of its two names takes that of the other for another.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, module: Any, owner: type) -> Any:
+        return self if module is None else module._lit_hook(self._name)
+
+
 class KeepsLoaders(_Base):  # type: ignore[misc]
     """Stands before LightningDataModule, or a class of the user's, among the bases."""
 
     _lit_loaders: Loaders
+
+    def _lit_hook(self, name: str) -> Callable[[], Any]:
+        """What a `LoaderHook` is called as; AttributeError: it has nothing to give."""
+        raise NotImplementedError
 
     # A property, and not an override of setup: that one belongs to the subclasses, which may forget
     # to call it.
@@ -90,11 +110,7 @@ def make(
     config: LoaderConfig,
     device_prefetch: bool = False,
 ) -> DataLoader[Any]:
-    """Makes a loader of a split, with what the Trainer has to add to its options.
-
-    Raises:
-        OptionError: The options do not fit the dataset.
-    """
+    """Makes a loader of a split, with what the Trainer has to add to its options."""
     trainer = module.trainer
     config = config.merged(**_asked_by(trainer, split, config))
     config.check_dataset_kind(isinstance(dataset, IterableDataset))
@@ -103,9 +119,8 @@ def make(
         options["batch_sampler"] = wrappable_by_lightning(options["batch_sampler"])
     loader = DataLoader(dataset, **options)
     loader._core.role = split
-    auto = loader._core.auto
-    if auto is not None and trainer is not None:
-        auto.ranks = trainer.num_devices
+    if trainer is not None and loader._core.auto is not None:
+        loader._core.auto.ranks = trainer.num_devices
     if device_prefetch and trainer is not None:
         loader.copy_ahead(trainer.strategy.root_device, move_data_to_device)
     module._lit_loaders.add(loader)
@@ -139,8 +154,7 @@ def _asked_by(trainer: Trainer | None, split: str, config: LoaderConfig) -> dict
 
 def _shards(trainer: Trainer) -> bool:
     """Whether the Trainer wants data split over the ranks; ``use_distributed_sampler`` says so."""
-    # Lightning acts on it for torch's DataLoader alone. Where it is kept elsewhere, its default
-    # holds.
+    # Lightning acts on it for torch's DataLoader alone.
     # reach: lightning: use_distributed_sampler is kept nowhere else
     connector = getattr(trainer, "_accelerator_connector", None)
     return bool(getattr(connector, "use_distributed_sampler", True))

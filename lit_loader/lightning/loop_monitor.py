@@ -32,7 +32,7 @@ from lit_loader.statistics.records import (
 from lit_loader.statistics.verdict import verdict
 from lit_loader.system.processors import usable_processors
 
-__all__ = ["LoaderReport", "LoopMonitor", "interval_figures"]
+__all__ = ["LoaderReport", "LoopMonitor"]
 
 _COUNTED: Final = (
     *("worker_restarts", "sample_errors", "sample_retries", "cache_hits", "cache_misses"),
@@ -65,22 +65,12 @@ class LoaderReport:
 
 
 class LoaderHistory:
-    """What is known of one loader, or of those that took its place one after another.
-
-    Args:
-        began: When watching the loop began, by ``time.monotonic_ns()``.
-        keep: How many of the last batches' records are kept.
-
-    Attributes:
-        count: Batches so far.
-        kept: The records that are kept.
-    """
+    """What is known of one loader, or of those that took its place one after another."""
 
     def __init__(self, began: int, keep: int) -> None:
-        self.count = 0
-        self.kept: deque[BatchRecord] = deque(maxlen=keep)
-        self._began = began
-        self._new: list[BatchRecord] = []
+        self.count = 0  # batches so far
+        self.kept: deque[BatchRecord] = deque(maxlen=keep)  # the last batches' records
+        self._began = began  # when watching the loop began, by time.monotonic_ns()
         self._sums = self._source = Recorder()
         self._before = self._first = self._last = LoaderStatistics()
         self._besides: dict[str, Any] = dict.fromkeys((*_COUNTED, *_KEPT), 0)
@@ -105,57 +95,40 @@ class LoaderHistory:
     def _take(self, records: Sequence[BatchRecord]) -> None:
         # A loader that was used before has given out batches that do not belong to this loop.
         records = [record for record in records if record.asked >= self._began]
-        self.count += len(records)
-        self._new.extend(records)
-        if len(self._new) >= WINDOW:  # many at once take half the time
-            self.sum_up()
-
-    def sum_up(self) -> None:
-        """Add the new records to the sums and to those kept."""
-        new, self._new = self._new, []
         self._sums.first_remote, self._sums.nodes = self._source.first_remote, self._source.nodes
-        if new:
-            self._sums.extend(new)
-            self.kept.extend(new)
+        if records:
+            self.count += len(records)
+            self._sums.extend(records)
+            self.kept.extend(records)
 
     def interval(self, loader: DataLoader[Any]) -> dict[str, float]:
         """Returns the figures since the last call; none if there was no batch."""
         before, self._before = self._before, loader.statistics()
-        return interval_figures(before, self._before, loader.num_workers)
+        return _interval_figures(before, self._before, loader.num_workers)
 
     def report(self, name: str, transfer: StageTimes, step: StageTimes) -> LoaderReport:
         """Returns the report on all batches so far, with the loop's transfers and steps."""
-        self.sum_up()
         summary = self._sums.summary(
             num_workers=self._num_workers, why_so_many=self._last.why_so_many
         )
-        statistics = replace(summary, **self._besides)
+        statistics, cores = replace(summary, **self._besides), math.ceil(usable_processors())
         words = verdict(
             statistics,
             transfer=transfer,
             num_workers=self._num_workers,
-            cores=math.ceil(usable_processors()),
+            cores=cores,
             persistent_workers=self._persistent,
         )
         return LoaderReport(name, statistics, transfer, step, words)
 
 
 class LoopMonitor:
-    """The training loop, or that of validation.
-
-    Args:
-        split: "train" or "val".
-        keep: How many of the last records of batches and steps are kept.
-
-    Attributes:
-        split: "train" or "val".
-        wait_fraction: Part of the last interval that the loop waited for all of its loaders.
-    """
+    """The training loop ("train"), or that of validation ("val")."""
 
     def __init__(self, split: str, keep: int) -> None:
         self.split = split
-        self.wait_fraction = 0.0
-        self._keep = keep
+        self.wait_fraction = 0.0  # of the last interval, for all of the loop's loaders
+        self._keep = keep  # that many of the last records of batches and steps
         self._began = time.monotonic_ns()
         self._histories: dict[str, LoaderHistory] = {}
         self._loaders: dict[str, DataLoader[Any]] = {}
@@ -236,19 +209,10 @@ class LoopMonitor:
                 yield report, LoaderTrace(name, tuple(history.kept), steps, left_out)
 
 
-def interval_figures(
+def _interval_figures(
     before: LoaderStatistics, after: LoaderStatistics, num_workers: int
 ) -> dict[str, float]:
-    """Returns what is logged of the time between two moments.
-
-    Args:
-        before: A loader's statistics at the first.
-        after: At the second.
-        num_workers: Its worker processes.
-
-    Returns:
-        What `LoaderMonitor` names; empty if there was no batch between them.
-    """
+    """Returns what is logged of the time between two moments; empty if there was no batch."""
     batches = after.batches - before.batches
     if not batches:
         return {}

@@ -36,13 +36,9 @@ State = dict[str, Any]
 
 
 class RankStates:
-    """The states of a Trainer's loaders, of all ranks.
+    """The states of a Trainer's loaders, of all ranks."""
 
-    Attributes:
-        fits: Trainings that have begun in this process, and so on every other rank.
-    """
-
-    fits = 0
+    fits = 0  # trainings that have begun in this process, and so on every other rank
 
     def __init__(self) -> None:
         self._at: tuple[int, int] | None = None
@@ -54,13 +50,7 @@ class RankStates:
         self._at = None
 
     def merged(self, states: Sequence[State], epoch: int, step: int) -> list[State]:
-        """Give the states with the readers of all ranks in them; on other ranks, as they are.
-
-        Args:
-            states: This rank's, one for each loader.
-            epoch: The Trainer's.
-            step: The Trainer's.
-        """
+        """Give this rank's states; on the first one with the readers of all ranks in them."""
         self._times = self._times + 1 if self._at == (epoch, step) else 0
         self._at = epoch, step
         partial = [state for state in states if _is_partial(state)]
@@ -75,14 +65,12 @@ class RankStates:
             store.set(f"{place}/{own}", pickle.dumps(states))
             return [*states]
         try:
-            others = [self._of(store, f"{place}/{rank}") for rank in range(1, ranks)]
+            others = [_take(store, f"{place}/{rank}") for rank in range(1, ranks)]
             return [
-                merge_states([state, *(other[number] for other in others)])
-                if _is_partial(state)
-                else state
-                for number, state in enumerate(states)
+                merge_states([*same]) if _is_partial(same[0]) else same[0]
+                for same in zip(states, *others, strict=True)
             ]
-        except (StateError, RuntimeError, IndexError) as error:
+        except (StateError, RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split())[:200]
             warnings.warn(
                 "the checkpoint has the positions of the first rank's readers alone, for another "
@@ -93,12 +81,12 @@ class RankStates:
             )
             return [*states]
 
-    @staticmethod
-    def _of(store: Any, key: str) -> list[State]:
-        store.wait([key], timedelta(seconds=PATIENCE))
-        states: list[State] = pickle.loads(store.get(key))
-        store.delete_key(key)
-        return states
+
+def _take(store: Any, key: str) -> list[State]:
+    store.wait([key], timedelta(seconds=PATIENCE))
+    states: list[State] = pickle.loads(store.get(key))
+    store.delete_key(key)
+    return states
 
 
 def _is_partial(state: Mapping[str, Any]) -> bool:

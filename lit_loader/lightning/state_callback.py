@@ -69,8 +69,7 @@ class LoaderStateCallback(Callback):
     came_by_itself = False
 
     def __init__(self) -> None:
-        self._to_restore: list[dict[str, Any]] = []
-        self._saved: list[Any] = []  # with those of other loaders
+        self._saved: list[Any] = []  # states to restore, with those of other loaders
         self._workers_hint: Any = None
         self._resumes = False
         self._has_begun = False  # whether the epoch's first batch was fetched before its hooks
@@ -89,7 +88,7 @@ class LoaderStateCallback(Callback):
         if self.came_by_itself and others:
             _put_first(others[0], trainer)
             return
-        self._to_restore, self._workers_hint, self._resumes = [], None, False
+        self._saved, self._workers_hint, self._resumes = [], None, False
         _put_first(self, trainer)
         CALLBACKS.add(self)
 
@@ -99,10 +98,10 @@ class LoaderStateCallback(Callback):
         """Keeps the loaders' states, and corrects the Trainer's progress in the checkpoint."""
         if trainer.state.fn != "fit":
             return
-        self._saved = states_in(checkpoint).get(_STATES, [])
-        self._to_restore = [*filter(is_ours, self._saved)]
+        saved = states_in(checkpoint).get(_STATES, [])
         self._workers_hint = checkpoint.get(_WORKERS)
-        if self._to_restore:
+        if any(map(is_ours, saved)):
+            self._saved = saved
             correct_progress(checkpoint["loops"]["fit_loop"])
             self._resumes = True
 
@@ -111,7 +110,7 @@ class LoaderStateCallback(Callback):
     ) -> None:
         """Puts the readers of all ranks into the loaders' states, which hold those of one."""
         states = states_in(checkpoint)
-        if self._to_restore:  # its loaders are not made, or not restored
+        if self._saved:  # its loaders are not made, or not restored
             states[_STATES] = [*self._saved]
         own = [*filter(is_ours, states.get(_STATES, ()))]
         merged = iter(self._rank_states.merged(own, trainer.current_epoch, trainer.global_step))
@@ -119,10 +118,9 @@ class LoaderStateCallback(Callback):
             states[_STATES] = [next(merged) if is_ours(each) else each for each in states[_STATES]]
         # A hint, and no part of the position: whatever it is, the data is the same.
         autos = [loader._core.auto for loader in train_loaders(trainer)]
-        if any(auto is not None and auto.measured for auto in autos):
-            checkpoint[_WORKERS] = [
-                auto.setting.workers if auto is not None and auto.measured else 0 for auto in autos
-            ]
+        hint = [each.setting.workers if each and each.measured else 0 for each in autos]
+        if any(hint):
+            checkpoint[_WORKERS] = hint
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Restores the loaders, corrects Lightning's own progress and begins to commit.
@@ -131,13 +129,13 @@ class LoaderStateCallback(Callback):
             StateError: The checkpoint has the states of another number of loaders.
         """
         loaders = self._loaders = train_loaders(trainer)
-        if self.came_by_itself and not loaders and not self._to_restore:
+        if self.came_by_itself and not loaders and not self._saved:
             # A new list: the Trainer is going through the old one.
             trainer.callbacks = [c for c in trainer.callbacks if c is not self]  # type: ignore[attr-defined]
             return
         self._rank_states.begin_fit()
         between = self._resumes and begin_next_epoch(trainer.fit_loop)
-        states, self._to_restore, self._saved = self._to_restore, [], []
+        states, self._saved = [*filter(is_ours, self._saved)], []
         hint, self._workers_hint = self._workers_hint, None
         for loader, workers in zip(loaders, hint if isinstance(hint, list) else (), strict=False):
             if loader._core.auto is not None and isinstance(workers, int):
@@ -165,16 +163,13 @@ class LoaderStateCallback(Callback):
     def _restore_loaders(
         self, trainer: Trainer, states: Sequence[dict[str, Any]], ahead: bool, between: bool
     ) -> list[ResumedEpoch]:
-        """Restore the loaders.
+        """Give each loader its state.
 
         Args:
             trainer: The Trainer.
             states: A state for each loader.
             ahead: Whether Lightning has fetched the first batch already.
             between: Whether the checkpoint was saved between two epochs.
-
-        Returns:
-            How far each loader is in its epoch.
         """
         fit_loop: Any = trainer.fit_loop
         # Before an epoch later than the first, Lightning takes new iterators itself; not in recent
@@ -189,21 +184,16 @@ class LoaderStateCallback(Callback):
                 loader.load_state_dict(state)
             after: int = loader.state_dict()["batches"]
             resumed.append(ResumedEpoch(state["batches"], after, _length(loader)))
-            if ahead and between:
-                self._leave_epoch(trainer, loader, state)
+            if ahead and between:  # as a later fetch would, where others have ended the epoch
+                if not _is_iterable(loader):
+                    loader._core.epochs.set_epoch(_epoch(trainer))
+                elif state["batches"]:
+                    loader.set_epoch(state["epoch"] + 1)
         if ahead and begun and not renews:
             # The batch that was taken ahead is of another place.
             # reach: lightning: the batch that was taken ahead is in the fetcher
             iter(fit_loop._data_fetcher)
         return resumed
-
-    @staticmethod
-    def _leave_epoch(trainer: Trainer, loader: DataLoader[Any], state: Mapping[str, Any]) -> None:
-        """Give up where a loader was when others ended the epoch, as a later fetch would."""
-        if not _is_iterable(loader):
-            loader._core.epochs.set_epoch(_epoch(trainer))
-        elif state["batches"]:
-            loader.set_epoch(state["epoch"] + 1)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Sets the epoch of loaders that Lightning does not: those of iterable datasets, say."""

@@ -10,7 +10,7 @@ Called by `LoaderDataModule.from_datamodule`; passed to the Trainer in the place
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_warn
@@ -26,7 +26,7 @@ from torch.utils.data import (
 from lit_loader.config.loader_config import LoaderConfig
 from lit_loader.describe import program_stacklevel, short_repr
 from lit_loader.errors import OptionError
-from lit_loader.lightning.kept_loaders import KeepsLoaders, Loaders, make
+from lit_loader.lightning.kept_loaders import KeepsLoaders, LoaderHook, Loaders, make
 from lit_loader.lightning.names import DATA_MODULES, LightningDataModule, combined, is_hook_of
 from lit_loader.loader import DataLoader
 
@@ -42,21 +42,8 @@ _SAME_OPTIONS = (
 """Options that both classes have, and mean the same by."""
 
 
-class _LoaderHook:
-    """A ``*_dataloader`` hook of the wrapped data module; the loaders it returns are swapped.
-
-    There is none where the wrapped one has none: Lightning asks whether a hook is overridden.
-    """
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, module: SwappedDataModule | None, owner: type) -> Any:
-        if module is None:
-            return self
-        if not is_hook_of(module._lit_wrapped, self._name):
-            raise AttributeError(self._name)  # as in LoaderDataModule
-        return functools.partial(_swap, module, self._name)
+class _WrappedHook(LoaderHook):
+    """A hook of the wrapped data module; the loaders it returns are swapped."""
 
     def __set__(self, module: SwappedDataModule, value: Any) -> None:
         module.__dict__[self._name] = value  # the wrapped one's, too
@@ -72,10 +59,15 @@ class SwappedDataModule(KeepsLoaders):
     _lit_wrapped: LightningDataModule
     _lit_overrides: dict[str, Any]
 
-    train_dataloader = _LoaderHook()
-    val_dataloader = _LoaderHook()
-    test_dataloader = _LoaderHook()
-    predict_dataloader = _LoaderHook()
+    train_dataloader = _WrappedHook()
+    val_dataloader = _WrappedHook()
+    test_dataloader = _WrappedHook()
+    predict_dataloader = _WrappedHook()
+
+    def _lit_hook(self, name: str) -> Callable[[], Any]:
+        if not is_hook_of(self._lit_wrapped, name):
+            raise AttributeError(name)
+        return functools.partial(_swap, self, name)
 
     def __reduce__(self) -> Any:
         return swapped, (self._lit_wrapped, self._lit_overrides)
@@ -88,15 +80,7 @@ class SwappedDataModule(KeepsLoaders):
 
 
 def swapped(wrapped: LightningDataModule, overrides: Mapping[str, Any]) -> SwappedDataModule:
-    """Makes another data module of one, with every loader of torch's class swapped for ours.
-
-    Args:
-        wrapped: Used through the returned one from now on.
-        overrides: Options that replace those of every loader.
-
-    Raises:
-        OptionError: An option is unknown, or `wrapped` is not a data module with torch's loaders.
-    """
+    """Does what `LoaderDataModule.from_datamodule` says."""
     kind = type(wrapped)
     if not isinstance(wrapped, DATA_MODULES) or isinstance(wrapped, KeepsLoaders):
         raise OptionError(
@@ -157,9 +141,6 @@ def options_of(loader: TorchLoader[Any]) -> dict[str, Any]:
     """Returns the options with which ``lit_loader.DataLoader`` does what a torch loader does.
 
     Samplers, batch samplers, functions and generators that the user has made are the same objects.
-
-    Args:
-        loader: Only looked at.
     """
     options = {name: getattr(loader, name) for name in _SAME_OPTIONS}
     if loader.collate_fn not in (default_collate, default_convert):

@@ -52,11 +52,7 @@ def is_ours(state: Any) -> bool:
 
 
 def correct_progress(fit_loop: Mapping[str, Any]) -> None:
-    """Correct the Trainer's progress in a checkpoint, in place, before the Trainer restores it.
-
-    Args:
-        fit_loop: The checkpoint's ``["loops"]["fit_loop"]``.
-    """
+    """Correct ``checkpoint["loops"]["fit_loop"]`` in place, before the Trainer restores it."""
     batches, epochs = fit_loop["epoch_loop.batch_progress"], fit_loop["epoch_progress"]
     total = batches["total"]
     if total["ready"] != total["processed"]:
@@ -78,16 +74,10 @@ def correct_progress(fit_loop: Mapping[str, Any]) -> None:
 
 
 def begin_next_epoch(fit_loop: Any) -> bool:
-    """Make Lightning begin an epoch if the checkpoint was saved between two.
+    """Make Lightning begin an epoch if the checkpoint was saved between two; says whether it was.
 
     Depending on the hook that saved it, and on max_steps, Lightning would train on one batch more
     in the old epoch, or begin the new one without counting it.
-
-    Args:
-        fit_loop: The Trainer's, once it has been restored.
-
-    Returns:
-        Whether it was saved between two epochs.
     """
     epochs = fit_loop.epoch_progress
     if epochs.current.ready != epochs.current.processed:
@@ -102,28 +92,18 @@ def begin_next_epoch(fit_loop: Any) -> bool:
 
 
 class ResumedEpoch(NamedTuple):
-    """How far a resumed loader is in its epoch, in batches of this rank.
+    """How far a resumed loader is in its epoch, in batches of this rank."""
 
-    Attributes:
-        before: Batches that are behind it, as the checkpoint has them.
-        after: The same in batches of this loader, whose size or number of ranks may be another.
-        length: Batches in this loader's epoch; infinity if it has no length.
-    """
-
-    before: int
-    after: int
-    length: float
+    before: int  # batches that are behind it, as the checkpoint has them
+    after: int  # the same in this loader's batches, whose size or number of ranks may be another
+    length: float  # batches in this loader's epoch; infinity if it has no length
 
 
 def mark_consumed(trainer: Trainer, ours: Sequence[Any], resumed: Sequence[ResumedEpoch]) -> None:
     """Remind Lightning which loaders it has gone through in the resumed epoch.
 
     With ``max_size_cycle``, an epoch ends once it has gone through all; no checkpoint says which.
-
-    Args:
-        trainer: A Trainer that resumes in mid-epoch, before `recount_batches`.
-        ours: Its training loaders that are ours.
-        resumed: How far each of them is.
+    Called before `recount_batches`.
     """
     fit_loop: Any = trainer.fit_loop
     # reach: lightning: which loaders of max_size_cycle were gone through
@@ -144,10 +124,6 @@ def recount_batches(trainer: Trainer, loaders: Sequence[ResumedEpoch]) -> None:
 
     With twice the batch size, half as many batches are behind, and in an epoch. The batches of
     earlier epochs, and all optimizer steps, stay what they were.
-
-    Args:
-        trainer: A Trainer that resumes in mid-epoch.
-        loaders: Its training loaders.
     """
     if all(loader.before == loader.after for loader in loaders):
         return

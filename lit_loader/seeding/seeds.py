@@ -238,6 +238,11 @@ class BaseSeed:
         self._generator = generator
         self._several = several
 
+    def choose(self, option: str, value: Any) -> None:
+        """Take another ``seed`` or ``generator``, for the epochs that begin from now on."""
+        setattr(self, f"_{option}", value)
+        self.resumed = None
+
     def __call__(self) -> int:
         """Give the base seed."""
         return self.given() if self.resumed is None else self.resumed

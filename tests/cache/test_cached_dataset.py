@@ -17,7 +17,6 @@ from torch.utils.data import Dataset, Subset
 from lit_loader import CachedDataset, DataLoader, OptionError
 from lit_loader.data import cache_store as shared_store
 from lit_loader.data.cache_entry import pack
-from lit_loader.data.cache_mapped import MappedDataset
 from lit_loader.system import linux
 from tests.cache.data import Augment, Decoded, Drawing, ManyAtOnce, equal
 from tests.support.samples import METHODS, Call, Counting, Rows, uncollated
@@ -367,14 +366,6 @@ def test_maps_of_maps_and_what_is_no_function() -> None:
     for dataset in (cached, twice):
         with pytest.raises(OptionError, match="function must be a function, to be called"):
             dataset.map(3)  # type: ignore[arg-type]
-
-
-def test_mapped() -> None:
-    mapped = MappedDataset(Rows(5), lambda row: int(row[0]) * 10)
-    assert [mapped[index] for index in range(len(mapped))] == [0, 10, 20, 30, 40]
-    assert mapped.__getitems__ is None
-    many: Any = MappedDataset(ManyAtOnce(), lambda sample: sample["label"]).__getitems__
-    assert many([3, 4]) == [3, 4]
 
 
 def test_found_in_what_wraps_it() -> None:

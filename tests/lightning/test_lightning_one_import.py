@@ -277,3 +277,15 @@ def test_programs_that_do_not_import_it_get_nothing() -> None:
     assert "lit_loader" not in sys.modules and "torch" not in sys.modules
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=60)
+
+
+def test_the_plugin_imports_no_loader() -> None:
+    """Hydra imports lit_loader in programs that have none of its loaders."""
+    script = f"""
+    import runpy, sys
+    import lit_loader
+    (callback,) = runpy.run_path({trainer_plugin.__file__!r})["callbacks"]()
+    assert type(callback).__name__ == "LoaderStateCallback"
+    assert "lit_loader.loader" not in sys.modules
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=60)
