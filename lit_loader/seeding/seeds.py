@@ -37,7 +37,6 @@ __all__ = [
     "BaseSeed",
     "BatchRng",
     "await_draws",
-    "base_seed",
     "canonical_pickle",
     "derive",
     "extend",
@@ -203,24 +202,6 @@ def canonical_pickle(value: Any) -> bytes:
     return file.getvalue()
 
 
-def base_seed(seed: int | None, generator: torch.Generator | None) -> int:
-    """Choose the 64-bit seed that everything else is derived from, drawing nothing.
-
-    ``seed`` wins; of a generator its initial seed is used, never its state; without both it is what
-    ``torch.manual_seed`` was called with last.
-    """
-    if seed is not None:
-        return seed & _MASK
-    if generator is not None:
-        return generator.initial_seed() & _MASK
-    mine = Turn()
-    try:
-        mine.take()  # a batch that another thread makes may have a seed of its own
-        return torch.initial_seed() & _MASK
-    finally:
-        mine.end()
-
-
 class BaseSeed:
     """A loader's base seed, by its options; calling it gives the one of this moment.
 
@@ -248,14 +229,25 @@ class BaseSeed:
         return self.given() if self.resumed is None else self.resumed
 
     def given(self) -> int:
-        """Give the base seed that there is without a state."""
-        seed = self._seed
-        if seed is None:
-            seed = self.sampler
-        if seed is None and self._generator is None and self._several:
+        """Give the base seed that there is without a state, drawing nothing.
+
+        Of a generator it is the initial seed, never its state; without any, what
+        ``torch.manual_seed`` was called with last.
+        """
+        seed = self.sampler if self._seed is None else self._seed
+        if seed is not None:
+            return seed & _MASK
+        if self._generator is not None:
+            return self._generator.initial_seed() & _MASK
+        if self._several:
             # Programs seed each rank with a number of its own, and would have an order each.
-            seed = int(os.environ.get("PL_GLOBAL_SEED", 0))
-        return base_seed(seed, self._generator)
+            return int(os.environ.get("PL_GLOBAL_SEED", 0)) & _MASK
+        mine = Turn()
+        try:
+            mine.take()  # a batch that another thread makes may have a seed of its own
+            return torch.initial_seed() & _MASK
+        finally:
+            mine.end()
 
     @property
     def chosen(self) -> bool:
