@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from lit_loader.seeding.generator_state import numpy_state, state_reader
+from lit_loader.seeding.generator_state import numpy_state, tape
 
 __all__ = ["mark_of", "place_of"]
 
@@ -48,8 +48,8 @@ def mark_of(samples: Any, generators: Iterable[Any]) -> str:
         _look(numpy, found, 0, _VALUES)
     found.append(torch.default_generator.get_state().numpy().tobytes())
     for each in generators:
-        if (read := state_reader(each)) is not None:
-            _look(read(), found, 0, _VALUES)
+        if (reads_and_writes := tape(each)) is not None:
+            _look(reads_and_writes[0](), found, 0, _VALUES)
     _look(samples, found, 0, _SAMPLES)
     return _hash(b"\0".join(found))
 

@@ -42,15 +42,8 @@ _WRITE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOL
 class Folder:
     """One folder. Goes along when a process is started, by any start method.
 
-    Args:
-        directory: Where it lies, or is made.
-        key: The user's name for the data and the way they are made.
-        identity: What entries must agree in, in a few characters.
-        about: What it holds, for whoever looks.
-
-    Raises:
-        OptionError: It belongs to another user, or others may write into it.
-        OSError: It cannot be made.
+    Entries must agree in its ``identity``; ``about`` is for whoever looks. OptionError: it belongs
+    to another user, or others may write into it; OSError: it cannot be made.
     """
 
     def __init__(self, directory: Path, key: str, identity: str, about: str) -> None:

@@ -87,12 +87,8 @@ class Counter(IntEnum):
 class CacheFigures(NamedTuple):
     """What caches hold and have spared, over all processes.
 
-    Attributes:
-        hits: Samples that were given from memory or from disk.
-        misses: Samples that were made.
-        bytes: Bytes of memory that are in use.
-        lacking: Bytes of memory more that would hold all samples, as far as can be told from those
-            that are held; 0 while there is room.
+    Samples given from memory or disk, and made; bytes in use, and those more that would hold all,
+    as far as can be told from the samples that are held; 0 while there is room.
     """
 
     hits: int = 0
@@ -104,14 +100,8 @@ class CacheFigures(NamedTuple):
 class SharedStore:
     """The file. Goes along when a process is started, by any start method.
 
-    Args:
-        length: Number of samples.
-        limit: Bytes that entries may take.
-        label: By which processes of this user on this machine find it: all have the same one, which
-            lives as long as any of them has it. None: it is this process's, and its workers'.
-
-    Raises:
-        OSError: There is no memory, or no descriptor.
+    All processes of this user on this machine find it by its ``label``, as long as any has it;
+    without one it is this process's, and its workers'. OSError: there is no memory, or descriptor.
     """
 
     def __init__(self, length: int, limit: int, label: str | None = None) -> None:

@@ -38,19 +38,9 @@ _SMALLEST = Fraction(1, 1_000_000)
 class Schedule:
     """Which source each draw of an endless sequence comes from, as a function of a seed.
 
-    Draws are planned in blocks. After each block every source has had its share of all draws so
-    far, give or take less than one; within a block the order is random.
-
-    Args:
-        weights: Relative frequency of each source; 0 leaves one out.
-        seed: Seed of the order.
-
-    Attributes:
-        block: Draws in a block: 1,024, or as many as a source of little weight needs to come once.
-        shares: Each source's share of the draws; their sum is 1.
-
-    Raises:
-        OptionError: The weights are refused.
+    Draws are planned in blocks: of 1,024, or as many as a source of little weight needs to come
+    once. After each block every source has had its share of all draws so far, give or take less
+    than one; within a block the order is random. OptionError: the weights are refused.
     """
 
     def __init__(self, weights: Sequence[float], seed: int) -> None:
@@ -77,11 +67,9 @@ class Schedule:
         return [after - before for before, after in itertools.pairwise(floors)]
 
     def at(self, block: int) -> tuple[Indices, Indices]:
-        """Give the draws of one block.
+        """Give for each draw of a block its source, and how many of that source came before it.
 
-        Returns:
-            For each draw its source, and how many draws of that source came before it since the
-            sequence began. Two int64 arrays of ``block`` elements, not to be written to.
+        Counted from the sequence's beginning; two int64 arrays, not to be written to.
         """
         if self._last is None or self._last[0] != block:
             before, after = self.drawn(block), self.drawn(block + 1)

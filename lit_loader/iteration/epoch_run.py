@@ -310,10 +310,10 @@ class EpochRun(LoaderIterator[T_co]):
                 ready.pin,
                 asked - self._given if self._given else 0,
                 reply.slowest,
-                indices[at] if type(indices) is list and at < len(indices) else indices,
                 reply.processor,
                 reply.queued,
                 reply.read,
+                indices[at] if type(indices) is list and at < len(indices) else indices,
             )
             again = start.batches is None and made is not None and made.state is None
             self._core.note(record, pool, again)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from lit_loader.seeding.find_generators import find_generators
-from lit_loader.seeding.generator_state import numpy_state, state_reader
+from lit_loader.seeding.generator_state import numpy_state, tape
 
 __all__ = ["Draws"]
 
@@ -59,8 +59,8 @@ class Draws:
         readers = [*_GLOBAL]
         for path, generator in find_generators(self._root).items():
             for each in (generator, getattr(generator, "seed_seq", None)):
-                if (read := state_reader(each)) is not None:
-                    readers.append((path, read))
+                if (found := tape(each)) is not None:
+                    readers.append((path, found[0]))
         return readers
 
     def drawn(self, marks: list[_Mark]) -> str | None:

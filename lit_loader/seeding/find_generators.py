@@ -81,15 +81,10 @@ _Entry = tuple[Any, str, int]
 
 
 class HeldGenerators:
-    """The generators that `find_generators` found.
+    """The generators that `find_generators` found, and the ``paths`` at which it did first.
 
-    Args:
-        pairs: Where each was found first, such as ``Digits.transform.rng``, and the generator.
-        cuts: Where the search ended at one of its limits, in words; empty: it ended by itself.
-
-    Attributes:
-        paths: Where they were found.
-        generators: The generators themselves, in the order of ``paths``.
+    A path is such as ``Digits.transform.rng``. ``cuts`` says where the search ended at one of its
+    limits, in words.
     """
 
     def __init__(self, pairs: Iterable[tuple[str, Any]], cuts: Iterable[str] = ()) -> None:
@@ -119,13 +114,9 @@ def find_generators(*roots: object, apart_from: Iterable[object] = ()) -> HeldGe
     """Find the random generators that objects hold or functions use.
 
     Found: ``numpy.random.Generator``, ``BitGenerator``, ``RandomState`` and ``SeedSequence``,
-    ``torch.Generator``, ``random.Random``, and what derives from them; not the three global ones.
-    Members of a set have no order that two processes agree on, so they share a path, and thereby
-    their seeds.
-
-    Args:
-        *roots: The dataset, the collate_fn, ...
-        apart_from: Objects that are not looked into.
+    ``torch.Generator``, ``random.Random``, and what derives from them; not the three global ones,
+    nor what is only in ``apart_from``. Members of a set have no order that two processes agree on,
+    so they share a path, and thereby their seeds.
     """
     found: list[tuple[str, Any]] = []
     cuts: list[str] = []

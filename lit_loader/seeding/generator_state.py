@@ -27,20 +27,10 @@ from lit_loader.seeding.seeds import seed_streams
 
 __all__ = [
     *("Loan", "OwnStreams", "Rewind", "numpy_state", "preserved", "set_children"),
-    *("state_reader", "tape"),
+    "tape",
 ]
 
 _numpy: Any = np.random  # its stubs do not know all of its functions
-
-
-def preserved() -> AbstractContextManager[None]:
-    """Give a context after which the global generators are exactly as they were before.
-
-    Exactly means: the next numbers, a normal deviate that ``random.gauss`` or NumPy keep in
-    reserve, and ``torch.initial_seed()``; also when the body raises. The body must seed before it
-    draws. Other threads that borrow the generators wait meanwhile. May be nested.
-    """
-    return Loan()
 
 
 class OwnStreams:
@@ -51,13 +41,6 @@ class OwnStreams:
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._inside: _Streams | None = None
-
-    def lent(self) -> AbstractContextManager[None]:
-        """Give a context in whose body the global generators are these; see `preserved`.
-
-        They are seeded as by `seed_worker` at first; those of accelerators are not touched.
-        """
-        return Loan(self)
 
     def install(self) -> None:
         """Set the global generators to where these are."""
@@ -73,14 +56,15 @@ class OwnStreams:
 
 
 class Loan(AbstractContextManager[None]):
-    """The global generators of the process, lent to one thread.
+    """The global generators of the process, lent to one thread; its ``own`` meanwhile, if given.
+
+    After it they are exactly as they were before: the next numbers, a normal deviate that
+    ``random.gauss`` or NumPy keep in reserve, and ``torch.initial_seed()``; those of accelerators
+    are not touched. Without ``own`` the body must seed before it draws. May be nested.
 
     A context; or by `begin` and `end` in ``try`` and ``finally``. Not contextlib's, which sets the
     traceback of exceptions (frozen ones do not take it), and would end when it is collected if an
     exception out of a signal handler breaks off its beginning.
-
-    Args:
-        own: Whose generators they are meanwhile; None: the body seeds them itself.
     """
 
     __slots__ = ("_outside", "_own", "_spare", "_turn")
@@ -128,6 +112,10 @@ class Loan(AbstractContextManager[None]):
             self.end()
         finally:  # an exception out of a signal handler may have come in between
             self.end()
+
+
+preserved = Loan
+"""A context after which the global generators are as they were before."""
 
 
 class _Streams(NamedTuple):
@@ -240,12 +228,6 @@ class Rewind(AbstractContextManager[None]):
 
     def __exit__(self, *_: object) -> None:
         self.back()
-
-
-def state_reader(generator: Any) -> Callable[[], Any] | None:
-    """Give the function that reads a generator's state; None if it has none."""
-    found = tape(generator)
-    return None if found is None else found[0]
 
 
 _Tape = tuple[Callable[[], Any], Callable[[Any], object]]

@@ -25,13 +25,8 @@ _ADVICE: Final = "draw from lit_loader.get_rng(), or pass reseed_fn"
 class GeneratorWatch:
     """The generators that a dataset and its functions hold now.
 
-    Args:
-        *roots: The dataset, the collate_fn, ...
-        warn: Whether to note what cannot be seeded.
-
-    Attributes:
-        held: The generators.
-        notes: Warnings for the user, each once; to be taken out by what gives them.
+    Where it is to ``warn``, ``notes`` are warnings for the user about what cannot be seeded, each
+    once; to be taken out by what gives them.
     """
 
     def __init__(self, *roots: object, warn: bool = True) -> None:

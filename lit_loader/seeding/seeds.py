@@ -26,7 +26,7 @@ import random
 from collections.abc import Callable, Collection
 from functools import cache
 from itertools import islice
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -37,7 +37,6 @@ __all__ = [
     "BaseSeed",
     "BatchRng",
     "await_draws",
-    "base_seed",
     "canonical_pickle",
     "derive",
     "extend",
@@ -56,24 +55,13 @@ __all__ = [
 _OWN: Final = 0x6765_745F_726E_67  # keeps these streams apart from what is seeded otherwise
 
 
-class _Progress(Protocol):
-    @property
-    def position(self) -> int:
-        """Give that of the sample that is being read."""
-
-
 class BatchRng:
     """Gives the generators of the batch that is being made.
 
-    Args:
-        batched: Whether its indices are a collection (else a single index).
-
-    Attributes:
-        epoch_seed: ``derive(seed, epoch)``, from which samples with an index have their own.
-        parts: What a batch's seed is derived from besides, or that of a stream's beginning.
-        together: Whether samples have no index, or are read all at once.
-        indices: The batch's.
-        progress: Says which sample is being read; None: none is, as in ``collate_fn``.
+    Samples have theirs from ``epoch_seed`` (``derive(seed, epoch)``) and their index; those without
+    an index, or read all at once (``together``), from ``parts``, as the batch has. ``progress``
+    says which sample is being read; None: none is, as in ``collate_fn``. A batch that is not
+    ``batched`` is a single index.
     """
 
     __slots__ = (
@@ -87,7 +75,7 @@ class BatchRng:
         self._batched, self.together = batched, True
         self.epoch_seed = 0
         self.indices: Any = None
-        self.progress: _Progress | None = None
+        self.progress: Any = None
         self._made: dict[Any, Any]
         self.begin()
 
@@ -214,36 +202,12 @@ def canonical_pickle(value: Any) -> bytes:
     return file.getvalue()
 
 
-def base_seed(seed: int | None, generator: torch.Generator | None) -> int:
-    """Choose the 64-bit seed that everything else is derived from, drawing nothing.
-
-    ``seed`` wins; of a generator its initial seed is used, never its state; without both it is what
-    ``torch.manual_seed`` was called with last.
-    """
-    if seed is not None:
-        return seed & _MASK
-    if generator is not None:
-        return generator.initial_seed() & _MASK
-    mine = Turn()
-    try:
-        mine.take()  # a batch that another thread makes may have a seed of its own
-        return torch.initial_seed() & _MASK
-    finally:
-        mine.end()
-
-
 class BaseSeed:
-    """A loader's base seed; calling it gives the one of this moment.
+    """A loader's base seed, by its options; calling it gives the one of this moment.
 
-    Args:
-        seed: The loader's ``seed`` option.
-        generator: The loader's ``generator`` option.
-        several: Whether several processes share the data, and must therefore have one seed.
-
-    Attributes:
-        resumed: The seed of a state that was loaded, which takes the place of all else.
-        sampler: The seed that a distributed sampler of the user's has, or None. It is the same on
-            all ranks, where generators often are not.
+    ``several`` processes share the data, and must have one seed. That of a state that was loaded,
+    ``resumed``, takes the place of all else; ``sampler`` is that of a distributed sampler of the
+    user's, which is the same on all ranks, where generators often are not.
     """
 
     def __init__(
@@ -270,14 +234,25 @@ class BaseSeed:
         return self.given() if self.resumed is None else self.resumed
 
     def given(self) -> int:
-        """Give the base seed that there is without a state."""
-        seed = self._seed
-        if seed is None:
-            seed = self.sampler
-        if seed is None and self._generator is None and self._several:
+        """Give the base seed that there is without a state, drawing nothing.
+
+        Of a generator it is the initial seed, never its state; without any, what
+        ``torch.manual_seed`` was called with last.
+        """
+        seed = self.sampler if self._seed is None else self._seed
+        if seed is not None:
+            return seed & _MASK
+        if self._generator is not None:
+            return self._generator.initial_seed() & _MASK
+        if self._several:
             # Programs seed each rank with a number of its own, and would have an order each.
-            seed = int(os.environ.get("PL_GLOBAL_SEED", 0))
-        return base_seed(seed, self._generator)
+            return int(os.environ.get("PL_GLOBAL_SEED", 0)) & _MASK
+        mine = Turn()
+        try:
+            mine.take()  # a batch that another thread makes may have a seed of its own
+            return torch.initial_seed() & _MASK
+        finally:
+            mine.end()
 
     @property
     def chosen(self) -> bool:
@@ -315,8 +290,7 @@ def await_draws() -> None:
 def renew_numpy_generator() -> None:
     """Put another generator behind ``numpy.random``, in a process just forked.
 
-    The lock of the one that was copied may be held by a thread that is not here. Its state is not
-    missed: workers seed before they draw.
+    A thread that is not here may hold the other's lock. Workers seed before they draw.
     """
     with contextlib.suppress(Exception):  # the user's own, of a class that is made in another way
         _mtrand.set_bit_generator(type(_mtrand.get_bit_generator())(0))

@@ -12,8 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Any, Final
 
 from lit_loader.statistics.controller import Bounds, Controller, Setting
 from lit_loader.statistics.records import BatchRecord
@@ -42,20 +41,6 @@ SPARE: Final = 0.8
 """The part of the memory left that more workers may take."""
 
 _LOG: Final = logging.getLogger("lit_loader.tuning")
-
-
-class Workers(Protocol):
-    """What is asked of the workers: see `workers/worker_pool.py`."""
-
-    num_workers: int
-
-    @property
-    def settled(self) -> bool:
-        """Whether there are as many as there are to be, all of them up."""
-
-    @property
-    def pids(self) -> Sequence[int]:
-        """Their process ids, by number."""
 
 
 class AutoWorkers:
@@ -110,9 +95,9 @@ class AutoWorkers:
         return len(self._window) >= self._due
 
     def decide(
-        self, workers: Workers, name: str, budget: int | None, readers: int = 0, reads: int = 0
+        self, workers: Any, name: str, budget: int | None, readers: int = 0, reads: int = 0
     ) -> Setting | None:
-        """Say how many workers there are to be from now on (0 readers: any); None: as before."""
+        """Say how many workers a `WorkerPool` is to have now (0 readers: any); None: as before."""
         window, controller = self._window, self._controller
         if not self._settled:
             if workers.settled:  # what they take up from now on is work, and no start
@@ -147,7 +132,7 @@ class AutoWorkers:
         self._settled, self._due = False, 0
         return now
 
-    def _bounds(self, workers: Workers, nbytes: int, budget: int | None, readers: int) -> Bounds:
+    def _bounds(self, workers: Any, nbytes: int, budget: int | None, readers: int) -> Bounds:
         """What may be used now; looked up anew where it is some seconds old."""
         now = time.monotonic_ns()
         if now - self._looked > FRESH:

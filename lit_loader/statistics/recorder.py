@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -49,9 +49,9 @@ STRAGGLER: Final = 5
 
 STAGES: Final = ("fetch", "collate", "encode", "wait", "decode", "pin", "step", "read")
 
-_NUMBERS: Final = slice(1, BatchRecord._fields.index("slowest_index"))
-"""The fields of a record that are summed up and fit into int64: from after the first, the epoch,
-which is any integer, to before a sample's index, which is any object."""
+_NUMBERS: Final = slice(1, -1)
+"""The fields of a record that fit into int64: not the first, the epoch, which is any integer, nor
+the last, a sample's index, which is any object."""
 
 
 class Stopwatch:
@@ -74,40 +74,20 @@ class Stopwatch:
         """Returns the times of each stage so far."""
         if not self.count:
             return [StageTimes()] * len(self._totals)
-        # Sorted and interpolated by hand: np.percentile takes several times as long.
-        ordered = np.sort(self._recent[:, : self.count], axis=1)
-        places = np.array((0.5, 0.9, 0.99, 1.0)) * (ordered.shape[1] - 1)
-        below = places.astype(np.int64)
-        above = np.minimum(below + 1, ordered.shape[1] - 1)
-        low = ordered[:, below]
-        percentiles = (low + (ordered[:, above] - low) * (places - below)) / 1e9
+        recent = self._recent[:, : self.count]
+        percentiles = np.percentile(recent, (50, 90, 99, 100), axis=1).T / 1e9
         return [
-            StageTimes(
-                total=total / 1e9,
-                mean=total / 1e9 / self.count,
-                p50=p50,
-                p90=p90,
-                p99=p99,
-                max=most,
-            )
-            for total, (p50, p90, p99, most) in zip(
-                self._totals.tolist(), percentiles.tolist(), strict=True
-            )
+            StageTimes(total / 1e9, total / 1e9 / self.count, *of_stage)
+            for total, of_stage in zip(self._totals.tolist(), percentiles.tolist(), strict=True)
         ]
 
 
 class Recorder:
     """Collects records of batches; for one thread at a time. A copy of it begins anew.
 
-    Attributes:
-        worker_restarts: As in `LoaderStatistics`.
-        sample_errors: As in `LoaderStatistics`.
-        sample_retries: As in `LoaderStatistics`.
-        last: The record of the batch given out last, or None.
-        first_remote: The number of the first worker that is on another machine, if there are such.
-        nodes: Which machine each of those is on, or was last, by its place among them.
-        events: The last restarts and bad samples: seconds since 1970, the kind, the text.
-        listener: Called with every full window of records, and by `flush` with the rest; or None.
+    ``last`` is the record of the batch given out last. Which machine a remote worker is on, or was
+    last, is in ``nodes``, by its place after ``first_remote``. A ``listener`` is called with every
+    full window of records, and by `flush` with the rest.
     """
 
     def __init__(self) -> None:
@@ -119,11 +99,9 @@ class Recorder:
         self.listener: Callable[[Sequence[BatchRecord]], object] | None = None
         self._records: list[BatchRecord] = []
         self._stages = Stopwatch(len(STAGES))
-        self._samples = self._nbytes = 0
-        self._timed = self._processor = self._queued = 0
-        self._waited = self._step = self._starts = self._startup = self._stragglers = 0
+        self._sums: Counter[str] = Counter()
         self._workers: dict[int, NDArray[np.int64]] = {}
-        self._slow: list[tuple[int, SlowSample]] = []
+        self._slow: list[SlowSample] = []
 
     def __reduce__(self) -> tuple[type[Recorder], tuple[()]]:
         # A listener belongs to the loop that is watched, and records to the loader that made them.
@@ -150,30 +128,28 @@ class Recorder:
         """Sum up the records of several batches at once."""
         table = np.array([record[_NUMBERS] for record in records], np.int64).T
         column = dict(zip(BatchRecord._fields[_NUMBERS], table, strict=True))
-        column["read"] = np.array([record.read for record in records], np.int64)
         self._stages.add(np.stack([column[name] for name in STAGES]))
-        self._samples += int(column["samples"].sum())
-        self._nbytes += int(column["nbytes"].sum())
+        busy = column["fetch"] + column["collate"] + column["encode"]
         waited = _waited(column)
-        first = column["step"] == 0
-        self._waited += int(waited.sum())
-        self._step += int(column["step"].sum())
-        self._starts += int(first.sum())
-        self._startup += int(waited[first].sum())
-        self._note_processors(records)
-        self._note_workers(column)
+        first, timed = column["step"] == 0, column["processor"] > 0
+        sums = {
+            "samples": column["samples"],
+            "nbytes": column["nbytes"],
+            "waited": waited,
+            "step": column["step"],
+            "starts": first,
+            "startup": waited[first],
+            "timed": busy[timed],
+            "processor": column["processor"],
+            "queued": column["queued"][timed],
+        }
+        self._sums.update({name: int(values.sum()) for name, values in sums.items()})
+        self._note_workers(column, busy)
         self._note_slow_samples(column, records)
         if self.listener is not None:
             self.listener(records)
 
-    def _note_processors(self, records: Sequence[BatchRecord]) -> None:
-        timed = [record for record in records if record.processor]
-        self._timed += sum(each.fetch + each.collate + each.encode for each in timed)
-        self._processor += sum(each.processor for each in timed)
-        self._queued += sum(each.queued for each in timed)
-
-    def _note_workers(self, column: dict[str, NDArray[np.int64]]) -> None:
-        busy = column["fetch"] + column["collate"] + column["encode"]
+    def _note_workers(self, column: dict[str, NDArray[np.int64]], busy: NDArray[np.int64]) -> None:
         transit = np.maximum(column["arrived"] - column["began"] - busy, 0)
         table = np.stack([np.ones_like(busy), column["samples"], busy, column["nbytes"], transit])
         for worker in set(column["worker"].tolist()):
@@ -185,24 +161,17 @@ class Recorder:
     ) -> None:
         slowest, others = column["slowest"], column["samples"] - 1
         mean = (column["fetch"] - slowest) / np.maximum(others, 1)
-        self._stragglers += int(slowest[(others > 0) & (slowest > STRAGGLER * mean)].sum())
-        least = self._slow[-1][0] if len(self._slow) == SLOW_SAMPLES else 0
-        found = list(self._slow)
-        for position in np.flatnonzero(slowest > least).tolist():
-            record = records[position]
-            sample = SlowSample(
-                index=record.slowest_index,
-                seconds=record.slowest / 1e9,
-                epoch=record.epoch,
-                batch=record.number,
-            )
-            found.append((record.slowest, sample))
-        found.sort(key=lambda item: -item[0])
+        stragglers = slowest[(others > 0) & (slowest > STRAGGLER * mean)]
+        self._sums["stragglers"] += int(stragglers.sum())
+        least = self._slow[-1].seconds if len(self._slow) == SLOW_SAMPLES else 0
+        found = [*self._slow]
+        for record in (records[place] for place in np.flatnonzero(slowest / 1e9 > least).tolist()):
+            seconds = record.slowest / 1e9
+            found.append(SlowSample(record.slowest_index, seconds, record.epoch, record.number))
         # By their text: an index is any object, perhaps one that cannot be hashed or compared.
-        distinct: dict[Any, tuple[int, SlowSample]] = {}
-        for item in found:
-            index = item[1].index
-            distinct.setdefault(id(item) if index is None else repr(index), item)
+        distinct: dict[Any, SlowSample] = {}
+        for sample in sorted(found, key=lambda each: -each.seconds):
+            distinct.setdefault(id(sample) if sample.index is None else repr(sample.index), sample)
             if len(distinct) == SLOW_SAMPLES:
                 break
         self._slow = list(distinct.values())
@@ -217,29 +186,26 @@ class Recorder:
     ) -> LoaderStatistics:
         """Returns the statistics of all batches so far; the arguments are as they say of now."""
         self.flush()
-        seconds = max(self._waited + self._step, 1) / 1e9
+        sums = self._sums
+        seconds = max(sums["waited"] + sums["step"], 1) / 1e9
         workers = [self._worker(number, seconds) for number in sorted(self._workers)]
-        by_node = {
-            worker.node: [each for each in workers if each.node == worker.node]
-            for worker in workers
-            if worker.node
-        }
-        nodes = [_node(name, by_node[name]) for name in sorted(by_node)]
+        names = sorted({worker.node for worker in workers if worker.node})
+        nodes = [_node(name, [each for each in workers if each.node == name]) for name in names]
         stages: dict[str, Any] = dict(zip(STAGES, self._stages.times(), strict=True))
         return LoaderStatistics(
             batches=self._stages.count,
-            samples=self._samples,
-            nbytes=self._nbytes,
+            samples=sums["samples"],
+            nbytes=sums["nbytes"],
             seconds=seconds if self._stages.count else 0.0,
             **stages,
-            waited=self._waited / 1e9,
-            wait_fraction=self._waited / 1e9 / seconds,
-            starts=self._starts,
-            startup=self._startup / 1e9,
+            waited=sums["waited"] / 1e9,
+            wait_fraction=sums["waited"] / 1e9 / seconds,
+            starts=sums["starts"],
+            startup=sums["startup"] / 1e9,
             workers=tuple(workers),
             busy_fraction=sum(w.busy_fraction for w in workers) / max(1, len(workers)),
-            slowest_samples=tuple(sample for _, sample in self._slow),
-            stragglers=self._stragglers / 1e9,
+            slowest_samples=tuple(self._slow),
+            stragglers=sums["stragglers"] / 1e9,
             ready=ready,
             worker_restarts=self.worker_restarts,
             sample_errors=self.sample_errors,
@@ -252,8 +218,8 @@ class Recorder:
             memory=memory,
             num_workers=num_workers,
             why_so_many=why_so_many,
-            processor_fraction=self._processor / max(1, self._timed),
-            queued_fraction=self._queued / max(1, self._timed),
+            processor_fraction=sums["processor"] / max(1, sums["timed"]),
+            queued_fraction=sums["queued"] / max(1, sums["timed"]),
         )
 
     def _worker(self, number: int, seconds: float) -> WorkerTimes:

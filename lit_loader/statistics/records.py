@@ -47,10 +47,10 @@ class BatchRecord(NamedTuple):
         pin: Copying it into page-locked memory.
         step: How long the consumer was busy since the batch before; 0 for an iterator's first.
         slowest: Reading its slowest sample; 0: not known.
-        slowest_index: That sample's index; None: not known.
         processor: Processor time of the worker's process, all threads, for it; 0: not measured.
         queued: How long the worker waited for a processor meanwhile; 0: not measured.
         read: How much of ``fetch`` samples waited for methods that `lit_loader.reads_ahead` marks.
+        slowest_index: The slowest sample's index; None: not known.
     """
 
     epoch: int
@@ -69,10 +69,10 @@ class BatchRecord(NamedTuple):
     pin: int
     step: int
     slowest: int
-    slowest_index: Any
     processor: int = 0
     queued: int = 0
     read: int = 0
+    slowest_index: Any = None
 
     @property
     def waited(self) -> int:

@@ -71,18 +71,10 @@ def verdict(
     cores: int | None = None,
     persistent_workers: bool = False,
 ) -> str:
-    """Say in a sentence or two where the time of a training loop went, and what would help.
+    """Say in a line where the time of a training loop went, and what would help.
 
-    Args:
-        statistics: Of the loader.
-        transfer: From the moment at which a batch was given out to that at which the step with it
-            began; None: not known.
-        num_workers: The loader's worker processes; 0: it has none.
-        cores: Processors that this process and its workers may use; None: not known.
-        persistent_workers: Whether these outlive an epoch.
-
-    Returns:
-        One line.
+    ``transfer`` is from the moment at which a batch was given out to that at which the step with it
+    began; ``cores`` are those that this process and its workers may use; None: not known.
     """
     if not statistics.batches:
         return "no batch was loaded"

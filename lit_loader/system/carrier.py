@@ -150,11 +150,8 @@ class Policy:
 class Frozen:
     """An object, taken apart. Its buffers lie where they lay: it is to be written soon.
 
-    Attributes:
-        pickled: The pickle, without its large buffers.
-        nbytes: Bytes of the buffers in a file, whole pages.
-        size: Bytes of all of the file.
-        fds: Descriptors that go along; they belong to whoever has this.
+    The file has ``nbytes`` of buffers, whole pages, and ``size`` in all. Descriptors that go along,
+    ``fds``, belong to whoever has this.
     """
 
     def __init__(self, pickled: bytes, buffers: Sequence[memoryview], fds: list[int]) -> None:

@@ -36,13 +36,9 @@ _KILLS: Final = {1: "memory.oom_control", 2: "memory.events"}
 class MemoryLimits:
     """Memory in bytes, at one moment.
 
-    Attributes:
-        process: Resident in the process.
-        used: In use by the cgroup that is nearest to its limit, without file caches that the kernel
-            would drop first.
-        limit: That cgroup's limit; None also where there is none.
-        available: What the machine has left, as the kernel estimates it.
-        oom_kills: Processes of the cgroup that the kernel has killed for want of memory, ever.
+    ``process`` is resident in this one. The cgroup nearest to its limit has ``used``, without file
+    caches that the kernel would drop first; the machine has ``available`` left, as the kernel
+    estimates it. ``oom_kills``: processes of the cgroup that it has killed for want of it, ever.
     """
 
     process: int | None = None

@@ -97,10 +97,7 @@ def map_over(address: int, nbytes: int, flags: int, fd: int = -1, offset: int = 
 class SharedFile:
     """The file: grows at its end, and takes memory for what is written into it.
 
-    Attributes:
-        fd: Its descriptor, for the workers.
-        sparse: Whether it is memory that costs nothing until it is touched, and can be given back.
-        end: Its length in bytes, as far as it is mapped.
+    It is mapped up to ``end``; ``sparse``: it costs nothing until touched, and can be given back.
     """
 
     def __init__(self) -> None:

@@ -41,15 +41,10 @@ class NotFound(Exception):
 
 
 class Board(NamedTuple):
-    """A loader's file.
+    """A loader's file, known by its device and inode; its owner is the training process.
 
-    Attributes:
-        key: Its device and inode.
-        path: By which it can be opened.
-        owner: The training process.
-        view: What was read; None: it cannot be.
-        problem: Why not.
-        pids: Who has it open: by the number that the board knows a process by, that of here.
+    What was read is the view; else there is a problem. ``pids`` have it open: by the number that
+    the board knows a process by, that of here.
     """
 
     key: tuple[int, int]

@@ -33,15 +33,9 @@ DOING: Final = {
 
 
 class Process(NamedTuple):
-    """A process at one moment.
+    """A process at one moment: its state is the kernel's letter, ``cpu`` seconds of processors.
 
-    Attributes:
-        pid: Its number.
-        parent: That of its parent.
-        name: Of its program, shortened.
-        state: The kernel's letter: ``R``, ``S``, ``D``, ``T``, ``Z``.
-        cpu: Seconds of processors that it has used.
-        started: Ticks after the start of the machine.
+    It was started so many ticks after the machine.
     """
 
     pid: int

@@ -15,7 +15,7 @@ import torch
 
 from lit_loader.seeding import seeds as seeding
 from lit_loader.seeding.generator_state import preserved
-from lit_loader.seeding.seeds import base_seed, derive, sample_seed, seed_globals, seed_worker
+from lit_loader.seeding.seeds import BaseSeed, derive, sample_seed, seed_globals, seed_worker
 
 
 @pytest.fixture(autouse=True)
@@ -93,10 +93,10 @@ def test_seeds_of_samples_are_the_same_in_each_process() -> None:
 def test_base_seed_prefers_seed_then_generator_then_torch() -> None:
     generator = torch.Generator().manual_seed(5)
     torch.manual_seed(7)
-    assert base_seed(3, generator) == 3
-    assert base_seed(0, generator) == 0
-    assert base_seed(None, generator) == 5
-    assert base_seed(None, None) == 7
+    assert BaseSeed(3, generator)() == 3
+    assert BaseSeed(0, generator)() == 0
+    assert BaseSeed(None, generator)() == 5
+    assert BaseSeed(None, None)() == 7
 
 
 # ------------------------------------------------------------------------- the global generators

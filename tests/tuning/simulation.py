@@ -215,7 +215,6 @@ class Machine:
             *(
                 round(loader.step * 1e9) if number else 0,
                 0,
-                None,
                 round(computed * 1e9),
                 round(queued * 1e9),
             ),

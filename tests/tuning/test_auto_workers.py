@@ -228,7 +228,7 @@ def test_reads_come_before_processes(
         now = number * 11 * ms
         record = BatchRecord(
             *(0, number, number % 2, 16, 1000, now, 20 * ms, 0, 0, now + 20 * ms, now + 11 * ms),
-            *(10 * ms, 0, 0, ms // 10, 0, None, ms // 10, 0, read * ms),
+            *(10 * ms, 0, 0, ms // 10, 0, ms // 10, 0, read * ms),
         )
         if auto.add(record) and auto.decide(Two(), "a loader", None, 0, reads):
             break
